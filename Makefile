@@ -1,0 +1,102 @@
+# Everything there is to do with Tidegate. `make` alone lists it.
+#
+# Needs Python 3.11 or later and Java 17 or later; everything else goes into .venv, at the versions in constraints.txt.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/sh
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.installed
+EXTRAS := dev,plot,bench
+
+# The first of these that is new enough; `make PYTHON=/path/to/python` decides otherwise.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	"$$python" -c '$(NEW_ENOUGH)' 2>/dev/null && echo "$$python" && exit; done; echo python3)
+
+SEEDS ?= 2000
+KILLS ?= 200
+
+# Spark's Python processes are this environment's, and the Spark is the one that is installed in it.
+export PYSPARK_PYTHON := $(abspath $(BIN)/python)
+unexport SPARK_HOME
+unexport PYSPARK_DRIVER_PYTHON
+
+.PHONY: help
+help:  ## Lists the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(READY) java  ## Live game analytics that kills one of its own slots and proves that nothing was lost
+	$(BIN)/python examples/game_analytics/demo.py
+
+.PHONY: test
+test: lint java  ## Lint, then every test: unit, contract, simulation, Spark, faults
+	$(BIN)/python -m pytest tests
+
+.PHONY: lint
+lint: $(READY)  ## ruff, mypy (strict), the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: bench
+bench: $(READY) java  ## Every benchmark, as JSON lines
+	$(BIN)/python -m benchmarks all --json
+
+.PHONY: simulate
+simulate: $(READY)  ## The simulation over SEEDS=2000 seeds; a failing one is printed and can be replayed
+	$(BIN)/python -m tidegate.testing.simulation --seeds $(SEEDS)
+
+.PHONY: faults
+faults: $(READY) java  ## Kills KILLS=200 real processes and compares the output with the fault-free one
+	TIDEGATE_FAULT_KILLS=$(KILLS) $(BIN)/python -m pytest tests/faults
+
+.PHONY: clean
+clean:  ## Removes what running left behind, but not .venv
+	rm -rf artifacts build dist demo-out out spark-warehouse metastore_db derby.log
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# --------------------------------------------------------------------------------------------------------- set-up
+
+$(READY): pyproject.toml constraints.txt
+	@"$(PYTHON)" -c '$(NEW_ENOUGH)' || { \
+		echo 'Tidegate needs Python 3.11 or later; $(PYTHON) is '"$$("$(PYTHON)" --version 2>&1)."; \
+		echo 'Where a newer one is installed:  make PYTHON=/path/to/python3.11'; exit 1; } >&2
+	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV) || { \
+		echo 'No virtual environment could be made. On Debian and Ubuntu:  apt-get install python3-venv'; exit 1; } >&2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+# The Java that PySpark will start: JAVA_HOME's, or else the first in PATH. `java_is_new_enough` is silent.
+define JAVA_CHECK
+java_version() { \
+	"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.* version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p'; }; \
+java_is_new_enough() { test "$$(java_version)" -ge 17 2>/dev/null; }
+endef
+
+.PHONY: java
+java:
+	@$(JAVA_CHECK); \
+	if java_is_new_enough; then exit 0; fi; \
+	if [ -z "$$JAVA_HOME" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo 'No Java 17 or later was found: installing one from the distribution.'; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get update -qq; \
+		apt-get install -y -qq --no-install-recommends openjdk-17-jre-headless \
+			|| apt-get install -y -qq --no-install-recommends openjdk-21-jre-headless; \
+		if java_is_new_enough; then exit 0; fi; \
+	fi >&2; \
+	{ \
+		where="$${JAVA_HOME:+JAVA_HOME=$$JAVA_HOME}"; found="$$(java_version)"; \
+		echo "Spark needs Java 17 or later; $${where:-PATH} has $${found:-none}."; \
+		echo '  Debian, Ubuntu:  sudo apt-get install openjdk-17-jre-headless'; \
+		echo '  Fedora, RHEL:    sudo dnf install java-17-openjdk-headless'; \
+		echo '  macOS:           brew install openjdk@17'; \
+		echo '  elsewhere:       https://adoptium.net'; \
+		echo 'Where it is installed already:  JAVA_HOME=/path/to/java make ...'; \
+		exit 1; \
+	} >&2

@@ -1,0 +1,29 @@
+"""Tidegate: the state management of Apache Flink for PySpark.
+
+    import tidegate as tg
+
+Everything a user needs is here by name; what is not in `__all__` is not public.
+"""
+
+from __future__ import annotations
+
+from tidegate import sinks, sources
+from tidegate.dataflow.contracts import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
+from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
+from tidegate.errors import JobError, JobFailed, TidegateError
+from tidegate.protocol.restart import Exponential, FixedDelay, NoRestart
+from tidegate.runtime.handle import Handle
+from tidegate.runtime.reports import Status
+from tidegate.runtime.settings import Heap as heap
+from tidegate.runtime.settings import Snapshots, Tuning
+from tidegate.spark.job import Job
+from tidegate.state.descriptors import aggregating, broadcast_map, operator_list, reducing, value
+from tidegate.state.descriptors import list_ as list
+from tidegate.state.descriptors import map_ as map
+
+__all__ = [
+    "BroadcastProcess", "CoProcess", "Exponential", "FixedDelay", "Handle", "Job", "JobError", "JobFailed", "KeyedProcess",
+    "NoRestart", "Process", "Sink", "SinkContext", "SinkWriter", "Snapshots", "Source", "SourceContext", "SourceReader",
+    "Status", "TidegateError", "Tuning", "aggregating", "broadcast_map", "heap", "list", "map", "operator_list", "reducing",
+    "sinks", "sources", "value",
+]

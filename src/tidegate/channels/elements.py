@@ -1,0 +1,43 @@
+"""What travels on a channel.
+
+A channel is FIFO and carries five kinds of element. A record batch is passed as the `pyarrow.RecordBatch` itself; the
+others are the small classes below. `End` says that no record follows; markers still do, so that a subtask whose
+input has ended takes part in snapshots like any other (there is no special case for finished sources).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+
+MAX_WATERMARK_MS = 2**63 - 1
+MIN_WATERMARK_MS = -(2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """Ends `epoch` on this channel."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """No record with an event time of `at_ms` or less follows on this channel."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The channel says nothing about event time until its next batch or watermark."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """No record follows on this channel; markers may."""
+
+
+Element: TypeAlias = pa.RecordBatch | Marker | Watermark | Idle | End

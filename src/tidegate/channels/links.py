@@ -1,0 +1,309 @@
+"""Control links: JSON messages between the slots and the coordinator, over one TCP connection for each slot.
+
+A slot opens its link with `connect_link`; the driver's `LinkServer` accepts. Both then have a `Link`: non-blocking, served by
+the loop that owns the selector (`handshake.serve` is one round), FIFO, nothing lost unless the link is.
+
+Invariants:
+- `on_lost` is called at most once, from the loop and never from within `send`, after every message that arrived; never
+  after one's own `close`.
+- A peer that speaks nonsense, or takes nothing until the bound of queued bytes is passed, loses its link. It never raises
+  out of the loop: one bad slot doesn't end the driver.
+- `LinkServer.identity` may be replaced when a new attempt begins. Who comes from an older one is refused with
+  `WrongAttempt` and must end itself. Links that are up already stay: closing them is for whoever fences.
+
+What this does not do: heartbeats (a stopped process or a host that is gone shows there), checking what messages mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+from tidegate.channels import frames
+from tidegate.channels.frames import FrameAssembler, Kind, SendQueue
+from tidegate.channels.handshake import (
+    READ,
+    WRITE,
+    Address,
+    Identity,
+    Lobby,
+    Negotiation,
+    Registration,
+    accept,
+    accepting,
+    connecting,
+    listen,
+    serve,
+    start_connecting,
+)
+from tidegate.channels.tcp import HANDSHAKE_TIMEOUT_S, receive, transmit
+from tidegate.errors import HandshakeError, ProtocolError
+
+MAX_QUEUED_BYTES = 2 * frames.MAX_MESSAGE_BYTES
+USER_TIMEOUT_MS = 60_000
+
+_PURPOSE = "link"
+_log = logging.getLogger(__name__)
+
+Message: TypeAlias = "dict[str, Any]"
+
+
+class LinkLost(ProtocolError):
+    """The coordinator can't be reached, or not in time."""
+
+
+class Link:
+    """One end of a control connection. Nothing arrives before `attach`; `send` works at once."""
+
+    def __init__(
+        self, sock: socket.socket, *, attempt: int, peer: Address, max_queued_bytes: int = MAX_QUEUED_BYTES
+    ) -> None:
+        self.attempt = attempt
+        self.peer = peer
+        self._sock = sock
+        self._max_queued_bytes = max_queued_bytes
+        self._queue = SendQueue()
+        self._assembler = FrameAssembler(frames.link_lengths())
+        self._registration: Registration | None = None
+        self._on_message: Callable[[Link, Message], None]
+        self._on_lost: Callable[[Link, str], None]
+        self._failure: str | None = None
+        self._closed = False
+        # Unlike a channel, a link is always read. What isn't acknowledged for so long never will be.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+    def __repr__(self) -> str:
+        return f"Link(peer={self.peer}, attempt={self.attempt}, {'up' if self.up else 'down'})"
+
+    @property
+    def up(self) -> bool:
+        """False once it is closed or known to be lost. `send` then does nothing."""
+        return not self._closed and self._failure is None
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queue.byte_count
+
+    def attach(
+        self,
+        selector: selectors.BaseSelector,
+        *,
+        on_message: Callable[[Link, Message], None],
+        on_lost: Callable[[Link, str], None],
+    ) -> None:
+        """Have the loop of this selector serve the link."""
+        assert self._registration is None, "attached already"
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._registration = Registration(selector, self._sock, self._handle)
+        self._watch()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Queue it, and write what the socket takes. A loss found here is reported by `on_lost`, from the loop."""
+        buffers = frames.encode_message(message)
+        if not self.up:
+            return
+        waiting = bool(self._queue)
+        self._queue.extend(buffers)
+        if not waiting:
+            self._transmit()
+        if self._queue.byte_count > self._max_queued_bytes:
+            self._fail(f"the peer left {self._queue.byte_count} bytes of messages untaken")
+        self._watch()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything is written, for a last message before `close`. False if it wasn't in time."""
+        give_up_s = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._sock, WRITE)
+            while self.up and self._queue:
+                left_s = give_up_s - time.monotonic()
+                if left_s <= 0 or not selector.select(left_s):
+                    return False
+                self._transmit()
+        self._watch()
+        return self.up
+
+    def close(self) -> None:
+        """With a farewell, if the socket takes all that is queued. Nothing is called back after this. Idempotent."""
+        if self._closed:
+            return
+        if self._failure is None:
+            self._queue.extend([frames.CLOSE_FRAME])
+            with contextlib.suppress(OSError):
+                transmit(self._sock, self._queue)
+                # A socket that is closed with unread bytes resets the connection, which may cost the peer our last words.
+                self._sock.shutdown(socket.SHUT_WR)
+                while self._sock.recv(frames.CHUNK_BYTES):
+                    pass
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._closed = True
+        if self._registration is not None:
+            self._registration.watch(0)
+        self._sock.close()
+        self._queue.clear()
+
+    def _watch(self) -> None:
+        if self._registration is not None and not self._closed:
+            self._registration.watch(READ | WRITE if self._queue else READ)
+
+    def _transmit(self) -> None:
+        try:
+            transmit(self._sock, self._queue)
+        except OSError as error:
+            self._fail(str(error))
+
+    def _fail(self, reason: str) -> None:
+        """Remember why, and have the selector report the socket, so that the loop finds out in its own time."""
+        if self._failure is None:
+            self._failure = reason
+            self._queue.clear()
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _handle(self, events: int) -> None:
+        if self.up and events & WRITE:
+            self._transmit()
+        if not self._closed and events & READ:
+            self._receive()
+        self._watch()
+
+    def _receive(self) -> None:
+        try:
+            arrived = receive(self._sock, self._assembler)
+            if arrived is None:
+                raise ProtocolError(self._failure or "the peer's connection ended without a farewell")
+            for kind, payload in arrived:
+                if kind == Kind.CLOSE:
+                    raise ProtocolError("closed by the peer")
+                message = frames.decode_message(payload)
+                self._on_message(self, message)
+                if self._closed:
+                    return
+        except (ProtocolError, OSError) as error:
+            self._failure = self._failure or str(error)
+            self._let_go()
+            self._on_lost(self, self._failure)
+
+
+def connect_link(address: Address, identity: Identity, hello: Mapping[str, Any], *, timeout_s: float) -> Link:
+    """Connect to a `LinkServer` and get through its handshake. Blocks for `timeout_s` at most.
+
+    Raises `LinkLost` where nobody answers, `WrongAttempt` where this process has been superseded, `HandshakeError` where
+    it is refused otherwise.
+    """
+    give_up_s = time.monotonic() + timeout_s
+    opened: list[socket.socket] = []
+    failures: list[Exception] = []
+    with selectors.DefaultSelector() as selector:
+        try:
+            negotiation = Negotiation(
+                start_connecting(address),
+                connecting(identity, purpose=_PURPOSE, about=hello),
+                selector,
+                connects=True,
+                on_done=lambda sock, _: opened.append(sock),
+                on_failed=failures.append,
+            )
+        except OSError as error:
+            raise LinkLost(f"can't reach the coordinator at {address}: {error}") from error
+        while not negotiation.over:
+            left_s = give_up_s - time.monotonic()
+            if left_s <= 0:
+                negotiation.abandon()
+                raise LinkLost(f"the coordinator at {address} didn't answer within {timeout_s} s")
+            serve(selector, left_s)
+    for failure in failures:
+        if isinstance(failure, HandshakeError):
+            raise failure
+        raise LinkLost(f"can't reach the coordinator at {address}: {failure}") from failure
+    return Link(opened[0], attempt=identity.attempt, peer=address)
+
+
+class LinkServer:
+    """The coordinator's side: accepts links, each through a handshake of its own, without ever blocking the loop."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        identity: Identity,
+        *,
+        bind_host: str = "127.0.0.1",
+        port: int = 0,
+        on_connect: Callable[[Link, Mapping[str, Any]], None],
+        on_message: Callable[[Link, Message], None],
+        on_lost: Callable[[Link, str], None],
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+    ) -> None:
+        self.identity = identity
+        self._selector = selector
+        self._on_connect = on_connect
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._max_queued_bytes = max_queued_bytes
+        self._links: set[Link] = set()
+        self._lobby = Lobby(selector, timeout_s=handshake_timeout_s)
+        self._listener = listen(bind_host, port)
+        self.address: Address = self._listener.getsockname()[:2]
+        self._listening = Registration(selector, self._listener, self._accept)
+        self._listening.watch(READ)
+
+    @property
+    def links(self) -> frozenset[Link]:
+        """Those that are up."""
+        return frozenset(link for link in self._links if link.up)
+
+    def expire_handshakes(self) -> None:
+        """Turn silent peers away. Also done whenever someone connects or speaks; a loop may call it on its timer."""
+        self._lobby.expire()
+
+    def close(self) -> None:
+        self._listening.watch(0)
+        self._listener.close()
+        self._lobby.close()
+        for link in self._links:
+            link.close()
+        self._links.clear()
+
+    def _accept(self, events: int) -> None:
+        sock = accept(self._listener)
+        if sock is not None:
+            self._lobby.admit(
+                sock,
+                accepting(lambda: self.identity, purpose=_PURPOSE, admit=lambda hello: None),
+                on_done=self._accepted,
+                on_failed=partial(_log_refusal, sock.getpeername()),
+            )
+
+    def _accepted(self, sock: socket.socket, hello: Mapping[str, Any]) -> None:
+        try:
+            peer = sock.getpeername()[:2]
+        except OSError:  # gone already
+            sock.close()
+            return
+        link = Link(sock, attempt=self.identity.attempt, peer=peer, max_queued_bytes=self._max_queued_bytes)
+        self._links = {known for known in self._links if known.up} | {link}
+        link.attach(self._selector, on_message=self._received, on_lost=self._lost)
+        self._on_connect(link, hello)
+
+    def _received(self, link: Link, message: Message) -> None:
+        self._lobby.expire()
+        self._on_message(link, message)
+
+    def _lost(self, link: Link, reason: str) -> None:
+        self._links.discard(link)
+        self._on_lost(link, reason)
+
+
+def _log_refusal(peer: Any, error: Exception) -> None:
+    _log.warning("a control connection from %s was refused: %s", peer, error)

@@ -1,0 +1,167 @@
+"""Rows that the program itself holds, as a source; and what all sources with a fixed number of splits share.
+
+Row i of the list is record i // splits of split i % splits; the offset of a split is the number of its records
+that were read.
+
+Invariants:
+- The list is checked against the schema when the source is built, so that a reader never meets a bad row.
+- `fitted` changes the representation of a column, never a value: whatever would lose something is a `SchemaError`.
+
+Not here: reading anything from outside of the program (files.py, generator.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
+from tidegate.errors import JobError, RestoreError, SchemaError
+from tidegate.types import batch_of, ddl_of
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSource(Source):
+    declared: pa.Schema
+    batches: tuple[pa.RecordBatch, ...]    # by split
+
+    @classmethod
+    def of(cls, values: Sequence[Sequence[Any]], schema: pa.Schema, *, split_count: int) -> RowsSource:
+        check_split_count(split_count)
+        return cls(schema, tuple(batch_of(values[split::split_count], schema) for split in range(split_count)))
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.declared
+
+    @property
+    def bounded(self) -> bool:
+        return True
+
+    def open(self, context: SourceContext) -> SourceReader:
+        return RowsReader(self.batches, restored_counts(context, split_count=len(self.batches)))
+
+
+class RowsReader(SourceReader):
+    """Returns a slice of one split at a time, of the splits in turn."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch], counts: dict[int, int]) -> None:
+        for split, count in counts.items():
+            if count > batches[split].num_rows:
+                raise RestoreError(
+                    f"the snapshot was taken when {count} rows of split {split} had been read, but the list that the "
+                    f"job holds now has only {batches[split].num_rows} there: give the source the rows it had, or more")
+        self._batches = batches
+        self._counts = counts
+        self._turns = list(counts)
+
+    def poll(self, max_rows: int) -> pa.RecordBatch | None:
+        while self._turns:
+            split = self._turns.pop(0)
+            start = self._counts[split]
+            batch = self._batches[split].slice(start, max_rows)
+            if batch.num_rows:
+                self._counts[split] = start + batch.num_rows
+                self._turns.append(split)
+                return batch
+        return None
+
+    def offsets(self) -> Mapping[str, Offset]:
+        return {split_id(split): count for split, count in self._counts.items()}
+
+    @property
+    def finished(self) -> bool:
+        return all(count == self._batches[split].num_rows for split, count in self._counts.items())
+
+
+def split_id(split: int) -> str:
+    return f"split-{split}"
+
+
+def check_split_count(split_count: int) -> None:
+    if split_count < 1:
+        raise JobError(f"a source needs at least one split; splits={split_count} was given")
+
+
+def restored_counts(context: SourceContext, *, split_count: int) -> dict[int, int]:
+    """The number of records read from each split that this subtask owns. Split s belongs to subtask s % parallelism."""
+    if context.restored and set(context.restored) != {split_id(split) for split in range(split_count)}:
+        raise RestoreError(
+            f"the snapshot was taken with {len(context.restored)} splits ({_some(context.restored)}), the source has "
+            f"{split_count} now: records would be read twice or never. Build the source with the splits it had")
+    owned = range(context.subtask, split_count, context.parallelism)
+    return {split: int(context.restored.get(split_id(split), 0)) for split in owned}
+
+
+def _some(names: Mapping[str, Offset]) -> str:
+    shown = ", ".join(sorted(names)[:3])
+    return shown if len(names) <= 3 else shown + ", …"
+
+
+def fitted(column: Any, field: pa.Field, *, where: str) -> pa.Array:
+    """The column (an Arrow array, chunked or not) in the declared type, if that keeps every value as it is."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    check_fits(array.type, field, where=where)
+    if array.type != field.type:
+        try:
+            array = array.cast(field.type)
+        except pa.ArrowInvalid as error:
+            raise SchemaError(f"{where}: column {field.name!r} doesn't fit {ddl_of(field.type)}: {error}") from error
+    if not field.nullable and array.null_count:
+        raise SchemaError(f"{where}: column {field.name!r} is declared as not null, but has {array.null_count} nulls")
+    return array
+
+
+def check_fits(got: pa.DataType, field: pa.Field, *, where: str) -> None:
+    if not _keeps_values(got, field.type):
+        raise SchemaError(f"{where}: column {field.name!r} is {ddl_of(got)}, but {ddl_of(field.type)} is declared for "
+                          "it: change the declared schema or the data")
+
+
+def _keeps_values(got: pa.DataType, want: pa.DataType) -> bool:
+    """Whether a safe cast between the types changes no value. A cast may still fail for a value out of range."""
+    if got == want or kinds.is_null(got):
+        return True
+    if kinds.is_dictionary(got):
+        return _keeps_values(got.value_type, want)
+    if kinds.is_integer(want):
+        room = want.bit_width - kinds.is_unsigned_integer(got)
+        return bool(kinds.is_integer(got) and got.bit_width <= room and not kinds.is_unsigned_integer(want))
+    if kinds.is_floating(want):
+        return bool((kinds.is_floating(got) and got.bit_width <= want.bit_width) or kinds.is_integer(got))
+    if kinds.is_decimal(want):
+        return bool(kinds.is_decimal(got) and got.scale <= want.scale)
+    if kinds.is_timestamp(want):
+        return bool(kinds.is_timestamp(got) and (got.tz is None or want.tz is not None))
+    if kinds.is_date(want):
+        return bool(kinds.is_date(got))
+    if _is_text(want):
+        return _is_text(got)
+    if _is_bytes(want):
+        return _is_bytes(got)
+    if _is_list(want):
+        return _is_list(got) and _keeps_values(got.value_type, want.value_type)
+    if kinds.is_map(want):
+        return (kinds.is_map(got) and _keeps_values(got.key_type, want.key_type)
+                and _keeps_values(got.item_type, want.item_type))
+    if kinds.is_struct(want):
+        return (kinds.is_struct(got) and [child.name for child in got] == [child.name for child in want]
+                and all(_keeps_values(a.type, b.type) for a, b in zip(got, want, strict=True)))
+    return False
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind)
+                or kinds.is_binary_view(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))

@@ -1,0 +1,328 @@
+"""What can be found wrong with a job while it is being written.
+
+Every check raises `SchemaError` or `GraphError` with a message that names the operator and says what to change; none has
+an effect. Parallelism against slots and key-groups is checked by the optimiser, where both are known; rows that don't fit
+their declared schema are found at run time, by the operators.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.dataflow.contracts import Sink, Source
+from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedProcess, Process
+from tidegate.dataflow.graph import LogicalGraph, Node
+from tidegate.errors import GraphError, JobError, SchemaError
+from tidegate.state.descriptors import Descriptor, descriptors_of
+from tidegate.state.sections import StateKind
+from tidegate.types import ddl_of, parse_duration_ms, parse_schema
+
+NAME_LENGTH_LIMIT = 64
+_NAME = re.compile(r"\w[^/\\\x00-\x1f\x7f]*")
+
+# Where each kind of function belongs, for whoever has put one elsewhere.
+_BELONGS: dict[type[Function], str] = {
+    KeyedProcess: "after key_by: stream.key_by(…).process(…)",
+    Process: "on a stream without key: stream.process(…)",
+    CoProcess: "on two connected streams: left.connect(right).process(…)",
+    BroadcastProcess: "on a stream connected with a broadcast one: stream.connect(rules.broadcast()).process(…)",
+}
+
+# The methods the engine calls and what it calls them with.
+_METHODS: dict[str, tuple[str, ...]] = {
+    "open": ("ctx",),
+    "close": (),
+    "on_snapshot_complete": ("epoch",),
+    "process": ("record", "ctx"),
+    "process_left": ("record", "ctx"),
+    "process_right": ("record", "ctx"),
+    "process_broadcast": ("record", "ctx"),
+    "on_timer": ("at", "ctx"),
+}
+
+
+# ---------------------------------------------------------------------------------------------- names and numbers
+
+
+def check_name(what: str, name: object) -> str:
+    """A name that a user gave to `what` (source, sink, operator…): it becomes part of snapshots and of file names."""
+    if not isinstance(name, str):
+        raise GraphError(f"the {what}'s name is {name!r}: give a text that names it in this job, such as 'bids'")
+    if len(name) > NAME_LENGTH_LIMIT or not _NAME.fullmatch(name) or name != name.strip():
+        raise GraphError(f"{what} {name!r}: a name begins with a letter or digit, has neither slashes nor control "
+                         f"characters, doesn't end with a space and has at most {NAME_LENGTH_LIMIT} characters")
+    return name
+
+
+def check_parallelism(operator: str, parallelism: object) -> int | None:
+    if parallelism is None:
+        return None
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
+        raise GraphError(f"operator {operator!r}: parallelism={parallelism!r}; give a whole number from 1 on, or leave it "
+                         f"away for one subtask in each slot")
+    return parallelism
+
+
+def duration_ms(operator: str, argument: str, duration: Any) -> int:
+    """A duration as the user wrote it, in milliseconds."""
+    try:
+        return parse_duration_ms(duration)
+    except JobError as error:
+        raise GraphError(f"operator {operator!r}, {argument}: {error}") from error
+
+
+# -------------------------------------------------------------------------------------------- schemas and columns
+
+
+def declared_schema(operator: str, declared: Any, *, argument: str = "returns") -> pa.Schema:
+    """The schema that the user declared for an output."""
+    try:
+        schema = parse_schema(declared)
+    except SchemaError as error:
+        raise SchemaError(f"operator {operator!r}, {argument}: {error}") from error
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise SchemaError(f"operator {operator!r}, {argument}: there is more than one {_listed(twice)}; give every column a "
+                          f"name of its own")
+    return schema
+
+
+def declared_sides(operator: str, side_outputs: object) -> Mapping[str, pa.Schema]:
+    """The schemas of the side outputs, by tag."""
+    if not isinstance(side_outputs, Mapping) or not all(isinstance(tag, str) and tag for tag in side_outputs):
+        raise GraphError(f"operator {operator!r}: side_outputs is {_shown(side_outputs)}; give a dictionary from tags to "
+                         f"schemas, such as {{'late': 'auction long, price double'}}")
+    return {tag: declared_schema(operator, declared, argument=f"side_outputs[{tag!r}]")
+            for tag, declared in side_outputs.items()}
+
+
+def no_such_column(where: str, column: str, schema: pa.Schema) -> SchemaError:
+    return SchemaError(f"{where}: there is no column {column!r}{_closest(column, schema.names)}; the columns are "
+                       f"{ddl_of(schema)}")
+
+
+def check_key(where: str, columns: Sequence[object], schema: pa.Schema) -> tuple[str, ...]:
+    """The key columns given to `key_by`."""
+    if not columns:
+        raise SchemaError(f"{where}: name at least one column, such as key_by({schema.names[0]!r})")
+    for column in columns:
+        if not isinstance(column, str):
+            advice = ("unpack them: key_by(*columns)" if isinstance(column, list | tuple) else
+                      "compute the key into a column with map, then name that column" if callable(column) else
+                      "give the column's name")
+            raise SchemaError(f"{where}: key_by takes names of columns, not {_shown(column)}; {advice}")
+        if column not in schema.names:
+            raise no_such_column(where, column, schema)
+        if _has_map(schema.field(column).type):
+            raise SchemaError(f"{where}: column {column!r} is of type {ddl_of(schema.field(column).type)}, and a map has no "
+                              f"order, so it can't be a key; take the entries that matter into columns with map")
+    key = tuple(str(column) for column in columns)
+    if len(set(key)) < len(key):
+        raise SchemaError(f"{where}: key_by names a column twice: {_listed(key)}; name each once")
+    return key
+
+
+def check_same_key_types(where: str, *, left: Sequence[pa.Field], right: Sequence[pa.Field]) -> None:
+    """The keys of two connected streams must hash alike, so their types must be the same."""
+    shown = f"the left key is ({_ddl(left)}), the right one ({_ddl(right)})"
+    if len(left) != len(right):
+        raise SchemaError(f"{where}: {shown}; key both sides by as many columns")
+    for one, other in zip(left, right, strict=True):
+        if one.type != other.type:
+            raise SchemaError(f"{where}: {shown}, so {one.name!r} and {other.name!r} would never meet; bring one to the "
+                              f"other's type with map")
+
+
+def check_same_schema(where: str, *, first: pa.Schema, other: pa.Schema) -> None:
+    """Streams in a union have the same columns in the same order; only nullability may differ."""
+    if [(field.name, field.type) for field in first] != [(field.name, field.type) for field in other]:
+        raise SchemaError(f"{where}: the streams have different schemas, ({ddl_of(first)}) and ({ddl_of(other)}); bring them "
+                          f"to one with map")
+
+
+def check_time_column(operator: str, column: object, schema: pa.Schema) -> str:
+    where = f"operator {operator!r}"
+    if not isinstance(column, str):
+        raise SchemaError(f"{where}: with_watermark takes the name of a column, not {_shown(column)}")
+    if column not in schema.names:
+        raise no_such_column(where, column, schema)
+    kind = schema.field(column).type
+    if not (pa.types.is_int64(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        raise SchemaError(f"{where}: column {column!r} is of type {ddl_of(kind)}; event time is a timestamp, a date or a "
+                          f"long of milliseconds since 1970: convert it with map")
+    return column
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return True
+    return any(_has_map(kind.field(index).type) for index in range(kind.num_fields))
+
+
+# ----------------------------------------------------------------------------------------------- sources and sinks
+
+
+def check_source(name: str, source: object) -> pa.Schema:
+    """The source's schema."""
+    if isinstance(source, type):
+        raise GraphError(f"source {name!r}: {source.__name__} is a class; pass an instance: {source.__name__}(…)")
+    if not isinstance(source, Source):
+        raise GraphError(f"source {name!r}: {_shown(source)} is no source; pass one of tg.sources or a subclass of "
+                         f"tidegate's Source")
+    return declared_schema(name, source.schema, argument="the source's schema")
+
+
+def check_sink(name: str, sink: object, schema: pa.Schema) -> None:
+    if isinstance(sink, type):
+        raise GraphError(f"sink {name!r}: {sink.__name__} is a class; pass an instance: {sink.__name__}(…)")
+    if not isinstance(sink, Sink):
+        raise GraphError(f"sink {name!r}: {_shown(sink)} is no sink; pass one of tg.sinks or a subclass of tidegate's Sink")
+    try:
+        sink.check(schema)
+    except SchemaError as error:
+        raise SchemaError(f"sink {name!r} can't take records of ({ddl_of(schema)}): {error}") from error
+
+
+# ------------------------------------------------------------------------------------------------- user's functions
+
+
+def check_callable(operator: str, method: str, function: object) -> None:
+    """A function given to map, flat_map, filter or map_batches: called with one argument."""
+    where = f"operator {operator!r}"
+    if isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function)):
+        raise GraphError(f"{where}: {_shown(function)} is a process function; use .process(name, function, returns=…) "
+                         f"instead of .{method}(…)")
+    if not callable(function):
+        raise GraphError(f"{where}: {method} takes a function, not {_shown(function)}")
+    argument = "batch" if method == "map_batches" else "record"
+    _check_plain(where, function)
+    _check_arguments(where, function, (argument,), f"{method} calls it with one argument, the {argument}")
+    if method in ("map", "filter") and inspect.isgeneratorfunction(function):
+        advice = "return the row, or use flat_map" if method == "map" else "return True or False"
+        raise GraphError(f"{where}: {_shown(function)} is a generator, and {method} needs one result for each record; "
+                         f"{advice}")
+
+
+def check_function(operator: str, function: object, *, expected: type[Function], here: str) -> None:
+    """A function given to `process`. `here` says what stream it was given to."""
+    where = f"operator {operator!r}"
+    if isinstance(function, type):
+        raise GraphError(f"{where}: {function.__name__} is a class; pass an instance: {function.__name__}(…)")
+    takes = f"process on {here} takes an instance of a subclass of tg.{expected.__name__}"
+    if not isinstance(function, expected):
+        for kind, place in _BELONGS.items():
+            if isinstance(function, kind):
+                raise GraphError(f"{where}: {type(function).__name__} is a {kind.__name__}, which belongs {place}. Change "
+                                 f"that, or make it a {expected.__name__}: {takes}")
+        plain = "; for a plain function there are map, flat_map and filter" if callable(function) else ""
+        raise GraphError(f"{where}: {takes}, not {_shown(function)}{plain}")
+    for method, arguments in _METHODS.items():
+        bound = getattr(function, method, None)
+        if bound is not None:
+            there = f"{where}: {type(function).__name__}.{method}"
+            if not callable(bound):
+                raise GraphError(f"{there} must be a method, not {_shown(bound)}")
+            _check_plain(there, bound)
+            given = ", ".join(("self", *arguments))
+            _check_arguments(there, bound, arguments, f"write it as {method}({given})")
+
+
+def check_states(operator: str, function: Function, *, keyed: bool) -> None:
+    """Keyed state needs a key, broadcast state a broadcast side; both are declared in the class body."""
+    where = f"operator {operator!r}"
+    for attribute, declared in vars(function).items():
+        if isinstance(declared, Descriptor):
+            raise GraphError(f"{where}: the state {attribute!r} is set on an instance of {type(function).__name__}; declare "
+                             f"it in the class body, beside the methods")
+    try:
+        descriptors = descriptors_of(function)
+    except JobError as error:
+        raise GraphError(f"{where}: {error}") from error
+    for attribute, descriptor in descriptors.items():
+        if descriptor.name is None or not descriptor.name or descriptor.name.startswith("__"):
+            raise GraphError(f"{where}: the state {attribute!r} is named {descriptor.name!r}; names beginning with '__' are "
+                             f"the engine's: give it another name=")
+        if descriptor.kind is StateKind.KEYED and not keyed:
+            raise GraphError(f"{where}: the state {descriptor.name!r} ({descriptor.shape}) is kept for each key, and the "
+                             f"stream has none; use key_by first{_keyed_kind(function)}, or declare the state as "
+                             f"tg.operator_list")
+        if descriptor.kind is StateKind.BROADCAST and not isinstance(function, BroadcastProcess):
+            raise GraphError(f"{where}: the state {descriptor.name!r} is broadcast state, which only a BroadcastProcess can "
+                             f"have; connect the stream with a broadcast one, or declare the state as tg.map or "
+                             f"tg.operator_list")
+
+
+def _keyed_kind(function: Function) -> str:
+    if isinstance(function, Process):
+        return f" and make {type(function).__name__} a KeyedProcess"
+    return " on both streams" if isinstance(function, CoProcess) else ""
+
+
+def _check_plain(where: str, function: Callable[..., Any]) -> None:
+    called = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        raise GraphError(f"{where}: {_shown(function)} is asynchronous; make it a plain function or generator (def, not "
+                         f"async def)")
+
+
+def _check_arguments(where: str, function: Callable[..., Any], arguments: tuple[str, ...], advice: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):      # some built-in functions don't tell
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise GraphError(f"{where}: {_shown(function)} has the arguments {signature} ({error}); {advice}") from error
+
+
+# ---------------------------------------------------------------------------------------------------- whole graph
+
+
+def check_side_output(where: str, tag: object, node: Node) -> str:
+    if tag not in node.side_schemas:
+        there = f"it has {_listed(node.side_schemas)}" if node.side_schemas else "it has none"
+        raise GraphError(f"{where}: {node.name!r} declares no side output {tag!r}{_closest(str(tag), node.side_schemas)}; "
+                         f"{there}. Declare it: process({node.name!r}, …, side_outputs={{{tag!r}: 'column type, …'}})")
+    assert isinstance(tag, str)
+    return tag
+
+
+def check_complete(graph: LogicalGraph) -> None:
+    """Every stream leads to a sink, or to an operator that was declared to have no output."""
+    if not graph.nodes:
+        raise GraphError("the job is empty; begin with job.source(name, source) and end with .to(name, sink)")
+    consumed = {edge.source for node in graph.nodes for edge in node.inputs}
+    for node in graph.nodes:
+        if node.id not in consumed and node.schema.names:
+            advice = ", or leave returns= away if it runs for its state alone" if node.named_by_user and node.inputs else ""
+            raise GraphError(f"the output of {node.spec.kind} {node.name!r} goes nowhere; add .to(name, sink){advice}")
+
+
+# ------------------------------------------------------------------------------------------------------- wording
+
+
+def _closest(word: str, words: Iterable[str]) -> str:
+    found = get_close_matches(word, list(words), n=1)
+    return f", did you mean {found[0]!r}?" if found else ""
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(repr(word) for word in words)
+
+
+def _ddl(fields: Sequence[pa.Field]) -> str:
+    return ddl_of(pa.schema(fields))
+
+
+def _shown(given: object) -> str:
+    """A value in a message: functions by their name, everything else by its repr, cut short."""
+    name = getattr(given, "__qualname__", None)
+    text = str(name) if name is not None else repr(given)
+    return text if len(text) <= 60 else f"{text[:59]}…"

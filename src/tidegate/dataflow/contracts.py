@@ -1,0 +1,128 @@
+"""What a source and a sink are: the contracts that connectors implement.
+
+A `Source` or `Sink` is a small picklable description that the user builds on the driver. On a slot it opens a reader or
+a writer for one subtask. Readers and writers run in the slot's event loop: they never block for long, never start
+threads that touch the engine, and do no work in their constructors that must survive a crash.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+# A position within a split: anything that JSON can carry.
+Offset = Any
+
+
+@dataclass(frozen=True, slots=True)
+class SourceContext:
+    """Which subtask reads, and where it goes on.
+
+    `restored` holds the offsets of *all* splits of the source, whichever subtask read them before, so that a source
+    can be rescaled; the reader takes those that it owns at the present parallelism.
+    """
+
+    subtask: int
+    parallelism: int
+    restored: Mapping[str, Offset]
+    now_ms: Callable[[], int]
+
+
+class SourceReader(ABC):
+    """Reads the splits of one subtask.
+
+    Contract: after `poll` has returned a batch, `offsets` is the position right behind its last record; a reader opened
+    with those offsets returns exactly the records that this one would have returned next, in the same order per split.
+    """
+
+    @abstractmethod
+    def poll(self, max_rows: int) -> pa.RecordBatch | None:
+        """At most `max_rows` records that are there now, or None. Returns at once."""
+
+    @abstractmethod
+    def offsets(self) -> Mapping[str, Offset]:
+        """The position of every split this reader owns."""
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """True once no record will ever follow."""
+
+    def close(self) -> None:  # noqa: B027  (optional)
+        """Releases files and sockets."""
+
+
+class Source(ABC):
+    """Describes where records come from."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    @abstractmethod
+    def bounded(self) -> bool:
+        """True where the reader will finish by itself."""
+
+    @abstractmethod
+    def open(self, context: SourceContext) -> SourceReader: ...
+
+
+# What `pre_commit` promises to be able to commit later, in this process or in another: text, JSON as a rule.
+Committable = str
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """Which subtask writes. `attempt` makes names unique: an older attempt may still be alive and writing."""
+
+    job: str
+    sink: str
+    subtask: int
+    parallelism: int
+    attempt: int
+    schema: pa.Schema
+    deliver: Callable[[Committable], None]    # hands a committable to the driver, for sinks that end there (collect)
+
+
+class SinkWriter(ABC):
+    """Writes the records of one subtask. The defaults make a sink without transactions (at-least-once).
+
+    The life of an epoch: `write`* → `pre_commit(epoch)` → (the snapshot completes) → `commit`. A crash at any point leads
+    to a new writer, which gets the committables of the restored snapshot in `commit` again, and then
+    `discard_leftovers`.
+    """
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None: ...
+
+    def pre_commit(self, epoch: int) -> Callable[[], Sequence[Committable]]:
+        """Ends the epoch's output. Quick: the slow part (flush, close, fsync) is in the function returned, which a
+        background thread calls once while the writer already takes records of the next epoch. When that function
+        returns, everything written in the epoch is durable and can be committed by any process."""
+        return lambda: ()
+
+    def commit(self, committables: Sequence[Committable]) -> None:  # noqa: B027  (optional)
+        """Makes them visible. Idempotent: it is called again after a recovery. Raises `CommitError` where the outcome
+        is unknown; never takes an unknown outcome for success."""
+
+    def discard_leftovers(self) -> None:  # noqa: B027  (optional)
+        """Called once when opened, on one subtask, after the restored committables were committed: removes what older
+        attempts left behind uncommitted. Never touches what the present attempt writes."""
+
+    def close(self) -> None:  # noqa: B027  (optional)
+        """Releases files and sockets. Uncommitted output is left as it is."""
+
+
+class Sink(ABC):
+    """Describes where records go."""
+
+    def check(self, schema: pa.Schema) -> None:  # noqa: B027  (optional)
+        """Raises `SchemaError` where records of this schema can't be written. Called when the job is built."""
+
+    @abstractmethod
+    def open(self, context: SinkContext) -> SinkWriter: ...

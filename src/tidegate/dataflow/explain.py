@@ -1,0 +1,237 @@
+"""The three graphs as text: what the user wrote, what the optimiser made of it, what is deployed.
+
+No line is wider than 120 columns: schemas are wrapped, names are cut. The text is for people; nothing reads it back.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
+from tidegate.dataflow.operators.sink import SinkSpec
+from tidegate.dataflow.operators.source import SourceSpec, WatermarkSpec
+from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
+from tidegate.keygroups import key_groups_of
+from tidegate.state.descriptors import Descriptor, descriptors_of
+from tidegate.state.sections import StateKind
+from tidegate.types import ddl_of
+
+WIDTH = 120
+_SLOTS_SHOWN = 8
+_CELL_LIMIT = 56
+
+
+def explain_logical(graph: LogicalGraph) -> str:
+    """What the user wrote: operators with their inputs, states and schemas."""
+    lines = [f"== Logical graph: {_count(len(graph.nodes), 'operator')} =="]
+    for node in graph.nodes:
+        lines += ["", _cut(f"[{node.id}] {node.name} · {_what(node)}", WIDTH)]
+        lines += _labelled(_facts(graph, node))
+    return _text(lines)
+
+
+def explain_optimised(plan: Plan) -> str:
+    """What the optimiser made of it: chains of operators, and what goes between them."""
+    operator_count = sum(len(vertex.nodes) for vertex in plan.vertices)
+    lines = [f"== Optimised graph: {_count(operator_count, 'operator')} in "
+             f"{_count(len(plan.vertices), 'vertex', 'vertices')}, {_count(len(plan.edges), 'edge')} =="]
+    for vertex in plan.vertices:
+        lines += ["", f"v{vertex.id} · parallelism {vertex.parallelism}"]
+        lines += _labelled(_plan_input(plan, edge) for edge in plan.inputs_of(vertex))
+        lines += _table([(stem + node.name, node.spec.kind, _states_in_short(node)) for stem, node in _tree(vertex)],
+                        indent=4)
+    return _text(lines)
+
+
+def explain_physical(plan: Plan) -> str:
+    """What is deployed: subtasks in slots, key-group ranges, channels."""
+    channel_count = sum(_channel_counts(plan, edge)[0] for edge in plan.edges)
+    lines = [f"== Physical plan: {_count(plan.slots, 'slot')}, {_count(plan.subtask_count(), 'subtask')}, "
+             f"{_count(channel_count, 'channel')}, {_count(plan.key_group_count, 'key-group')} ==", ""]
+    lines += _table([("slot", "subtask", "operators", "key-groups"), *_slot_rows(plan)])
+    if plan.edges:
+        lines += ["", *_table([("edge", "from", "to", "records go", "channels"), *_edge_rows(plan)])]
+    return _text(lines)
+
+
+# ------------------------------------------------------------------------------------------------------ operators
+
+
+def _what(node: Node) -> str:
+    """The kind of the operator, who does the work, and the parallelism where the user gave one."""
+    spec = node.spec
+    words = [spec.kind]
+    if isinstance(spec, WatermarkSpec):
+        idle = "" if spec.idle_after_ms is None else f", idle after {_duration(spec.idle_after_ms)}"
+        words.append(f"on {spec.column}, delay {_duration(spec.delay_ms)}{idle}")
+    elif isinstance(spec, SourceSpec):
+        words.append(type(spec.source).__name__)
+    elif isinstance(spec, SinkSpec):
+        words.append(type(spec.sink).__name__)
+    else:
+        function = getattr(spec, "function", None)
+        words.append(getattr(function, "__name__", type(function).__name__))
+    if node.parallelism is not None:
+        words.append(f"parallelism {node.parallelism}")
+    return " · ".join(words)
+
+
+def _facts(graph: LogicalGraph, node: Node) -> Iterator[tuple[str, str]]:
+    for edge in node.inputs:
+        yield _port(node, edge.port), f"{_output(graph, edge)}, {_way(edge.partitioning, edge.key)}"
+    states = _states_of(node)
+    width = max((len(str(state.name)) for state in states), default=0)
+    for state in states:
+        yield "state", f"{state.name!s:{width}}  {_state_type(state)}"
+    if node.schema.names:
+        yield "output", ddl_of(node.schema)
+    for tag, schema in node.side_schemas.items():
+        yield "side", f"{tag}: {ddl_of(schema)}"
+
+
+def _port(node: Node, port: int) -> str:
+    return "input" if len(node.input_schemas) == 1 else ("left", "right")[port]
+
+
+def _output(graph: LogicalGraph, edge: Edge) -> str:
+    side = "" if edge.tag is None else f" side output {edge.tag}"
+    return f"[{edge.source}] {graph.node(edge.source).name}{side}"
+
+
+def _way(partitioning: Partitioning, key: Sequence[str]) -> str:
+    return f"{partitioning.value} by {', '.join(key)}" if key else partitioning.value
+
+
+def _states_of(node: Node) -> list[Descriptor]:
+    function = getattr(node.spec, "function", None)
+    return [] if function is None else list(descriptors_of(function).values())
+
+
+def _state_type(state: Descriptor) -> str:
+    types = ddl_of(state.item) if state.map_key is None else f"{ddl_of(state.map_key)}, {ddl_of(state.item)}"
+    shape = f"{state.shape}<{types}>"
+    match state.kind:
+        case StateKind.KEYED:
+            return f"keyed {shape}"
+        case StateKind.BROADCAST:
+            return f"broadcast {shape}"
+        case StateKind.SPLIT | StateKind.UNION:
+            return f"operator {shape}, redistributed by {state.kind.value}"
+
+
+def _states_in_short(node: Node) -> str:
+    names = [str(state.name) for state in _states_of(node)]
+    return f"state {', '.join(names)}" if names else ""
+
+
+# ------------------------------------------------------------------------------------------------------- vertices
+
+
+def _plan_input(plan: Plan, edge: PlanEdge) -> tuple[str, str]:
+    source = next(node for node in plan.vertices[edge.source_vertex].nodes if node.id == edge.source_node)
+    schema = source.schema if edge.tag is None else source.side_schemas[edge.tag]
+    side = "" if edge.tag is None else f" side output {edge.tag}"
+    head = plan.vertices[edge.target_vertex].head
+    return (_port(head, edge.port),
+            f"v{edge.source_vertex} {source.name}{side}, {_way(edge.partitioning, edge.key)}: {ddl_of(schema)}")
+
+
+def _tree(vertex: Vertex) -> Iterator[tuple[str, Node]]:
+    """The vertex's nodes depth first, each behind the lines that draw where it hangs."""
+    below: dict[int, list[Node]] = {node.id: [] for node in vertex.nodes}
+    for node in vertex.nodes[1:]:
+        below[node.inputs[0].source].append(node)
+
+    def walk(node: Node, stem: str, indent: str) -> Iterator[tuple[str, Node]]:
+        yield stem, node
+        for index, child in enumerate(below[node.id]):
+            last = index == len(below[node.id]) - 1
+            tag = child.inputs[0].tag
+            branch = ("└─ " if last else "├─ ") + ("" if tag is None else f"({tag}) ")
+            yield from walk(child, indent + branch, indent + ("   " if last else "│  "))
+
+    return walk(vertex.head, "", "")
+
+
+# ------------------------------------------------------------------------------------------------- slots, channels
+
+
+def _slot_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """All slots where there are few; otherwise the first ones and the last."""
+    left_out = plan.slots - _SLOTS_SHOWN if plan.slots > _SLOTS_SHOWN else 0
+    for slot in range(plan.slots):
+        if left_out and slot == _SLOTS_SHOWN - 1:
+            yield "…", f"and {_count(left_out, 'slot')} more", "", ""
+        if left_out and _SLOTS_SHOWN - 1 <= slot < plan.slots - 1:
+            continue
+        first = str(slot)
+        for vertex in plan.subtasks_in(slot):
+            yield first, f"v{vertex.id}[{slot}]", vertex.name, _key_groups(plan, vertex, slot)
+            first = ""
+        if first:
+            yield first, "none", "", ""
+
+
+def _key_groups(plan: Plan, vertex: Vertex, subtask: int) -> str:
+    if not any(edge.partitioning is Partitioning.HASH for edge in vertex.head.inputs):
+        return ""
+    groups = key_groups_of(subtask, parallelism=vertex.parallelism, key_group_count=plan.key_group_count)
+    return f"[{groups.start}, {groups.stop})"
+
+
+def _edge_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    for edge in plan.edges:
+        source, target = plan.vertices[edge.source_vertex], plan.vertices[edge.target_vertex]
+        total, local = _channel_counts(plan, edge)
+        way = _way(edge.partitioning, edge.key)
+        side = "" if edge.tag is None else f" ({edge.tag})"
+        port = f" {_port(target.head, edge.port)}" if len(target.head.input_schemas) > 1 else ""
+        yield (f"e{edge.id}", f"v{source.id} × {source.parallelism}{side}", f"v{target.id} × {target.parallelism}{port}", way,
+               f"{total}, all in memory" if local == total else f"{total}, {local} in memory")
+
+
+def _channel_counts(plan: Plan, edge: PlanEdge) -> tuple[int, int]:
+    """How many channels the edge has, and how many of them stay within a slot."""
+    channels = [channel for upstream in range(plan.vertices[edge.source_vertex].parallelism)
+                for channel in plan.targets(edge, upstream)]
+    return len(channels), sum(channel.upstream == channel.downstream for channel in channels)
+
+
+# --------------------------------------------------------------------------------------------------------- layout
+
+
+def _labelled(facts: Iterable[tuple[str, str]]) -> list[str]:
+    """One fact after the other under its label, which stands at the first of its lines only."""
+    lines: list[str] = []
+    before = ""
+    for label, text in facts:
+        wrapped = textwrap.wrap(text, WIDTH - 14, subsequent_indent="  ", break_on_hyphens=False)
+        for line in wrapped:
+            lines.append(f"    {'' if label == before else label:8}{line}")
+            before = label
+    return lines
+
+
+def _table(rows: Iterable[Sequence[str]], *, indent: int = 0) -> list[str]:
+    """Columns as wide as their widest cell, the last one cut where the line would become too long."""
+    cells = [[_cut(cell, _CELL_LIMIT) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [_cut(" " * indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), WIDTH)
+            for row in cells]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[:width - 1] + "…"
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _duration(duration_ms: int) -> str:
+    return f"{duration_ms // 1000} s" if duration_ms % 1000 == 0 and duration_ms else f"{duration_ms} ms"

@@ -1,0 +1,230 @@
+"""The classes that users subclass, and what their methods are given.
+
+    KeyedProcess      after `key_by`; keyed state and timers
+    Process           on a stream without key; operator state
+    CoProcess         on two connected streams, both keyed or neither
+    BroadcastProcess  on a stream connected with a broadcast one; broadcast state
+
+Every method that handles a record may be a generator, return an iterable of rows, or return None. A row is a tuple (a
+named one or not) or list with the values of the schema declared as `returns`, in its order.
+
+An instance is built on the driver, pickled, and unpickled once for each subtask: what `__init__` sets travels with it,
+what must not travel (connections, caches) belongs into `open`. All methods of one instance are called from one thread.
+After a failure a fresh copy of the instance goes on with the restored state: whatever must survive is state, never an
+attribute.
+
+This module declares contracts only. The contexts are implemented by the operators, the states by the backends.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Protocol, TypeAlias
+
+# The values of one record in the order of its schema. Records come in as named tuples: `bid.price`, `bid[1]`.
+Row: TypeAlias = tuple[Any, ...]
+# Rows to emit: what a generator yields, an iterable, or nothing.
+Rows: TypeAlias = Iterable[Any] | None
+# Epoch milliseconds, or a datetime (a naive one is taken as UTC).
+Instant: TypeAlias = int | datetime
+
+
+class Timers(Protocol):
+    """Sets and deletes the timers of the present key. A timer is keyed state: it is in snapshots and is rescaled.
+
+    A key has at most one timer for one instant and kind: setting it again changes nothing. Timers fire in the order of
+    their instants, as `on_timer(at, ctx)` with `at` in epoch milliseconds and `ctx.key` set.
+    """
+
+    def event_time(self, at: Instant) -> None:
+        """Fires when the watermark reaches `at`; where it already has, when the watermark moves next."""
+
+    def processing_time(self, at: Instant) -> None:
+        """Fires when the clock of the slot reaches `at`."""
+
+    def delete_event_time(self, at: Instant) -> None:
+        """Takes back `event_time(at)`. Nothing happens where there is no such timer."""
+
+    def delete_processing_time(self, at: Instant) -> None:
+        """Takes back `processing_time(at)`. Nothing happens where there is no such timer."""
+
+
+class Context(Protocol):
+    """What a function may ask and do while it handles a record or a timer. It is valid during that call only.
+
+    In `open` only `subtask`, `parallelism` and `now_ms` mean something: there is no record and no key yet.
+    """
+
+    @property
+    def key(self) -> Any:
+        """The key of the record or timer: a value where `key_by` had one column, a tuple where it had several.
+        None where there is no key: on a stream without one, in `open`, and in `process_broadcast`."""
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """The event time of the record, from the column that `with_watermark` named; for an event-time timer, its
+        instant. None where the stream has no event time."""
+
+    @property
+    def watermark_ms(self) -> int:
+        """No record with this event time or less is expected any more. -2**63 until the first watermark is there,
+        2**63 - 1 after the end of all input."""
+
+    def now_ms(self) -> int:
+        """Processing time: the slot's clock."""
+
+    @property
+    def timers(self) -> Timers:
+        """The timers of the present key. Raises where there is no key."""
+
+    def side(self, tag: str, row: Any) -> None:
+        """Emits a row to the side output `tag`, which `process(…, side_outputs={tag: ddl})` must have declared."""
+
+    @property
+    def subtask(self) -> int:
+        """Which parallel instance this is: 0 ≤ subtask < parallelism."""
+
+    @property
+    def parallelism(self) -> int: ...
+
+
+class Function(ABC):
+    """What the four kinds of process function have in common. Subclass one of those, not this class."""
+
+    def open(self, ctx: Context) -> None:  # noqa: B027  (optional)
+        """Called once per subtask, before the first record, with the state restored. For connections, models…"""
+
+    def close(self) -> None:  # noqa: B027  (optional)
+        """Called when the subtask ends, also by failure. A crash of the process skips it: nothing may depend on it."""
+
+    def on_snapshot_complete(self, epoch: int) -> None:  # noqa: B027  (optional)
+        """The snapshot of `epoch` is complete: the job never goes back behind it.
+
+        For making effects of that epoch visible outside. A crash can skip it, and the next completed epoch stands
+        for all before it. State must not be changed here.
+        """
+
+
+class KeyedProcess(Function):
+    """Handles the records of a keyed stream one by one, with state for each key.
+
+    State is declared as class attributes; in `process` and `on_timer` they hold the state of the present key.
+
+        class CountBids(tg.KeyedProcess):
+            count = tg.value("long", default=0)
+
+            def process(self, bid, ctx):
+                self.count.set(self.count.get() + 1)
+                ctx.timers.event_time(bid.ts + 60_000)
+                yield bid.auction, self.count.get()
+
+            def on_timer(self, at, ctx):
+                self.count.clear()
+
+        bids.key_by("auction").process("count", CountBids(), returns="auction long, n long")
+    """
+
+    @abstractmethod
+    def process(self, record: Any, ctx: Context) -> Rows:
+        """One record, a named tuple. Records of one key arrive in the order in which each upstream subtask sent them."""
+
+    def on_timer(self, at: int, ctx: Context) -> Rows:
+        """A timer that this function has set is due. May emit, use state and set timers like `process`."""
+        raise _no_on_timer(self)
+
+
+class Process(Function):
+    """Handles the records of a stream without key one by one, with operator state: state of the subtask.
+
+        class InHundreds(tg.Process):
+            waiting = tg.operator_list("long", redistribute="split")
+
+            def process(self, event, ctx):
+                self.waiting.add(event.id)
+                if len(self.waiting) == 100:
+                    yield (list(self.waiting),)
+                    self.waiting.clear()
+
+        events.process("in hundreds", InHundreds(), returns="ids array<long>")
+
+    There is no `ctx.key` and there are no timers. State for each key is a `KeyedProcess` after `key_by`.
+    """
+
+    @abstractmethod
+    def process(self, record: Any, ctx: Context) -> Rows:
+        """One record, a named tuple."""
+
+
+class CoProcess(Function):
+    """Handles the records of two connected streams one by one; both sides share the state.
+
+    Connected keyed streams share keyed state and timers, connected streams without key share operator state. Nothing is
+    promised about the order between the two sides.
+
+        class PayOrder(tg.CoProcess):
+            order = tg.value("struct<id:long,total:double>")
+
+            def process_left(self, order, ctx):
+                self.order.set(order)
+
+            def process_right(self, payment, ctx):
+                if self.order.get() is not None:
+                    yield ctx.key, payment.amount
+
+        orders.key_by("id").connect(payments.key_by("order_id")).process(
+            "pay", PayOrder(), returns="id long, amount double")
+    """
+
+    @abstractmethod
+    def process_left(self, record: Any, ctx: Context) -> Rows:
+        """One record of `left` in `left.connect(right)`."""
+
+    @abstractmethod
+    def process_right(self, record: Any, ctx: Context) -> Rows:
+        """One record of `right` in `left.connect(right)`."""
+
+    def on_timer(self, at: int, ctx: Context) -> Rows:
+        """A timer that this function has set is due. Keyed streams only."""
+        raise _no_on_timer(self)
+
+
+class BroadcastProcess(Function):
+    """Handles a stream together with a broadcast one, whose records reach every subtask.
+
+    Broadcast state is the same on every subtask because each gets the same broadcast records: `process_broadcast`
+    may write it and must do so deterministically (from the record and the state alone); `process` may only read it. Where
+    the main stream is keyed, `process` and `on_timer` have keyed state and timers too.
+
+        class ApplyRules(tg.BroadcastProcess):
+            rules = tg.broadcast_map("string", "double")
+
+            def process(self, event, ctx):
+                limit = self.rules.get(event.kind)
+                if limit is not None and event.value > limit:
+                    yield event.player, event.kind
+
+            def process_broadcast(self, rule, ctx):
+                self.rules.put(rule.kind, rule.limit)
+
+        events.key_by("player").connect(rules.broadcast()).process(
+            "apply rules", ApplyRules(), returns="player long, kind string")
+    """
+
+    @abstractmethod
+    def process(self, record: Any, ctx: Context) -> Rows:
+        """One record of the main stream. Broadcast state is read-only here."""
+
+    @abstractmethod
+    def process_broadcast(self, record: Any, ctx: Context) -> Rows:
+        """One record of the broadcast stream, on every subtask. There is no key here."""
+
+    def on_timer(self, at: int, ctx: Context) -> Rows:
+        """A timer that this function has set is due. Only where the main stream is keyed."""
+        raise _no_on_timer(self)
+
+
+def _no_on_timer(function: Function) -> TypeError:
+    name = type(function).__name__
+    return TypeError(f"{name} has set a timer but has no on_timer: define on_timer(self, at, ctx) in {name}")

@@ -1,0 +1,79 @@
+"""The logical graph: what the user wrote, node for node.
+
+Nodes are immutable and named; an edge says how records are partitioned on their way. Unions are no nodes: they are
+several edges into one port. A node's `spec` says what it does and makes its running operator on a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from tidegate.dataflow.operators.base import Operator
+    from tidegate.state.sections import StateInfo
+
+
+class Partitioning(Enum):
+    FORWARD = "forward"        # subtask i to subtask i
+    HASH = "hash"              # by the key-group of the key columns
+    BROADCAST = "broadcast"    # every record to every subtask
+    REBALANCE = "rebalance"    # whole batches, round robin
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """From a node's main output (`tag` None) or a side output into a port of the node that holds this edge."""
+
+    source: int
+    tag: str | None
+    port: int
+    partitioning: Partitioning
+    key: tuple[str, ...] = ()
+
+
+class Spec(Protocol):
+    """What a node does. Picklable; carries the user's function."""
+
+    @property
+    def kind(self) -> str:
+        """One word for `explain`: source, map, process…"""
+
+    @property
+    def stateful(self) -> bool: ...
+
+    def states(self, node: Node) -> tuple[StateInfo, ...]:
+        """Every state the operator keeps, the engine's own (offsets, timers, committables) included."""
+
+    def create(self, node: Node) -> Operator:
+        """The running operator of one subtask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    id: int
+    name: str
+    spec: Spec
+    inputs: tuple[Edge, ...]
+    schema: pa.Schema
+    input_schemas: tuple[pa.Schema, ...] = ()           # by port
+    side_schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
+    parallelism: int | None = None                      # None: the job's slots
+    named_by_user: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalGraph:
+    """Nodes in the order they were added, which is a topological order."""
+
+    nodes: tuple[Node, ...]
+
+    def node(self, node_id: int) -> Node:
+        return self.nodes[node_id]
+
+    def consumers(self, node_id: int) -> list[tuple[Node, Edge]]:
+        return [(node, edge) for node in self.nodes for edge in node.inputs if edge.source == node_id]

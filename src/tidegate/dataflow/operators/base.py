@@ -1,0 +1,130 @@
+"""An operator: one node of the graph at work in one subtask.
+
+Records reach an operator as Arrow batches, event time as watermarks; it passes both on to its consumers, which are further
+operators of the same chain or the writers of outgoing edges. Everything runs in the slot's single thread. Markers are not
+seen here: the subtask freezes the operators of its chain one after the other between two batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from tidegate.dataflow.graph import Node
+from tidegate.state.descriptors import Descriptor
+from tidegate.state.sections import FrozenState
+
+
+class Consumer(Protocol):
+    """Whatever takes an operator's output."""
+
+    def on_batch(self, batch: pa.RecordBatch, port: int) -> None: ...
+
+    def on_watermark(self, at_ms: int) -> None: ...
+
+    def on_idle(self) -> None: ...
+
+    def on_end(self) -> None: ...
+
+
+class KeyedBackend(Protocol):
+    """Where the keyed state of one operator in one subtask lives (heap now; others to come)."""
+
+    cursor: Any
+
+    def table(self, descriptor: Descriptor) -> Any: ...
+
+    def load(self, state: str, rows: pa.RecordBatch) -> None: ...
+
+    def maintain(self, budget: int) -> None: ...
+
+    def freeze(self) -> FrozenState: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorContext:
+    """What a subtask gives its operators."""
+
+    job: str
+    subtask: int
+    parallelism: int
+    attempt: int
+    key_group_count: int
+    now_ms: Callable[[], int]
+    deliver: Callable[[str, str], None]                       # (sink, committable) to the driver
+    make_backend: Callable[[pa.DataType], KeyedBackend]       # by the type of the key
+    restored: Mapping[str, Sequence[pa.RecordBatch]] = field(default_factory=dict)   # rows of each state, its own only
+    is_restored: bool = False                                 # False on the very first start
+
+    def rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        return iter(self.restored.get(state, ()))
+
+
+class Operator:
+    """The default is a stateless operator that passes everything on but records."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.name = node.name
+        self.consumers: list[Consumer] = []
+        self.side_consumers: dict[str, list[Consumer]] = {tag: [] for tag in node.side_schemas}
+
+    # What the subtask calls, in the order of a life.
+
+    def open(self, context: OperatorContext) -> None:
+        """Takes the restored state in. No record has arrived yet, none may be emitted."""
+
+    def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
+        raise AssertionError(f"{self.name} takes no records")
+
+    def on_watermark(self, at_ms: int) -> None:
+        self.forward_watermark(at_ms)
+
+    def on_idle(self) -> None:
+        for consumer in self._everyone():
+            consumer.on_idle()
+
+    def on_end(self) -> None:
+        for consumer in self._everyone():
+            consumer.on_end()
+
+    def on_time(self, now_ms: int) -> None:
+        """Called when the clock has passed `deadline_ms`."""
+
+    def deadline_ms(self) -> int | None:
+        return None
+
+    def maintain(self, budget: int) -> None:
+        """A small step of background work between two batches."""
+
+    def freeze(self, epoch: int) -> FrozenState | None:
+        """The state at the end of the epoch, in O(1); None where there is none to keep."""
+        return None
+
+    def on_complete(self, epoch: int) -> None:
+        """The snapshot of `epoch`, and with it every earlier one's, is complete."""
+
+    def close(self) -> None:
+        """Releases what `open` took."""
+
+    # What an operator calls.
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        for consumer in self.consumers:
+            consumer.on_batch(batch, 0)
+
+    def emit_side(self, tag: str, batch: pa.RecordBatch) -> None:
+        for consumer in self.side_consumers[tag]:
+            consumer.on_batch(batch, 0)
+
+    def forward_watermark(self, at_ms: int) -> None:
+        for consumer in self._everyone():
+            consumer.on_watermark(at_ms)
+
+    def _everyone(self) -> Iterator[Consumer]:
+        yield from self.consumers
+        for consumers in self.side_consumers.values():
+            yield from consumers

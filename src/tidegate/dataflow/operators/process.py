@@ -1,0 +1,285 @@
+"""Process operators: the user's function with state, timers and side outputs, record by record.
+
+`KeyedFunctionRunner` binds a function to its state; the operators below differ in their inputs only. The loop over the
+records of a batch is the hottest of the system: it sets the cursor to the record's key and calls the function, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.channels.elements import MIN_WATERMARK_MS
+from tidegate.dataflow.graph import Node
+from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
+from tidegate.dataflow.operators.user_code import blame, fit
+from tidegate.errors import GraphError, JobError
+from tidegate.state.descriptors import descriptors_of
+from tidegate.state.heap import Cursor, key_list
+from tidegate.state.operator_state import FrozenParts, OperatorStates
+from tidegate.state.sections import FrozenState, StateInfo, StateKind
+from tidegate.state.timers import TimeKind, TimerQueue, timers_descriptor, to_ms
+from tidegate.types import rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """A `Process`: records of one stream, operator state."""
+
+    function: Any
+    kind: str = "process"
+
+    @property
+    def stateful(self) -> bool:
+        return bool(descriptors_of(self.function))
+
+    def create(self, node: Node) -> Operator:
+        return ProcessOperator(node, self.function, keys=((),))
+
+    def states(self, node: Node) -> tuple[StateInfo, ...]:
+        return function_states(node, self.function, ())
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedProcessSpec:
+    """A `KeyedProcess`: records of one keyed stream, keyed state and timers."""
+
+    function: Any
+    key: tuple[str, ...]
+    kind: str = "keyed process"
+    stateful: bool = True
+
+    def create(self, node: Node) -> Operator:
+        return ProcessOperator(node, self.function, keys=(self.key,))
+
+    def states(self, node: Node) -> tuple[StateInfo, ...]:
+        return function_states(node, self.function, self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class CoProcessSpec:
+    """A `CoProcess`: two streams, port 0 and 1, sharing state; keyed where `keys` has a key for each."""
+
+    function: Any
+    keys: tuple[tuple[str, ...], tuple[str, ...]] | None
+    kind: str = "co-process"
+    stateful: bool = True
+
+    def create(self, node: Node) -> Operator:
+        return ProcessOperator(node, self.function, keys=self.keys or ((), ()))
+
+    def states(self, node: Node) -> tuple[StateInfo, ...]:
+        return function_states(node, self.function, self.keys[0] if self.keys else ())
+
+
+class UserTimers:
+    """`ctx.timers`."""
+
+    __slots__ = ("_event", "_processing")
+
+    def __init__(self, event: TimerQueue, processing: TimerQueue) -> None:
+        self._event = event
+        self._processing = processing
+
+    def event_time(self, at: int | datetime) -> None:
+        self._event.set(to_ms(at))
+
+    def processing_time(self, at: int | datetime) -> None:
+        self._processing.set(to_ms(at))
+
+    def delete_event_time(self, at: int | datetime) -> None:
+        self._event.delete(to_ms(at))
+
+    def delete_processing_time(self, at: int | datetime) -> None:
+        self._processing.delete(to_ms(at))
+
+
+class UserContext:
+    """`ctx`, as the user's function sees it."""
+
+    __slots__ = ("_cursor", "_sides", "_timers", "now_ms", "parallelism", "subtask", "watermark_ms")
+
+    def __init__(self, context: OperatorContext, cursor: Cursor, timers: UserTimers | None,
+                 sides: dict[str, list[Any]]) -> None:
+        self.subtask = context.subtask
+        self.parallelism = context.parallelism
+        self.now_ms = context.now_ms
+        self.watermark_ms = MIN_WATERMARK_MS
+        self._cursor = cursor
+        self._timers = timers
+        self._sides = sides
+
+    @property
+    def key(self) -> Any:
+        return self._cursor.key
+
+    @property
+    def timers(self) -> UserTimers:
+        if self._timers is None:
+            raise JobError("timers belong to keys: use key_by before process, and a keyed function")
+        return self._timers
+
+    def side(self, tag: str, row: Sequence[Any]) -> None:
+        if tag not in self._sides:
+            raise GraphError(f"no side output {tag!r}: declare it with side_outputs={{{tag!r}: '…'}} at process()")
+        self._sides[tag].append(row)
+
+
+class ProcessOperator(Operator):
+    """Runs a function's methods by port: one for a single input, `process_left` and `process_right` for two."""
+
+    def __init__(self, node: Node, function: Any, *, keys: tuple[tuple[str, ...], ...]) -> None:
+        super().__init__(node)
+        self._function = function
+        self._keys = keys
+        self._keyed = bool(keys[0])
+        self._methods: list[Callable[[Any, Any], Iterable[Any] | None]] = []
+        self._sides: dict[str, list[Any]] = {tag: [] for tag in node.side_schemas}
+        self._backend: KeyedBackend | None = None
+        self._cursor = Cursor()
+        self._event: TimerQueue | None = None
+        self._processing: TimerQueue | None = None
+        self._since_maintenance = 0
+
+    def open(self, context: OperatorContext) -> None:
+        self._operator_states = OperatorStates(subtask=context.subtask)
+        timers = self._open_keyed(context) if self._keyed else None
+        self._context = UserContext(context, self._cursor, timers, self._sides)
+        for attribute, descriptor in descriptors_of(self._function).items():
+            owner: Any = self._operator_states.state
+            if descriptor.kind is StateKind.KEYED:
+                assert self._backend is not None, f"{self.name}: keyed state {descriptor.name!r} without a key"
+                owner = self._backend.table
+            setattr(self._function, attribute, owner(descriptor))
+        for state, batches in context.restored.items():
+            for rows in batches:
+                self._load(state, rows)
+        self._methods = self._ports()
+        self._on_timer = getattr(self._function, "on_timer", None)
+        self._call(self._function.open, self._context)
+
+    def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
+        process, context, cursor = self._methods[port], self._context, self._cursor
+        record: Any = None
+        out: list[Any] = []
+        extend = out.extend
+        try:
+            if self._keyed:
+                for cursor.key, record in zip(self._key_list(batch, port), rows_of(batch), strict=True):
+                    rows = process(record, context)
+                    if rows is not None:
+                        extend(rows)
+            else:
+                for record in rows_of(batch):
+                    rows = process(record, context)
+                    if rows is not None:
+                        extend(rows)
+        except Exception as error:
+            blame(self.name, error, record)
+        self._emit_all(out)
+        self._since_maintenance += batch.num_rows
+
+    def on_watermark(self, at_ms: int) -> None:
+        self._context.watermark_ms = at_ms
+        if self._event is not None:
+            self._fire(self._event, at_ms)
+        self.forward_watermark(at_ms)
+
+    def on_time(self, now_ms: int) -> None:
+        if self._processing is not None:
+            self._fire(self._processing, now_ms)
+
+    def deadline_ms(self) -> int | None:
+        return None if self._processing is None else self._processing.next_ms()
+
+    def maintain(self, budget: int) -> None:
+        if self._backend is not None:
+            self._backend.maintain(max(budget, 2 * self._since_maintenance))
+            self._since_maintenance = 0
+
+    def freeze(self, epoch: int) -> FrozenState | None:
+        items = self._operator_states.freeze()
+        return items if self._backend is None else FrozenParts(self._backend.freeze(), items)
+
+    def on_complete(self, epoch: int) -> None:
+        self._call(self._function.on_snapshot_complete, epoch)
+
+    def close(self) -> None:
+        self._call(self._function.close)
+
+    # Inside.
+
+    def _ports(self) -> list[Callable[[Any, Any], Iterable[Any] | None]]:
+        if len(self._keys) == 1:
+            return [self._function.process]
+        return [self._function.process_left, self._function.process_right]
+
+    def _open_keyed(self, context: OperatorContext) -> UserTimers:
+        schema = self.node.input_schemas[0]
+        self._backend = context.make_backend(key_type(schema, self._keys[0]))
+        self._cursor = self._backend.cursor
+        self._event = TimerQueue(TimeKind.EVENT, self._backend)
+        self._processing = TimerQueue(TimeKind.PROCESSING, self._backend)
+        return UserTimers(self._event, self._processing)
+
+    def _load(self, state: str, rows: pa.RecordBatch) -> None:
+        for timers in (self._event, self._processing):
+            if timers is not None and timers.state == state:
+                timers.load(key_list(rows.column("key")), rows)
+                return
+        if state in self._operator_states:
+            self._operator_states.load(state, rows)
+        else:
+            assert self._backend is not None
+            self._backend.load(state, rows)
+
+    def _key_list(self, batch: pa.RecordBatch, port: int) -> list[Any]:
+        columns = [key_list(batch.column(name)) for name in self._keys[port]]
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def _fire(self, timers: TimerQueue, now_ms: int) -> None:
+        out: list[Any] = []
+        at_ms: int | None = None
+        try:
+            for at_ms in timers.due(now_ms):
+                assert self._on_timer is not None
+                rows = self._on_timer(at_ms, self._context)
+                if rows is not None:
+                    out.extend(rows)
+        except Exception as error:
+            blame(self.name, error, f"timer at {at_ms} of key {self._cursor.key!r}")
+        self._emit_all(out)
+
+    def _emit_all(self, out: list[Any]) -> None:
+        if out:
+            self.emit(fit(self.name, out, self.node.schema))
+        for tag, rows in self._sides.items():
+            if rows:
+                self.emit_side(tag, fit(f"{self.name}, side output {tag}", rows, self.node.side_schemas[tag]))
+                rows.clear()
+
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            method(*arguments)
+        except Exception as error:
+            blame(self.name, error)
+
+
+def key_type(schema: pa.Schema, key: tuple[str, ...]) -> pa.DataType:
+    """The Arrow type of a key: the column's own for one column, a struct for several."""
+    if len(key) == 1:
+        return schema.field(key[0]).type
+    return pa.struct([schema.field(name) for name in key])
+
+
+def function_states(node: Node, function: Any, key: tuple[str, ...]) -> tuple[StateInfo, ...]:
+    """The states of a function under a key (empty: not keyed), its timers included."""
+    of_key = key_type(node.input_schemas[0], key) if key else None
+    declared = list(descriptors_of(function).values())
+    if key:
+        declared += [timers_descriptor(kind) for kind in TimeKind]
+    return tuple(each.info(of_key if each.kind is StateKind.KEYED else None) for each in declared)

@@ -1,0 +1,126 @@
+"""The sink operator: two-phase commit driven by snapshots.
+
+At a marker the writer pre-commits; what it promises to be able to commit is part of the snapshot. When the snapshot is
+complete it is committed. Output of an aborted epoch stays pending and goes out with the next complete one. After a restore
+the restored committables are committed again, which writers take as idempotent, before anything else happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
+from tidegate.dataflow.graph import Node
+from tidegate.dataflow.operators.base import Operator, OperatorContext
+from tidegate.dataflow.operators.user_code import blame
+from tidegate.errors import TidegateError
+from tidegate.protocol.commit import PendingCommits
+from tidegate.state.operator_state import FrozenItems
+from tidegate.state.sections import FrozenState, Section, StateInfo, StateKind
+
+COMMITTABLES = StateInfo("__committables", StateKind.SPLIT, "committables", pa.schema([pa.field("value", pa.string())]))
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """Writes to a sink; has no output."""
+
+    sink: Sink
+    kind: str = "sink"
+    stateful: bool = True
+
+    def create(self, node: Node) -> Operator:
+        return SinkOperator(node, self.sink)
+
+    def states(self, node: Node) -> tuple[StateInfo, ...]:
+        return (COMMITTABLES,)
+
+
+class SinkOperator(Operator):
+    def __init__(self, node: Node, sink: Sink) -> None:
+        super().__init__(node)
+        self._sink = sink
+        self._writer: SinkWriter | None = None
+        self._pending: PendingCommits[Committable] = PendingCommits()
+        self._prepared: dict[int, _Prepared] = {}
+
+    def open(self, context: OperatorContext) -> None:
+        self._writer = writer = self._sink.open(SinkContext(
+            job=context.job, sink=self.name, subtask=context.subtask, parallelism=context.parallelism,
+            attempt=context.attempt, schema=self.node.input_schemas[0],
+            deliver=lambda committable: context.deliver(self.name, committable)))
+        again = [item for rows in context.rows(COMMITTABLES.name) for item in rows.column("value").to_pylist()]
+        if again:
+            writer.commit(self._pending.restored(again))
+        if context.subtask == 0:
+            writer.discard_leftovers()
+
+    def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
+        assert self._writer is not None
+        try:
+            self._writer.write(batch)
+        except TidegateError:
+            raise
+        except Exception as error:
+            blame(self.name, error)
+
+    def freeze(self, epoch: int) -> FrozenState:
+        assert self._writer is not None
+        self._take_finished()
+        earlier = [prepared for _, prepared in sorted(self._prepared.items())]
+        prepared = self._prepared[epoch] = _Prepared(self._writer.pre_commit(epoch))
+        return FrozenCommittables(self._pending.all(), [*earlier, prepared])
+
+    def on_complete(self, epoch: int) -> None:
+        assert self._writer is not None
+        self._take_finished()
+        committables = self._pending.complete(epoch)
+        if committables:
+            self._writer.commit(committables)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _take_finished(self) -> None:
+        """Moves what the background thread has finished preparing to the pending commits, in the order of epochs."""
+        for epoch in sorted(self._prepared):
+            if self._prepared[epoch].committables is None:
+                break
+            self._pending.prepared(epoch, self._prepared.pop(epoch).committables or ())
+
+
+class _Prepared:
+    """One epoch's pre-commit, finished by a background thread."""
+
+    def __init__(self, finish: Callable[[], Sequence[Committable]]) -> None:
+        self._finish = finish
+        self.committables: tuple[Committable, ...] | None = None
+
+    def result(self) -> tuple[Committable, ...]:
+        if self.committables is None:
+            self.committables = tuple(self._finish())
+        return self.committables
+
+
+class FrozenCommittables:
+    """What a sink has pending at a marker. Reading it finishes the pre-commits, in the background."""
+
+    def __init__(self, pending: Sequence[Committable], prepared: Sequence[_Prepared]) -> None:
+        self._pending = pending
+        self._prepared = prepared
+
+    @property
+    def states(self) -> tuple[StateInfo, ...]:
+        return (COMMITTABLES,)
+
+    def sections(self) -> Iterator[Section]:
+        items = FrozenItems()
+        items.put(COMMITTABLES, [*self._pending, *(item for prepared in self._prepared for item in prepared.result())])
+        yield from items.sections()
+
+    def release(self) -> None:
+        """Nothing is shared with the live state."""

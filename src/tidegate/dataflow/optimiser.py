@@ -1,0 +1,65 @@
+"""From the logical graph to the physical plan: how parallel each operator is, and which ones are chained.
+
+A node is chained to its upstream node where it is the only thing it reads from, record for record: one input edge, FORWARD,
+the same parallelism. Chained operators call each other directly, without a channel. A node may have several chained
+consumers, of its main and of its side outputs, so that a chain is a tree.
+
+Invariants: every node is in exactly one vertex; the vertices are in the order of their heads, which is a topological order;
+nothing but a vertex's head has an edge from another vertex. State belongs to operators, by their names: vertices and
+their ids may change with every plan.
+"""
+
+from __future__ import annotations
+
+from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
+from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
+from tidegate.errors import GraphError
+
+
+def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining: bool = True) -> Plan:
+    """Raises `GraphError` where an operator can't have the parallelism it asks for."""
+    if slots < 1 or key_group_count < 1:
+        raise GraphError(f"slots={slots} and {key_group_count} key-groups: a job needs at least one of each")
+    assert all(index == node.id for index, node in enumerate(graph.nodes))
+    parallelism = [_parallelism_of(node, slots=slots, key_group_count=key_group_count) for node in graph.nodes]
+    heads: list[int] = []                      # by node: the head of the chain it is in
+    for node in graph.nodes:
+        chained = chaining and _continues_its_upstream(node, parallelism)
+        heads.append(heads[node.inputs[0].source] if chained else node.id)
+    vertices = tuple(_vertex(index, head, graph, heads, parallelism[head]) for index, head in enumerate(sorted(set(heads))))
+    vertex_of = {node.id: vertex.id for vertex in vertices for node in vertex.nodes}
+    edges = tuple(
+        PlanEdge(id=index, source_vertex=vertex_of[edge.source], source_node=edge.source, tag=edge.tag,
+                 target_vertex=vertex.id, port=edge.port, partitioning=_partitioning(edge, vertex.head, parallelism),
+                 key=edge.key)
+        for index, (vertex, edge) in enumerate((vertex, edge) for vertex in vertices for edge in vertex.head.inputs))
+    return Plan(vertices=vertices, edges=edges, slots=slots, key_group_count=key_group_count)
+
+
+def _parallelism_of(node: Node, *, slots: int, key_group_count: int) -> int:
+    parallelism = slots if node.parallelism is None else node.parallelism
+    if parallelism > slots:
+        raise GraphError(f"operator {node.name!r}: parallelism={parallelism} is more than the job's {slots} slots, and a slot "
+                         f"runs one subtask of an operator; lower it, or give the job slots={parallelism}")
+    if parallelism > key_group_count and any(edge.partitioning is Partitioning.HASH for edge in node.inputs):
+        raise GraphError(f"operator {node.name!r}: its parallelism of {parallelism} is more than the job's "
+                         f"{key_group_count} key-groups, and some subtasks would have no key; pass "
+                         f"parallelism={key_group_count} or less, or give the job more key-groups (which is fixed once it "
+                         f"has state)")
+    return parallelism
+
+
+def _continues_its_upstream(node: Node, parallelism: list[int]) -> bool:
+    return len(node.inputs) == 1 and _partitioning(node.inputs[0], node, parallelism) is Partitioning.FORWARD
+
+
+def _partitioning(edge: Edge, target: Node, parallelism: list[int]) -> Partitioning:
+    """FORWARD needs a subtask i on both sides; where their numbers differ, the records are dealt out evenly."""
+    if edge.partitioning is Partitioning.FORWARD and parallelism[edge.source] != parallelism[target.id]:
+        return Partitioning.REBALANCE
+    return edge.partitioning
+
+
+def _vertex(index: int, head: int, graph: LogicalGraph, heads: list[int], parallelism: int) -> Vertex:
+    nodes = tuple(node for node in graph.nodes if heads[node.id] == head)
+    return Vertex(id=index, name=" → ".join(node.name for node in nodes), parallelism=parallelism, nodes=nodes)

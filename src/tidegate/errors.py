@@ -1,0 +1,94 @@
+"""Every error Tidegate raises, as a tree.
+
+    TidegateError
+    ├── JobError                 the job as written can't run: fix the program
+    │   ├── SchemaError          a declared type or column doesn't fit
+    │   └── GraphError           duplicate or missing name, unconnected stream, impossible parallelism
+    ├── JobFailed                the job ran and gave up: carries the user's traceback, the operator and the record
+    ├── UserFunctionError        a user's function raised: operator, record and traceback
+    ├── ProtocolError            a peer said something that it must not say
+    │   └── HandshakeError       wrong secret, job or attempt
+    ├── StoreError               the snapshot store did not do what was asked
+    │   ├── NotFound
+    │   ├── AlreadyExists
+    │   └── CorruptFile          a length or checksum doesn't match: nothing of it was used
+    ├── RestoreError             a snapshot can't be restored into this job
+    ├── FencedOff                a newer attempt exists; this one must end itself
+    └── CommitError              an external commit has an unknown or failed outcome
+"""
+
+from __future__ import annotations
+
+
+class TidegateError(Exception):
+    """The root of the tree above."""
+
+
+class JobError(TidegateError):
+    """The job as written can't run."""
+
+
+class SchemaError(JobError):
+    """A declared type, a column or a function's output doesn't fit."""
+
+
+class GraphError(JobError):
+    """The dataflow graph isn't one that can be deployed."""
+
+
+class UserFunctionError(TidegateError):
+    """A user's function raised. `user_traceback` is theirs, without the engine's frames."""
+
+    def __init__(self, *, operator: str, user_traceback: str, record: str | None = None) -> None:
+        self.operator = operator
+        self.user_traceback = user_traceback
+        self.record = record
+        where = f"operator {operator!r} raised" + (f" at record {record}" if record is not None else "")
+        super().__init__(f"{where}:\n{user_traceback}")
+
+
+class JobFailed(TidegateError):
+    """The restart strategy gave up. The message carries the last failure, in the user's own terms."""
+
+    def __init__(self, message: str, *, operator: str | None = None, record: str | None = None,
+                 user_traceback: str | None = None) -> None:
+        self.operator = operator
+        self.record = record
+        self.user_traceback = user_traceback
+        super().__init__(message)
+
+
+class ProtocolError(TidegateError):
+    """A peer broke the protocol."""
+
+
+class HandshakeError(ProtocolError):
+    """A connection did not prove that it belongs to this job and attempt."""
+
+
+class StoreError(TidegateError):
+    """The snapshot store did not do what was asked."""
+
+
+class NotFound(StoreError):
+    """No such name in the store."""
+
+
+class AlreadyExists(StoreError):
+    """`create` lost: the name is taken."""
+
+
+class CorruptFile(StoreError):
+    """A length or a checksum doesn't match what the manifest lists. Nothing of the file was used."""
+
+
+class RestoreError(TidegateError):
+    """A snapshot can't be restored into this job."""
+
+
+class FencedOff(TidegateError):
+    """A newer attempt has started; whoever gets this must stop at once."""
+
+
+class CommitError(TidegateError):
+    """An external commit failed or its outcome is unknown. It is never taken for success."""

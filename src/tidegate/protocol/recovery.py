@@ -1,0 +1,192 @@
+"""Recovery: which snapshot, and who reads what of it.
+
+Theory of operation (Carbone et al. 2017, §3.4 "Usages and Consistent Rollback" and §3.2.3 "State Re-Allocation")
+----------------------------------------------------------------------------------------------------------------
+After a failure, and in every reconfiguration, the job is rolled back to its newest complete snapshot. The snapshot was
+written by p subtasks of an operator and is read by q:
+
+- *keyed* state is cut into key-groups, and subtask i of q owns a contiguous range of them. A range of groups is a
+  sequential read within each of the old pieces it touches, at any p and q.
+- *split* operator state is one list, scattered over the pieces: laid end to end in piece order and dealt out again in
+  contiguous runs whose lengths differ by at most one. Its order survives any number of changes of the parallelism.
+- *union* operator state goes to everyone, whole; each subtask keeps what concerns it.
+- *broadcast* state is the same everywhere, was therefore written once, by subtask 0, and is read by everyone.
+
+Invariants: of keyed and split state nothing is lost and nothing is read twice; the plan depends on its arguments only.
+A snapshot whose pieces do not make up a whole is a `RestoreError` that says what is wrong; there is no silent step
+back to an older one, because sinks may have committed output that only the newest one knows about.
+
+Not here: reading, and matching operators and schemas of the snapshot with those of the job. Committables of sinks are
+split state like any other: whoever gets one commits it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tidegate.errors import RestoreError
+from tidegate.keygroups import key_groups_of
+
+
+class Redistribution(Enum):
+    """How a state is dealt out to a new number of subtasks. The values are those of `state.sections.StateKind`."""
+
+    KEYED = "keyed"
+    SPLIT = "split"
+    UNION = "union"
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one old subtask wrote. `item_counts` is by state, for states that are not keyed; a missing one is 0."""
+
+    subtask: int
+    key_groups: range
+    item_counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRead:
+    """These key-groups of all keyed states in that piece (an index into the pieces given)."""
+
+    piece: int
+    groups: range
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsRead:
+    """Items `start` … `stop` (half-open) of a state that is not keyed, in that piece."""
+
+    piece: int
+    state: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskRestore:
+    """All that one new subtask reads: key-groups in growing order; items state by state, in the order of pieces."""
+
+    keyed: tuple[KeyedRead, ...] = ()
+    items: tuple[ItemsRead, ...] = ()
+
+
+def newest_complete(epochs: Sequence[int]) -> int | None:
+    """The epoch to go on from; `epochs` are those whose manifests exist, readable or not, in any order."""
+    return max(epochs, default=None)
+
+
+def next_epoch(seen: Iterable[int]) -> int:
+    """`seen`: every epoch number that is known to have been used, complete or not, by any attempt.
+
+    An epoch that left no trace before a crash may be numbered again. That is harmless: names carry the attempt as well.
+    """
+    return max(seen, default=0) + 1
+
+
+def next_attempt(claimed: Iterable[int]) -> int:
+    """The number to claim next; the claim itself (an exclusive create) decides who gets it."""
+    return max(claimed, default=0) + 1
+
+
+def plan_operator_restore(pieces: Sequence[Piece], kinds: Mapping[str, Redistribution], *, parallelism: int,
+                          key_group_count: int) -> tuple[SubtaskRestore, ...]:
+    """What each of `parallelism` new subtasks reads of one operator's pieces. `pieces[i]` is old subtask i's."""
+    _check_subtasks(pieces)
+    _check_states(pieces, kinds)
+    keyed = Redistribution.KEYED in kinds.values()
+    if keyed or any(piece.key_groups for piece in pieces):
+        _check_tiling(pieces, key_group_count)
+    return tuple(
+        SubtaskRestore(
+            keyed=tuple(_keyed_reads(pieces, key_groups_of(subtask, parallelism=parallelism,
+                                                           key_group_count=key_group_count))) if keyed else (),
+            items=tuple(read for state, kind in kinds.items()
+                        for read in _item_reads(pieces, state, kind, subtask=subtask, parallelism=parallelism)),
+        )
+        for subtask in range(parallelism)
+    )
+
+
+def _keyed_reads(pieces: Sequence[Piece], owned: range) -> Iterator[KeyedRead]:
+    for index in sorted(range(len(pieces)), key=lambda index: pieces[index].key_groups.start):
+        groups = _overlap(pieces[index].key_groups, owned)
+        if groups:
+            yield KeyedRead(index, groups)
+
+
+def _item_reads(pieces: Sequence[Piece], state: str, kind: Redistribution, *, subtask: int,
+                parallelism: int) -> Iterator[ItemsRead]:
+    counts = [piece.item_counts.get(state, 0) for piece in pieces]
+    total = sum(counts)
+    match kind:
+        case Redistribution.KEYED:
+            return
+        case Redistribution.UNION | Redistribution.BROADCAST:
+            wanted = range(total)
+        case Redistribution.SPLIT:
+            wanted = range(subtask * total // parallelism, (subtask + 1) * total // parallelism)
+    offset = 0
+    for index, count in enumerate(counts):
+        part = _overlap(range(offset, offset + count), wanted)
+        if part:
+            yield ItemsRead(index, state, part.start - offset, part.stop - offset)
+        offset += count
+
+
+def _overlap(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _check_subtasks(pieces: Sequence[Piece]) -> None:
+    found = [piece.subtask for piece in pieces]
+    if found != list(range(len(pieces))):
+        raise RestoreError(f"the snapshot's pieces are of subtasks {found}, not of 0 to {len(pieces) - 1}, each once: "
+                           "its manifest is not one that Tidegate wrote")
+
+
+def _check_states(pieces: Sequence[Piece], kinds: Mapping[str, Redistribution]) -> None:
+    for piece in pieces:
+        unknown = sorted(piece.item_counts.keys() - kinds.keys())
+        if unknown:
+            raise RestoreError(f"subtask {piece.subtask} wrote items of {unknown}, of which the snapshot doesn't say "
+                               "how they are redistributed")
+        if any(count < 0 for count in piece.item_counts.values()):
+            raise RestoreError(f"subtask {piece.subtask} is said to have written {dict(piece.item_counts)} items")
+    for state, kind in kinds.items():
+        holders = [piece.subtask for piece in pieces if piece.item_counts.get(state, 0)]
+        if kind is Redistribution.BROADCAST and len(holders) > 1:
+            raise RestoreError(f"broadcast state {state!r} was written by subtasks {holders}; one of them should have")
+
+
+def _check_tiling(pieces: Sequence[Piece], key_group_count: int) -> None:
+    written = Counter(group for piece in pieces for group in piece.key_groups)
+    everything = range(key_group_count)
+    complaints = [
+        f"{what}: {_runs(groups)}"
+        for what, groups in (
+            ("missing", [group for group in everything if not written[group]]),
+            ("written by more than one subtask", sorted(group for group in written if written[group] > 1)),
+            ("out of range", sorted(group for group in written if group not in everything)),
+        )
+        if groups
+    ]
+    if complaints:
+        raise RestoreError(f"the snapshot does not hold each of the {key_group_count} key-groups once "
+                           f"({'; '.join(complaints)}). The number of key-groups is fixed for the life of a "
+                           "job's state: was it changed?")
+
+
+def _runs(groups: Sequence[int]) -> str:
+    """[3, 4, 5, 9] → "3-5, 9"."""
+    runs: list[range] = []
+    for group in groups:
+        if runs and runs[-1].stop == group:
+            runs[-1] = range(runs[-1].start, group + 1)
+        else:
+            runs.append(range(group, group + 1))
+    return ", ".join(str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in runs)

@@ -1,0 +1,61 @@
+"""Work off the hot loop: snapshot files, manifests, deletions.
+
+One thread, in order. What it gives back is handed to a callback in the loop's own thread, so that state is only ever touched
+by the loop.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+Outcome = Callable[[Any, BaseException | None], None]
+
+
+class Background(Protocol):
+    def submit(self, work: Callable[[], Any], then: Outcome) -> None:
+        """Runs `work` later, elsewhere; then `then(result, error)` in the loop."""
+
+    def deliver(self) -> bool:
+        """Calls the callbacks of finished work; whether there were any."""
+
+
+class BackgroundThread:
+    """`wake` is called from the thread whenever something is finished, to end the loop's wait."""
+
+    def __init__(self, name: str, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._waiting: queue.SimpleQueue[tuple[Callable[[], Any], Outcome] | None] = queue.SimpleQueue()
+        self._finished: deque[tuple[Outcome, Any, BaseException | None]] = deque()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], Any], then: Outcome) -> None:
+        self._waiting.put((work, then))
+
+    def deliver(self) -> bool:
+        delivered = False
+        while self._finished:
+            then, result, error = self._finished.popleft()
+            then(result, error)
+            delivered = True
+        return delivered
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Lets the work at hand finish; what is waiting behind it is dropped."""
+        while not self._waiting.empty():
+            self._waiting.get()
+        self._waiting.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            work, then = item
+            try:
+                self._finished.append((then, work(), None))
+            except BaseException as error:  # noqa: BLE001  (handed to the loop, which decides)
+                self._finished.append((then, None, error))
+            self._wake()

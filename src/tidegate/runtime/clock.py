@@ -1,0 +1,22 @@
+"""Time, as something that is given: the slot and the master never read a clock of their own."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """The time of day, for users' timers. It may jump."""
+
+    def monotonic_ms(self) -> int:
+        """Never goes back: for intervals, time-outs and heartbeats."""
+
+
+class SystemClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000

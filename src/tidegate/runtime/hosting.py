@@ -1,0 +1,258 @@
+"""The real world around a master and a slot: sockets, threads, the system's clock.
+
+`MasterHost` runs a master in a thread of the driver process; `run_slot` is the body of a slot's process. Everything of
+interest is decided elsewhere: these two loops only move bytes and time to where they are waited for.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import selectors
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+
+from tidegate.channels.handshake import Identity, serve
+from tidegate.channels.links import Link, LinkLost, LinkServer, connect_link
+from tidegate.channels.ports import Inlet, Outlet
+from tidegate.channels.tcp import ChannelLost, TcpNetwork
+from tidegate.dataflow.plan import Plan
+from tidegate.errors import HandshakeError, ProtocolError
+from tidegate.protocol.ids import ChannelId
+from tidegate.runtime.background import BackgroundThread
+from tidegate.runtime.clock import SystemClock
+from tidegate.runtime.handle import Handle
+from tidegate.runtime.master import Deployer, Master
+from tidegate.runtime.messages import Message, Register, from_wire, to_wire
+from tidegate.runtime.settings import JobSettings
+from tidegate.runtime.slot import Slot, SlotWorld
+from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.opening import open_store
+
+MASTER_TICK_S = 0.01
+CONNECT_TIMEOUT_S = 60.0
+
+# A background thread that computes must not keep the hot loop waiting for the default 5 ms at every turn.
+SWITCH_INTERVAL_S = 0.0005
+# The hot loop makes many short-lived tuples and no cycles; the collector would walk the whole state for nothing.
+GC_THRESHOLDS = (200_000, 50, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLaunch:
+    """What every slot of a job gets, through Spark's own closure path."""
+
+    plan: Plan
+    settings: JobSettings
+    store: str
+    secret: bytes = field(repr=False)
+
+
+class MasterHost:
+    """Runs the master of one job until it has ended."""
+
+    def __init__(self, launch: SlotLaunch, make_deployer: Callable[[SlotLaunch, tuple[str, int]], Deployer]) -> None:
+        self._launch = launch
+        self._selector = selectors.DefaultSelector()
+        self._waker = Waker(self._selector)
+        self._requests: deque[Callable[[], None]] = deque()
+        self._links = SlotLinks(self._selector, launch)
+        self._background = BackgroundThread("tidegate-master-store", self._waker.wake)
+        self._master = Master(
+            plan=launch.plan, settings=launch.settings, catalog=SnapshotCatalog(open_store(launch.store)),
+            deployer=make_deployer(launch, self._links.address), links=self._links, clock=SystemClock(),
+            background=self._background)
+        self._links.master = self._master
+        self._thread = threading.Thread(target=self._run, name=f"tidegate-master {launch.settings.name}", daemon=True)
+
+    def start(self) -> Handle:
+        self._master.start()
+        self._thread.start()
+        return Handle(self._launch.settings.name, self._master, self._post, self._thread.join)
+
+    def _post(self, request: Callable[[], None]) -> None:
+        self._requests.append(request)
+        self._waker.wake()
+
+    def _run(self) -> None:
+        master = self._master
+        while not master.status.terminal:
+            serve(self._selector, MASTER_TICK_S)
+            self._background.deliver()
+            while self._requests:
+                self._requests.popleft()()
+            master.tick()
+        self._links.close()
+        self._background.close()
+        self._waker.close()
+        self._selector.close()
+
+
+class SlotLinks:
+    """The master's links, by slot."""
+
+    def __init__(self, selector: selectors.BaseSelector, launch: SlotLaunch) -> None:
+        self.master: Master | None = None
+        self._launch = launch
+        self._by_slot: dict[int, Link] = {}
+        self._slots: dict[Link, int] = {}
+        self._server = LinkServer(
+            selector, self._identity(0), bind_host=launch.settings.tuning.bind_host, on_connect=self._connected,
+            on_message=self._said, on_lost=self._lost)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self._server.address
+
+    def expect(self, attempt: int) -> None:
+        self._server.identity = self._identity(attempt)
+        for link in list(self._slots):
+            link.close()
+        self._by_slot, self._slots = {}, {}
+
+    def send(self, slot: int, message: Message) -> None:
+        if slot in self._by_slot:
+            self._by_slot[slot].send(to_wire(message))
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _identity(self, attempt: int) -> Identity:
+        return Identity(self._launch.settings.name, attempt, self._launch.secret)
+
+    def _connected(self, link: Link, hello: Mapping[str, Any]) -> None:
+        slot = hello.get("slot")
+        if not isinstance(slot, int) or not 0 <= slot < self._launch.plan.slots or slot in self._by_slot:
+            link.close()
+            return
+        self._by_slot[slot] = link
+        self._slots[link] = slot
+
+    def _said(self, link: Link, wire: dict[str, Any]) -> None:
+        slot = self._slots.get(link)
+        if slot is None or self.master is None:
+            return
+        try:
+            message = from_wire(wire)
+        except ProtocolError as error:
+            self.master.on_lost(slot, str(error))
+        else:
+            self.master.on_message(slot, message)
+
+    def _lost(self, link: Link, reason: str) -> None:
+        slot = self._slots.pop(link, None)
+        if slot is not None and self.master is not None:
+            del self._by_slot[slot]
+            self.master.on_lost(slot, reason)
+
+
+def run_slot(index: int, payload: bytes, attempt: int, master: tuple[str, int]) -> None:
+    """The body of a slot's process. It returns when the master says so or can't be reached any more."""
+    launch: SlotLaunch = cloudpickle.loads(payload)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    identity = Identity(launch.settings.name, attempt, launch.secret)
+    try:
+        SlotHost(index, launch, identity, master).run()
+    except (HandshakeError, LinkLost):
+        return      # a newer attempt has started, or the job is over: a zombie ends itself
+
+
+class SlotHost:
+    """One slot with its sockets."""
+
+    def __init__(self, index: int, launch: SlotLaunch, identity: Identity, master: tuple[str, int]) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._waker = Waker(self._selector)
+        self._background = BackgroundThread(f"tidegate-slot-{index}-store", self._waker.wake)
+        self._network = TcpNetwork(identity=identity, bind_host=launch.settings.tuning.bind_host, selector=self._selector)
+        self._link = connect_link(master, identity, {"slot": index}, timeout_s=CONNECT_TIMEOUT_S)
+        self._orphaned = False
+        world = SlotWorld(network=_Connecting(self._network), store=open_store(launch.store), clock=SystemClock(),
+                          background=self._background, tell=lambda message: self._link.send(to_wire(message)))
+        self._slot = Slot(index, plan=launch.plan, settings=launch.settings, attempt=identity.attempt, world=world)
+        self._link.attach(self._selector, on_message=self._said, on_lost=self._lost)
+        host, port = self._network.address
+        world.tell(Register(index, host, port, os.getpid()))
+
+    def run(self) -> None:
+        slot, network, background = self._slot, self._network, self._background
+        try:
+            while not slot.ended and not self._orphaned:
+                progress = slot.step()
+                try:
+                    network.poll(0 if progress else slot.wait_ms() / 1000)
+                except ChannelLost as error:
+                    slot.on_channel_lost(str(error))
+                background.deliver()
+            self._link.flush(timeout_s=5.0)
+        finally:
+            slot.close()
+            background.close()
+            self._link.close()
+            network.close()
+            self._waker.close()
+            self._selector.close()
+
+    def _said(self, link: Link, wire: dict[str, Any]) -> None:
+        self._slot.on_message(from_wire(wire))
+
+    def _lost(self, link: Link, reason: str) -> None:
+        self._orphaned = True
+
+
+class _Connecting:
+    """The network as a slot sees it, over TCP."""
+
+    def __init__(self, network: TcpNetwork) -> None:
+        self._network = network
+
+    def connect(self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]],
+                incoming: Mapping[ChannelId, pa.Schema]) -> None:
+        self._network.connect({channel: address for channel, (address, _) in outgoing.items()}, incoming,
+                              {channel: schema for channel, (_, schema) in outgoing.items()}, deadline_s=CONNECT_TIMEOUT_S)
+
+    def outlet(self, channel: ChannelId) -> Outlet:
+        return self._network.outlet(channel)
+
+    def inlet(self, channel: ChannelId) -> Inlet:
+        return self._network.inlet(channel)
+
+
+class Waker:
+    """A pipe that ends a selector's wait from another thread."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        selector.register(self._read, selectors.EVENT_READ, self._drain)
+
+    def wake(self) -> None:
+        try:
+            os.write(self._write, b"!")
+        except (BlockingIOError, OSError):
+            return      # full: it is awake already; closed: nobody waits any more
+
+    def close(self) -> None:
+        self._selector.unregister(self._read)
+        os.close(self._read)
+        os.close(self._write)
+
+    def _drain(self, events: int) -> None:
+        while True:
+            try:
+                if len(os.read(self._read, 4096)) < 4096:
+                    return
+            except BlockingIOError:
+                return

@@ -1,0 +1,165 @@
+"""What slots and the master say to each other, and its form on the wire.
+
+Every message is a frozen dataclass of plain JSON values. `to_wire` and `from_wire` are the only codec; `from_wire` checks the
+kind, the names and the types, so that nothing half-understood gets further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias, get_type_hints
+
+from tidegate.errors import ProtocolError
+
+# From a slot to the master.
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A slot is there and listens for channels at host and port."""
+
+    slot: int
+    host: str
+    port: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The slot's state is restored and its channels are connected."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """A subtask's part of a snapshot is durable. `operators` has an entry for each stateful operator of its chain."""
+
+    vertex: int
+    subtask: int
+    epoch: int
+    operators: dict[str, Any]
+    stats: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """A subtask couldn't write its part; the epoch is to be aborted, the job goes on."""
+
+    vertex: int
+    subtask: int
+    epoch: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDone:
+    """A source subtask has come to the end of its input."""
+
+    vertex: int
+    subtask: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The slot can't go on."""
+
+    slot: int
+    message: str
+    operator: str | None = None
+    user_traceback: str | None = None
+    record: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    slot: int
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Committed output of a sink that ends on the driver."""
+
+    sink: str
+    committable: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The final epoch is committed on this slot."""
+
+    slot: int
+
+
+# From the master to slots.
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """Connect to these addresses (by slot) and restore this epoch's snapshot (None: start empty)."""
+
+    addresses: list[Any]
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Everybody is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """End this epoch at the sources. `ending` says why nothing follows, where nothing does."""
+
+    epoch: int
+    ending: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    epoch: int
+    ending: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    reason: str
+
+
+Message: TypeAlias = (Register | Ready | Acknowledge | Decline | SourceDone | Failed | Heartbeat | Delivered | Done | Deploy
+                      | Start | Trigger | Complete | Abort | Shutdown)
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (Register, Ready, Acknowledge, Decline, SourceDone, Failed, Heartbeat, Delivered, Done, Deploy, Start,
+                 Trigger, Complete, Abort, Shutdown)
+}
+_PLAIN: dict[Any, tuple[type, ...]] = {
+    int: (int,), str: (str,), int | None: (int, type(None)), str | None: (str, type(None)), dict[str, Any]: (dict,),
+    list[Any]: (list,),
+}
+_CHECKS = {name: {field: _PLAIN[hint] for field, hint in get_type_hints(kind).items()} for name, kind in _KINDS.items()}
+
+
+def to_wire(message: Message) -> dict[str, Any]:
+    return {"kind": type(message).__name__} | {field.name: getattr(message, field.name) for field in fields(message)}
+
+
+def from_wire(wire: dict[str, Any]) -> Message:
+    values = dict(wire)
+    kind = values.pop("kind", None)
+    if kind not in _KINDS:
+        raise ProtocolError(f"a message of unknown kind {kind!r}: do both sides run the same version of Tidegate?")
+    checks = _CHECKS[kind]
+    wrong = [name for name, value in values.items()
+             if name not in checks or not isinstance(value, checks[name]) or isinstance(value, bool)]
+    if wrong or len(values) != len(checks):
+        raise ProtocolError(f"a malformed {kind} message: {sorted(set(checks) ^ set(values)) or wrong}")
+    message: Message = _KINDS[kind](**values)
+    return message

@@ -1,0 +1,63 @@
+"""What a handle tells about a job: its status, its epochs, its failures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Status(Enum):
+    STARTING = "starting"          # slots are being deployed
+    RUNNING = "running"
+    RESTARTING = "restarting"      # rolling back after a failure
+    FINISHED = "finished"          # the input is at its end and everything is committed
+    STOPPED = "stopped"            # by the user, with a final snapshot
+    CANCELLED = "cancelled"        # by the user, at once
+    FAILED = "failed"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (Status.FINISHED, Status.STOPPED, Status.CANCELLED, Status.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt ended, in the user's terms where it was their function."""
+
+    message: str
+    slot: int | None = None
+    operator: str | None = None
+    user_traceback: str | None = None
+    record: str | None = None
+    attempt: int = 0
+    at_ms: int = 0
+
+
+@dataclass(slots=True)
+class EpochReport:
+    """One epoch's life. `completed_ms` is None while it is under way and where it was aborted."""
+
+    epoch: int
+    attempt: int
+    triggered_ms: int
+    ending: str | None = None
+    completed_ms: int | None = None
+    aborted: str | None = None
+    bytes: int = 0
+    subtasks: dict[str, dict[str, Any]] = field(default_factory=dict)    # pause, alignment and write times
+
+    @property
+    def duration_ms(self) -> int | None:
+        return None if self.completed_ms is None else self.completed_ms - self.triggered_ms
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """One deployment: when it was claimed, from which epoch it was restored and when it ran."""
+
+    attempt: int
+    claimed_ms: int
+    restored_epoch: int | None
+    running_ms: int | None = None
+    slots: dict[int, int] = field(default_factory=dict)    # process id by slot

@@ -1,0 +1,96 @@
+"""What a user can set about snapshots, restarts and the running of a job, with the defaults that fit most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+
+import pyarrow as pa
+
+from tidegate.dataflow.operators.base import KeyedBackend
+from tidegate.errors import JobError
+from tidegate.protocol.coordinator import CoordinatorSettings
+from tidegate.protocol.restart import Exponential, RestartStrategy
+from tidegate.state.heap import HeapBackend
+from tidegate.types import parse_duration_ms
+
+Duration = str | int | float | timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshots:
+    """How often the job's state is kept, and where.
+
+    `every=None` takes a snapshot only at the end of bounded input, at `stop()` and at `handle.snapshot()`. `retain` complete
+    snapshots are kept; older ones are deleted.
+    """
+
+    to: str
+    every: Duration | None = "10 s"
+    min_pause: Duration = 0
+    timeout: Duration = "10 minutes"
+    tolerable_failures: int = 3
+    retain: int = 2
+
+    def __post_init__(self) -> None:
+        if self.retain < 1:
+            raise JobError(f"Snapshots(retain={self.retain}): at least one snapshot must be kept to recover from")
+        self.coordinator_settings()
+
+    def coordinator_settings(self) -> CoordinatorSettings:
+        return CoordinatorSettings(
+            interval_ms=None if self.every is None else parse_duration_ms(self.every),
+            min_pause_ms=parse_duration_ms(self.min_pause), timeout_ms=parse_duration_ms(self.timeout),
+            tolerable_failures=self.tolerable_failures, retain=self.retain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """How the engine runs. The defaults are measured (`benchmarks/`); change them for a reason."""
+
+    max_batch_rows: int = 8192               # a source's batch; also what small batches are joined to
+    linger_ms: int = 2                       # how long a source waits for more records before it sends a small batch
+    key_group_count: int = 128               # fixed for the life of a job's state
+    chaining: bool = True
+    bind_host: str = "127.0.0.1"             # where slots and the master listen
+    heartbeat_ms: int = 1_000
+    heartbeat_timeout_ms: int = 30_000       # longer than any single call of a user's function may take
+    deploy_timeout_ms: int = 120_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.key_group_count <= 32_768:
+            raise JobError(f"key_group_count={self.key_group_count}: choose 1 to 32768")
+        if self.max_batch_rows < 1 or self.linger_ms < 0:
+            raise JobError("max_batch_rows must be at least 1 and linger_ms at least 0")
+        if self.heartbeat_timeout_ms <= 2 * self.heartbeat_ms:
+            raise JobError("heartbeat_timeout_ms must be more than twice heartbeat_ms")
+
+
+class Backend(Protocol):
+    """Where live keyed state is kept; picklable."""
+
+    def create(self, *, key_type: pa.DataType, key_group_count: int) -> KeyedBackend: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """State in the slot's own memory: the fastest, as long as it fits."""
+
+    def create(self, *, key_type: pa.DataType, key_group_count: int) -> KeyedBackend:
+        return HeapBackend(key_type=key_type, key_group_count=key_group_count)
+
+
+DEFAULT_RESTART: RestartStrategy = Exponential(initial_ms=500, maximum_ms=30_000, multiplier=2.0, attempts=10,
+                                               reset_after_ms=300_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Everything the master needs to know beside the plan."""
+
+    name: str
+    snapshots: Snapshots
+    restart: RestartStrategy = DEFAULT_RESTART
+    tuning: Tuning = field(default_factory=Tuning)
+    backend: Backend = field(default_factory=Heap)

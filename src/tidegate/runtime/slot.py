@@ -1,0 +1,301 @@
+"""A slot: subtask i of every vertex, in one single-threaded loop.
+
+The slot does no I/O of its own and reads no clock: it is given a network, a store, a clock, a background and a way to speak to
+the master, so that the very same code runs in a Spark task and in the simulation. Whoever drives it calls `on_message` for
+what the master says and `step` as long as that makes progress. When the slot has `ended`, it is to be dropped; a failure has
+been reported by then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from tidegate.channels.memory import MemoryChannel
+from tidegate.channels.ports import Inlet, Outlet
+from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
+from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec
+from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
+from tidegate.errors import ProtocolError, StoreError, UserFunctionError
+from tidegate.protocol.coordinator import Ending
+from tidegate.protocol.ids import ChannelId
+from tidegate.runtime.background import Background
+from tidegate.runtime.clock import Clock
+from tidegate.runtime.exchange import EdgeWriter
+from tidegate.runtime.messages import (
+    Abort, Acknowledge, Complete, Decline, Delivered, Deploy, Done, Failed, Heartbeat, Message, Ready, Shutdown,
+    SourceDone, Start, Trigger,
+)
+from tidegate.runtime.settings import JobSettings
+from tidegate.runtime.snapshots import restored_rows, write_part
+from tidegate.runtime.subtask import InnerSubtask, Input, Part, SourceSubtask, Subtask
+from tidegate.store.base import Store
+from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.manifest import Manifest
+
+
+CHANNEL_LOST_PATIENCE_MS = 5_000
+
+
+class Network(Protocol):
+    """Channels to other slots."""
+
+    def connect(self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]],
+                incoming: Mapping[ChannelId, pa.Schema]) -> None: ...
+
+    def outlet(self, channel: ChannelId) -> Outlet: ...
+
+    def inlet(self, channel: ChannelId) -> Inlet: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SlotWorld:
+    """Everything outside that a slot may touch."""
+
+    network: Network
+    store: Store
+    clock: Clock
+    background: Background
+    tell: Callable[[Message], None]
+
+
+class Slot:
+    def __init__(self, index: int, *, plan: Plan, settings: JobSettings, attempt: int, world: SlotWorld) -> None:
+        self.index = index
+        self.ended = False
+        self._plan = plan
+        self._settings = settings
+        self._attempt = attempt
+        self._world = world
+        self._subtasks: list[Subtask] = []
+        self._running = False
+        self._next_heartbeat_ms = 0
+        self._lost: tuple[str, int] | None = None       # a channel that is gone, and until when we wait to hear why
+
+    # What the driver of the loop calls.
+
+    def on_message(self, message: Message) -> None:
+        try:
+            self._handle(message)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the master decides what follows)
+            self._fail(error)
+
+    def step(self) -> bool:
+        """A unit of work for every subtask, downstream first; whether anything was done."""
+        if self._lost is not None and self._world.clock.monotonic_ms() >= self._lost[1]:
+            self._fail(ProtocolError(self._lost[0]))
+        if self.ended or not self._running:
+            return False
+        try:
+            self._heartbeat()
+            now_ms = self._world.clock.now_ms()
+            progress = False
+            for subtask in self._subtasks:
+                subtask.on_time(now_ms)
+                if subtask.step():
+                    progress = True
+                    subtask.maintain()
+            return progress
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+            return False
+
+    def on_channel_lost(self, reason: str) -> None:
+        """The slot at the other end is gone, as a rule. It knows why, so the master shall hear it from there first; only if
+        nothing comes of that do we report the channel."""
+        if self._lost is None:
+            self._running = False
+            self._lost = reason, self._world.clock.monotonic_ms() + CHANNEL_LOST_PATIENCE_MS
+
+    def wait_ms(self) -> int:
+        """How long the loop may wait for something to arrive before it steps again."""
+        clock = self._world.clock
+        monotonic_ms, now_ms = clock.monotonic_ms(), clock.now_ms()
+        waits = [self._next_heartbeat_ms - monotonic_ms] if self._running else [self._settings.tuning.heartbeat_ms]
+        for subtask in self._subtasks if self._running else ():
+            if (until_ms := subtask.wait_until_ms()) is not None:
+                waits.append(until_ms - monotonic_ms)
+            if (deadline_ms := subtask.deadline_ms()) is not None:
+                waits.append(deadline_ms - now_ms)
+        return max(0, min(waits))
+
+    def close(self) -> None:
+        self.ended = True
+        for subtask in self._subtasks:
+            subtask.close()
+        self._subtasks = []
+
+    # Messages.
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Deploy(addresses, epoch):
+                self._deploy([(host, port) for host, port in addresses], epoch)
+                self._world.tell(Ready(self.index))
+            case Start():
+                self._running = True
+            case Trigger(epoch, ending):
+                for subtask in self._subtasks:
+                    if isinstance(subtask, SourceSubtask):
+                        subtask.trigger(epoch, None if ending is None else Ending(ending))
+            case Complete(epoch, ending):
+                for subtask in self._subtasks:
+                    subtask.complete(epoch)
+                if ending is not None:
+                    self._world.tell(Done(self.index))
+            case Abort(epoch):
+                for subtask in self._subtasks:
+                    subtask.abort(epoch)
+            case Shutdown():
+                self.ended = True
+            case _:
+                raise AssertionError(f"a slot doesn't expect {message}")
+
+    def _heartbeat(self) -> None:
+        monotonic_ms = self._world.clock.monotonic_ms()
+        if monotonic_ms >= self._next_heartbeat_ms:
+            self._next_heartbeat_ms = monotonic_ms + self._settings.tuning.heartbeat_ms
+            self._world.tell(Heartbeat(self.index, self._metrics()))
+
+    def _metrics(self) -> dict[str, Any]:
+        return {str(subtask.id): {"records_in": subtask.counters.records_in,
+                                  "pause_ms": round(subtask.counters.snapshot_pause_ms, 3)}
+                for subtask in self._subtasks}
+
+    def _fail(self, error: Exception) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        if isinstance(error, UserFunctionError):
+            self._world.tell(Failed(self.index, str(error), error.operator, error.user_traceback, error.record))
+        else:
+            self._world.tell(Failed(self.index, f"{type(error).__name__}: {error}"))
+
+    # Snapshots.
+
+    def _take_parts(self, subtask: Subtask, epoch: int, parts: Sequence[Part]) -> None:
+        """Writes the frozen parts in the background, then acknowledges."""
+        stats = dict(subtask.counters.last)
+
+        def write() -> dict[str, Any]:
+            started = time.perf_counter()
+            written = {part.operator: write_part(
+                part, store=self._world.store, attempt=self._attempt, epoch=epoch, subtask=subtask.id.subtask,
+                parallelism=subtask.vertex.parallelism, key_group_count=self._plan.key_group_count) for part in parts}
+            stats["write_ms"] = round((time.perf_counter() - started) * 1000, 3)
+            return written
+
+        self._world.background.submit(write, partial(self._parts_written, subtask, epoch, parts, stats))
+
+    def _parts_written(self, subtask: Subtask, epoch: int, parts: Sequence[Part], stats: dict[str, Any],
+                       written: dict[str, Any] | None, error: BaseException | None) -> None:
+        if self.ended:
+            return
+        for part in parts:
+            part.frozen.release()
+        vertex, index = subtask.id.vertex, subtask.id.subtask
+        if written is not None:
+            self._world.tell(Acknowledge(vertex, index, epoch, written, stats))
+        elif isinstance(error, StoreError):
+            self._world.tell(Decline(vertex, index, epoch, f"{type(error).__name__}: {error}"))
+        else:
+            # A sink that couldn't pre-commit has lost track of its epoch: only a rollback puts that right.
+            assert isinstance(error, Exception)
+            self._fail(error)
+
+    # Deployment.
+
+    def _deploy(self, addresses: Sequence[tuple[str, int]], epoch: int | None) -> None:
+        manifest = None if epoch is None else SnapshotCatalog(self._world.store).load(epoch)
+        channels = _Channels(self._plan, self.index, self._world.network, addresses)
+        timed = _timed_vertices(self._plan)
+        built = [self._build(vertex, channels, timed, manifest) for vertex in self._plan.subtasks_in(self.index)]
+        self._subtasks = built[::-1]
+
+    def _build(self, vertex: Vertex, channels: _Channels, timed: set[int], manifest: Manifest | None) -> Subtask:
+        operators = {node.id: node.spec.create(node) for node in vertex.nodes}
+        writers = []
+        for node in vertex.nodes[1:]:
+            (edge,) = node.inputs
+            _attach(operators[edge.source], edge.tag, operators[node.id])
+        for out in self._plan.outputs_of(vertex):
+            writer = EdgeWriter(
+                [channels.outlet(out, channel) for channel in self._plan.targets(out, self.index)],
+                partitioning=out.partitioning, key=out.key, key_group_count=self._plan.key_group_count, first=self.index)
+            writers.append(writer)
+            _attach(operators[out.source_node], out.tag, writer)
+        for node in vertex.nodes:
+            operators[node.id].open(self._context(vertex, node.name, manifest))
+        tuning = self._settings.tuning
+        rest: dict[str, Any] = dict(vertex=vertex, index=self.index, operators=list(operators.values()), writers=writers,
+                                    take_parts=self._take_parts, max_batch_rows=tuning.max_batch_rows)
+        if isinstance(operators[vertex.head.id], SourceOperator):
+            return SourceSubtask(linger_ms=tuning.linger_ms, monotonic_ms=self._world.clock.monotonic_ms,
+                                 on_done=lambda done: self._world.tell(SourceDone(done.id.vertex, done.id.subtask)), **rest)
+        inputs = [Input(channels.inlet(edge, channel), edge.port, edge.source_vertex in timed)
+                  for edge in self._plan.inputs_of(vertex) for channel in self._plan.origins(edge, self.index)]
+        return InnerSubtask(inputs=inputs, **rest)
+
+    def _context(self, vertex: Vertex, operator: str, manifest: Manifest | None) -> OperatorContext:
+        restored = {} if manifest is None else restored_rows(
+            manifest, operator, store=self._world.store, subtask=self.index, parallelism=vertex.parallelism)
+        return OperatorContext(
+            job=self._settings.name, subtask=self.index, parallelism=vertex.parallelism, attempt=self._attempt,
+            key_group_count=self._plan.key_group_count, now_ms=self._world.clock.now_ms,
+            deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
+            make_backend=self._make_backend, restored=restored, is_restored=manifest is not None)
+
+    def _make_backend(self, key_type: pa.DataType) -> KeyedBackend:
+        return self._settings.backend.create(key_type=key_type, key_group_count=self._plan.key_group_count)
+
+
+class _Channels:
+    """The channel ends of one slot: in memory where both ends are here, over the network otherwise."""
+
+    def __init__(self, plan: Plan, slot: int, network: Network, addresses: Sequence[tuple[str, int]]) -> None:
+        self._network = network
+        self._local: dict[ChannelId, MemoryChannel] = {}
+        outgoing: dict[ChannelId, tuple[tuple[str, int], pa.Schema]] = {}
+        incoming: dict[ChannelId, pa.Schema] = {}
+        for edge in plan.edges:
+            schema = edge_schema(plan, edge)
+            if slot < plan.vertices[edge.source_vertex].parallelism:
+                outgoing |= {channel: (addresses[channel.downstream], schema) for channel in plan.targets(edge, slot)
+                             if channel.downstream != slot}
+            if slot < plan.vertices[edge.target_vertex].parallelism:
+                incoming |= {channel: schema for channel in plan.origins(edge, slot) if channel.upstream != slot}
+        network.connect(outgoing=outgoing, incoming=incoming)
+
+    def outlet(self, edge: PlanEdge, channel: ChannelId) -> Outlet:
+        return self._own(channel) if channel.upstream == channel.downstream else self._network.outlet(channel)
+
+    def inlet(self, edge: PlanEdge, channel: ChannelId) -> Inlet:
+        return self._own(channel) if channel.upstream == channel.downstream else self._network.inlet(channel)
+
+    def _own(self, channel: ChannelId) -> MemoryChannel:
+        return self._local.setdefault(channel, MemoryChannel(channel))
+
+
+def edge_schema(plan: Plan, edge: PlanEdge) -> pa.Schema:
+    """What travels on an edge."""
+    node = next(node for node in plan.vertices[edge.source_vertex].nodes if node.id == edge.source_node)
+    return node.schema if edge.tag is None else node.side_schemas[edge.tag]
+
+
+def _attach(producer: Operator, tag: str | None, consumer: Any) -> None:
+    (producer.consumers if tag is None else producer.side_consumers[tag]).append(consumer)
+
+
+def _timed_vertices(plan: Plan) -> set[int]:
+    """The vertices whose output carries watermarks: they assign them, or something above them does."""
+    timed: set[int] = set()
+    for vertex in plan.vertices:
+        if any(isinstance(node.spec, WatermarkSpec) for node in vertex.nodes) or any(
+                edge.source_vertex in timed for edge in plan.inputs_of(vertex)):
+            timed.add(vertex.id)
+    return timed

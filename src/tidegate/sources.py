@@ -1,0 +1,127 @@
+"""Where records come from: `tg.sources`.
+
+| source | what it reads | its end | offset |
+|---|---|---|---|
+| `generator` | records computed from their number | after `rows`, or never | records, per split |
+| `rows` | a list in the program | after the last row | records, per split |
+| `parquet` | a folder of Parquet files, new ones too | never, or `stop_at_end` | rows, per file |
+| `json` | a folder of JSON lines files that may grow, new ones too | never, or `stop_at_end` | bytes, per file |
+| `csv` | a folder of CSV files that may grow, new ones too | never, or `stop_at_end` | bytes, per file |
+
+All of them are replayable: after a failure, or at another parallelism, they go on right behind the last record of the
+snapshot. `tidegate.testing.ScriptedSource` is a list with crashes in it. Other sources implement `Source`
+(tidegate/dataflow/contracts.py). The classes behind these functions are in tidegate/connectors/.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tidegate.connectors import files
+from tidegate.connectors.generator import GeneratorSource, Make, RowWise
+from tidegate.connectors.rows import RowsSource
+from tidegate.dataflow.contracts import Source
+from tidegate.errors import JobError
+from tidegate.types import parse_duration_ms, parse_schema
+
+__all__ = ["csv", "generator", "json", "parquet", "rows"]
+
+
+def generator(make: Make | None = None, *, schema: Any, make_row: Callable[[int], Sequence[Any]] | None = None,
+              rows: int | None = None, rate: float | None = None, splits: int | None = None) -> Source:
+    """Computes its records, for benchmarks, demonstrations and tests.
+
+        def bids(split, start, count):
+            n = np.arange(start, start + count)
+            return {"auction": n * 7 % 1000, "price": (n % 100) * 1.5}
+
+        tg.sources.generator(bids, schema="auction long, price double", rate=50_000)
+        tg.sources.generator(make_row=lambda i: (i, f"user {i % 10}"), schema="id long, name string", rows=1000)
+
+    `make(split, start, count)` returns the records `start … start + count - 1` of a split, as an Arrow record batch or
+    table or as a dictionary of columns (numpy arrays, Arrow arrays or lists). `make_row(i)` returns record i of
+    the whole as a tuple; it is simpler and much slower. Give one of the two. Either must be a pure function: after a
+    failure it is asked again for records that it made before. So seed random numbers with (split, start, count)
+    only if any cut of the same range gives the same numbers; a hash of the record's number always does.
+
+    `rows`: how many records in all; without it the source never ends. `rate`: records per second in all, met
+    evenly by time since the job started or went on (it doesn't catch up on the time between); without it, as many as the
+    job takes. `splits` (8): how many subtasks at most share the work. Split s makes the records s, s + splits,
+    s + 2·splits, … of the whole. It is part of the job's state, so it can't change for a job that goes on from a snapshot.
+    """
+    parsed = parse_schema(schema)
+    split_count = 8 if splits is None else splits
+    if (make is None) == (make_row is None):
+        raise JobError("give the generator either make(split, start, count) or make_row(i)")
+    made = make if make_row is None else RowWise(make_row, parsed, split_count)
+    assert made is not None
+    return GeneratorSource(declared=parsed, make=made, rows=rows, rate=rate, split_count=split_count)
+
+
+def rows(values: Sequence[Sequence[Any]], schema: Any, *, splits: int = 1) -> Source:
+    """Rows that the program holds in memory, for tests, examples and small look-up tables. Bounded.
+
+        tg.sources.rows([(1, "a"), (2, "b")], "id long, name string")
+
+    With one split (the default) one subtask reads all rows, in order. With more, the rows are dealt out to the splits
+    in turn, and the order holds within each split only. The rows travel to the slots with the job: use files for
+    anything large. A row that doesn't fit the schema is a `SchemaError` here, not on a slot.
+    """
+    return RowsSource.of(list(values), parse_schema(schema), split_count=splits)
+
+
+def parquet(path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bool = False,
+            discover_every: Any = "1 s") -> Source:
+    """A folder of Parquet files, and the files that are added to it while the job runs.
+
+        tg.sources.parquet("events/", schema="player long, level int, at timestamp")
+
+    Without `schema` it is that of the oldest file there is. Columns that the schema doesn't name aren't read; a file
+    that lacks one, or has another type for it, is an error that names the file. Each file is taken once, when it is
+    complete; names that start with `_` or `.` or end in `.tmp` are left alone. The best way to add a file is to write it
+    under such a name and to rename it.
+
+    With `stop_at_end` the source is bounded: it reads what is there when it is opened (or opened again after a
+    failure), then ends. Otherwise it looks for new files every `discover_every`. The path is a folder (with all folders in
+    it), a file, or a URI that Arrow knows (`s3://…`, `hdfs://…`).
+    """
+    address = files.address_of(path)
+    parsed = files.schema_in(address) if schema is None else parse_schema(schema)
+    return _folder(address, files.ParquetFormat(parsed), stop_at_end, discover_every)
+
+
+def json(path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False, discover_every: Any = "1 s") -> Source:
+    """A folder of JSON lines files (one object on each line), and what is added to the files and to the folder.
+
+        tg.sources.json("logs/", schema="user string, at timestamp, ms long")
+
+    A field that isn't there is null; fields that the schema doesn't name aren't read; a value of another type is an
+    error that shows file, line and text. Timestamps and dates are ISO 8601 text; a timestamp without a zone is taken as
+    UTC. Files may grow at any time, but never shrink or be replaced; a line is read when its line break is there.
+
+    `stop_at_end`, `discover_every`, the path and the names that are left alone: as for `parquet`. A bounded source also
+    reads a last line without a line break.
+    """
+    return _folder(files.address_of(path), files.JsonLines(parse_schema(schema)), stop_at_end, discover_every)
+
+
+def csv(path: str | os.PathLike[str], *, schema: Any, header: bool = True, delimiter: str = ",",
+        stop_at_end: bool = False, discover_every: Any = "1 s") -> Source:
+    """A folder of CSV files, and what is added to the files and to the folder.
+
+        tg.sources.csv("trades/", schema="symbol string, price double, at timestamp", delimiter=";")
+
+    With `header` the first line of each file names its columns, in any order, and those that the schema doesn't name
+    aren't read; without it the columns are the schema's, in order. An empty value is null, `""` is the empty string;
+    empty lines are skipped; a line break within a value is an error. Timestamps are ISO 8601 text, with a zone
+    (`2026-01-31T12:00:00Z`) for `timestamp` and without for `timestamp_ntz`. Everything else as for `json`.
+    """
+    form = files.CsvLines(parse_schema(schema), header, delimiter)
+    return _folder(files.address_of(path), form, stop_at_end, discover_every)
+
+
+def _folder(address: str, form: files.FileFormat, stop_at_end: bool, discover_every: Any) -> Source:
+    return files.FolderSource(address=address, form=form, stop_at_end=stop_at_end,
+                              discover_every_ms=parse_duration_ms(discover_every))

@@ -1,0 +1,49 @@
+"""`tg.Job`: a job whose slots are Spark tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidegate.protocol.restart import RestartStrategy
+from tidegate.runtime import job
+from tidegate.runtime.hosting import SlotLaunch
+from tidegate.runtime.master import Deployer
+from tidegate.runtime.settings import DEFAULT_RESTART, Backend, Snapshots, Tuning
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULT_LOCAL_SLOTS = 2
+
+
+class Job(job.Job):
+    """A dataflow on Spark.
+
+    Without a session one is made on this machine, `local[slots]`. With one, `slots` defaults to its parallelism; the job
+    holds that many task slots of it as long as it runs.
+    """
+
+    def __init__(self, name: str, spark: SparkSession | None = None, *, slots: int | None = None,
+                 backend: Backend | None = None, snapshots: Snapshots | None = None,
+                 restart: RestartStrategy = DEFAULT_RESTART, tuning: Tuning | None = None) -> None:
+        if slots is None:
+            slots = DEFAULT_LOCAL_SLOTS if spark is None else spark.sparkContext.defaultParallelism
+        super().__init__(name, slots=slots, backend=backend, snapshots=snapshots, restart=restart, tuning=tuning)
+        self._spark = spark
+
+    def _deployer(self, launch: SlotLaunch, master: tuple[str, int]) -> Deployer:
+        from tidegate.spark.deploy import SparkDeployer
+
+        return SparkDeployer(self._spark or local_session(self.slots), launch, master)
+
+
+def local_session(slots: int) -> SparkSession:
+    """A Spark session on this machine with that many task slots, or the one that runs already."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(f"local[{slots}]").appName("tidegate")
+    for key, value in {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1",
+                       "spark.driver.host": "127.0.0.1"}.items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    return session

@@ -1,0 +1,165 @@
+"""State that belongs to a subtask, not to a key: operator lists and broadcast dictionaries.
+
+Both are small by nature (offsets, rules, buffers), so a freeze copies them. A broadcast dictionary is the same on every
+subtask at a marker, because all of them have seen the same elements of the broadcast side; subtask 0 writes it for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.errors import JobError
+from tidegate.state.descriptors import Descriptor
+from tidegate.state.sections import FrozenState, Section, StateInfo, StateKind
+from tidegate.types import from_list, to_list
+
+
+class OperatorList:
+    """Operator list state, as the user's function sees it."""
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self.info = descriptor.info()
+        self._items: list[Any] = []
+
+    def get(self) -> tuple[Any, ...]:
+        return tuple(self._items)
+
+    def add(self, item: Any) -> None:
+        self._items.append(item)
+
+    def extend(self, items: Iterable[Any]) -> None:
+        self._items.extend(items)
+
+    def replace(self, items: Iterable[Any]) -> None:
+        self._items = list(items)
+
+    def clear(self) -> None:
+        self._items = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def load(self, rows: pa.RecordBatch) -> None:
+        self._items.extend(to_list(rows.column("value")))
+
+    def freeze(self) -> list[Any]:
+        return list(self._items)
+
+
+class BroadcastMap:
+    """Broadcast state, as the user's function sees it. `writable` is True only while the broadcast side is processed."""
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self.info = descriptor.info()
+        self.writable = False
+        self._items: dict[Any, Any] = {}
+
+    def get(self, item: Any, default: Any = None) -> Any:
+        return self._items.get(item, default)
+
+    def put(self, item: Any, value: Any) -> None:
+        self._check_writable()
+        self._items[item] = value
+
+    def remove(self, item: Any) -> None:
+        self._check_writable()
+        self._items.pop(item, None)
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        return self._items.items()
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def load(self, rows: pa.RecordBatch) -> None:
+        self._items.update((row["key"], row["value"]) for row in rows.column("value").to_pylist())
+
+    def freeze(self) -> list[Any]:
+        return [{"key": item, "value": value} for item, value in self._items.items()]
+
+    def _check_writable(self) -> None:
+        if not self.writable:
+            raise JobError(f"broadcast state {self.info.name!r} can be written in process_broadcast only: elsewhere the "
+                           f"subtasks would come to hold different things")
+
+
+class OperatorStates:
+    """The operator and broadcast states of one operator in one subtask."""
+
+    def __init__(self, *, subtask: int) -> None:
+        self._subtask = subtask
+        self._states: dict[str, OperatorList | BroadcastMap] = {}
+
+    def state(self, descriptor: Descriptor) -> Any:
+        state = (BroadcastMap if descriptor.kind is StateKind.BROADCAST else OperatorList)(descriptor)
+        self._states[state.info.name] = state
+        return state
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._states
+
+    def load(self, name: str, rows: pa.RecordBatch) -> None:
+        self._states[name].load(rows)
+
+    def set_writable(self, writable: bool) -> None:
+        for state in self._states.values():
+            if isinstance(state, BroadcastMap):
+                state.writable = writable
+
+    def freeze(self) -> FrozenItems:
+        frozen = FrozenItems()
+        for state in self._states.values():
+            written_here = self._subtask == 0 or state.info.kind is not StateKind.BROADCAST
+            frozen.put(state.info, state.freeze() if written_here else [])
+        return frozen
+
+
+class FrozenItems:
+    """Copies of operator states; also the way in which sources and sinks hand in their offsets and committables."""
+
+    def __init__(self) -> None:
+        self._items: list[tuple[StateInfo, list[Any]]] = []
+
+    def put(self, info: StateInfo, items: list[Any]) -> None:
+        self._items.append((info, items))
+
+    @property
+    def states(self) -> tuple[StateInfo, ...]:
+        return tuple(info for info, _ in self._items)
+
+    def sections(self) -> Iterator[Section]:
+        for info, items in self._items:
+            if items:
+                column = from_list(items, info.schema.field("value").type)
+                yield Section(info.name, None, pa.record_batch([column], schema=info.schema))
+
+    def release(self) -> None:
+        """Nothing is shared with the live state."""
+
+
+class FrozenParts:
+    """Several frozen states as one, in order."""
+
+    def __init__(self, *parts: FrozenState) -> None:
+        self._parts = parts
+
+    @property
+    def states(self) -> tuple[StateInfo, ...]:
+        return tuple(info for part in self._parts for info in part.states)
+
+    def sections(self) -> Iterator[Section]:
+        for part in self._parts:
+            yield from part.sections()
+
+    def release(self) -> None:
+        for part in self._parts:
+            part.release()

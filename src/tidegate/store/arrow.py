@@ -1,0 +1,162 @@
+"""Snapshots on any file system that `pyarrow.fs` speaks to: S3, GCS, Azure, HDFS.
+
+What `create` is worth, by file system (pyarrow 26 offers no exclusive create on any of them):
+
+- S3, GCS, Azure: an object appears whole or not at all, so a create is atomic. It is exclusive only as far as looking
+  first and reading back afterwards goes: of two callers that pass the look within one round trip, the later one
+  replaces the earlier one's bytes, and the earlier one may not see it any more.
+- HDFS: atomic by a rename, which replaces; exclusive as above.
+- A local file system (for tests; `open_store` takes `LocalStore`): atomic and exclusive, by `link`.
+
+The catalog is built for this: manifests have names that only one attempt can write, and whoever claims an attempt
+reads its claim back before every commit and delete, so a replaced claim is found out. Two drivers started within
+milliseconds of one another on such a store can still write state files of one attempt number; a checksum stops the
+restore then. Leader election excludes it.
+
+`write` is as durable as closing the stream makes it: a completed upload on object stores, acknowledged replicas on
+HDFS. On a local file system nothing is synced. Permissions are what the file system's own settings give.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+
+from tidegate.errors import AlreadyExists, CorruptFile, NotFound, StoreError
+from tidegate.store.layout import check_name
+
+_OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
+
+
+class ArrowStore:
+    """`root` is a path on `filesystem`. `address` is what the user gave; without it one is made up for messages."""
+
+    def __init__(self, filesystem: pafs.FileSystem, root: str, *, address: str | None = None) -> None:
+        while isinstance(filesystem, pafs.SubTreeFileSystem):
+            root = f"{filesystem.base_path.rstrip('/')}/{root}"
+            filesystem = filesystem.base_fs
+        self._filesystem = filesystem
+        self._root = root.rstrip("/")
+        self._address = address or _address_of(filesystem.type_name, self._root)
+
+    def __repr__(self) -> str:
+        return f"ArrowStore({self._address!r})"
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
+        path = self._path(name)
+        written_bytes = 0
+        with self._errors("write", name):
+            self._make_folder(path)
+            # Compression would be guessed from the name otherwise.
+            with self._filesystem.open_output_stream(path, compression=None) as stream:
+                for chunk in chunks:
+                    stream.write(chunk)
+                    written_bytes += memoryview(chunk).nbytes
+        return written_bytes
+
+    def create(self, name: str, content: bytes) -> None:
+        path = self._path(name)
+        with self._errors("create", name):
+            self._make_folder(path)
+            if self._filesystem.type_name == "local":
+                self._create_by_link(path, content, name=name)
+            else:
+                self._create_by_looking(path, content, name=name)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        assert offset >= 0 and (length is None or length >= 0)
+        path = self._path(name)
+        with self._errors("read", name), self._filesystem.open_input_file(path) as file:
+            size_bytes = file.size()
+            wanted = max(size_bytes - offset, 0) if length is None else length
+            if offset + wanted > size_bytes:
+                raise CorruptFile(f"{name} in {self._address} has {size_bytes} bytes, not {offset + wanted}")
+            content: bytes = file.read_at(wanted, offset) if wanted else b""
+        if len(content) != wanted:
+            raise CorruptFile(f"{name} in {self._address} gave {len(content)} bytes of {wanted}")
+        return content
+
+    def list(self, folder: str) -> builtins.list[str]:
+        top = self._path(folder) if folder else self._root
+        with self._errors("list", folder):
+            found = self._filesystem.get_file_info(pafs.FileSelector(top, allow_not_found=True, recursive=True))
+        names = (self._name(info.path) for info in found if info.type == pafs.FileType.File)
+        return sorted(name for name in names if "~" not in name)
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        with self._errors("delete", name), suppress(FileNotFoundError):
+            if self._info(path).type != pafs.FileType.NotFound:
+                self._filesystem.delete_file(path)
+
+    def size(self, name: str) -> int:
+        with self._errors("size", name):
+            info = self._info(self._path(name))
+        if info.type != pafs.FileType.File:
+            raise NotFound(f"{name} is not in {self._address}")
+        return int(info.size)
+
+    def _create_by_link(self, path: str, content: bytes, *, name: str) -> None:
+        temporary = f"{path}~{uuid.uuid4().hex}"
+        try:
+            self._put(temporary, content)
+            os.link(temporary, path)
+        except FileExistsError:
+            raise AlreadyExists(f"{name} is already in {self._address}") from None
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+    def _create_by_looking(self, path: str, content: bytes, *, name: str) -> None:
+        if self._info(path).type != pafs.FileType.NotFound:
+            raise AlreadyExists(f"{name} is already in {self._address}")
+        if self._filesystem.type_name in _OBJECT_STORES:
+            self._put(path, content)
+        else:
+            temporary = f"{path}~{uuid.uuid4().hex}"
+            self._put(temporary, content)
+            self._filesystem.move(temporary, path)
+        if self.read(name) != content:
+            raise AlreadyExists(f"{name} was created by someone else at the same time in {self._address}")
+
+    def _put(self, path: str, content: bytes) -> None:
+        with self._filesystem.open_output_stream(path, compression=None) as stream:
+            stream.write(content)
+
+    def _make_folder(self, path: str) -> None:
+        if self._filesystem.type_name not in _OBJECT_STORES:
+            self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+
+    def _info(self, path: str) -> Any:
+        return self._filesystem.get_file_info(path)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{check_name(name)}"
+
+    def _name(self, path: str) -> str:
+        return path.removeprefix(self._root).lstrip("/")
+
+    @contextmanager
+    def _errors(self, operation: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NotFound(f"{name} is not in {self._address}") from error
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(f"{operation} {name} in {self._address}: {error}") from error
+
+
+def _address_of(type_name: str, root: str) -> str:
+    return Path(root).as_uri() if type_name == "local" else f"{type_name}://{root.lstrip('/')}"

@@ -1,0 +1,232 @@
+"""Which snapshots there are, who may add to them, and what may be deleted: decided by names alone.
+
+Theory of operation. Attempts are numbered by exclusive creates, so one claimant has each number, and the highest number
+is the current attempt. A check that one is current can't be made in one step with the create of a manifest, so an older
+coordinator that was stopped between the two could complete an epoch that nobody looks at any more (FAULTS rows 5, 13).
+Two orders close that gap:
+
+    committing:   create the manifest        → look whether a newer attempt was claimed (FencedOff if so)
+    claiming:     create the attempt         → look which epoch is the newest complete one → record it as the origin
+                                             → look whether a newer attempt was claimed (FencedOff if so)
+
+Whichever create comes second is followed by a look that sees the first. So a commit that returned is an epoch that every
+later attempt goes on from; and an epoch that its committer was told is not its own to announce may be taken up by the
+next attempt or not, but not by one attempt and then left by another: the origins say which. An attempt's lineage is its
+own manifests, then those of its origin's attempt up to the origin's epoch, and so on. What is outside the lineage of the
+highest attempt is dead: never listed by `epochs`, never restored, deleted by `sweep`.
+
+Deleting. A file is needed where a manifest of the lineage lists it; nothing else is counted, so there is no count to get
+wrong (rows 1, 2). A new manifest lists only files that its origin listed and files of its own attempt, so a file that
+is unneeded once stays so, and a late delete by a fenced coordinator does no harm. Manifests go before their files.
+
+An unreadable manifest is an error, never skipped (row 4): nothing is loaded past it, nothing is deleted beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+import zlib
+from collections.abc import Collection, Iterable, Mapping
+
+from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound
+from tidegate.store import layout
+from tidegate.store.base import Store
+from tidegate.store.layout import ManifestName, OriginName
+from tidegate.store.manifest import Manifest
+
+KEPT_ATTEMPTS = 10
+"""How many claims `sweep` leaves. Several, so that a claimant that slept can't take a number a second time."""
+
+_READ_BYTES = 8 * 1024 * 1024
+
+
+class SnapshotCatalog:
+    """The snapshots of one job. `claimant` tells this catalog's claims from others'; give one where runs must repeat."""
+
+    def __init__(self, store: Store, *, claimant: str | None = None) -> None:
+        self._store = store
+        self._claimant = claimant if claimant is not None else uuid.uuid4().hex
+        self._claims: dict[int, bytes] = {}
+        # Manifests never change, so what one lists is read once.
+        self._listed_files: dict[ManifestName, frozenset[str]] = {}
+
+    def claim_attempt(self) -> int:
+        """The number of a new attempt, higher than every one before; it fences all of them.
+
+        From now on `epochs` is what this attempt goes on from. FencedOff where a newer attempt came in between.
+        """
+        attempt = self._create_claim()
+        parent = self._live_manifests()
+        origin = OriginName(attempt=attempt, parent_attempt=parent[-1].attempt if parent else 0,
+                            parent_epoch=parent[-1].epoch if parent else 0)
+        self._store.create(layout.origin_name(origin), b"")
+        self._require_current(attempt)
+        return attempt
+
+    def is_current(self, attempt: int) -> bool:
+        """Whether no newer attempt was claimed."""
+        if attempt != max(self._attempts(), default=0):
+            return False
+        # Where the store's create is not quite exclusive, another claimant may have taken our number.
+        claim = self._claims.get(attempt)
+        return claim is None or self._store.read(layout.attempt_name(attempt)) == claim
+
+    def epochs(self) -> list[int]:
+        """The complete epochs that the newest attempt can go on from, ascending."""
+        return [manifest.epoch for manifest in self._live_manifests()]
+
+    def highest_epoch_seen(self) -> int:
+        """No epoch above it was ever begun in a way that left a trace, complete, aborted or dead; 0 where none was."""
+        manifests = (manifest.epoch for manifest in self._manifests())
+        origins = (origin.parent_epoch for origin in self._origins().values())
+        files = (parsed.epoch for name in self._store.list(layout.STATE)
+                 if (parsed := layout.parse_state_file_name(name)) is not None)
+        return max((0, *manifests, *origins, *files))
+
+    def load(self, epoch: int) -> Manifest:
+        """The manifest, verified. NotFound where the epoch isn't complete, CorruptFile where it can't be believed."""
+        for manifest in self._live_manifests():
+            if manifest.epoch == epoch:
+                return self._read(manifest)
+        raise NotFound(f"epoch {epoch} is not a complete snapshot in {self._store.address}")
+
+    def verify(self, epoch: int) -> None:
+        """Reads every file of the snapshot against its length and checksum; StoreError names the first that fails."""
+        for file in self.load(epoch).files():
+            size_bytes = self._store.size(file.name)
+            if size_bytes != file.bytes:
+                raise CorruptFile(f"{file.name} has {size_bytes} bytes; epoch {epoch} lists {file.bytes}")
+            checksum = 0
+            for offset in range(0, size_bytes, _READ_BYTES):
+                part = self._store.read(file.name, offset, min(_READ_BYTES, size_bytes - offset))
+                checksum = zlib.crc32(part, checksum)
+            if checksum != file.checksum:
+                raise CorruptFile(f"{file.name}: its checksum is not the one that epoch {epoch} lists")
+
+    def commit(self, manifest: Manifest) -> None:
+        """Completes the epoch. Only when this returns may anyone be told, and sinks commit.
+
+        FencedOff where a newer attempt was claimed. After any other StoreError the outcome is unknown: the snapshot may
+        be there, and is as good as any, but must not be announced; go on with a higher epoch.
+        """
+        name = ManifestName(epoch=manifest.epoch, attempt=manifest.attempt)
+        self._require_current(manifest.attempt)
+        self._store.create(layout.manifest_name(epoch=name.epoch, attempt=name.attempt), manifest.to_bytes())
+        self._listed_files[name] = _names_in(manifest)
+        self._require_current(manifest.attempt)
+
+    def release(self, epochs: Collection[int], *, attempt: int) -> list[str]:
+        """Deletes these snapshots, except what others share. Returns the names deleted; FencedOff if not current."""
+        self._require_current(attempt)
+        live = self._live_manifests()
+        doomed = [manifest for manifest in live if manifest.epoch in epochs]
+        assert not doomed or doomed[-1] != live[-1], "the newest snapshot is what a failure goes back to"
+        needed = self._files_listed_by(manifest for manifest in live if manifest not in doomed)
+        unneeded = self._files_listed_by(doomed) - needed
+        return self._delete(doomed, unneeded)
+
+    def sweep(self, current_attempt: int, *, settled_before: int = 0) -> list[str]:
+        """Deletes what older attempts left: state files that no snapshot lists, dead manifests, old claims.
+
+        Files of the current attempt may be in flight and stay, except those of epochs below `settled_before`: the caller
+        vouches that nobody writes or will list those any more. Returns the names deleted; FencedOff if not current.
+        """
+        self._require_current(current_attempt)
+        # Files before manifests: one that a manifest is about to list is then either not seen here or seen there.
+        files = self._store.list(layout.STATE)
+        live = self._live_manifests()
+        needed = self._files_listed_by(live)
+        dead = [manifest for manifest in self._manifests() if manifest not in live and manifest.attempt < current_attempt]
+        unneeded = set()
+        for name in files:
+            parsed = layout.parse_state_file_name(name)
+            if parsed is None or name in needed:
+                continue
+            settled = parsed.attempt == current_attempt and parsed.epoch < settled_before
+            if parsed.attempt < current_attempt or settled:
+                unneeded.add(name)
+        return self._delete(dead, unneeded) + self._prune_claims(current_attempt, live)
+
+    def _create_claim(self) -> int:
+        while True:
+            attempt = max(self._attempts(), default=0) + 1
+            claim = json.dumps({"attempt": attempt, "claimant": self._claimant}).encode("utf-8")
+            try:
+                self._store.create(layout.attempt_name(attempt), claim)
+            except AlreadyExists:
+                continue
+            self._claims[attempt] = claim
+            return attempt
+
+    def _require_current(self, attempt: int) -> None:
+        if not self.is_current(attempt):
+            newest = max(self._attempts(), default=0)
+            raise FencedOff(f"attempt {attempt} is over: attempt {newest} was claimed in {self._store.address}")
+
+    def _delete(self, manifests: Iterable[ManifestName], files: Iterable[str]) -> list[str]:
+        names = [layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt) for manifest in manifests]
+        names += sorted(files)
+        for name in names:
+            self._store.delete(name)
+        return names
+
+    def _prune_claims(self, current_attempt: int, live: list[ManifestName]) -> list[str]:
+        oldest = current_attempt - KEPT_ATTEMPTS + 1
+        claims = [layout.attempt_name(attempt) for attempt in self._attempts() if attempt < oldest]
+        # An origin is needed as long as the lineage goes through its attempt.
+        oldest = min([oldest, *(manifest.attempt for manifest in live)])
+        origins = [layout.origin_name(origin) for origin in self._origins().values() if origin.attempt < oldest]
+        return self._delete((), claims + origins)
+
+    def _read(self, manifest: ManifestName) -> Manifest:
+        name = layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)
+        found = Manifest.from_bytes(self._store.read(name), name=name)
+        if (found.epoch, found.attempt) != (manifest.epoch, manifest.attempt):
+            raise CorruptFile(f"{name} holds the manifest of epoch {found.epoch}, attempt {found.attempt}")
+        return found
+
+    def _files_listed_by(self, manifests: Iterable[ManifestName]) -> frozenset[str]:
+        names: frozenset[str] = frozenset()
+        for manifest in manifests:
+            if manifest not in self._listed_files:
+                self._listed_files[manifest] = _names_in(self._read(manifest))
+            names |= self._listed_files[manifest]
+        return names
+
+    def _live_manifests(self) -> list[ManifestName]:
+        return lineage(self._origins(), self._manifests())
+
+    def _attempts(self) -> list[int]:
+        parsed = map(layout.parse_attempt_name, self._store.list(layout.ATTEMPTS))
+        return [attempt for attempt in parsed if attempt is not None]
+
+    def _origins(self) -> dict[int, OriginName]:
+        parsed = map(layout.parse_origin_name, self._store.list(layout.ORIGINS))
+        return {origin.attempt: origin for origin in parsed if origin is not None}
+
+    def _manifests(self) -> list[ManifestName]:
+        parsed = map(layout.parse_manifest_name, self._store.list(layout.MANIFESTS))
+        return [manifest for manifest in parsed if manifest is not None]
+
+
+def lineage(origins: Mapping[int, OriginName], manifests: Collection[ManifestName]) -> list[ManifestName]:
+    """The manifests that the newest attempt descends from, ascending by epoch.
+
+    An attempt whose origin is not known has no ancestors; one that left only manifests still counts, so that nothing
+    complete is passed over because a file beside it is gone.
+    """
+    attempt = max([*origins, *(manifest.attempt for manifest in manifests)], default=0)
+    below: int | None = None
+    live: list[ManifestName] = []
+    while attempt:
+        live += [m for m in manifests if m.attempt == attempt and (below is None or m.epoch <= below)]
+        origin = origins.get(attempt)
+        if origin is None:
+            break
+        attempt, below = origin.parent_attempt, origin.parent_epoch
+    return sorted(live)
+
+
+def _names_in(manifest: Manifest) -> frozenset[str]:
+    return frozenset(file.name for file in manifest.files())

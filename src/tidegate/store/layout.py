@@ -1,0 +1,161 @@
+"""Every name in a store, made and parsed here and nowhere else.
+
+A job has a store of its own, at `job_address(where_the_user_said, job_name)`. In it:
+
+    attempts/0000000007                                       attempt 7 was claimed
+    origins/0000000007-from-0000000012-a0000000005            attempt 7 goes on from epoch 12, which attempt 5 completed
+    manifests/0000000013-a0000000007.json                     epoch 13 is complete, says attempt 7
+    state/a0000000007-e0000000013-s00002-count.tgs            state of operator "count", subtask 2, for that epoch
+
+Invariants: every name of a file that is not exclusively created carries its attempt, so no two attempts ever write one
+name (FAULTS row 13); each `parse_…` is the exact inverse of its maker and gives None for anything else, so that nobody
+deletes or believes a file that Tidegate did not name. User text enters a name only as a `slug`.
+
+This module does no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from tidegate.errors import StoreError
+
+ATTEMPTS = "attempts"
+ORIGINS = "origins"
+MANIFESTS = "manifests"
+STATE = "state"
+
+_PART_MAX_CHARS = 255
+_SLUG_MAX_CHARS = 64
+_HASH_CHARS = 10
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*")
+_SLUG = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LOOKS_HASHED = re.compile(rf".*-[0-9a-f]{{{_HASH_CHARS}}}")
+
+_ATTEMPT = re.compile(r"attempts/(\d{10,})")
+_ORIGIN = re.compile(r"origins/(\d{10,})-from-(\d{10,})-a(\d{10,})")
+_MANIFEST = re.compile(r"manifests/(\d{10,})-a(\d{10,})\.json")
+_STATE_FILE = re.compile(r"state/a(\d{10,})-e(\d{10,})-s(\d{5,})-([A-Za-z0-9_-]{1,64})\.tgs")
+
+
+@dataclass(frozen=True, slots=True)
+class OriginName:
+    """`attempt` went on from epoch `parent_epoch` of `parent_attempt`; both are 0 where it began from nothing."""
+
+    attempt: int
+    parent_attempt: int
+    parent_epoch: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.parent_attempt < self.attempt and self.parent_epoch >= 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ManifestName:
+    """Epoch `epoch`, completed by `attempt`."""
+
+    epoch: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateFileName:
+    """`operator` is the operator's slug, not its name."""
+
+    attempt: int
+    epoch: int
+    subtask: int
+    operator: str
+
+
+def check_name(name: str) -> str:
+    """The name itself, or StoreError where it could leave the store or needs escaping on some file system."""
+    parts = name.split("/")
+    if not _NAME.fullmatch(name) or any(part in (".", "..") or len(part) > _PART_MAX_CHARS for part in parts):
+        raise StoreError(f"{name!r} is not a name for a file in a store: relative, [A-Za-z0-9_.-] and slashes, no '..'")
+    return name
+
+
+def slug(text: str) -> str:
+    """[A-Za-z0-9_-]{1,64} for any user text, another one for another text.
+
+    A text that is a slug already stays itself. Everything else gets a hash of the whole text at its end; so does a slug
+    that happens to end like a hash, which keeps the two kinds apart.
+    """
+    if _SLUG.fullmatch(text) and not _LOOKS_HASHED.fullmatch(text):
+        return text
+    stem = re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-")[: _SLUG_MAX_CHARS - _HASH_CHARS - 1] or "x"
+    return f"{stem}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:_HASH_CHARS]}"
+
+
+def job_id(name: str) -> str:
+    """The job's folder, and its id in URLs."""
+    return slug(name)
+
+
+def job_address(where: str, job: str) -> str:
+    """The URI of the job's own store under the URI that the user gave. A query (`?region=…`) stays at the end."""
+    path, mark, query = where.partition("?") if "://" in where else (where, "", "")
+    return f"{path.rstrip('/')}/{job_id(job)}{mark}{query}"
+
+
+def attempt_name(attempt: int) -> str:
+    assert attempt > 0
+    return f"{ATTEMPTS}/{attempt:010d}"
+
+
+def origin_name(origin: OriginName) -> str:
+    return f"{ORIGINS}/{origin.attempt:010d}-from-{origin.parent_epoch:010d}-a{origin.parent_attempt:010d}"
+
+
+def manifest_name(*, epoch: int, attempt: int) -> str:
+    """Sorts by epoch. Carries the attempt, so that what a fenced coordinator creates late is told apart by its name."""
+    assert epoch > 0 and attempt > 0
+    return f"{MANIFESTS}/{epoch:010d}-a{attempt:010d}.json"
+
+
+def state_file_name(*, attempt: int, operator: str, subtask: int, epoch: int) -> str:
+    """`operator` is the user's name for it."""
+    assert attempt > 0 and subtask >= 0 and epoch > 0
+    return f"{STATE}/a{attempt:010d}-e{epoch:010d}-s{subtask:05d}-{slug(operator)}.tgs"
+
+
+def parse_attempt_name(name: str) -> int | None:
+    match = _ATTEMPT.fullmatch(name)
+    attempt = int(match[1]) if match else 0
+    return attempt if attempt and attempt_name(attempt) == name else None
+
+
+def parse_origin_name(name: str) -> OriginName | None:
+    match = _ORIGIN.fullmatch(name)
+    if match is None:
+        return None
+    attempt, parent_epoch, parent_attempt = (int(digits) for digits in match.groups())
+    if parent_attempt >= attempt:
+        return None
+    origin = OriginName(attempt=attempt, parent_attempt=parent_attempt, parent_epoch=parent_epoch)
+    return origin if origin_name(origin) == name else None
+
+
+def parse_manifest_name(name: str) -> ManifestName | None:
+    match = _MANIFEST.fullmatch(name)
+    if match is None:
+        return None
+    epoch, attempt = int(match[1]), int(match[2])
+    if not (epoch and attempt) or manifest_name(epoch=epoch, attempt=attempt) != name:
+        return None
+    return ManifestName(epoch=epoch, attempt=attempt)
+
+
+def parse_state_file_name(name: str) -> StateFileName | None:
+    match = _STATE_FILE.fullmatch(name)
+    if match is None:
+        return None
+    attempt, epoch, subtask = int(match[1]), int(match[2]), int(match[3])
+    exact = f"{STATE}/a{attempt:010d}-e{epoch:010d}-s{subtask:05d}-{match[4]}.tgs"
+    if not (attempt and epoch) or exact != name:
+        return None
+    return StateFileName(attempt=attempt, epoch=epoch, subtask=subtask, operator=match[4])

@@ -1,0 +1,285 @@
+"""The manifest: what a complete snapshot consists of, as JSON that knows its own checksum.
+
+A manifest is one line, `{"crc32":"…8 hex digits…","manifest":{…}}`, where the CRC is over the exact bytes of the inner
+object. The envelope has no freedom (no spaces, no order, no case), so any flipped bit and any truncation is seen.
+
+Invariants, checked when an entry is built, so they hold for whatever was parsed as well: every subtask of an operator
+has exactly one piece (an empty one lists no files), pieces are in the order of their subtasks, every count and
+checksum is in its range, and a file name is one that a store accepts. Unknown and missing keys are errors; a later
+format raises `FORMAT_VERSION`.
+
+Pieces and states come from slots over the control link: their `from_json` raises ProtocolError, that of a whole manifest
+raises CorruptFile. This module does no I/O and knows nothing of what is inside the files.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.errors import CorruptFile, ProtocolError, RestoreError, StoreError
+from tidegate.store.layout import check_name
+
+FORMAT_VERSION = 1
+
+Json: TypeAlias = dict[str, Any]
+
+_ENVELOPE = re.compile(rb'\{"crc32":"([0-9a-f]{8})","manifest":(\{.*\})\}\n', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of the store. `checksum` is the CRC-32 of all of it, `index_checksum` that of its index."""
+
+    name: str
+    bytes: int
+    checksum: int
+    index_bytes: int
+    index_checksum: int
+
+    def __post_init__(self) -> None:
+        try:
+            check_name(self.name)
+        except StoreError as error:
+            raise ValueError(str(error)) from None
+        _require(0 <= self.index_bytes <= self.bytes, f"{self.name}: an index of {self.index_bytes} bytes "
+                                                      f"in a file of {self.bytes}")
+        _require(0 <= self.checksum < 2**32 and 0 <= self.index_checksum < 2**32, f"{self.name}: no CRC-32")
+
+    def to_json(self) -> Json:
+        return {"name": self.name, "bytes": self.bytes, "checksum": self.checksum,
+                "index_bytes": self.index_bytes, "index_checksum": self.index_checksum}
+
+    @classmethod
+    def from_json(cls, value: object) -> FileEntry:
+        return _received(_parse_file, value, "file")
+
+
+@dataclass(frozen=True, slots=True)
+class StateEntry:
+    """One state of an operator. `type` is its Arrow schema for people, `schema` the same for machines (IPC, base64)."""
+
+    name: str
+    kind: str
+    shape: str
+    type: str
+    schema: str
+
+    @classmethod
+    def of(cls, *, name: str, kind: str, shape: str, schema: pa.Schema) -> StateEntry:
+        readable = ", ".join(f"{column.name} {column.type}" for column in schema)
+        return cls(name, kind, shape, readable, base64.b64encode(schema.serialize()).decode("ascii"))
+
+    def arrow_schema(self) -> pa.Schema:
+        """Exactly the schema that the entry was made of."""
+        try:
+            return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.schema, validate=True)))
+        except (ValueError, OSError, pa.ArrowException) as error:
+            raise CorruptFile(f"state {self.name!r}: its schema can't be read: {error}") from error
+
+    def to_json(self) -> Json:
+        return {"name": self.name, "kind": self.kind, "shape": self.shape, "type": self.type, "schema": self.schema}
+
+    @classmethod
+    def from_json(cls, value: object) -> StateEntry:
+        return _received(_parse_state, value, "state")
+
+
+@dataclass(frozen=True, slots=True)
+class PieceEntry:
+    """What one subtask contributed. `key_groups` is (start, stop), half-open. `files` is a base and what changed since,
+    in order; empty where the subtask has nothing. `item_counts` says how many rows each state has in this piece."""
+
+    subtask: int
+    key_groups: tuple[int, int]
+    files: tuple[FileEntry, ...]
+    item_counts: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        start, stop = self.key_groups
+        _require(self.subtask >= 0, f"subtask {self.subtask} is negative")
+        _require(0 <= start <= stop, f"subtask {self.subtask}: key-groups {start}…{stop} are no range")
+        _require(all(count >= 0 for count in self.item_counts.values()), f"subtask {self.subtask}: a negative count")
+
+    def to_json(self) -> Json:
+        return {"subtask": self.subtask, "key_groups": list(self.key_groups),
+                "files": [file.to_json() for file in self.files], "item_counts": dict(self.item_counts)}
+
+    @classmethod
+    def from_json(cls, value: object) -> PieceEntry:
+        return _received(_parse_piece, value, "piece")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorEntry:
+    parallelism: int
+    states: tuple[StateEntry, ...]
+    pieces: tuple[PieceEntry, ...]
+
+    def __post_init__(self) -> None:
+        names = [state.name for state in self.states]
+        _require(len(set(names)) == len(names), f"a state is listed twice in {names}")
+        subtasks = [piece.subtask for piece in self.pieces]
+        _require(subtasks == list(range(self.parallelism)),
+                 f"parallelism {self.parallelism} needs the pieces of all its subtasks in order, not {subtasks}")
+        for piece in self.pieces:
+            unknown = set(piece.item_counts) - set(names)
+            _require(not unknown, f"subtask {piece.subtask} counts items of unknown states {sorted(unknown)}")
+
+    def to_json(self) -> Json:
+        return {"parallelism": self.parallelism, "states": [state.to_json() for state in self.states],
+                "pieces": [piece.to_json() for piece in self.pieces]}
+
+    @classmethod
+    def from_json(cls, value: object) -> OperatorEntry:
+        return _received(_parse_operator, value, "operator")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A complete snapshot. `ending` says why it is the last one of its run, where it is. `stats` is free JSON."""
+
+    job: str
+    epoch: int
+    attempt: int
+    created_ms: int
+    key_group_count: int
+    ending: str | None
+    operators: Mapping[str, OperatorEntry]
+    stats: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(self.epoch > 0 and self.attempt > 0, f"epoch {self.epoch} or attempt {self.attempt} isn't positive")
+        _require(self.key_group_count > 0, f"{self.key_group_count} key-groups")
+        for name, operator in self.operators.items():
+            beyond = [piece.key_groups for piece in operator.pieces if piece.key_groups[1] > self.key_group_count]
+            _require(not beyond, f"operator {name!r}: key-groups {beyond} of {self.key_group_count}")
+
+    def files(self) -> Iterator[FileEntry]:
+        """Every file that the snapshot needs. A file that two pieces share comes twice."""
+        for operator in self.operators.values():
+            for piece in operator.pieces:
+                yield from piece.files
+
+    def to_bytes(self) -> bytes:
+        body = json.dumps(
+            {"format": FORMAT_VERSION, "job": self.job, "epoch": self.epoch, "attempt": self.attempt,
+             "created_ms": self.created_ms, "key_group_count": self.key_group_count, "ending": self.ending,
+             "operators": {name: operator.to_json() for name, operator in self.operators.items()},
+             "stats": dict(self.stats)},
+            sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+        return b'{"crc32":"%08x","manifest":%b}\n' % (zlib.crc32(body), body)
+
+    @classmethod
+    def from_bytes(cls, content: bytes, *, name: str) -> Manifest:
+        """`name` is the file's, for messages."""
+        match = _ENVELOPE.fullmatch(content)
+        if match is None:
+            raise CorruptFile(f"{name} is not a whole manifest ({len(content)} bytes)")
+        if zlib.crc32(match[2]) != int(match[1], 16):
+            raise CorruptFile(f"{name}: the checksum doesn't match its content")
+        try:
+            body = json.loads(match[2])
+            version = body.get("format")
+            if version != FORMAT_VERSION:
+                raise RestoreError(f"{name} has manifest format {version!r}; this Tidegate reads {FORMAT_VERSION}")
+            return _parse_manifest(body)
+        except (ValueError, RecursionError) as error:
+            raise CorruptFile(f"{name}: {error}") from error
+
+
+def _parse_manifest(value: object) -> Manifest:
+    fields = _object(value, "manifest", "format", "job", "epoch", "attempt", "created_ms", "key_group_count", "ending",
+                     "operators", "stats")
+    operators = _mapping(fields["operators"], "operators")
+    return Manifest(
+        job=_text(fields["job"], "job"),
+        epoch=_integer(fields["epoch"], "epoch"),
+        attempt=_integer(fields["attempt"], "attempt"),
+        created_ms=_integer(fields["created_ms"], "created_ms"),
+        key_group_count=_integer(fields["key_group_count"], "key_group_count"),
+        ending=None if fields["ending"] is None else _text(fields["ending"], "ending"),
+        operators={name: _parse_operator(entry, f"operators[{name!r}]") for name, entry in operators.items()},
+        stats=_mapping(fields["stats"], "stats"))
+
+
+def _parse_operator(value: object, where: str) -> OperatorEntry:
+    fields = _object(value, where, "parallelism", "states", "pieces")
+    states, pieces = (_sequence(fields[key], f"{where}.{key}") for key in ("states", "pieces"))
+    return OperatorEntry(
+        parallelism=_integer(fields["parallelism"], f"{where}.parallelism"),
+        states=tuple(_parse_state(entry, f"{where}.states[{i}]") for i, entry in enumerate(states)),
+        pieces=tuple(_parse_piece(entry, f"{where}.pieces[{i}]") for i, entry in enumerate(pieces)))
+
+
+def _parse_state(value: object, where: str) -> StateEntry:
+    fields = _object(value, where, "name", "kind", "shape", "type", "schema")
+    return StateEntry(**{key: _text(text, f"{where}.{key}") for key, text in fields.items()})
+
+
+def _parse_piece(value: object, where: str) -> PieceEntry:
+    fields = _object(value, where, "subtask", "key_groups", "files", "item_counts")
+    bounds = [_integer(bound, f"{where}.key_groups") for bound in _sequence(fields["key_groups"], f"{where}.key_groups")]
+    _require(len(bounds) == 2, f"{where}.key_groups: expected [start, stop], found {bounds}")
+    files = _sequence(fields["files"], f"{where}.files")
+    counts = _mapping(fields["item_counts"], f"{where}.item_counts")
+    return PieceEntry(
+        subtask=_integer(fields["subtask"], f"{where}.subtask"),
+        key_groups=(bounds[0], bounds[1]),
+        files=tuple(_parse_file(entry, f"{where}.files[{i}]") for i, entry in enumerate(files)),
+        item_counts={state: _integer(count, f"{where}.item_counts[{state!r}]") for state, count in counts.items()})
+
+
+def _parse_file(value: object, where: str) -> FileEntry:
+    fields = _object(value, where, "name", "bytes", "checksum", "index_bytes", "index_checksum")
+    numbers = {key: _integer(fields[key], f"{where}.{key}") for key in fields if key != "name"}
+    return FileEntry(name=_text(fields["name"], f"{where}.name"), **numbers)
+
+
+def _received(parse: Any, value: object, what: str) -> Any:
+    try:
+        return parse(value, what)
+    except ValueError as error:
+        raise ProtocolError(f"not a {what} entry: {error}") from error
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
+
+
+def _object(value: object, where: str, *keys: str) -> Json:
+    fields = _mapping(value, where)
+    _require(set(fields) == set(keys), f"{where}: expected the keys {sorted(keys)}, found {sorted(fields)}")
+    return fields
+
+
+def _mapping(value: object, where: str) -> Json:
+    if type(value) is not dict or not all(type(key) is str for key in value):
+        raise ValueError(f"{where}: expected an object, found {value!r:.80}")
+    return value
+
+
+def _sequence(value: object, where: str) -> Sequence[object]:
+    if type(value) is not list:
+        raise ValueError(f"{where}: expected a list, found {value!r:.80}")
+    return value
+
+
+def _text(value: object, where: str) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{where}: expected text, found {value!r:.80}")
+    return value
+
+
+def _integer(value: object, where: str) -> int:
+    if type(value) is not int:  # A JSON true is an int to Python, not to us.
+        raise ValueError(f"{where}: expected an integer, found {value!r:.80}")
+    return value

@@ -1,0 +1,172 @@
+"""The in-memory twin of the stores, for tests and the simulation.
+
+It keeps the same contract, and breaks it where a fault hook says so. The hook is asked before each operation with what
+is about to happen and answers with a fault or None; all randomness is the hook's, so a seeded hook gives the same trace
+every time. The hook may also raise: then nothing is done and its exception goes to the caller, which is how a
+simulation ends a process in the middle of a call.
+
+Operations are atomic between threads. It does not survive its process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from tidegate.errors import AlreadyExists, CorruptFile, NotFound, StoreError
+from tidegate.store.layout import check_name
+
+
+class Operation(Enum):
+    WRITE = "write"
+    CREATE = "create"
+    READ = "read"
+    LIST = "list"
+    DELETE = "delete"
+    SIZE = "size"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What is about to happen. `byte_count` is what a write or create would store, or a read return; 0 otherwise."""
+
+    operation: Operation
+    name: str
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Nothing is done; the caller gets StoreError."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoseReply:
+    """All is done, but the caller gets StoreError: the outcome is unknown to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tear:
+    """Of a write, only the first `kept_bytes` reach the store. The caller gets StoreError; a `silent` tear lets it
+    believe that all went well, as a process that died or a disk that lies would leave it."""
+
+    kept_bytes: int
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """One bit of what a read returns is wrong."""
+
+    bit_index: int
+
+
+Fault: TypeAlias = Fail | LoseReply | Tear | Flip
+FaultHook: TypeAlias = Callable[[Access], Fault | None]
+
+
+class MemoryStore:
+    """`files` is what is stored; a test may read and damage it."""
+
+    def __init__(self, name: str = "memory", *, faults: FaultHook | None = None) -> None:
+        self.files: dict[str, bytes] = {}
+        self.faults = faults
+        self._name = name
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self._name!r})"
+
+    @property
+    def address(self) -> str:
+        return f"memory://{self._name}"
+
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
+        check_name(name)
+        content = b"".join(chunks)
+        fault = self._fault(Operation.WRITE, name, len(content))
+        if isinstance(fault, Tear):
+            self.files[name] = content[: fault.kept_bytes]
+            if not fault.silent:
+                raise StoreError(f"write {name} in {self.address}: torn after {fault.kept_bytes} bytes")
+            return len(content)
+        self._refuse(fault, Operation.WRITE, name)
+        self.files[name] = content
+        self._lose_reply(fault, Operation.WRITE, name)
+        return len(content)
+
+    def create(self, name: str, content: bytes) -> None:
+        check_name(name)
+        fault = self._fault(Operation.CREATE, name, len(content))
+        assert not isinstance(fault, Tear), "a create is atomic: it can fail or lose its reply, not tear"
+        self._refuse(fault, Operation.CREATE, name)
+        with self._lock:
+            if name in self.files:
+                raise AlreadyExists(f"{name} is already in {self.address}")
+            self.files[name] = bytes(content)
+        self._lose_reply(fault, Operation.CREATE, name)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        assert offset >= 0 and (length is None or length >= 0)
+        content = self._content(name)
+        stop = max(len(content), offset) if length is None else offset + length
+        fault = self._fault(Operation.READ, name, stop - offset)
+        self._refuse(fault, Operation.READ, name)
+        self._lose_reply(fault, Operation.READ, name)
+        if stop > len(content):
+            raise CorruptFile(f"{name} in {self.address} has {len(content)} bytes, not {stop}")
+        found = content[offset:stop]
+        if isinstance(fault, Flip):
+            damaged = bytearray(found)
+            damaged[fault.bit_index // 8] ^= 1 << fault.bit_index % 8
+            return bytes(damaged)
+        return found
+
+    def list(self, folder: str) -> builtins.list[str]:
+        prefix = check_name(folder) + "/" if folder else ""
+        fault = self._fault(Operation.LIST, folder, 0)
+        self._refuse(fault, Operation.LIST, folder)
+        self._lose_reply(fault, Operation.LIST, folder)
+        with self._lock:
+            return sorted(name for name in self.files if name.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        check_name(name)
+        fault = self._fault(Operation.DELETE, name, 0)
+        self._refuse(fault, Operation.DELETE, name)
+        with self._lock:
+            self.files.pop(name, None)
+        self._lose_reply(fault, Operation.DELETE, name)
+
+    def size(self, name: str) -> int:
+        content = self._content(name)
+        fault = self._fault(Operation.SIZE, name, 0)
+        self._refuse(fault, Operation.SIZE, name)
+        self._lose_reply(fault, Operation.SIZE, name)
+        return len(content)
+
+    def _content(self, name: str) -> bytes:
+        try:
+            return self.files[check_name(name)]
+        except KeyError:
+            raise NotFound(f"{name} is not in {self.address}") from None
+
+    def _fault(self, operation: Operation, name: str, byte_count: int) -> Fault | None:
+        if self.faults is None:
+            return None
+        fault = self.faults(Access(operation, name, byte_count))
+        assert not isinstance(fault, Flip) or operation is Operation.READ, "only what is read can be flipped"
+        assert not isinstance(fault, Tear) or operation in (Operation.WRITE, Operation.CREATE), "only writes tear"
+        return fault
+
+    def _refuse(self, fault: Fault | None, operation: Operation, name: str) -> None:
+        if isinstance(fault, Fail):
+            raise StoreError(f"{operation.value} {name} in {self.address}: failed, as the test asked")
+
+    def _lose_reply(self, fault: Fault | None, operation: Operation, name: str) -> None:
+        if isinstance(fault, LoseReply):
+            raise StoreError(f"{operation.value} {name} in {self.address}: no reply, as the test asked")

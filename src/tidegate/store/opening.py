@@ -1,0 +1,52 @@
+"""From the URI that a user gives to a store.
+
+A store travels to slots as its address; `open_store(store.address)` reaches the same files in any process, except for
+`memory://`, which is one dictionary per name and process, for tests.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+
+from tidegate.errors import StoreError
+from tidegate.store.arrow import ArrowStore
+from tidegate.store.base import Store
+from tidegate.store.local import LocalStore
+from tidegate.store.memory import MemoryStore
+
+_URI = re.compile(r"file:|[A-Za-z][A-Za-z0-9+.-]+://")
+_SPARK_NAMES = {"s3a": "s3", "s3n": "s3"}
+
+_memory_stores: dict[str, MemoryStore] = {}
+
+
+def open_store(uri: str) -> Store:
+    """A plain path, file:///folder, s3://bucket/folder, gs://…, abfss://…, hdfs://…, or memory://name."""
+    if not uri:
+        raise StoreError("the address of the snapshot store is empty: give a path or a URI such as s3://bucket/folder")
+    if not _URI.match(uri):
+        return LocalStore(uri)
+    parts = urlsplit(uri)
+    if parts.scheme == "memory":
+        name = (parts.netloc + parts.path).rstrip("/")
+        if not name:
+            raise StoreError("memory:// needs a name: memory://my-test")
+        return _memory_stores.setdefault(name, MemoryStore(name))
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise StoreError(f"{uri!r}: a file URI has three slashes and an absolute path, as in file:///data/snapshots")
+        return LocalStore(unquote(parts.path))
+    return _open_arrow_store(uri, scheme=parts.scheme)
+
+
+def _open_arrow_store(uri: str, *, scheme: str) -> ArrowStore:
+    known = uri.replace(scheme, _SPARK_NAMES[scheme], 1) if scheme in _SPARK_NAMES else uri
+    try:
+        filesystem, root = pafs.FileSystem.from_uri(known)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise StoreError(f"can't open {uri!r} as a snapshot store: {error}") from error
+    return ArrowStore(filesystem, root, address=uri)

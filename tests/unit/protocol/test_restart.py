@@ -1,0 +1,72 @@
+"""Restart strategies."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.protocol.restart import Exponential, FixedDelay, GiveUp, NoRestart, RestartAfter, decide
+
+FIXED = FixedDelay(attempts=2, delay_ms=1_000)
+GROWING = Exponential(initial_ms=100, maximum_ms=500, multiplier=2.0, attempts=4, reset_after_ms=10_000)
+
+
+def test_no_restart_gives_up_at_once() -> None:
+    assert decide(NoRestart(), [5], 5) == GiveUp()
+
+
+def test_a_fixed_delay_restarts_so_many_times_and_then_gives_up() -> None:
+    assert decide(FIXED, [0], 0) == RestartAfter(1_000)
+    assert decide(FIXED, [0, 9_000], 9_000) == RestartAfter(1_000)
+    assert decide(FIXED, [0, 9_000, 10**9], 10**9) == GiveUp()
+    assert decide(FixedDelay(attempts=0, delay_ms=0), [0], 0) == GiveUp()
+
+
+def test_time_since_the_failure_counts_towards_the_delay() -> None:
+    assert decide(FIXED, [0], 400) == RestartAfter(600)
+    assert decide(FIXED, [0], 5_000) == RestartAfter(0)
+
+
+def test_a_clock_that_was_set_back_does_not_prolong_the_delay() -> None:
+    assert decide(FIXED, [3_600_000], 0) == RestartAfter(1_000)
+    assert decide(GROWING, [3_600_000, 10], 10) == RestartAfter(200)
+
+
+def test_an_exponential_delay_grows_up_to_its_maximum_and_then_gives_up() -> None:
+    failures_ms: list[int] = []
+    decisions = []
+    for failure_ms in (0, 1_000, 2_000, 3_000, 4_000):
+        failures_ms.append(failure_ms)
+        decisions.append(decide(GROWING, failures_ms, failure_ms))
+    assert decisions == [RestartAfter(100), RestartAfter(200), RestartAfter(400), RestartAfter(500), GiveUp()]
+
+
+def test_a_long_run_without_failure_starts_a_new_row() -> None:
+    assert decide(GROWING, [0, 1_000, 1_000 + 200 + 10_000], 11_200) == RestartAfter(100)
+    assert decide(GROWING, [0, 1_000, 1_000 + 200 + 9_999], 11_199) == RestartAfter(400), "it ran 1 ms too short"
+
+
+def test_an_exponential_delay_without_a_limit_of_attempts_goes_on_for_ever() -> None:
+    endless = Exponential(initial_ms=1, maximum_ms=60_000, multiplier=10.0)
+    assert decide(endless, [0] * 5_000, 0) == RestartAfter(60_000)
+
+
+def test_there_is_nothing_to_decide_without_a_failure() -> None:
+    with pytest.raises(AssertionError, match="first failure"):
+        decide(NoRestart(), [], 0)
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    for build in (lambda: FixedDelay(attempts=-1, delay_ms=0), lambda: FixedDelay(attempts=1, delay_ms=-1),
+                  lambda: Exponential(initial_ms=0, maximum_ms=1), lambda: Exponential(initial_ms=2, maximum_ms=1),
+                  lambda: Exponential(initial_ms=1, maximum_ms=1, multiplier=0.5)):
+        with pytest.raises(AssertionError):
+            build()
+
+
+@given(st.lists(st.integers(0, 20_000), min_size=1, max_size=30))
+def test_an_exponential_delay_stays_within_its_bounds(gaps_ms: list[int]) -> None:
+    failures_ms = [sum(gaps_ms[: count + 1]) for count in range(len(gaps_ms))]
+    decision = decide(GROWING, failures_ms, failures_ms[-1])
+    assert isinstance(decision, GiveUp) or 100 <= decision.delay_ms <= 500

@@ -41,15 +41,15 @@ def generator(make: Make | None = None, *, schema: Any, make_row: Callable[[int]
         tg.sources.generator(make_row=lambda i: (i, f"user {i % 10}"), schema="id long, name string", rows=1000)
 
     `make(split, start, count)` returns the records `start … start + count - 1` of a split, as an Arrow record batch or
-    table or as a dictionary of columns (numpy arrays, Arrow arrays or lists). `make_row(i)` returns record i of
-    the whole as a tuple; it is simpler and much slower. Give one of the two. Either must be a pure function: after a
-    failure it is asked again for records that it made before. So seed random numbers with (split, start, count)
-    only if any cut of the same range gives the same numbers; a hash of the record's number always does.
+    table or as a dictionary of columns (numpy arrays, Arrow arrays or lists). `make_row(i)` returns record i of the
+    whole as a tuple; it is simpler and much slower. Give one of the two. Either must be a pure function of the records'
+    numbers, however the range is cut: after a failure it is asked again for records that it made before. Where you want
+    random numbers, hash the number of the record.
 
-    `rows`: how many records in all; without it the source never ends. `rate`: records per second in all, met
-    evenly by time since the job started or went on (it doesn't catch up on the time between); without it, as many as the
-    job takes. `splits` (8): how many subtasks at most share the work. Split s makes the records s, s + splits,
-    s + 2·splits, … of the whole. It is part of the job's state, so it can't change for a job that goes on from a snapshot.
+    `rows`: how many records in all; without it the source never ends. `rate`: records per second in all, met evenly by
+    time since the job started or went on (it doesn't catch up on the time between); without it, as many as the job
+    takes. `splits` (8): how many subtasks at most share the work; record i of the whole is in split i % splits. It is
+    part of the job's state, so it can't change for a job that goes on from a snapshot.
     """
     parsed = parse_schema(schema)
     split_count = 8 if splits is None else splits
@@ -80,19 +80,20 @@ def parquet(path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bo
 
     Without `schema` it is that of the oldest file there is. Columns that the schema doesn't name aren't read; a file
     that lacks one, or has another type for it, is an error that names the file. Each file is taken once, when it is
-    complete; names that start with `_` or `.` or end in `.tmp` are left alone. The best way to add a file is to write it
-    under such a name and to rename it.
+    complete; names that start with `_` or `.` or end in `.tmp` are left alone. The best way to add a file is to write
+    it under such a name and to rename it.
 
     With `stop_at_end` the source is bounded: it reads what is there when it is opened (or opened again after a
-    failure), then ends. Otherwise it looks for new files every `discover_every`. The path is a folder (with all folders in
-    it), a file, or a URI that Arrow knows (`s3://…`, `hdfs://…`).
+    failure), then ends. Otherwise it looks for new files every `discover_every`. The path is a folder (with all folders
+    in it), a file, or a URI that Arrow knows (`s3://…`, `hdfs://…`).
     """
     address = files.address_of(path)
     parsed = files.schema_in(address) if schema is None else parse_schema(schema)
     return _folder(address, files.ParquetFormat(parsed), stop_at_end, discover_every)
 
 
-def json(path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False, discover_every: Any = "1 s") -> Source:
+def json(path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False,
+         discover_every: Any = "1 s") -> Source:
     """A folder of JSON lines files (one object on each line), and what is added to the files and to the folder.
 
         tg.sources.json("logs/", schema="user string, at timestamp, ms long")

@@ -7,12 +7,12 @@ The connector speaks first; each message is a length (u32) and a body, the last 
     connector → acceptor   proof      purpose and what it is about        MAC: the connector knows it too
     acceptor → connector   verdict    attempt, and why not, if so         MAC: and the answer is the acceptor's
 
-Every MAC is HMAC-SHA256 under the secret over the sender's label and all bodies so far. So it covers job, attempts, both
-nonces and the purpose (which channel, which schema): nothing of an earlier or another handshake can be used again, and
-a message can't be sent back to its author. MACs are compared in constant time.
+Every MAC is HMAC-SHA256 under the secret over the message's name and all bodies so far. So it covers job, attempts,
+both nonces and the purpose (which channel, which schema): nothing of an earlier or another handshake can be used again,
+and a message can't be sent back to its author. MACs are compared in constant time.
 
-Fencing: the attempts must be equal. A slot of an older attempt knows the secret, proves it, and is told that its time is
-over (`WrongAttempt`).
+Fencing: the attempts must be equal. A slot of an older attempt knows the secret, proves it, and is told that its time
+is over (`WrongAttempt`).
 
 `connecting` and `accepting` are the two sides without I/O: generators that yield what to send and how much to receive.
 `Negotiation` drives one of them over a non-blocking socket on a selector, so that a listener goes through any number of
@@ -24,15 +24,17 @@ Invariants:
 - Whatever the peer says, the outcome is a result or a `HandshakeError`.
 - The steps ask for exact byte counts, so nothing of what follows the handshake is read.
 
-What this does not do: encrypt or sign what follows. It keeps strangers and zombies out; someone who can rewrite packets on
-the way needs TLS or a private network to be kept out. Time-outs are kept by the owner of a `Negotiation`.
+What this does not do: encrypt or sign what follows. It keeps strangers and zombies out; to keep out someone who can
+rewrite packets on the way takes TLS or a private network. Time-outs are kept by the owner of a `Negotiation`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac
 import json
+import logging
 import os
 import secrets
 import selectors
@@ -58,8 +60,10 @@ _NONCE_BYTES = 32
 
 SOCKET_BUFFER_BYTES = 1 << 20
 LISTEN_BACKLOG = 4_096
-MAX_IN_LOBBY = 1_024
+MAX_IN_LOBBY = 256
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+_log = logging.getLogger(__name__)
 
 Address: TypeAlias = "tuple[str, int]"
 Handler: TypeAlias = Callable[[int], None]
@@ -271,14 +275,16 @@ def listen(host: str, port: int = 0) -> socket.socket:
     return sock
 
 
-def accept(listener: socket.socket) -> socket.socket | None:
-    """The next connection, if one is there and is still alive."""
+def accept(listener: socket.socket) -> tuple[socket.socket, Address] | None:
+    """The next connection, if there is one that lives. Nothing raises: no stranger may end the loop."""
     try:
-        sock, _ = listener.accept()
-    except (BlockingIOError, ConnectionAbortedError):
+        sock, address = listener.accept()
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+            _log.warning("a connection can't be accepted: %s", error)
         return None
     sock.setblocking(False)
-    return sock
+    return sock, address[:2]
 
 
 def start_connecting(address: Address) -> socket.socket:
@@ -309,7 +315,8 @@ class Registration:
         if events == self._events:
             return
         if not events:
-            self._selector.unregister(self._sock)
+            with contextlib.suppress(KeyError):  # whose owner may have closed it first
+                self._selector.unregister(self._sock)
         elif not self._events:
             self._selector.register(self._sock, events, self._handler)
         else:
@@ -320,8 +327,8 @@ class Registration:
 class Negotiation(Generic[Result]):
     """Drives the steps of a handshake over a non-blocking socket on a selector.
 
-    Ends in exactly one of `on_done` (which then owns the socket) and `on_failed` (the socket is closed), or in `abandon`.
-    Time-outs are the owner's, who calls `fail`.
+    Ends in exactly one of `on_done` (which then owns the socket) and `on_failed` (the socket is closed), or in
+    `abandon`. Time-outs are the owner's, who calls `fail`.
     """
 
     def __init__(
@@ -377,11 +384,14 @@ class Negotiation(Generic[Result]):
             self._run()
         except BlockingIOError:
             self._registration.watch(WRITE if self._unsent else READ)
-        except StopIteration as done:
-            self._let_go()
-            self._on_done(self._sock, done.value)
+            return
         except (HandshakeError, OSError) as error:
             self.fail(error)
+            return
+        except StopIteration as done:
+            result = done.value
+        self._let_go()
+        self._on_done(self._sock, result)
 
     def _run(self) -> NoReturn:
         """Goes on until the socket would block, or the steps end."""

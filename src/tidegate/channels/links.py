@@ -1,13 +1,15 @@
 """Control links: JSON messages between the slots and the coordinator, over one TCP connection for each slot.
 
-A slot opens its link with `connect_link`; the driver's `LinkServer` accepts. Both then have a `Link`: non-blocking, served by
-the loop that owns the selector (`handshake.serve` is one round), FIFO, nothing lost unless the link is.
+A slot opens its link with `connect_link`; the driver's `LinkServer` accepts. Both then have a `Link`: non-blocking,
+served by the loop that owns the selector (`handshake.serve` is one round), FIFO, nothing lost unless the link is.
 
 Invariants:
 - `on_lost` is called at most once, from the loop and never from within `send`, after every message that arrived; never
   after one's own `close`.
-- A peer that speaks nonsense, or takes nothing until the bound of queued bytes is passed, loses its link. It never raises
-  out of the loop: one bad slot doesn't end the driver.
+- Messages are handled one after the other, also where the handler of one runs the loop itself (to connect channels, for
+  instance). If the link is lost meanwhile, that inner loop raises `LinkLost`, so that nobody waits for nothing.
+- A peer that speaks nonsense, or takes nothing until the bound of queued bytes is passed, loses its link. That never
+  raises out of the loop: one bad slot doesn't end the driver.
 - `LinkServer.identity` may be replaced when a new attempt begins. Who comes from an older one is refused with
   `WrongAttempt` and must end itself. Links that are up already stay: closing them is for whoever fences.
 
@@ -21,6 +23,7 @@ import logging
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -48,6 +51,7 @@ from tidegate.errors import HandshakeError, ProtocolError
 MAX_QUEUED_BYTES = 2 * frames.MAX_MESSAGE_BYTES
 USER_TIMEOUT_MS = 60_000
 
+_MAX_FINAL_READS = 64
 _PURPOSE = "link"
 _log = logging.getLogger(__name__)
 
@@ -73,6 +77,8 @@ class Link:
         self._registration: Registration | None = None
         self._on_message: Callable[[Link, Message], None]
         self._on_lost: Callable[[Link, str], None]
+        self._inbox: deque[Message] = deque()
+        self._handling = False
         self._failure: str | None = None
         self._closed = False
         # Unlike a channel, a link is always read. What isn't acknowledged for so long never will be.
@@ -139,10 +145,11 @@ class Link:
             self._queue.extend([frames.CLOSE_FRAME])
             with contextlib.suppress(OSError):
                 transmit(self._sock, self._queue)
-                # A socket that is closed with unread bytes resets the connection, which may cost the peer our last words.
                 self._sock.shutdown(socket.SHUT_WR)
-                while self._sock.recv(frames.CHUNK_BYTES):
-                    pass
+                # To close a socket with unread bytes resets the connection, which may cost the peer our last words.
+                for _ in range(_MAX_FINAL_READS):
+                    if not self._sock.recv(frames.CHUNK_BYTES):
+                        break
         self._let_go()
 
     def _let_go(self) -> None:
@@ -178,28 +185,47 @@ class Link:
         self._watch()
 
     def _receive(self) -> None:
+        ended = self._read()
+        if ended is not None:
+            self._failure = ended = self._failure or ended
+        if self._handling:
+            if ended is not None:
+                self._let_go()
+                raise LinkLost(f"the link to {self.peer} was lost: {ended}")
+            return
+        self._deliver()
+        if ended is not None and not self._closed:
+            self._let_go()
+            self._on_lost(self, ended)
+
+    def _deliver(self) -> None:
+        self._handling = True
+        try:
+            while self._inbox and not self._closed:
+                self._on_message(self, self._inbox.popleft())
+        finally:
+            self._handling = False
+
+    def _read(self) -> str | None:
+        """Put what one read brings into the inbox. Says why nothing more will come, if so."""
         try:
             arrived = receive(self._sock, self._assembler)
             if arrived is None:
-                raise ProtocolError(self._failure or "the peer's connection ended without a farewell")
+                return "the peer's connection ended without a farewell"
             for kind, payload in arrived:
                 if kind == Kind.CLOSE:
-                    raise ProtocolError("closed by the peer")
-                message = frames.decode_message(payload)
-                self._on_message(self, message)
-                if self._closed:
-                    return
+                    return "closed by the peer"
+                self._inbox.append(frames.decode_message(payload))
         except (ProtocolError, OSError) as error:
-            self._failure = self._failure or str(error)
-            self._let_go()
-            self._on_lost(self, self._failure)
+            return str(error)
+        return None
 
 
 def connect_link(address: Address, identity: Identity, hello: Mapping[str, Any], *, timeout_s: float) -> Link:
     """Connect to a `LinkServer` and get through its handshake. Blocks for `timeout_s` at most.
 
-    Raises `LinkLost` where nobody answers, `WrongAttempt` where this process has been superseded, `HandshakeError` where
-    it is refused otherwise.
+    Raises `LinkLost` where nobody answers, `WrongAttempt` where this process has been superseded, `HandshakeError`
+    where it is refused otherwise.
     """
     give_up_s = time.monotonic() + timeout_s
     opened: list[socket.socket] = []
@@ -276,21 +302,18 @@ class LinkServer:
         self._links.clear()
 
     def _accept(self, events: int) -> None:
-        sock = accept(self._listener)
-        if sock is not None:
+        self._lobby.expire()
+        accepted = accept(self._listener)
+        if accepted is not None:
+            sock, peer = accepted
             self._lobby.admit(
                 sock,
                 accepting(lambda: self.identity, purpose=_PURPOSE, admit=lambda hello: None),
-                on_done=self._accepted,
-                on_failed=partial(_log_refusal, sock.getpeername()),
+                on_done=partial(self._accepted, peer),
+                on_failed=lambda error: _log.warning("a connection from %s was turned away: %s", peer, error),
             )
 
-    def _accepted(self, sock: socket.socket, hello: Mapping[str, Any]) -> None:
-        try:
-            peer = sock.getpeername()[:2]
-        except OSError:  # gone already
-            sock.close()
-            return
+    def _accepted(self, peer: Address, sock: socket.socket, hello: Mapping[str, Any]) -> None:
         link = Link(sock, attempt=self.identity.attempt, peer=peer, max_queued_bytes=self._max_queued_bytes)
         self._links = {known for known in self._links if known.up} | {link}
         link.attach(self._selector, on_message=self._received, on_lost=self._lost)
@@ -303,7 +326,3 @@ class LinkServer:
     def _lost(self, link: Link, reason: str) -> None:
         self._links.discard(link)
         self._on_lost(link, reason)
-
-
-def _log_refusal(peer: Any, error: Exception) -> None:
-    _log.warning("a control connection from %s was refused: %s", peer, error)

@@ -1,7 +1,7 @@
 """A channel between two subtasks of one slot: a bounded queue that is its own outlet and inlet.
 
-It behaves as a TCP channel does, seen from the loop: FIFO, `full` once its bound is passed (control elements may still be
-sent), nothing to be taken while blocked. Nothing is copied: batches are immutable. It belongs to one thread.
+It behaves as a TCP channel does, seen from the loop: FIFO, `full` once its bound is passed (control elements may still
+be sent), nothing to be taken while blocked. Nothing is copied: batches are immutable. It belongs to one thread.
 """
 
 from __future__ import annotations

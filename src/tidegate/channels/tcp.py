@@ -1,19 +1,19 @@
 """Channels between slots: one TCP connection each, non-blocking, served by the slot's single-threaded loop.
 
-- Sending writes at once what the socket takes and queues the rest. An outlet is `full` above a bound of queued bytes; it
-  asks for writability only while something is queued.
-- An inlet that is blocked, or holds more than its bound, isn't registered for reading. The kernel's buffers fill, then the
-  sender's queue, and the sender finds its outlet full. Nothing is lost and no other channel waits.
-- Each side says farewell (a CLOSE frame) when it closes. A connection that ends otherwise raises `ChannelLost`, out of
-  `poll` or `send`, once; elements received before it stay available.
+- Sending writes at once what the socket takes and queues the rest. An outlet is `full` above a bound of queued bytes;
+  it asks for writability only while something is queued.
+- An inlet that is blocked, or holds more than its bound, isn't registered for reading. The kernel's buffers fill, then
+  the sender's queue, and the sender finds its outlet full. Nothing is lost and no other channel waits.
+- Each side says farewell (a CLOSE frame) when it closes. A connection that ends otherwise is lost, which each end
+  reports once; `TcpNetwork.poll`, and nothing else, raises it. Elements received before stay available.
 
 Kernel buffers are 1 MB each way: measured best on loopback, and what lies before a marker stays bounded. There is no
 TCP_USER_TIMEOUT on channels, on purpose: Linux counts the time during which a live receiver keeps its window shut, so a
 channel that is blocked for long would be cut (tried on 6.18). A dead host shows by the heartbeats on the control link,
 and here by keepalive.
 
-What this does not do: reconnect (a lost channel ends the attempt), TLS (a non-blocking `ssl` socket can neither gather nor
-scatter, and reads may want writes: that is another transport, behind the same ports).
+What this does not do: reconnect (a lost channel ends the attempt), TLS (a non-blocking `ssl` socket can neither gather
+nor scatter, and its reads may want writes: that is another transport, behind the same ports).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Set
+from enum import Enum
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
@@ -48,9 +49,7 @@ from tidegate.channels.handshake import (
     serve,
     start_connecting,
 )
-from tidegate.channels.memory import MemoryChannel
-from tidegate.channels.ports import Inlet, Outlet
-from tidegate.errors import HandshakeError, ProtocolError, SchemaError
+from tidegate.errors import HandshakeError, ProtocolError
 from tidegate.protocol.ids import ChannelId
 
 MAX_QUEUED_BYTES = 4 << 20
@@ -93,11 +92,20 @@ def transmit(sock: socket.socket, queue: SendQueue) -> None:
         return
 
 
-# --- the two ends of a channel -------------------------------------------------------------------------------------------
+class _End(Enum):
+    """What became of a connection, as one of its ends knows."""
+
+    OPEN = "open"
+    CLOSED_HERE = "closed here"
+    CLOSED_THERE = "closed by the other side"
+    LOST = "lost"
+
+
+# --- the two ends of a channel ---------------------------------------------------------------------------------------
 
 
 class TcpOutlet:
-    """The sending end. Listens too, since the other side's farewell or end comes this way."""
+    """The sending end. It listens too: that is how the other side's farewell, or its end, shows."""
 
     def __init__(
         self,
@@ -106,31 +114,37 @@ class TcpOutlet:
         sock: socket.socket,
         selector: selectors.BaseSelector,
         *,
+        on_lost: Callable[[ChannelLost], None],
         max_queued_bytes: int = MAX_QUEUED_BYTES,
         max_batch_bytes: int = frames.MAX_BATCH_BYTES,
     ) -> None:
         self.channel = channel
         self._schema = schema
         self._sock = sock
+        self._on_lost = on_lost
         self._max_queued_bytes = max_queued_bytes
         self._max_batch_bytes = max_batch_bytes
         self._queue = SendQueue()
         self._heard = b""
-        self._gone: str | None = None
+        self._end = _End.OPEN
         self._registration = Registration(selector, sock, self._handle)
         self._registration.watch(READ)
 
     @property
     def full(self) -> bool:
-        return self._queue.byte_count > self._max_queued_bytes
+        """Also once the channel is lost: whatever is sent then goes nowhere, and the loop is about to find out."""
+        return self._queue.byte_count > self._max_queued_bytes or self._end is not _End.OPEN
 
     @property
     def queued_bytes(self) -> int:
         return self._queue.byte_count
 
     def send(self, element: Element) -> None:
-        if self._gone is not None:
-            raise ChannelLost(self.channel, self._gone)
+        assert self._end is not _End.CLOSED_HERE, f"channel {self.channel} is closed"
+        if self._end is _End.CLOSED_THERE:
+            self._lose(f"{type(element).__name__} was sent after the receiver had closed it")
+        if self._end is _End.LOST:
+            return
         waiting = bool(self._queue)
         self._queue.extend(frames.encode(element, self._schema, max_batch_bytes=self._max_batch_bytes))
         if not waiting:
@@ -138,17 +152,17 @@ class TcpOutlet:
 
     def close(self) -> None:
         """With a farewell, if the socket takes all that is queued; else the other side will find the channel lost."""
-        if self._gone is not None:
-            return
-        self._queue.extend([frames.CLOSE_FRAME])
-        with contextlib.suppress(OSError):
-            transmit(self._sock, self._queue)
-        self._end("closed here")
+        if self._end is _End.OPEN:
+            self._queue.extend([frames.CLOSE_FRAME])
+            with contextlib.suppress(OSError):
+                transmit(self._sock, self._queue)
+            self._let_go()
+        self._end = _End.CLOSED_HERE
 
     def _handle(self, events: int) -> None:
-        if self._gone is None and events & READ:
+        if self._end is _End.OPEN and events & READ:
             self._hear()
-        if self._gone is None and events & WRITE:
+        if self._end is _End.OPEN and events & WRITE:
             self._transmit()
 
     def _transmit(self) -> None:
@@ -156,7 +170,8 @@ class TcpOutlet:
             transmit(self._sock, self._queue)
         except OSError as error:
             self._lose(str(error))
-        self._registration.watch(READ | WRITE if self._queue else READ)
+        else:
+            self._registration.watch(READ | WRITE if self._queue else READ)
 
     def _hear(self) -> None:
         try:
@@ -165,22 +180,24 @@ class TcpOutlet:
             return
         except OSError as error:
             self._lose(str(error))
+            return
         self._heard += arrived
-        if not frames.CLOSE_FRAME.startswith(self._heard):
-            self._lose("the receiver sent something else than a farewell")
-        if self._heard == frames.CLOSE_FRAME and not self._queue:
-            self._end("closed by the receiver")
-        elif self._heard == frames.CLOSE_FRAME:
+        if not arrived:
+            self._lose("the receiver's connection ended without a farewell")
+        elif not frames.CLOSE_FRAME.startswith(self._heard):
+            self._lose("the receiver said something else than farewell")
+        elif self._heard == frames.CLOSE_FRAME and self._queue:
             self._lose(f"the receiver closed it before taking {self._queue.byte_count} queued bytes")
-        elif not arrived:
-            self._lose("the receiver's connection ended")
+        elif self._heard == frames.CLOSE_FRAME:
+            self._let_go()
+            self._end = _End.CLOSED_THERE
 
-    def _lose(self, reason: str) -> NoReturn:
-        self._end(reason)
-        raise ChannelLost(self.channel, reason)
+    def _lose(self, reason: str) -> None:
+        self._let_go()
+        self._end = _End.LOST
+        self._on_lost(ChannelLost(self.channel, reason))
 
-    def _end(self, reason: str) -> None:
-        self._gone = reason
+    def _let_go(self) -> None:
         self._registration.watch(0)
         self._sock.close()
         self._queue.clear()
@@ -196,6 +213,7 @@ class TcpInlet:
         sock: socket.socket,
         selector: selectors.BaseSelector,
         *,
+        on_lost: Callable[[ChannelLost], None],
         max_queued_bytes: int = MAX_QUEUED_BYTES,
         max_queued_elements: int = MAX_QUEUED_ELEMENTS,
         max_batch_bytes: int = frames.MAX_BATCH_BYTES,
@@ -204,6 +222,7 @@ class TcpInlet:
         self.blocked = False
         self._schema = schema
         self._sock = sock
+        self._on_lost = on_lost
         self._max_queued_bytes = max_queued_bytes
         self._max_queued_elements = max_queued_elements
         self._assembler = FrameAssembler(frames.channel_lengths(max_batch_bytes))
@@ -211,7 +230,7 @@ class TcpInlet:
         self._queued_bytes = 0
         self._over_bound = False
         self._ended = False
-        self._gone = False
+        self._end = _End.OPEN
         self._registration = Registration(selector, sock, self._handle)
         self._registration.watch(READ)
 
@@ -246,20 +265,21 @@ class TcpInlet:
 
     def close(self) -> None:
         """Drops what was not taken, and says farewell."""
-        if not self._gone:
+        if self._end is _End.OPEN:
             with contextlib.suppress(OSError):
                 self._sock.send(frames.CLOSE_FRAME)
-            self._end()
+            self._let_go()
+        self._end = _End.CLOSED_HERE
         self._queue.clear()
         self._queued_bytes = 0
 
     def _watch(self) -> None:
-        if not self._gone:
+        if self._end is _End.OPEN:
             self._registration.watch(0 if self.blocked or self._over_bound else READ)
 
     def _handle(self, events: int) -> None:
         # Events of a round may be stale: a handler before this one may have blocked or closed this channel.
-        if self._gone or self.blocked:
+        if self._end is not _End.OPEN or self.blocked:
             return
         try:
             arrived = receive(self._sock, self._assembler)
@@ -268,12 +288,15 @@ class TcpInlet:
                 raise ProtocolError(f"the sender's connection ended {where}")
             for kind, payload in arrived:
                 if kind == Kind.CLOSE:
-                    self._end()
+                    self._let_go()
+                    self._end = _End.CLOSED_THERE
                     return
                 self._append(frames.decode(kind, payload, self._schema), len(payload))
         except (ProtocolError, OSError) as error:
-            self._end()
-            raise ChannelLost(self.channel, str(error)) from error
+            self._let_go()
+            self._end = _End.LOST
+            self._on_lost(ChannelLost(self.channel, str(error)))
+            return
         if self._queued_bytes > self._max_queued_bytes or len(self._queue) > self._max_queued_elements:
             self._over_bound = True
             self._watch()
@@ -286,13 +309,12 @@ class TcpInlet:
         self._queue.append((element, element_bytes))
         self._queued_bytes += element_bytes
 
-    def _end(self) -> None:
-        self._gone = True
+    def _let_go(self) -> None:
         self._registration.watch(0)
         self._sock.close()
 
 
-# --- all channels of a slot ----------------------------------------------------------------------------------------------
+# --- all channels of a slot ------------------------------------------------------------------------------------------
 
 
 class TcpNetwork:
@@ -316,12 +338,12 @@ class TcpNetwork:
         self._listener = listen(bind_host)
         self._listening = Registration(selector, self._listener, self._accept)
         self.address: Address = self._listener.getsockname()[:2]
-        self._outlets: dict[ChannelId, Outlet] = {}
-        self._inlets: dict[ChannelId, Inlet] = {}
+        self._outlets: dict[ChannelId, TcpOutlet] = {}
+        self._inlets: dict[ChannelId, TcpInlet] = {}
         self._expected: Mapping[ChannelId, pa.Schema] = {}
         self._lobby = Lobby(selector, timeout_s=handshake_timeout_s)
         self._departures: list[Negotiation[None]] = []
-        self._failure: ProtocolError | None = None
+        self._failures: deque[Exception] = deque()
         self._registered: set[Any] = set()
 
     def connect(
@@ -334,39 +356,39 @@ class TcpNetwork:
     ) -> None:
         """Set all channels up, within `deadline_s` seconds from now, or raise and close everything.
 
-        A channel that is both outgoing and incoming stays in memory; its address isn't used. Everything else on the
-        selector is served meanwhile. Afterwards this slot listens no more.
+        Everything else on the selector is served meanwhile. Afterwards this slot listens no more.
         """
         assert outgoing.keys() == outgoing_schemas.keys()
+        assert not outgoing.keys() & incoming.keys(), "a channel within a slot is a `MemoryChannel`"
         for schema in (*incoming.values(), *outgoing_schemas.values()):
             frames.check_schema(schema)
         give_up_s = time.monotonic() + deadline_s
-        local = outgoing.keys() & incoming.keys()
         try:
-            for channel in local:
-                self._connect_in_memory(channel, outgoing_schemas[channel], incoming[channel])
-            self._expected = {channel: schema for channel, schema in incoming.items() if channel not in local}
+            self._expected = incoming
             self._listening.watch(READ)
-            for channel in outgoing.keys() - local:
-                self._start_connecting(channel, outgoing[channel], outgoing_schemas[channel])
+            for channel, address in outgoing.items():
+                self._start_connecting(channel, address, outgoing_schemas[channel])
             self._await(wanted_outlets=outgoing.keys(), wanted_inlets=incoming.keys(), give_up_s=give_up_s)
         except BaseException:
             self.close()
             raise
         self._stop_listening()
 
-    def outlet(self, channel: ChannelId) -> Outlet:
+    def outlet(self, channel: ChannelId) -> TcpOutlet:
         return self._outlets[channel]
 
-    def inlet(self, channel: ChannelId) -> Inlet:
+    def inlet(self, channel: ChannelId) -> TcpInlet:
         return self._inlets[channel]
 
     def poll(self, timeout_s: float) -> bool:
         """Serve what is ready, waiting at most `timeout_s` for something to be. True if something was.
 
-        Raises `ChannelLost`; what else was ready then is served by the next call.
+        Raises `ChannelLost`, one in each call, after serving everything.
         """
-        return serve(self._selector, timeout_s)
+        happened = serve(self._selector, 0 if self._failures else timeout_s)
+        if self._failures:
+            raise self._failures.popleft()
+        return happened
 
     def register(self, fileobj: Any, callback: Callable[[], None]) -> None:
         """Have `poll` call back while `fileobj` is readable, until `unregister` or `close`."""
@@ -380,17 +402,12 @@ class TcpNetwork:
     def close(self) -> None:
         """Idempotent. The selector stays open, it isn't ours."""
         self._stop_listening()
-        for end in (*self._outlets.values(), *self._inlets.values()):
-            end.close()
+        for outlet in self._outlets.values():
+            outlet.close()
+        for inlet in self._inlets.values():
+            inlet.close()
         for fileobj in tuple(self._registered):
             self.unregister(fileobj)
-
-    def _connect_in_memory(self, channel: ChannelId, sent: pa.Schema, expected: pa.Schema) -> None:
-        if not sent.equals(expected):
-            raise SchemaError(f"channel {channel} is sent\n{sent}\nand expected to carry\n{expected}")
-        both = MemoryChannel(channel, max_queued_bytes=self._max_queued_bytes)
-        self._outlets[channel] = both
-        self._inlets[channel] = both
 
     def _start_connecting(self, channel: ChannelId, address: Address, schema: pa.Schema) -> None:
         about = {"channel": [channel.edge, channel.upstream, channel.downstream], "schema": frames.fingerprint(schema)}
@@ -409,33 +426,29 @@ class TcpNetwork:
         self._departures.append(departure)
 
     def _connected(self, channel: ChannelId, schema: pa.Schema, sock: socket.socket, _: None) -> None:
-        self._outlets[channel] = TcpOutlet(
-            channel, schema, sock, self._selector, max_queued_bytes=self._max_queued_bytes
-        )
+        self._outlets[channel] = TcpOutlet(channel, schema, sock, self._selector, on_lost=self._failures.append,
+                                           max_queued_bytes=self._max_queued_bytes)
 
     def _not_connected(self, channel: ChannelId, address: Address, error: Exception) -> None:
-        if isinstance(error, HandshakeError):
-            self._failure = error
-        else:
-            self._failure = ChannelLost(channel, f"can't reach {address}: {error}")
-            self._failure.__cause__ = error
+        # A handshake that failed says what is wrong, the attempt above all; anything else is about this connection.
+        known = isinstance(error, HandshakeError)
+        self._failures.append(error if known else ChannelLost(channel, f"can't reach {address}: {error}"))
 
     def _accept(self, events: int) -> None:
-        sock = accept(self._listener)
-        if sock is not None:
+        accepted = accept(self._listener)
+        if accepted is not None:
+            sock, peer = accepted
             self._lobby.admit(
                 sock,
                 accepting(lambda: self._identity, purpose=_PURPOSE, admit=self._reason_to_refuse),
                 on_done=self._accepted,
-                on_failed=lambda error: _log.warning("a connection to this slot was refused: %s", error),
+                on_failed=lambda error: _log.warning("a connection from %s was turned away: %s", peer, error),
             )
 
-    def _await(
-        self, *, wanted_outlets: Set[ChannelId], wanted_inlets: Set[ChannelId], give_up_s: float
-    ) -> None:
+    def _await(self, *, wanted_outlets: Set[ChannelId], wanted_inlets: Set[ChannelId], give_up_s: float) -> None:
         while not (wanted_outlets <= self._outlets.keys() and wanted_inlets <= self._inlets.keys()):
-            if self._failure is not None:
-                raise self._failure
+            if self._failures:
+                raise self._failures.popleft()
             left_s = give_up_s - time.monotonic()
             if left_s <= 0:
                 out, into = wanted_outlets - self._outlets.keys(), wanted_inlets - self._inlets.keys()
@@ -461,7 +474,7 @@ class TcpNetwork:
         if about.get("schema") != frames.fingerprint(schema):
             reason = f"channel {channel} has another schema at the receiver:\n{schema.to_string()}"
             # The sender is one of us, so waiting for another one would be in vain.
-            self._failure = HandshakeError(reason)
+            self._failures.append(HandshakeError(reason))
             return reason
         return None
 
@@ -471,10 +484,8 @@ class TcpNetwork:
         if channel in self._inlets:
             sock.close()
             return
-        schema = self._expected[channel]
-        self._inlets[channel] = TcpInlet(
-            channel, schema, sock, self._selector, max_queued_bytes=self._max_queued_bytes
-        )
+        self._inlets[channel] = TcpInlet(channel, self._expected[channel], sock, self._selector,
+                                         on_lost=self._failures.append, max_queued_bytes=self._max_queued_bytes)
 
 
 def _channel_in(about: Mapping[str, Any]) -> ChannelId | None:

@@ -26,6 +26,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,8 +100,8 @@ class InputFolder:
             return list(_list_local(self._root, "", wanted))
         selector = arrow_fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         infos = [(info.path[len(self._root):].lstrip("/"), info) for info in self._files.get_file_info(selector)]
-        return [Found(name, info.size, info.mtime_ns or 0) for name, info in infos if info.type == arrow_fs.FileType.File
-                and not any(_is_hidden(part) for part in name.split("/")) and wanted(name)]
+        return [Found(name, info.size, info.mtime_ns or 0) for name, info in infos
+                if info.type == arrow_fs.FileType.File and not any(map(_is_hidden, name.split("/"))) and wanted(name)]
 
     def open(self, name: str) -> pa.NativeFile:
         return self._files.open_input_file(self._path(name))
@@ -166,7 +167,7 @@ class ParquetFormat(FileFormat):
         if file is not None:
             return ParquetInput(file, found, position, self.schema, where=f"{found.name} in {folder.address}")
         if final:
-            raise CorruptFile(f"{found.name} in {folder.address} has no valid Parquet footer: it is still being written or "
+            raise CorruptFile(f"{found.name} in {folder.address} has no valid Parquet footer: it is being written, or "
                               "was left unfinished. Run again once it is complete, or remove it")
         return None
 
@@ -219,8 +220,7 @@ class ParquetInput(OpenFile):
         self._where = where
         self._batch: pa.RecordBatch | None = None
         if position > self.size:
-            raise RestoreError(f"{where} has {self.size} rows, but {position} were read from it before: it was replaced. "
-                               "Bring back the file that was there, and give new content a new name")
+            raise _shrunk(where, read=position, now=self.size, unit="rows")
         for field in schema:
             if field.name not in file.schema_arrow.names:
                 raise SchemaError(f"{where} has no column {field.name!r}; it has {', '.join(file.schema_arrow.names)}")
@@ -269,8 +269,9 @@ class JsonLines(FileFormat):
         try:
             self._read(b"{}\n")
         except pa.ArrowNotImplementedError as error:
-            raise SchemaError(f"JSON lines can't be read under this schema: {error}. Read the column as a string and "
-                              "parse it in a map, or use Parquet") from error
+            raise SchemaError(f"JSON lines can't hold this schema: {error}. Use Parquet") from error
+        except ValueError:
+            pass    # A column that must not be null; that its type can be read is what counts.
 
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
         return LinesInput(folder, found, position, self.parse, final=final)
@@ -282,15 +283,11 @@ class JsonLines(FileFormat):
         whole = (content[starts] == ord("{")) & (content[lasts] == ord("}"))
         if not whole.all():
             # Arrow would read an object that spans lines, and crashes on a line that is `null`.
-            doubtful = ((int(index), data[starts[index]:ends[index]].strip()) for index in np.flatnonzero(~whole))
-            blank = []
-            for index, line in doubtful:
-                if line and not (line.startswith(b"{") and line.endswith(b"}")):
-                    raise ValueError("no JSON object on a line of its own")
-                if not line:
-                    blank.append(index)
-            ends = np.delete(ends, blank)
-        return self._read(data) if len(ends) else _no_records(self.schema), ends
+            doubtful = {index: data[starts[index]:ends[index]].strip() for index in np.flatnonzero(~whole)}
+            if any(line and not (line.startswith(b"{") and line.endswith(b"}")) for line in doubtful.values()):
+                raise ValueError("no JSON object on a line of its own")
+            ends = np.delete(ends, [index for index, line in doubtful.items() if not line])
+        return self._read(data), ends
 
     def _read(self, data: bytes) -> pa.RecordBatch:
         # Arrow reads timestamps from text, but dates only from numbers.
@@ -316,15 +313,15 @@ class CsvLines(FileFormat):
             raise JobError("a CSV delimiter is one ASCII character and neither a quote nor a line break: "
                            f"not {self.delimiter!r}")
         try:
-            CsvParser(self, self.schema.names)(self.delimiter.join(['""'] * len(self.schema)).encode() + b"\n")
+            self.parse(self.schema.names, self.delimiter.join(['""'] * len(self.schema)).encode() + b"\n")
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(f"CSV can't hold this schema: {error}. Use JSON lines or Parquet") from error
         except ValueError:
-            pass    # An empty value doesn't fit every type; that the type can be read at all is what counts.
+            pass    # A type that has no empty value; that it can be read is what counts.
 
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
         if not self.header:
-            return LinesInput(folder, found, position, CsvParser(self, self.schema.names), final=final)
+            return LinesInput(folder, found, position, partial(self.parse, self.schema.names), final=final)
         with folder.open(found.name) as file:
             first = _first_line(file, found, final)
         if first is None:
@@ -334,41 +331,27 @@ class CsvLines(FileFormat):
             if names.count(name) != 1:
                 raise SchemaError(f"{found.name} in {folder.address}: the header must name column {name!r} once; it "
                                   f"reads {', '.join(names)}")
-        return LinesInput(folder, found, max(position, len(first)), CsvParser(self, names), final=final)
+        return LinesInput(folder, found, max(position, len(first)), partial(self.parse, names), final=final)
 
-
-@dataclass(frozen=True, slots=True)
-class CsvParser:
-    form: CsvLines
-    names: list[str]
-
-    def __call__(self, data: bytes) -> tuple[pa.RecordBatch, Positions]:
+    def parse(self, names: list[str], data: bytes) -> tuple[pa.RecordBatch, Positions]:
         if data.count(b"\r") != data.count(b"\r\n"):
             raise ValueError("a carriage return within a line")
-        starts, ends = _lines(data)
-        content = np.frombuffer(data, np.uint8)
-        lengths = ends - starts - 1
-        ends = ends[(lengths > 1) | ((lengths == 1) & (content[starts] != ord("\r")))]
-        if not len(ends):
-            return _no_records(self.form.schema), ends
-        schema = self.form.schema
         table = arrow_csv.read_csv(
             pa.BufferReader(data),
-            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.names),
-            arrow_csv.ParseOptions(delimiter=self.form.delimiter),
-            arrow_csv.ConvertOptions(column_types=schema, include_columns=schema.names, null_values=[""],
+            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+            arrow_csv.ParseOptions(delimiter=self.delimiter),
+            arrow_csv.ConvertOptions(column_types=self.schema, include_columns=self.schema.names, null_values=[""],
                                      strings_can_be_null=True, quoted_strings_can_be_null=False))
-        return _batch_of(table, schema), ends
+        starts, ends = _lines(data)
+        lengths = ends - starts - 1
+        blank = (lengths == 0) | ((lengths == 1) & (np.frombuffer(data, np.uint8)[starts] == ord("\r")))
+        return _batch_of(table, self.schema), ends[~blank]
 
 
 def _lines(data: bytes) -> tuple[Positions, Positions]:
     """Where each line starts, and the position behind its line break."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
     return np.concatenate(([0], ends[:-1])), ends
-
-
-def _no_records(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=schema)
 
 
 def _batch_of(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
@@ -404,8 +387,8 @@ class LinesInput(OpenFile):
         self._row = 0
         around = self._file.read_at(2, position - 1) if position else b"\n"
         if b"\n" not in around and position < self.size:
-            raise RestoreError(f"{self._where}: byte {position}, up to which it was read, isn't the start of a line: it "
-                               "was replaced. Bring back the file that was there, and give new content a new name")
+            raise RestoreError(f"{self._where}: byte {position}, up to which it was read, isn't the start of a line: "
+                               "it was replaced. Bring back the file that was there, and give new content a new name")
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         while self._row == len(self._ends):
@@ -439,7 +422,7 @@ class LinesInput(OpenFile):
             if self.position + wanted == self.size:
                 return data + b"\n" if self._final else b""
             if length >= MAX_LINE_BYTES:
-                raise SchemaError(f"{self._where} has a line of more than {MAX_LINE_BYTES} bytes at byte {self.position}")
+                raise SchemaError(f"{self._where} has a line of more than {MAX_LINE_BYTES} bytes, at {self.position}")
             length *= 4
         return b""
 
@@ -484,9 +467,9 @@ class LinesInput(OpenFile):
         self._file.close()
 
 
-def _shrunk(where: str, *, read: int, now: int) -> RestoreError:
-    return RestoreError(f"{where} was {read} bytes long and has {now} now: it was truncated or replaced. Files may only "
-                        "grow: bring back what was there, and give new content a new name")
+def _shrunk(where: str, *, read: int, now: int, unit: str = "bytes") -> RestoreError:
+    return RestoreError(f"{where} has {now} {unit}, but had {read} of them before: it was truncated or replaced. Bring "
+                        "back what was there, and give new content a new name: files may only grow")
 
 
 # ---------------------------------------------------------------------------------------------- the source
@@ -607,8 +590,9 @@ class FolderReader(SourceReader):
         return (~offset, True) if offset < 0 else (offset, False)
 
     def _vanished(self, name: str) -> RestoreError:
-        return RestoreError(f"{name} in {self._folder.address} is gone, and only {self._offsets[name]} bytes or rows of "
-                            "it had been read. Bring it back, and remove files only when they were read to their end")
+        return RestoreError(
+            f"{name} in {self._folder.address} is gone, and only {self._offsets[name]} bytes or rows of it were read. "
+            "Bring it back, and remove files only when they were read to their end")
 
     def offsets(self) -> Mapping[str, Offset]:
         return dict(self._offsets)

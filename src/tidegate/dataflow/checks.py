@@ -1,8 +1,8 @@
 """What can be found wrong with a job while it is being written.
 
-Every check raises `SchemaError` or `GraphError` with a message that names the operator and says what to change; none has
-an effect. Parallelism against slots and key-groups is checked by the optimiser, where both are known; rows that don't fit
-their declared schema are found at run time, by the operators.
+Every check raises `SchemaError` or `GraphError` with a message that names the operator and says what to change; none
+has an effect. Parallelism against slots and key-groups is checked by the optimiser, where both are known; rows that
+don't fit their declared schema are found at run time, by the operators.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def check_parallelism(operator: str, parallelism: object) -> int | None:
     if parallelism is None:
         return None
     if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
-        raise GraphError(f"operator {operator!r}: parallelism={parallelism!r}; give a whole number from 1 on, or leave it "
-                         f"away for one subtask in each slot")
+        raise GraphError(f"operator {operator!r}: parallelism={parallelism!r}; give a whole number from 1 on, or leave "
+                         f"it away for one subtask in each slot")
     return parallelism
 
 
@@ -83,27 +83,22 @@ def duration_ms(operator: str, argument: str, duration: Any) -> int:
 def declared_schema(operator: str, declared: Any, *, argument: str = "returns") -> pa.Schema:
     """The schema that the user declared for an output."""
     try:
-        schema = parse_schema(declared)
+        return parse_schema(declared)
     except SchemaError as error:
         raise SchemaError(f"operator {operator!r}, {argument}: {error}") from error
-    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if twice:
-        raise SchemaError(f"operator {operator!r}, {argument}: there is more than one {_listed(twice)}; give every column a "
-                          f"name of its own")
-    return schema
 
 
 def declared_sides(operator: str, side_outputs: object) -> Mapping[str, pa.Schema]:
     """The schemas of the side outputs, by tag."""
     if not isinstance(side_outputs, Mapping) or not all(isinstance(tag, str) and tag for tag in side_outputs):
-        raise GraphError(f"operator {operator!r}: side_outputs is {_shown(side_outputs)}; give a dictionary from tags to "
-                         f"schemas, such as {{'late': 'auction long, price double'}}")
+        raise GraphError(f"operator {operator!r}: side_outputs is {_shown(side_outputs)}; give a dictionary from tags "
+                         f"to schemas, such as {{'late': 'auction long, price double'}}")
     return {tag: declared_schema(operator, declared, argument=f"side_outputs[{tag!r}]")
             for tag, declared in side_outputs.items()}
 
 
 def no_such_column(where: str, column: str, schema: pa.Schema) -> SchemaError:
-    return SchemaError(f"{where}: there is no column {column!r}{_closest(column, schema.names)}; the columns are "
+    return SchemaError(f"{where}: there is no column {column!r}.{_closest(column, schema.names)} The columns are: "
                        f"{ddl_of(schema)}")
 
 
@@ -120,8 +115,8 @@ def check_key(where: str, columns: Sequence[object], schema: pa.Schema) -> tuple
         if column not in schema.names:
             raise no_such_column(where, column, schema)
         if _has_map(schema.field(column).type):
-            raise SchemaError(f"{where}: column {column!r} is of type {ddl_of(schema.field(column).type)}, and a map has no "
-                              f"order, so it can't be a key; take the entries that matter into columns with map")
+            raise SchemaError(f"{where}: column {column!r} is of type {ddl_of(schema.field(column).type)}, and a map "
+                              f"has no order, so it can't be a key; take the entries that matter into columns with map")
     key = tuple(str(column) for column in columns)
     if len(set(key)) < len(key):
         raise SchemaError(f"{where}: key_by names a column twice: {_listed(key)}; name each once")
@@ -135,15 +130,15 @@ def check_same_key_types(where: str, *, left: Sequence[pa.Field], right: Sequenc
         raise SchemaError(f"{where}: {shown}; key both sides by as many columns")
     for one, other in zip(left, right, strict=True):
         if one.type != other.type:
-            raise SchemaError(f"{where}: {shown}, so {one.name!r} and {other.name!r} would never meet; bring one to the "
-                              f"other's type with map")
+            raise SchemaError(f"{where}: {shown}, so {one.name!r} and {other.name!r} would never meet; bring one to "
+                              f"the other's type with map")
 
 
 def check_same_schema(where: str, *, first: pa.Schema, other: pa.Schema) -> None:
     """Streams in a union have the same columns in the same order; only nullability may differ."""
     if [(field.name, field.type) for field in first] != [(field.name, field.type) for field in other]:
-        raise SchemaError(f"{where}: the streams have different schemas, ({ddl_of(first)}) and ({ddl_of(other)}); bring them "
-                          f"to one with map")
+        raise SchemaError(f"{where}: the streams have different schemas, ({ddl_of(first)}) and ({ddl_of(other)}); "
+                          f"bring them to one with map")
 
 
 def check_time_column(operator: str, column: object, schema: pa.Schema) -> str:
@@ -154,8 +149,8 @@ def check_time_column(operator: str, column: object, schema: pa.Schema) -> str:
         raise no_such_column(where, column, schema)
     kind = schema.field(column).type
     if not (pa.types.is_int64(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        raise SchemaError(f"{where}: column {column!r} is of type {ddl_of(kind)}; event time is a timestamp, a date or a "
-                          f"long of milliseconds since 1970: convert it with map")
+        raise SchemaError(f"{where}: column {column!r} is of type {ddl_of(kind)}; event time is a timestamp, a date or "
+                          f"a long of milliseconds since 1970: convert it with map")
     return column
 
 
@@ -173,8 +168,8 @@ def check_source(name: str, source: object) -> pa.Schema:
     if isinstance(source, type):
         raise GraphError(f"source {name!r}: {source.__name__} is a class; pass an instance: {source.__name__}(…)")
     if not isinstance(source, Source):
-        raise GraphError(f"source {name!r}: {_shown(source)} is no source; pass one of tg.sources or a subclass of "
-                         f"tidegate's Source")
+        raise GraphError(f"source {name!r}: {_shown(source)} is no source; pass one of tg.sources or of a subclass "
+                         f"of tg.Source")
     return declared_schema(name, source.schema, argument="the source's schema")
 
 
@@ -182,7 +177,7 @@ def check_sink(name: str, sink: object, schema: pa.Schema) -> None:
     if isinstance(sink, type):
         raise GraphError(f"sink {name!r}: {sink.__name__} is a class; pass an instance: {sink.__name__}(…)")
     if not isinstance(sink, Sink):
-        raise GraphError(f"sink {name!r}: {_shown(sink)} is no sink; pass one of tg.sinks or a subclass of tidegate's Sink")
+        raise GraphError(f"sink {name!r}: {_shown(sink)} is no sink; pass one of tg.sinks or of a subclass of tg.Sink")
     try:
         sink.check(schema)
     except SchemaError as error:
@@ -218,8 +213,8 @@ def check_function(operator: str, function: object, *, expected: type[Function],
     if not isinstance(function, expected):
         for kind, place in _BELONGS.items():
             if isinstance(function, kind):
-                raise GraphError(f"{where}: {type(function).__name__} is a {kind.__name__}, which belongs {place}. Change "
-                                 f"that, or make it a {expected.__name__}: {takes}")
+                raise GraphError(f"{where}: {type(function).__name__} is a {kind.__name__}, which belongs {place}. "
+                                 f"Change that, or make it a {expected.__name__}: {takes}")
         plain = "; for a plain function there are map, flat_map and filter" if callable(function) else ""
         raise GraphError(f"{where}: {takes}, not {_shown(function)}{plain}")
     for method, arguments in _METHODS.items():
@@ -238,24 +233,24 @@ def check_states(operator: str, function: Function, *, keyed: bool) -> None:
     where = f"operator {operator!r}"
     for attribute, declared in vars(function).items():
         if isinstance(declared, Descriptor):
-            raise GraphError(f"{where}: the state {attribute!r} is set on an instance of {type(function).__name__}; declare "
-                             f"it in the class body, beside the methods")
+            raise GraphError(f"{where}: the state {attribute!r} is set on an instance of {type(function).__name__}; "
+                             f"declare it in the class body, beside the methods")
     try:
         descriptors = descriptors_of(function)
     except JobError as error:
         raise GraphError(f"{where}: {error}") from error
     for attribute, descriptor in descriptors.items():
         if descriptor.name is None or not descriptor.name or descriptor.name.startswith("__"):
-            raise GraphError(f"{where}: the state {attribute!r} is named {descriptor.name!r}; names beginning with '__' are "
-                             f"the engine's: give it another name=")
+            raise GraphError(f"{where}: the state {attribute!r} is named {descriptor.name!r}; names beginning with "
+                             f"'__' are the engine's: give it another name=")
         if descriptor.kind is StateKind.KEYED and not keyed:
-            raise GraphError(f"{where}: the state {descriptor.name!r} ({descriptor.shape}) is kept for each key, and the "
-                             f"stream has none; use key_by first{_keyed_kind(function)}, or declare the state as "
+            raise GraphError(f"{where}: the state {descriptor.name!r} ({descriptor.shape}) is kept for each key, and "
+                             f"the stream has none; use key_by first{_keyed_kind(function)}, or declare the state as "
                              f"tg.operator_list")
         if descriptor.kind is StateKind.BROADCAST and not isinstance(function, BroadcastProcess):
-            raise GraphError(f"{where}: the state {descriptor.name!r} is broadcast state, which only a BroadcastProcess can "
-                             f"have; connect the stream with a broadcast one, or declare the state as tg.map or "
-                             f"tg.operator_list")
+            raise GraphError(f"{where}: the state {descriptor.name!r} is broadcast state, which only a "
+                             f"BroadcastProcess can have; connect the stream with a broadcast one, or declare the "
+                             f"state as tg.map or tg.operator_list")
 
 
 def _keyed_kind(function: Function) -> str:
@@ -267,8 +262,8 @@ def _keyed_kind(function: Function) -> str:
 def _check_plain(where: str, function: Callable[..., Any]) -> None:
     called = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-        raise GraphError(f"{where}: {_shown(function)} is asynchronous; make it a plain function or generator (def, not "
-                         f"async def)")
+        raise GraphError(f"{where}: {_shown(function)} is asynchronous; make it a plain function or generator (def, "
+                         f"not async def)")
 
 
 def _check_arguments(where: str, function: Callable[..., Any], arguments: tuple[str, ...], advice: str) -> None:
@@ -287,9 +282,10 @@ def _check_arguments(where: str, function: Callable[..., Any], arguments: tuple[
 
 def check_side_output(where: str, tag: object, node: Node) -> str:
     if tag not in node.side_schemas:
-        there = f"it has {_listed(node.side_schemas)}" if node.side_schemas else "it has none"
-        raise GraphError(f"{where}: {node.name!r} declares no side output {tag!r}{_closest(str(tag), node.side_schemas)}; "
-                         f"{there}. Declare it: process({node.name!r}, …, side_outputs={{{tag!r}: 'column type, …'}})")
+        there = f"It has {_listed(node.side_schemas)}." if node.side_schemas else "It has none."
+        raise GraphError(f"{where}: operator {node.name!r} declares no side output {tag!r}."
+                         f"{_closest(str(tag), node.side_schemas)} {there} Declare it: "
+                         f"process({node.name!r}, …, side_outputs={{{tag!r}: 'column type, …'}})")
     assert isinstance(tag, str)
     return tag
 
@@ -301,7 +297,8 @@ def check_complete(graph: LogicalGraph) -> None:
     consumed = {edge.source for node in graph.nodes for edge in node.inputs}
     for node in graph.nodes:
         if node.id not in consumed and node.schema.names:
-            advice = ", or leave returns= away if it runs for its state alone" if node.named_by_user and node.inputs else ""
+            is_process = isinstance(getattr(node.spec, "function", None), Function)
+            advice = ", or leave returns= away if it runs for its state alone" if is_process else ""
             raise GraphError(f"the output of {node.spec.kind} {node.name!r} goes nowhere; add .to(name, sink){advice}")
 
 
@@ -310,7 +307,7 @@ def check_complete(graph: LogicalGraph) -> None:
 
 def _closest(word: str, words: Iterable[str]) -> str:
     found = get_close_matches(word, list(words), n=1)
-    return f", did you mean {found[0]!r}?" if found else ""
+    return f" Did you mean {found[0]!r}?" if found else ""
 
 
 def _listed(words: Iterable[str]) -> str:

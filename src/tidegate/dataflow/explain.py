@@ -8,6 +8,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
+import pyarrow as pa
+
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
 from tidegate.dataflow.operators.sink import SinkSpec
 from tidegate.dataflow.operators.source import SourceSpec, WatermarkSpec
@@ -20,6 +22,7 @@ from tidegate.types import ddl_of
 WIDTH = 120
 _SLOTS_SHOWN = 8
 _CELL_LIMIT = 56
+_KEPT_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def explain_logical(graph: LogicalGraph) -> str:
@@ -39,8 +42,8 @@ def explain_optimised(plan: Plan) -> str:
     for vertex in plan.vertices:
         lines += ["", f"v{vertex.id} · parallelism {vertex.parallelism}"]
         lines += _labelled(_plan_input(plan, edge) for edge in plan.inputs_of(vertex))
-        lines += _table([(stem + node.name, node.spec.kind, _states_in_short(node)) for stem, node in _tree(vertex)],
-                        indent=4)
+        chain = _table((stem + node.name, node.spec.kind, _states_in_short(node)) for stem, node in _tree(vertex))
+        lines += [_cut(f"    {'' if index else 'chain':8}{row}", WIDTH) for index, row in enumerate(chain)]
     return _text(lines)
 
 
@@ -51,7 +54,7 @@ def explain_physical(plan: Plan) -> str:
              f"{_count(channel_count, 'channel')}, {_count(plan.key_group_count, 'key-group')} ==", ""]
     lines += _table([("slot", "subtask", "operators", "key-groups"), *_slot_rows(plan)])
     if plan.edges:
-        lines += ["", *_table([("edge", "from", "to", "records go", "channels"), *_edge_rows(plan)])]
+        lines += ["", *_table([("edge", "from", "to", "channels", "records go"), *_edge_rows(plan)])]
     return _text(lines)
 
 
@@ -85,9 +88,9 @@ def _facts(graph: LogicalGraph, node: Node) -> Iterator[tuple[str, str]]:
     for state in states:
         yield "state", f"{state.name!s:{width}}  {_state_type(state)}"
     if node.schema.names:
-        yield "output", ddl_of(node.schema)
+        yield "output", _wrappable(node.schema)
     for tag, schema in node.side_schemas.items():
-        yield "side", f"{tag}: {ddl_of(schema)}"
+        yield "side", f"{tag}: {_wrappable(schema)}"
 
 
 def _port(node: Node, port: int) -> str:
@@ -132,9 +135,11 @@ def _plan_input(plan: Plan, edge: PlanEdge) -> tuple[str, str]:
     source = next(node for node in plan.vertices[edge.source_vertex].nodes if node.id == edge.source_node)
     schema = source.schema if edge.tag is None else source.side_schemas[edge.tag]
     side = "" if edge.tag is None else f" side output {edge.tag}"
-    head = plan.vertices[edge.target_vertex].head
-    return (_port(head, edge.port),
-            f"v{edge.source_vertex} {source.name}{side}, {_way(edge.partitioning, edge.key)}: {ddl_of(schema)}")
+    target = plan.vertices[edge.target_vertex]
+    way = _way(edge.partitioning, edge.key)
+    if edge.partitioning is Partitioning.REBALANCE:
+        way += f" {plan.vertices[edge.source_vertex].parallelism} → {target.parallelism}"
+    return _port(target.head, edge.port), f"v{edge.source_vertex} {source.name}{side}, {way}: {_wrappable(schema)}"
 
 
 def _tree(vertex: Vertex) -> Iterator[tuple[str, Node]]:
@@ -162,7 +167,7 @@ def _slot_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     left_out = plan.slots - _SLOTS_SHOWN if plan.slots > _SLOTS_SHOWN else 0
     for slot in range(plan.slots):
         if left_out and slot == _SLOTS_SHOWN - 1:
-            yield "…", f"and {_count(left_out, 'slot')} more", "", ""
+            yield "…", "", f"{_count(left_out, 'more slot')}", ""
         if left_out and _SLOTS_SHOWN - 1 <= slot < plan.slots - 1:
             continue
         first = str(slot)
@@ -187,8 +192,9 @@ def _edge_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         way = _way(edge.partitioning, edge.key)
         side = "" if edge.tag is None else f" ({edge.tag})"
         port = f" {_port(target.head, edge.port)}" if len(target.head.input_schemas) > 1 else ""
-        yield (f"e{edge.id}", f"v{source.id} × {source.parallelism}{side}", f"v{target.id} × {target.parallelism}{port}", way,
-               f"{total}, all in memory" if local == total else f"{total}, {local} in memory")
+        yield (f"e{edge.id}", f"v{source.id} × {source.parallelism}{side}",
+               f"v{target.id} × {target.parallelism}{port}", f"{total}, {'all' if local == total else local} in memory",
+               way)
 
 
 def _channel_counts(plan: Plan, edge: PlanEdge) -> tuple[int, int]:
@@ -208,16 +214,21 @@ def _labelled(facts: Iterable[tuple[str, str]]) -> list[str]:
     for label, text in facts:
         wrapped = textwrap.wrap(text, WIDTH - 14, subsequent_indent="  ", break_on_hyphens=False)
         for line in wrapped:
-            lines.append(f"    {'' if label == before else label:8}{line}")
+            lines.append(f"    {'' if label == before else label:8}{line.replace(_KEPT_SPACE, ' ')}")
             before = label
     return lines
 
 
-def _table(rows: Iterable[Sequence[str]], *, indent: int = 0) -> list[str]:
+def _wrappable(schema: pa.Schema) -> str:
+    """As DDL that is wrapped between columns only."""
+    return ", ".join(ddl_of(pa.schema([field])).replace(" ", _KEPT_SPACE) for field in schema)
+
+
+def _table(rows: Iterable[Sequence[str]]) -> list[str]:
     """Columns as wide as their widest cell, the last one cut where the line would become too long."""
     cells = [[_cut(cell, _CELL_LIMIT) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [_cut(" " * indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), WIDTH)
+    return [_cut("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), WIDTH)
             for row in cells]
 
 

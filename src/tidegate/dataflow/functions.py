@@ -90,7 +90,7 @@ class Context(Protocol):
     def parallelism(self) -> int: ...
 
 
-class Function(ABC):
+class Function(ABC):  # noqa: B024  (the abstract methods are in the four kinds)
     """What the four kinds of process function have in common. Subclass one of those, not this class."""
 
     def open(self, ctx: Context) -> None:  # noqa: B027  (optional)
@@ -128,7 +128,7 @@ class KeyedProcess(Function):
 
     @abstractmethod
     def process(self, record: Any, ctx: Context) -> Rows:
-        """One record, a named tuple. Records of one key arrive in the order in which each upstream subtask sent them."""
+        """One record, a named tuple. Records of one key arrive in the order in which an upstream subtask sent them."""
 
     def on_timer(self, at: int, ctx: Context) -> Rows:
         """A timer that this function has set is due. May emit, use state and set timers like `process`."""
@@ -194,8 +194,8 @@ class BroadcastProcess(Function):
     """Handles a stream together with a broadcast one, whose records reach every subtask.
 
     Broadcast state is the same on every subtask because each gets the same broadcast records: `process_broadcast`
-    may write it and must do so deterministically (from the record and the state alone); `process` may only read it. Where
-    the main stream is keyed, `process` and `on_timer` have keyed state and timers too.
+    may write it and must do so deterministically (from the record and the state alone); `process` may only read it.
+    Where the main stream is keyed, `process` and `on_timer` have keyed state and timers too.
 
         class ApplyRules(tg.BroadcastProcess):
             rules = tg.broadcast_map("string", "double")

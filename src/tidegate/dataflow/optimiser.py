@@ -1,12 +1,12 @@
 """From the logical graph to the physical plan: how parallel each operator is, and which ones are chained.
 
-A node is chained to its upstream node where it is the only thing it reads from, record for record: one input edge, FORWARD,
-the same parallelism. Chained operators call each other directly, without a channel. A node may have several chained
-consumers, of its main and of its side outputs, so that a chain is a tree.
+A node is chained to its upstream node where that is all it reads: one input edge, FORWARD, and the same parallelism.
+Chained operators call each other directly, without a channel. A node may have several chained consumers, of its main
+and of its side outputs, so that a chain is a tree.
 
-Invariants: every node is in exactly one vertex; the vertices are in the order of their heads, which is a topological order;
-nothing but a vertex's head has an edge from another vertex. State belongs to operators, by their names: vertices and
-their ids may change with every plan.
+Invariants: every node is in exactly one vertex; the vertices are in the order of their heads, which is a topological
+order; nothing but a vertex's head has an edge from another vertex. State belongs to operators, by their names: vertices
+and their ids may change with every plan.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
     for node in graph.nodes:
         chained = chaining and _continues_its_upstream(node, parallelism)
         heads.append(heads[node.inputs[0].source] if chained else node.id)
-    vertices = tuple(_vertex(index, head, graph, heads, parallelism[head]) for index, head in enumerate(sorted(set(heads))))
+    vertices = tuple(_vertex(index, head, graph, heads, parallelism[head])
+                     for index, head in enumerate(sorted(set(heads))))
     vertex_of = {node.id: vertex.id for vertex in vertices for node in vertex.nodes}
     edges = tuple(
         PlanEdge(id=index, source_vertex=vertex_of[edge.source], source_node=edge.source, tag=edge.tag,
@@ -39,13 +40,13 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
 def _parallelism_of(node: Node, *, slots: int, key_group_count: int) -> int:
     parallelism = slots if node.parallelism is None else node.parallelism
     if parallelism > slots:
-        raise GraphError(f"operator {node.name!r}: parallelism={parallelism} is more than the job's {slots} slots, and a slot "
-                         f"runs one subtask of an operator; lower it, or give the job slots={parallelism}")
+        raise GraphError(f"operator {node.name!r}: parallelism={parallelism} is more than the job's {slots} slots, and "
+                         f"a slot runs one subtask of an operator; lower it, or give the job slots={parallelism}")
     if parallelism > key_group_count and any(edge.partitioning is Partitioning.HASH for edge in node.inputs):
         raise GraphError(f"operator {node.name!r}: its parallelism of {parallelism} is more than the job's "
                          f"{key_group_count} key-groups, and some subtasks would have no key; pass "
-                         f"parallelism={key_group_count} or less, or give the job more key-groups (which is fixed once it "
-                         f"has state)")
+                         f"parallelism={key_group_count} or less, or give the job more key-groups (which is fixed once "
+                         f"it has state)")
     return parallelism
 
 

@@ -6,9 +6,9 @@
     counts.to("out", sink)
     graph = pipeline.build()
 
-A stream is a handle to outputs of nodes: several where streams were united. It is immutable and may be used any number of
-times; each use is one more consumer of the same records. Only the methods that name or number an operator add a node to the
-pipeline; `key_by`, `union`, `rebalance`, `broadcast`, `connect` and `side_output` say how the next one gets its records.
+A stream is a handle to outputs of nodes: several where streams were united. It is immutable and may be used any number
+of times; each use is one more consumer of the same records. `key_by`, `union`, `rebalance`, `broadcast`, `connect` and
+`side_output` add no node: they say how the next one gets its records.
 
 What the user got wrong is an error here, at the line that has it (`checks.py`). Nothing here knows slots, chains or how
 an operator runs.
@@ -74,8 +74,8 @@ class Pipeline:
         taken = self._names.get(name)
         if taken is not None:
             whose = "" if taken.named_by_user else ", by a generated name"
-            raise GraphError(f"{kind} {name!r}: the name is already taken by a {taken.spec.kind}{whose}; names are unique in a "
-                             f"job, since state is found by them: choose another")
+            raise GraphError(f"{kind} {name!r}: the name is already taken by a {taken.spec.kind}{whose}; names are "
+                             f"unique in a job, since state is found by them: choose another")
         return name
 
     def _add(self, spec: Spec, *, name: str, schema: pa.Schema, edges: tuple[Edge, ...] = (),
@@ -97,8 +97,8 @@ class Pipeline:
         checks.check_states(name, function, keyed=takes.keyed)
         other = self._functions.get(id(function))
         if other is not None:
-            raise GraphError(f"operator {name!r}: this {type(function).__name__} is already the function of {other!r}, and "
-                             f"an instance holds the state of one operator; make a second one")
+            raise GraphError(f"operator {name!r}: this {type(function).__name__} is already the function of {other!r}, "
+                             f"and an instance holds the state of one operator; make a second one")
         schema = _NO_OUTPUT if returns is None else checks.declared_schema(name, returns)
         stream = self._add(
             spec, name=name, schema=schema, edges=tuple(edge for input in inputs for edge in input.edges),
@@ -143,7 +143,7 @@ class Stream:
 
     def map(self, function: Callable[[Any], Any], returns: SchemaLike, *, name: str | None = None,
             parallelism: int | None = None) -> Stream:
-        """One row for each record: `bids.map(lambda bid: (bid.auction, bid.price * 0.9), returns="auction long, eur double")`.
+        """One row for each record: `bids.map(lambda bid: (bid.auction, bid.price / 2), returns="a long, half double")`.
         """
         return self._simple("map", MapSpec(function), function, returns, name, parallelism)
 
@@ -152,7 +152,8 @@ class Stream:
         """Any number of rows for each record: the function returns an iterable, is a generator, or returns None."""
         return self._simple("flat_map", FlatMapSpec(function), function, returns, name, parallelism)
 
-    def filter(self, function: Callable[[Any], bool], *, name: str | None = None, parallelism: int | None = None) -> Stream:
+    def filter(self, function: Callable[[Any], bool], *, name: str | None = None,
+               parallelism: int | None = None) -> Stream:
         """The records for which the function is true: `bids.filter(lambda bid: bid.price > 100)`."""
         return self._simple("filter", FilterSpec(function), function, None, name, parallelism)
 
@@ -168,8 +169,8 @@ class Stream:
                 side_outputs: Mapping[str, SchemaLike] | None = None, parallelism: int | None = None) -> Stream:
         """Runs a `Process`. Leave `returns` away for one that emits nothing on its main output.
 
-        `side_outputs={"late": "auction long, ts long"}` declares what `ctx.side("late", row)` takes; get the stream with
-        `.side_output("late")` on what this returns.
+        `side_outputs={"late": "auction long, ts long"}` declares what `ctx.side("late", row)` takes; get the stream
+        with `.side_output("late")` on what this returns.
         """
         takes = _Takes(Process, "a stream without key", keyed=False)
         return self._pipeline._add_process(
@@ -178,8 +179,8 @@ class Stream:
 
     def with_watermark(self, column: str, delay: Duration, *, idle_after: Duration | None = None,
                        name: str | None = None) -> Stream:
-        """Event time from a column (timestamp, date, or long of epoch milliseconds): no record is expected to be more than
-        `delay` behind the latest one seen.
+        """Event time from a column (timestamp, date, or long of epoch milliseconds): no record is expected to be more
+        than `delay` behind the latest one seen.
 
         Put it right behind the source. A subtask without records for `idle_after` no longer holds back the others.
         """
@@ -189,8 +190,8 @@ class Stream:
         delay_ms = checks.duration_ms(name, "delay", delay)
         idle_after_ms = None if idle_after is None else checks.duration_ms(name, "idle_after", idle_after)
         if idle_after_ms == 0:
-            raise GraphError(f"operator {name!r}: idle_after={idle_after!r} makes every pause between two batches idle; "
-                             f"give a time longer than the source's usual pauses, such as '30 seconds'")
+            raise GraphError(f"operator {name!r}: idle_after={idle_after!r} makes every pause between two batches "
+                             f"idle; give a time longer than the source's usual pauses, such as '30 seconds'")
         return self._pipeline._add(
             WatermarkSpec(column, delay_ms, idle_after_ms), name=name, schema=self._schema, edges=input.edges,
             input_schemas=(self._schema,), parallelism=self._common_parallelism(), named_by_user=given)
@@ -208,7 +209,7 @@ class Stream:
         return KeyedStream(self._pipeline, _repartitioned(input.edges, Partitioning.HASH, key), self._schema, key)
 
     def union(self, *others: Stream) -> Stream:
-        """The records of all streams, which must have the same columns in the same order. No order among the streams."""
+        """The records of all streams, which have the same columns in the same order. No order among the streams."""
         edges = list(self._input().edges)
         fields = list(self._schema)
         where = f"union after {self._origin()}"
@@ -236,18 +237,19 @@ class Stream:
         """Two streams for one `CoProcess`, or this one and a broadcast one for a `BroadcastProcess`."""
         where = f"connect after {self._origin()}"
         if isinstance(other, KeyedStream):
-            raise GraphError(f"{where}: the right stream is keyed by {_columns(other.key)}, the left one isn't; use key_by on "
-                             f"both, or on neither")
+            raise GraphError(f"{where}: the right stream is keyed by {_columns(other.key)}, the left one isn't; use "
+                             f"key_by on both, or on neither")
         return ConnectedStreams(self, _connectable(where, self, other))
 
     def side_output(self, tag: str) -> Stream:
         """What the operator that made this stream emits with `ctx.side(tag, row)`."""
         where = f"side_output({tag!r}) after {self._origin()}"
-        if len(self._edges) != 1 or self._edges[0].tag is not None or self._edges[0].partitioning != Partitioning.FORWARD:
-            raise GraphError(f"{where}: side outputs belong to an operator; call side_output on what process(…) returned")
-        node = self._pipeline._nodes[self._edges[0].source]
+        edge = self._edges[0]
+        if len(self._edges) > 1 or edge.tag is not None or edge.partitioning is not Partitioning.FORWARD:
+            raise GraphError(f"{where}: side outputs belong to an operator; call side_output on what process(…) gave")
+        node = self._pipeline._nodes[edge.source]
         tag = checks.check_side_output(where, tag, node)
-        return Stream(self._pipeline, (replace(self._edges[0], tag=tag),), node.side_schemas[tag])
+        return Stream(self._pipeline, (replace(edge, tag=tag),), node.side_schemas[tag])
 
     def __repr__(self) -> str:
         return f"<stream of {self._origin()}: {ddl_of(self._schema) or 'no output'}>"
@@ -265,7 +267,7 @@ class Stream:
         return " and ".join(dict.fromkeys(_output_name(self._pipeline, edge) for edge in self._edges))
 
     def _common_parallelism(self) -> int | None:
-        """What the upstream operators have, so that a watermark sees the records of a source's subtask in their order."""
+        """What the upstream operators have, so that a watermark sees a source subtask's records in their order."""
         found = {self._pipeline._nodes[edge.source].parallelism if edge.partitioning is Partitioning.FORWARD else None
                  for edge in self._edges}
         return found.pop() if len(found) == 1 else None
@@ -313,8 +315,8 @@ class KeyedStream:
         """Two streams keyed alike for one `CoProcess`, or this one and a broadcast one for a `BroadcastProcess`."""
         where = f"connect after {self._origin()}"
         if isinstance(other, Stream):
-            raise GraphError(f"{where}: the left stream is keyed by {_columns(self._key)}, the right one isn't; use key_by on "
-                             f"both, or on neither (or broadcast() on the right one)")
+            raise GraphError(f"{where}: the left stream is keyed by {_columns(self._key)}, the right one isn't; use "
+                             f"key_by on both, or on neither (or broadcast() on the right one)")
         if isinstance(other, KeyedStream):
             checks.check_same_key_types(where, left=[self._schema.field(column) for column in self._key],
                                         right=[other._schema.field(column) for column in other._key])

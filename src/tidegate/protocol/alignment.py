@@ -30,8 +30,8 @@ to belong to the next epoch that completes. Three things have to be right:
 - It may be overtaken by marker N + 1. At most one epoch is active, and it can't have completed without this
   subtask, so a newer marker proves that N was aborted: abandon N and align N + 1.
 
-Invariants: an epoch is snapshotted at most once, in growing order; a channel is blocked at most once per epoch, and only
-while an epoch is in progress; the marker is forwarded exactly when the snapshot is taken.
+Invariants: an epoch is snapshotted at most once, in growing order; a channel is blocked at most once per epoch, and
+only while an epoch is in progress; the marker is forwarded exactly when the snapshot is taken.
 
 Not here: what blocking, freezing state or sending means (runtime), who decides to trigger and abort (coordinator). End
 of input needs nothing: markers still flow on a channel that has ended.
@@ -111,7 +111,7 @@ class Alignment:
         self._mode = mode
         self._epoch: int | None = None             # in progress: its marker came on some channels, not yet on all
         self._marked: set[ChannelId] = set()       # the channels on which it came
-        self._closed = -1                          # no epoch up to this one is aligned any more: done, aborted or passed
+        self._closed = -1                          # every epoch up to this one is over here: done, aborted or passed
         self._last_marker: dict[ChannelId, int] = {}
         self._story: deque[tuple[Event, tuple[Effect, ...]]] = deque(maxlen=STORY_LENGTH)
 

@@ -2,14 +2,14 @@
 
 Theory of operation (Carbone et al. 2017, §4.4 "Exactly-Once Delivery Sinks", transactional sinks)
 ------------------------------------------------------------------------------------------------
-Output becomes visible only once the snapshot that accounts for it can no longer be rolled back behind. At marker N a
-sink pre-commits what it wrote in epoch N and gets *committables*: promises that any process can redeem. They are part of
-snapshot N. When the coordinator says that N is complete, they are committed. After a failure the restored snapshot
-hands them out again, and they are committed once more: commits are idempotent.
+Output becomes visible only once the job can no longer be rolled back behind it. At marker N a sink pre-commits what it
+wrote in epoch N and gets *committables*: promises that any process can redeem. They are part of snapshot N. When the
+coordinator says that N is complete, they are committed. After a failure the restored snapshot hands them out again,
+and they are committed once more: commits are idempotent.
 
 An aborted epoch needs no method here. Its records are not processed again (nothing was rolled back), so its output is
-neither dropped nor committed on its own: it stays pending, is listed in the next snapshot, and is committed with it. The
-later epoch *subsumes* the earlier ones.
+neither dropped nor committed on its own: it stays pending, is listed in the next snapshot, and is committed with it.
+The later epoch *subsumes* the earlier ones.
 
     prepared(3)   →  all() = [3]        snapshot 3 is aborted
     prepared(4)   →  all() = [3, 4]     snapshot 4 lists both

@@ -2,8 +2,8 @@
 
 Theory of operation (Carbone et al. 2017, §3.3 "Pipelined Consistent Snapshots"; §4.2 on notifications)
 ------------------------------------------------------------------------------------------------------
-The paper's JobManager starts a snapshot by telling the sources, waits until every subtask has acknowledged its part, and
-then declares it complete. The life of an epoch:
+The paper's JobManager starts a snapshot by telling the sources, waits until every subtask has acknowledged its part,
+and then declares it complete. The life of an epoch:
 
     TriggerEpoch ──► acknowledgements ──all──► CreateManifest ──ManifestCreated──► NotifyComplete, ReleaseSnapshots
                           │                          │
@@ -24,9 +24,9 @@ The manifest is the point of no return: a snapshot is complete if and only if it
 
 An aborted epoch rolls nothing back. Its records count as part of the next epoch that completes.
 
-Final epochs: when all sources have ended, or a stop was asked for, a last epoch is triggered as soon as none is active, and
-again under a new number if it is aborted. `Ending` says what sources do at it. After it has completed nothing follows. A
-stop that is asked for after the input has ended changes nothing.
+Final epochs: when all sources have ended, or a stop was asked for, a last epoch is triggered as soon as none is
+active, and again under a new number if it is aborted. `Ending` says what sources do at it. After it has completed
+nothing follows. A stop that is asked for after the input has ended changes nothing.
 
 Invariants: epochs grow strictly and are never used twice, even if aborted; at most one is active; nobody is told that
 an epoch is complete before its manifest was created; the newest `retain` complete snapshots are never released.

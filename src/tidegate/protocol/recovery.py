@@ -32,7 +32,7 @@ from tidegate.keygroups import key_groups_of
 
 
 class Redistribution(Enum):
-    """How a state is dealt out to a new number of subtasks. The values are those of `state.sections.StateKind`."""
+    """How a state is dealt out to a new number of subtasks. Manifests hold the values, so they never change."""
 
     KEYED = "keyed"
     SPLIT = "split"

@@ -2,9 +2,10 @@
 
 Theory of operation (Carbone et al. 2017, §3.4 "Usages and Consistent Rollback")
 ------------------------------------------------------------------------------
-A failure of any part rolls the whole job back to the newest complete snapshot: a new attempt. Nothing is lost by trying, but
-a job whose code fails on the same record each time would try for ever, and one whose database is away would not
-give it time to come back. `decide` looks at the times of all failures so far and says how long to wait, or to give up.
+A failure of any part rolls the whole job back to the newest complete snapshot: a new attempt. Nothing is lost by
+trying, but a job whose code fails on the same record each time would try for ever, and one whose database is away
+would not give it time to come back. `decide` looks at the times of all failures so far and says how long to wait, or
+to give up.
 
 Delays are counted from the failure, so time spent on cleaning up is not waited for twice. Not here: what a failure is,
 waiting, and failures that no restart can cure (a `JobError` should never get here).

@@ -2,23 +2,24 @@
 
 Theory of operation
 -------------------
-(Carbone et al. 2017 take event time for granted; this follows the Dataflow model that Flink builds on.) A watermark t on
-a channel promises that no record with an event time of t or less follows on it. A source derives it from the records
-that it sees (`BoundedOutOfOrderness`); a subtask with several inputs may promise only what all of them promise: the
-minimum over its channels (`WatermarkMerge`). An input without records would hold that minimum back for ever, so it
+(Carbone et al. 2017 take event time for granted; this follows the Dataflow model that Flink builds on.) A watermark t
+on a channel promises that no record with an event time of t or less follows on it. A source derives it from the
+records that it sees (`BoundedOutOfOrderness`); a subtask with several inputs may promise only what all of them promise:
+the minimum over its channels (`WatermarkMerge`). An input without records would hold that minimum back for ever, so it
 can declare itself *idle* and is left out until it speaks again.
 
 Invariants: what is promised never decreases, except that a promise may be repeated (see below). Three subtle cases:
 
 - An *ended* channel (end of input, or a watermark of `MAX_WATERMARK_MS`) promises everything, but it must not lift the
-  merge to the end of time while another channel is merely idle: that one may speak again. So ended channels are left out
-  of the minimum like idle ones, and the merge reaches the maximum only when all channels have ended.
+  merge to the end of time while another channel is merely idle: that one may speak again. So ended channels are left
+  out of the minimum like idle ones, and the merge reaches the maximum only when all channels have ended.
 - A channel that wakes up behind the merged watermark holds it where it is until it has caught up, rather than letting
   the others run further ahead and make more of its records late.
 - Whoever was idle and wakes up repeats its watermark. The batch that woke it may be filtered away before it gets
   downstream, and downstream has to know that it is to be waited for again.
 
-Not here: late records, timers, and when `on_time` is called.
+A channel that will never carry event time is not idle: leave it out of the merge altogether.
+Not here: late records and timers.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class WatermarkMerge:
 class BoundedOutOfOrderness:
     """Watermarks for records that come at most `delay_ms` behind the latest event time seen so far.
 
-    After `idle_after_ms` without a batch the stream is idle (None: never).
+    After `idle_after_ms` without a batch the stream is idle (None: never). Call `on_time` once at the start, from where
+    the quiet is counted, and then when `deadline_ms` says so.
     """
 
     def __init__(self, delay_ms: int, idle_after_ms: int | None = None) -> None:
@@ -131,10 +133,17 @@ class BoundedOutOfOrderness:
         self._current_ms = max(promised_ms, self._current_ms)
         return Advanced(self._current_ms)
 
+    def deadline_ms(self) -> int | None:
+        """When `on_time` has something to say, if no batch comes before; None where it has not, as once idle."""
+        if self._idle_after_ms is None or self._quiet_since_ms is None or self._is_idle:
+            return None
+        return self._quiet_since_ms + self._idle_after_ms
+
     def on_time(self, now_ms: int) -> Progress:
         if self._quiet_since_ms is None:
-            self._quiet_since_ms = now_ms      # nothing came yet: quiet since we first looked
-        if self._is_idle or self._idle_after_ms is None or now_ms - self._quiet_since_ms < self._idle_after_ms:
+            self._quiet_since_ms = now_ms
+        deadline_ms = self.deadline_ms()
+        if deadline_ms is None or now_ms < deadline_ms:
             return None
         self._is_idle = True
         return BecameIdle()

@@ -1,25 +1,25 @@
 """Which snapshots there are, who may add to them, and what may be deleted: decided by names alone.
 
-Theory of operation. Attempts are numbered by exclusive creates, so one claimant has each number, and the highest number
-is the current attempt. A check that one is current can't be made in one step with the create of a manifest, so an older
-coordinator that was stopped between the two could complete an epoch that nobody looks at any more (FAULTS rows 5, 13).
-Two orders close that gap:
+Theory of operation. Attempts are numbered by exclusive creates, so each number has one claimant, and the highest is the
+current attempt. The check that one is current can't be made in one step with the create of a manifest, so a coordinator
+that was stopped between the two could complete an epoch behind the back of its successor (FAULTS rows 5 and 13). Two
+orders close that gap:
 
-    committing:   create the manifest        → look whether a newer attempt was claimed (FencedOff if so)
-    claiming:     create the attempt         → look which epoch is the newest complete one → record it as the origin
-                                             → look whether a newer attempt was claimed (FencedOff if so)
+    committing:   create the manifest  → look whether a newer attempt was claimed (FencedOff if so)
+    claiming:     create the attempt   → look which epoch is the newest complete one, and record it as the origin
+                                       → look whether a newer attempt was claimed (FencedOff if so)
 
-Whichever create comes second is followed by a look that sees the first. So a commit that returned is an epoch that every
-later attempt goes on from; and an epoch that its committer was told is not its own to announce may be taken up by the
-next attempt or not, but not by one attempt and then left by another: the origins say which. An attempt's lineage is its
-own manifests, then those of its origin's attempt up to the origin's epoch, and so on. What is outside the lineage of the
-highest attempt is dead: never listed by `epochs`, never restored, deleted by `sweep`.
+Whichever create comes second is followed by a look that sees the first. So an epoch whose commit returned is one that
+every later attempt goes on from. An epoch whose commit ended in FencedOff was announced to nobody; the next attempt
+either found it and goes on from it, or its origin says that it did not, and then no attempt after it does either. The
+lineage of an attempt is its own manifests, then those of its origin's attempt up to the origin's epoch, and so on. What
+is outside the lineage of the highest attempt is dead: not listed by `epochs`, not restored, deleted by `sweep`.
 
-Deleting. A file is needed where a manifest of the lineage lists it; nothing else is counted, so there is no count to get
-wrong (rows 1, 2). A new manifest lists only files that its origin listed and files of its own attempt, so a file that
+Deleting. A file is needed where a manifest of the lineage lists it. Nothing else is counted, so there is no count to
+get wrong (rows 1 and 2). A new manifest lists only files that its origin listed and files of its own attempt; so what
 is unneeded once stays so, and a late delete by a fenced coordinator does no harm. Manifests go before their files.
 
-An unreadable manifest is an error, never skipped (row 4): nothing is loaded past it, nothing is deleted beside it.
+An unreadable manifest is an error and never skipped (row 4): nothing is loaded past it, nothing is deleted beside it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ _READ_BYTES = 8 * 1024 * 1024
 
 
 class SnapshotCatalog:
-    """The snapshots of one job. `claimant` tells this catalog's claims from others'; give one where runs must repeat."""
+    """The snapshots of one job. `claimant` tells this catalog's claims from others'; made up unless given."""
 
     def __init__(self, store: Store, *, claimant: str | None = None) -> None:
         self._store = store
         self._claimant = claimant if claimant is not None else uuid.uuid4().hex
         self._claims: dict[int, bytes] = {}
+        self._newest_epoch = 0
         # Manifests never change, so what one lists is read once.
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
 
@@ -57,9 +58,9 @@ class SnapshotCatalog:
         From now on `epochs` is what this attempt goes on from. FencedOff where a newer attempt came in between.
         """
         attempt = self._create_claim()
-        parent = self._live_manifests()
-        origin = OriginName(attempt=attempt, parent_attempt=parent[-1].attempt if parent else 0,
-                            parent_epoch=parent[-1].epoch if parent else 0)
+        live = self._live_manifests()
+        parent_attempt, self._newest_epoch = (live[-1].attempt, live[-1].epoch) if live else (0, 0)
+        origin = OriginName(attempt=attempt, parent_attempt=parent_attempt, parent_epoch=self._newest_epoch)
         self._store.create(layout.origin_name(origin), b"")
         self._require_current(attempt)
         return attempt
@@ -110,8 +111,10 @@ class SnapshotCatalog:
         FencedOff where a newer attempt was claimed. After any other StoreError the outcome is unknown: the snapshot may
         be there, and is as good as any, but must not be announced; go on with a higher epoch.
         """
+        assert manifest.epoch > self._newest_epoch, f"epoch {manifest.epoch} after {self._newest_epoch}"
         name = ManifestName(epoch=manifest.epoch, attempt=manifest.attempt)
         self._require_current(manifest.attempt)
+        self._newest_epoch = manifest.epoch
         self._store.create(layout.manifest_name(epoch=name.epoch, attempt=name.attempt), manifest.to_bytes())
         self._listed_files[name] = _names_in(manifest)
         self._require_current(manifest.attempt)
@@ -126,27 +129,29 @@ class SnapshotCatalog:
         unneeded = self._files_listed_by(doomed) - needed
         return self._delete(doomed, unneeded)
 
-    def sweep(self, current_attempt: int, *, settled_before: int = 0) -> list[str]:
+    def discard(self, files: Collection[str], *, attempt: int) -> list[str]:
+        """Deletes state files of aborted epochs, except what a snapshot lists. The caller vouches that no manifest will
+        list the others. Returns the names deleted; FencedOff if not current."""
+        self._require_current(attempt)
+        # Names may come from slots: whatever isn't a state file is not theirs to delete.
+        state_files = {name for name in files if layout.parse_state_file_name(name) is not None}
+        return self._delete((), state_files - self._files_listed_by(self._live_manifests()))
+
+    def sweep(self, current_attempt: int) -> list[str]:
         """Deletes what older attempts left: state files that no snapshot lists, dead manifests, old claims.
 
-        Files of the current attempt may be in flight and stay, except those of epochs below `settled_before`: the caller
-        vouches that nobody writes or will list those any more. Returns the names deleted; FencedOff if not current.
+        Files of the current attempt may be in flight and stay. Returns the names deleted; FencedOff if not current.
         """
         self._require_current(current_attempt)
         # Files before manifests: one that a manifest is about to list is then either not seen here or seen there.
         files = self._store.list(layout.STATE)
-        live = self._live_manifests()
+        origins, manifests = self._origins(), self._manifests()
+        live = lineage(origins, manifests)
         needed = self._files_listed_by(live)
-        dead = [manifest for manifest in self._manifests() if manifest not in live and manifest.attempt < current_attempt]
-        unneeded = set()
-        for name in files:
-            parsed = layout.parse_state_file_name(name)
-            if parsed is None or name in needed:
-                continue
-            settled = parsed.attempt == current_attempt and parsed.epoch < settled_before
-            if parsed.attempt < current_attempt or settled:
-                unneeded.add(name)
-        return self._delete(dead, unneeded) + self._prune_claims(current_attempt, live)
+        dead = [manifest for manifest in manifests if manifest not in live and manifest.attempt < current_attempt]
+        left = {name for name in files
+                if (parsed := layout.parse_state_file_name(name)) is not None and parsed.attempt < current_attempt}
+        return self._delete(dead, left - needed) + self._prune_claims(current_attempt, live, origins)
 
     def _create_claim(self) -> int:
         while True:
@@ -171,13 +176,12 @@ class SnapshotCatalog:
             self._store.delete(name)
         return names
 
-    def _prune_claims(self, current_attempt: int, live: list[ManifestName]) -> list[str]:
-        oldest = current_attempt - KEPT_ATTEMPTS + 1
+    def _prune_claims(self, current_attempt: int, live: Iterable[ManifestName],
+                      origins: Mapping[int, OriginName]) -> list[str]:
+        # The lineage goes through the attempts of its manifests: their origins are needed and their numbers taken.
+        oldest = min([current_attempt - KEPT_ATTEMPTS + 1, *(manifest.attempt for manifest in live)])
         claims = [layout.attempt_name(attempt) for attempt in self._attempts() if attempt < oldest]
-        # An origin is needed as long as the lineage goes through its attempt.
-        oldest = min([oldest, *(manifest.attempt for manifest in live)])
-        origins = [layout.origin_name(origin) for origin in self._origins().values() if origin.attempt < oldest]
-        return self._delete((), claims + origins)
+        return self._delete((), claims + [layout.origin_name(o) for o in origins.values() if o.attempt < oldest])
 
     def _read(self, manifest: ManifestName) -> Manifest:
         name = layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)

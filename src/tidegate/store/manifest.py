@@ -3,12 +3,12 @@
 A manifest is one line, `{"crc32":"…8 hex digits…","manifest":{…}}`, where the CRC is over the exact bytes of the inner
 object. The envelope has no freedom (no spaces, no order, no case), so any flipped bit and any truncation is seen.
 
-Invariants, checked when an entry is built, so they hold for whatever was parsed as well: every subtask of an operator
-has exactly one piece (an empty one lists no files), pieces are in the order of their subtasks, every count and
-checksum is in its range, and a file name is one that a store accepts. Unknown and missing keys are errors; a later
+Invariants, checked when an entry is built, so they hold for whatever was parsed as well: in a manifest every subtask of
+an operator has exactly one piece (an empty one lists no files), pieces are in the order of their subtasks, every count
+and checksum is in its range, and a file name is one that a store accepts. Unknown and missing keys are errors; a later
 format raises `FORMAT_VERSION`.
 
-Pieces and states come from slots over the control link: their `from_json` raises ProtocolError, that of a whole manifest
+Pieces and states come from slots over the control link: their `from_json` raises ProtocolError, where a whole manifest
 raises CorruptFile. This module does no I/O and knows nothing of what is inside the files.
 """
 
@@ -18,9 +18,9 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ from tidegate.store.layout import check_name
 FORMAT_VERSION = 1
 
 Json: TypeAlias = dict[str, Any]
+_Entry = TypeVar("_Entry")
 
 _ENVELOPE = re.compile(rb'\{"crc32":"([0-9a-f]{8})","manifest":(\{.*\})\}\n', re.DOTALL)
 
@@ -119,16 +120,19 @@ class PieceEntry:
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
+    """While acknowledgements come in, pieces may be missing; a manifest takes it only with all of them."""
+
     parallelism: int
     states: tuple[StateEntry, ...]
     pieces: tuple[PieceEntry, ...]
 
     def __post_init__(self) -> None:
+        _require(self.parallelism > 0, f"parallelism {self.parallelism}")
         names = [state.name for state in self.states]
         _require(len(set(names)) == len(names), f"a state is listed twice in {names}")
         subtasks = [piece.subtask for piece in self.pieces]
-        _require(subtasks == list(range(self.parallelism)),
-                 f"parallelism {self.parallelism} needs the pieces of all its subtasks in order, not {subtasks}")
+        _require(subtasks == sorted(set(subtasks)) and all(subtask < self.parallelism for subtask in subtasks),
+                 f"parallelism {self.parallelism} can't have pieces of the subtasks {subtasks}")
         for piece in self.pieces:
             unknown = set(piece.item_counts) - set(names)
             _require(not unknown, f"subtask {piece.subtask} counts items of unknown states {sorted(unknown)}")
@@ -159,6 +163,8 @@ class Manifest:
         _require(self.epoch > 0 and self.attempt > 0, f"epoch {self.epoch} or attempt {self.attempt} isn't positive")
         _require(self.key_group_count > 0, f"{self.key_group_count} key-groups")
         for name, operator in self.operators.items():
+            _require(len(operator.pieces) == operator.parallelism, f"operator {name!r}: {len(operator.pieces)} pieces "
+                                                                   f"of {operator.parallelism} subtasks")
             beyond = [piece.key_groups for piece in operator.pieces if piece.key_groups[1] > self.key_group_count]
             _require(not beyond, f"operator {name!r}: key-groups {beyond} of {self.key_group_count}")
 
@@ -226,13 +232,14 @@ def _parse_state(value: object, where: str) -> StateEntry:
 
 def _parse_piece(value: object, where: str) -> PieceEntry:
     fields = _object(value, where, "subtask", "key_groups", "files", "item_counts")
-    bounds = [_integer(bound, f"{where}.key_groups") for bound in _sequence(fields["key_groups"], f"{where}.key_groups")]
-    _require(len(bounds) == 2, f"{where}.key_groups: expected [start, stop], found {bounds}")
+    bounds = _sequence(fields["key_groups"], f"{where}.key_groups")
+    _require(len(bounds) == 2, f"{where}.key_groups: expected [start, stop], found {bounds!r:.80}")
+    start, stop = (_integer(bound, f"{where}.key_groups") for bound in bounds)
     files = _sequence(fields["files"], f"{where}.files")
     counts = _mapping(fields["item_counts"], f"{where}.item_counts")
     return PieceEntry(
         subtask=_integer(fields["subtask"], f"{where}.subtask"),
-        key_groups=(bounds[0], bounds[1]),
+        key_groups=(start, stop),
         files=tuple(_parse_file(entry, f"{where}.files[{i}]") for i, entry in enumerate(files)),
         item_counts={state: _integer(count, f"{where}.item_counts[{state!r}]") for state, count in counts.items()})
 
@@ -243,7 +250,7 @@ def _parse_file(value: object, where: str) -> FileEntry:
     return FileEntry(name=_text(fields["name"], f"{where}.name"), **numbers)
 
 
-def _received(parse: Any, value: object, what: str) -> Any:
+def _received(parse: Callable[[object, str], _Entry], value: object, what: str) -> _Entry:
     try:
         return parse(value, what)
     except ValueError as error:

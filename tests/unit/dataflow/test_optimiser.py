@@ -194,7 +194,7 @@ def test_a_broadcast_edge_stays_one_whatever_the_parallelism() -> None:
     plan = plan_of(pipeline)
     assert names(plan) == ["rules", "in", "apply → out"]
     assert wires(plan) == [(1, 2, 0, "forward"), (0, 2, 1, "broadcast")]
-    assert len([channel for channel in plan.targets(plan.edges[1], 0)]) == 2
+    assert len(plan.targets(plan.edges[1], 0)) == 2
 
 
 def test_side_outputs_are_chained_too() -> None:
@@ -239,7 +239,7 @@ def test_more_parallelism_than_slots_is_refused() -> None:
 def test_more_parallelism_than_key_groups_is_refused_for_keyed_operators_alone() -> None:
     pipeline = Pipeline()
     count(records(pipeline, "in")).to("out", Nowhere())
-    with pytest.raises(GraphError, match=r"operator 'count': its parallelism of 4 .* 3 key-groups.*parallelism=3 or less"):
+    with pytest.raises(GraphError, match=r"'count': its parallelism of 4 .* 3 key-groups.*parallelism=3 or less"):
         plan_of(pipeline, slots=4, key_groups=3)
 
     keyless = Pipeline()

@@ -450,7 +450,8 @@ class AnySequence(RuleBasedStateMachine):
     @precondition(lambda self: self.triggered)
     @rule(data=st.data(), subtask=st.sampled_from(sorted(SUBTASKS)))
     def subtask_answers_some_epoch(self, data: st.DataObject, subtask: SubtaskId) -> None:
-        self.answer(data.draw(st.sampled_from([1, 2, 4, *self.triggered])), subtask, acknowledges=data.draw(st.booleans()))
+        epoch = data.draw(st.sampled_from([1, 2, 4, *self.triggered]))
+        self.answer(epoch, subtask, acknowledges=data.draw(st.booleans()))
 
     def answer(self, epoch: int, subtask: SubtaskId, *, acknowledges: bool) -> None:
         if acknowledges:

@@ -19,7 +19,6 @@ from tidegate.protocol.recovery import (
     next_epoch,
     plan_operator_restore,
 )
-from tidegate.state.sections import StateKind
 
 KEYED, SPLIT, UNION, BROADCAST = Redistribution
 GROUPS = 24
@@ -29,8 +28,8 @@ Keyed = dict[int, str]
 Items = dict[str, list[str]]
 
 
-def test_the_kinds_are_those_of_the_state_layer() -> None:
-    assert {kind.name: kind.value for kind in Redistribution} == {kind.name: kind.value for kind in StateKind}
+def test_the_kinds_are_called_what_manifests_call_them() -> None:
+    assert [kind.value for kind in Redistribution] == ["keyed", "split", "union", "broadcast"]
 
 
 def test_the_newest_complete_snapshot_is_the_one_to_go_on_from() -> None:
@@ -57,7 +56,7 @@ def plan(pieces: list[Piece], kinds: dict[str, Redistribution], parallelism: int
 
 def test_keyed_state_is_read_in_growing_ranges_across_old_pieces() -> None:
     restores = plan(pieces_of(3), {"count": KEYED}, 2)
-    assert restores == (SubtaskRestore(keyed=(KeyedRead(0, range(0, 8)), KeyedRead(1, range(8, 12)))),
+    assert restores == (SubtaskRestore(keyed=(KeyedRead(0, range(8)), KeyedRead(1, range(8, 12)))),
                         SubtaskRestore(keyed=(KeyedRead(1, range(12, 16)), KeyedRead(2, range(16, 24)))))
 
 
@@ -72,7 +71,8 @@ def test_split_items_are_dealt_out_in_contiguous_runs() -> None:
 
 def test_union_items_go_to_everyone() -> None:
     everything = (ItemsRead(0, "offsets", 0, 1), ItemsRead(2, "offsets", 0, 4))
-    assert [restore.items for restore in plan(pieces_of(3, offsets=[1, 0, 4]), {"offsets": UNION}, 2)] == [everything] * 2
+    restores = plan(pieces_of(3, offsets=[1, 0, 4]), {"offsets": UNION}, 2)
+    assert [restore.items for restore in restores] == [everything] * 2
 
 
 def test_broadcast_state_is_read_by_everyone_from_the_one_piece_that_holds_it() -> None:
@@ -96,10 +96,10 @@ def test_pieces_without_key_groups_will_do_where_nothing_is_keyed() -> None:
 
 
 @pytest.mark.parametrize(("ranges", "complaint"), [
-    ([range(0, 8), range(10, 24)], r"missing: 8-9\)"),
-    ([range(0, 12), range(11, 24)], r"more than one subtask: 11\)"),
-    ([range(0, 12), range(12, 26)], r"out of range: 24-25\)"),
-    ([range(0, 3), range(4, 12), range(10, 12), range(13, 24)],
+    ([range(8), range(10, 24)], r"missing: 8-9\)"),
+    ([range(12), range(11, 24)], r"more than one subtask: 11\)"),
+    ([range(12), range(12, 26)], r"out of range: 24-25\)"),
+    ([range(3), range(4, 12), range(10, 12), range(13, 24)],
      r"missing: 3, 12; written by more than one subtask: 10-11"),
     ([], r"missing: 0-23"),
 ])
@@ -115,7 +115,7 @@ def test_ranges_are_checked_even_where_no_state_is_keyed() -> None:
 
 def test_pieces_of_the_wrong_subtasks_are_named() -> None:
     with pytest.raises(RestoreError, match=r"subtasks \[0, 2\]"):
-        plan([Piece(0, range(0, 12)), Piece(2, range(12, 24))], {"count": KEYED}, 2)
+        plan([Piece(0, range(12)), Piece(2, range(12, 24))], {"count": KEYED}, 2)
 
 
 def test_items_of_an_unknown_state_are_named() -> None:

@@ -31,7 +31,7 @@ COUNTS = [SubtaskId(1, 0), SubtaskId(1, 1)]
 SINK = SubtaskId(2, 0)
 INTO = {subtask: [ChannelId(edge=0, upstream=up, downstream=subtask.subtask) for up in (0, 1)] for subtask in COUNTS}
 INTO[SINK] = [ChannelId(edge=1, upstream=up, downstream=0) for up in (0, 1)]
-OUT_OF = {source: [ChannelId(edge=0, upstream=source.subtask, downstream=down) for down in (0, 1)] for source in SOURCES}
+OUT_OF = {one: [ChannelId(edge=0, upstream=one.subtask, downstream=down) for down in (0, 1)] for one in SOURCES}
 OUT_OF |= {count: [ChannelId(edge=1, upstream=count.subtask, downstream=0)] for count in COUNTS}
 READER = {channel: subtask for subtask, channels in INTO.items() for channel in channels}
 

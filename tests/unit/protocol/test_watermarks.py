@@ -104,9 +104,11 @@ def test_an_ended_channel_can_not_become_idle() -> None:
 def test_foreign_channels_and_none_at_all_are_refused() -> None:
     with pytest.raises(AssertionError):
         WatermarkMerge([])
-    for spoken in (lambda merge: merge.on_watermark(B, 1), lambda merge: merge.on_idle(B), lambda merge: merge.on_end(B)):
-        with pytest.raises(AssertionError, match="no input"):
-            spoken(WatermarkMerge([A]))
+    merge = WatermarkMerge([A])
+    with pytest.raises(AssertionError, match="no input"):
+        merge.on_watermark(B, 1)
+    with pytest.raises(AssertionError, match="no input"):
+        merge.on_idle(B)
 
 
 SPEECH = st.lists(st.tuples(st.sampled_from((A, B, C)), st.sampled_from(("watermark", "idle", "batch", "end")),
@@ -162,7 +164,9 @@ def test_the_generator_becomes_idle_once_and_wakes_up_with_a_watermark() -> None
     generator = BoundedOutOfOrderness(0, idle_after_ms=30_000)
     generator.on_batch(1_000, now_ms=0)
     assert generator.on_time(29_999) is None
+    assert generator.deadline_ms() == 30_000
     assert generator.on_time(30_000) == BecameIdle()
+    assert generator.deadline_ms() is None, "a deadline that has passed would keep the loop awake"
     assert generator.on_time(90_000) is None
     assert generator.on_batch(500, now_ms=90_001) == Advanced(999), "it does not advance, but it is there again"
     assert generator.on_time(120_000) is None
@@ -179,6 +183,7 @@ def test_a_generator_without_any_record_becomes_idle_too() -> None:
 def test_a_generator_without_an_idle_time_is_never_idle() -> None:
     generator = BoundedOutOfOrderness(0)
     generator.on_time(0)
+    assert generator.deadline_ms() is None
     assert generator.on_time(10**12) is None
 
 

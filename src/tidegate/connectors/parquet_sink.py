@@ -1,0 +1,261 @@
+"""Parquet files with two-phase commit: a reader of the folder sees the output of complete snapshots, and nothing else.
+
+    <path>/part-<sink>-<epoch>-<subtask>-<attempt>-<token>.parquet          committed
+    <path>/_tidegate/<owner>-<attempt>-<subtask>-<number>-<token>.parquet   pending; Spark and Arrow skip `_` names
+
+The records of an epoch go to a pending file. `pre_commit` closes it and makes it durable; its committable tells the
+names and the size; `commit` renames it. `<owner>` is a hash of job and sink; `<token>` is random, one for each writer,
+because attempts count from one again where a job starts without its snapshots, and its old output must stay.
+
+Invariants:
+- Committed files are never changed or removed, so `spark.read.parquet(path)` is right at every moment. A file without
+  rows is put there first, so that it is right before the first commit too.
+- `commit` is idempotent: pending gone and final there with the size expected means done before. Anything else that
+  isn't a rename that worked is a `CommitError`.
+- Leftovers are pending files of this job and sink from older attempts, never the present one's. They are removed when
+  the first epoch ends, not before: until all subtasks are open, some of those files are still to be committed.
+
+Not here: columns in folder names, compaction of small files, deletion of old output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.fs as arrow_fs
+import pyarrow.parquet as pq
+
+from tidegate.connectors.files import locate
+from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
+from tidegate.errors import CommitError, JobError, SchemaError
+
+PENDING_FOLDER = "_tidegate"
+MAX_BUFFERED_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetSink(Sink):
+    address: str
+    row_group_rows: int
+    compression: str
+
+    def __post_init__(self) -> None:
+        if self.row_group_rows < 1:
+            raise JobError(f"row_group_rows is a number of rows; {self.row_group_rows} was given")
+        if not pa.Codec.is_available(self.compression):
+            raise JobError(f"Arrow has no compression {self.compression!r} here: use 'zstd' or 'snappy'")
+
+    def check(self, schema: pa.Schema) -> None:
+        try:
+            pq.write_table(schema.empty_table(), pa.BufferOutputStream())
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+            raise SchemaError(f"Parquet can't hold these columns: {error}") from error
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        return ParquetSinkWriter(self, OutputFolder(self.address), context)
+
+
+class OutputFolder:
+    """The folder that readers see, and the pending files in it. Names are relative to it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._files, self._root = locate(address)
+        self._local = isinstance(self._files, arrow_fs.LocalFileSystem)
+        self._files.create_dir(self._path(PENDING_FOLDER), recursive=True)
+
+    def create(self, name: str) -> pa.NativeFile:
+        return self._files.open_output_stream(self._path(name))
+
+    def make_durable(self, name: str) -> int:
+        """Called when the file is closed. Returns its size."""
+        if self._local:
+            _sync(self._path(name))
+            _sync(os.path.dirname(self._path(name)))
+        size = self._size_of(name)
+        if size is None:
+            raise CommitError(f"{name} in {self.address} vanished while it was written: a newer attempt of the job has "
+                              "discarded it, or someone else has")
+        return size
+
+    def publish(self, *, pending: str, final: str, size: int) -> None:
+        """Renames. Twice is as good as once, and two processes may do it at the same time."""
+        there = self._size_of(pending)
+        if there is None and self._size_of(final) == size:
+            return
+        if there != size:
+            raise CommitError(
+                f"can't commit {final} in {self.address}: its pending file {pending} is "
+                f"{'gone' if there is None else f'{there} bytes long instead of {size}'}, and it wasn't committed "
+                "before. Was the folder emptied or the output moved away? Bring the files back, or start from a later "
+                "snapshot")
+        try:
+            if self._local:
+                os.replace(self._path(pending), self._path(final))
+            else:
+                self._files.move(self._path(pending), self._path(final))
+        except OSError as error:
+            if self._size_of(pending) is None and self._size_of(final) == size:
+                return    # Another attempt was faster.
+            raise CommitError(f"can't rename {pending} to {final} in {self.address}: {error}") from error
+
+    def make_published_durable(self) -> None:
+        if self._local:
+            _sync(self._root)
+
+    def names(self, folder: str = "") -> list[str]:
+        selector = arrow_fs.FileSelector(self._path(folder))
+        return [info.base_name for info in self._files.get_file_info(selector) if info.type == arrow_fs.FileType.File]
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._files.delete_file(self._path(name))
+
+    def _size_of(self, name: str) -> int | None:
+        info = self._files.get_file_info(self._path(name))
+        return info.size if info.type == arrow_fs.FileType.File else None
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}" if name else self._root
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class PendingFile:
+    """A Parquet file that is being written: first by the slot's loop, then by a background thread, never by both."""
+
+    def __init__(self, name: str, folder: OutputFolder, schema: pa.Schema, compression: str) -> None:
+        self.name = name
+        self._folder = folder
+        self._stream = folder.create(name)
+        self._parquet = pq.ParquetWriter(self._stream, schema, compression=compression)
+
+    def write(self, rows: pa.Table, *, row_group_rows: int) -> None:
+        self._parquet.write_table(rows, row_group_size=row_group_rows)
+
+    def finish(self) -> int:
+        """Durable when it returns. Returns the size."""
+        self._parquet.close()
+        self._stream.close()
+        return self._folder.make_durable(self.name)
+
+    def abandon(self) -> None:
+        self._stream.close()
+
+
+class ParquetSinkWriter(SinkWriter):
+    """Writes whole row groups as they fill up; the rest of an epoch is encoded in the background of `pre_commit`."""
+
+    def __init__(self, sink: ParquetSink, folder: OutputFolder, context: SinkContext) -> None:
+        self._row_group_rows = sink.row_group_rows
+        self._compression = sink.compression
+        self._folder = folder
+        self._context = context
+        self._owner = hashlib.sha256(f"{context.job}\0{context.sink}".encode()).hexdigest()[:12]
+        self._token = uuid.uuid4().hex[:8]
+        self._file_count = 0
+        self._file: PendingFile | None = None
+        self._buffer: list[pa.RecordBatch] = []
+        self._buffered_rows = 0
+        self._buffered_bytes = 0
+        self._leftovers_due = False
+        if context.subtask == 0:
+            self._make_readable()
+
+    def _make_readable(self) -> None:
+        if any(name.endswith(".parquet") and not name.startswith(("_", ".")) for name in self._folder.names()):
+            return
+        for committable in self._finish(0, self._new_name(), []):
+            self._publish(committable)
+        self._folder.make_published_durable()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._buffer.append(batch)
+        self._buffered_rows += batch.num_rows
+        self._buffered_bytes += batch.nbytes
+        if self._buffered_rows >= self._row_group_rows or self._buffered_bytes >= MAX_BUFFERED_BYTES:
+            self._write_row_groups()
+
+    def _write_row_groups(self) -> None:
+        rows = pa.Table.from_batches(self._buffer, self._context.schema)
+        full = rows.num_rows - rows.num_rows % self._row_group_rows or rows.num_rows
+        if self._file is None:
+            self._file = self._open(self._new_name())
+        self._file.write(rows.slice(0, full), row_group_rows=self._row_group_rows)
+        self._buffer = rows.slice(full).to_batches()
+        self._buffered_rows = rows.num_rows - full
+        self._buffered_bytes = sum(batch.nbytes for batch in self._buffer)
+
+    def _new_name(self) -> str:
+        context = self._context
+        self._file_count += 1
+        name = f"{self._owner}-{context.attempt}-{context.subtask}-{self._file_count}-{self._token}.parquet"
+        return f"{PENDING_FOLDER}/{name}"
+
+    def _open(self, name: str) -> PendingFile:
+        return PendingFile(name, self._folder, self._context.schema, self._compression)
+
+    def pre_commit(self, epoch: int) -> Callable[[], Sequence[Committable]]:
+        file, rest, leftovers_due = self._file, self._buffer, self._leftovers_due
+        self._file, self._buffer, self._buffered_rows, self._buffered_bytes = None, [], 0, 0
+        self._leftovers_due = False
+        if file is None and not any(batch.num_rows for batch in rest):
+            return partial(self._clean_up, leftovers_due)
+        return partial(self._finish, epoch, file or self._new_name(), rest, leftovers_due)
+
+    def _finish(self, epoch: int, file: PendingFile | str, rest: Sequence[pa.RecordBatch],
+                leftovers_due: bool = False) -> Sequence[Committable]:
+        """Runs in the background: it uses nothing of the writer that changes. `file` may still have to be opened."""
+        self._clean_up(leftovers_due)
+        file = self._open(file) if isinstance(file, str) else file
+        if rest:
+            file.write(pa.Table.from_batches(rest, self._context.schema), row_group_rows=self._row_group_rows)
+        size = file.finish()
+        sink = re.sub(r"[^A-Za-z0-9]+", "_", self._context.sink)
+        final = f"part-{sink}-{epoch}-{self._context.subtask}-{self._context.attempt}-{self._token}.parquet"
+        return (json.dumps({"pending": file.name, "final": final, "size": size}),)
+
+    def commit(self, committables: Sequence[Committable]) -> None:
+        for committable in committables:
+            self._publish(committable)
+        if committables:
+            self._folder.make_published_durable()
+
+    def _publish(self, committable: Committable) -> None:
+        try:
+            told = json.loads(committable)
+            pending, final, size = str(told["pending"]), str(told["final"]), int(told["size"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CommitError(f"no committable of a Parquet sink: {committable[:200]!r}") from error
+        self._folder.publish(pending=pending, final=final, size=size)
+
+    def discard_leftovers(self) -> None:
+        self._leftovers_due = True
+
+    def _clean_up(self, leftovers_due: bool) -> Sequence[Committable]:
+        """An epoch ends only when every subtask is open, and so has committed what it restored."""
+        for name in self._folder.names(PENDING_FOLDER) if leftovers_due else ():
+            owner, _, rest = name.partition("-")
+            attempt = rest.partition("-")[0]
+            if owner == self._owner and attempt.isdigit() and int(attempt) < self._context.attempt:
+                self._folder.delete(f"{PENDING_FOLDER}/{name}")
+        return ()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.abandon()

@@ -1,0 +1,100 @@
+"""The print sink: rows shown by the driver, one line each, as their epochs are committed.
+
+It rides on the deliveries of collecting.py, so it works on a cluster as on one machine, and shows committed rows only.
+Of each epoch and subtask it keeps the first `limit` rows, up to about 1 MB, and counts the others.
+
+Invariant: a line is printed at least once. The driver leaves out a delivery that it has printed before; a new driver
+(after the program was started again) doesn't know, and may print the last epoch again.
+
+Not here: formats. For anything but a look at the data, write Parquet or collect.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.connectors.collecting import DeliveryId, decode_with_omitted, encode_delivery
+from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
+from tidegate.errors import JobError
+from tidegate.types import rows_of
+
+# A delivery that comes again comes soon, after a recovery: so many names are more than enough to know it.
+_REMEMBERED_DELIVERIES = 10_000
+
+_SHOWN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PrintSink(Sink):
+    limit: int
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise JobError(f"limit is the number of rows to print of each epoch; {self.limit} was given")
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        return PrintWriter(self.limit, context)
+
+
+class PrintWriter(SinkWriter):
+    def __init__(self, limit: int, context: SinkContext) -> None:
+        self._limit = limit
+        self._context = context
+        self._shown: list[pa.RecordBatch] = []
+        self._room_rows = limit
+        self._room_bytes = _SHOWN_BYTES
+        self._omitted_count = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        shown = batch.slice(0, self._room_rows if self._room_bytes > 0 else 0)
+        if shown.num_rows:
+            self._shown.append(shown)
+        self._room_rows -= shown.num_rows
+        self._room_bytes -= shown.nbytes
+        self._omitted_count += batch.num_rows - shown.num_rows
+
+    def pre_commit(self, epoch: int) -> Callable[[], Sequence[Committable]]:
+        shown, omitted_count = self._shown, self._omitted_count
+        self._shown, self._room_rows, self._room_bytes, self._omitted_count = [], self._limit, _SHOWN_BYTES, 0
+        if not shown:
+            return lambda: ()
+        context = self._context
+        delivery = DeliveryId(epoch, context.subtask, context.sink, context.attempt)
+        return lambda: (encode_delivery(delivery, pa.Table.from_batches(shown), omitted_count=omitted_count),)
+
+    def commit(self, committables: Sequence[Committable]) -> None:
+        for committable in committables:
+            self._context.deliver(committable)
+
+
+def printed_lines(committable: Committable) -> list[str]:
+    """`out> word='tide', n=3` for each row, and a last line for those that were left out."""
+    delivery, rows, omitted_count = decode_with_omitted(committable)
+    names = rows.column_names
+    lines = [f"{delivery.sink}> " + ", ".join(f"{name}={value!r}" for name, value in zip(names, row, strict=True))
+             for batch in rows.to_batches() for row in rows_of(batch)]
+    if omitted_count:
+        lines.append(f"{delivery.sink}> … and {omitted_count} more in epoch {delivery.epoch}")
+    return lines
+
+
+class DeliveryPrinter:
+    """The driver's end: prints each delivery once."""
+
+    def __init__(self, write_line: Callable[[str], object] | None = None) -> None:
+        self._write_line = write_line or (lambda line: print(line, file=sys.stdout, flush=True))
+        self._printed: dict[DeliveryId, None] = {}
+
+    def take(self, committable: Committable) -> None:
+        delivery, _, _ = decode_with_omitted(committable)
+        if delivery in self._printed:
+            return
+        self._printed[delivery] = None
+        if len(self._printed) > _REMEMBERED_DELIVERIES:
+            del self._printed[next(iter(self._printed))]
+        for line in printed_lines(committable):
+            self._write_line(line)

@@ -1,0 +1,329 @@
+"""One state file: the sections of an operator's state, cut by key-group, with an index at the end.
+
+    magic (8 bytes, the last is the version)
+    section …            each one Arrow IPC record batch message, without a schema, a multiple of 8 bytes long
+    index                an Arrow IPC stream: a row for each section; the states with their schemas in its metadata
+    trailer (20 bytes)   index length (8), CRC-32 of the index (4), magic (8); little-endian
+
+Sections come state by state, keyed ones by growing key-group, and several may be of one group. So a restore of some
+key-groups reads one stretch of the file from front to back.
+
+Invariants: no byte is believed before its checksum was compared (FAULTS row 14). The manifest holds the checksum of the
+index, the index that of every section, and together they cover the file without a gap. The manifest also holds the
+CRC-32 of the whole file, for whoever checks files without knowing what is in them.
+
+Encoding runs on a background thread that shares the interpreter with the hot loop. There is no Python per row; every
+call into Arrow and zlib that is long lets the interpreter go; small sections are put together before they are summed
+and handed on, because each time the interpreter is let go, getting it back may take a while. Memory is bounded by one
+section and a block.
+
+It reads and writes no files: bytes go out as chunks and come in through a function.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import CorruptFile, SchemaError
+from tidegate.state.sections import Section, StateInfo, StateKind
+
+MAGIC = b"TGSTATE\x01"
+BLOCK_BYTES = 256 * 1024
+READ_BYTES = 8 * 1024 * 1024
+
+_TRAILER = struct.Struct("<QI8s")
+_NO_GROUP = -1
+_STATES_KEY = b"tidegate.states"
+_INDEX_COLUMNS = {"state": pa.int32(), "group": pa.int32(), "offset": pa.int64(), "length": pa.int64(),
+                  "rows": pa.int64(), "crc32": pa.uint32()}
+
+
+@dataclass(frozen=True, slots=True)
+class FileSummary:
+    """What a manifest says about the file. `rows` counts per state; `groups` is the range that all key-groups of the
+    file are in, empty where there are none."""
+
+    bytes: int
+    checksum: int
+    index_bytes: int
+    index_checksum: int
+    rows: Mapping[str, int]
+    groups: range
+
+
+class StateFileEncoder:
+    """Encodes one file: `chunks` once, to the end; then `summary`."""
+
+    def __init__(self) -> None:
+        self._summary: FileSummary | None = None
+        self._begun = False
+
+    @property
+    def summary(self) -> FileSummary:
+        assert self._summary is not None, "the chunks have not all been taken"
+        return self._summary
+
+    def chunks(self, states: Sequence[StateInfo], sections: Iterable[Section]) -> Iterator[bytes | memoryview]:
+        """The bytes of the file in order. Sections without rows are left out."""
+        assert not self._begun, "an encoder makes one file"
+        self._begun = True
+        index = _IndexRows(states)
+        size_bytes = len(MAGIC)
+        checksum = 0
+        block: list[Any] = [MAGIC]
+        block_bytes = len(MAGIC)
+        for section in sections:
+            if not section.rows.num_rows:
+                continue
+            message = section.rows.serialize()
+            index.append(section, offset=size_bytes, length=message.size, crc32=zlib.crc32(message))
+            block.append(message)
+            size_bytes += message.size
+            block_bytes += message.size
+            if block_bytes >= BLOCK_BYTES:
+                for chunk in _joined(block):
+                    checksum = zlib.crc32(chunk, checksum)
+                    yield chunk
+                block, block_bytes = [], 0
+        index_content = index.encode()
+        index_checksum = zlib.crc32(index_content)
+        block += [index_content, _TRAILER.pack(len(index_content), index_checksum, MAGIC)]
+        for chunk in _joined(block):
+            checksum = zlib.crc32(chunk, checksum)
+            yield chunk
+        self._summary = FileSummary(
+            bytes=size_bytes + len(index_content) + _TRAILER.size, checksum=checksum, index_bytes=len(index_content),
+            index_checksum=index_checksum, rows=index.rows_by_state(), groups=index.groups())
+
+
+class StateFileReader:
+    """Reads a file by ranges through `read(offset, length)`. The index is read when it is first needed.
+
+    `bytes`, `index_bytes` and `index_checksum` are the manifest's; `name` is for messages. Batches may share memory
+    with the read that they came from, up to `READ_BYTES`.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], *, bytes: int, index_bytes: int, index_checksum: int,
+                 name: str = "a state file") -> None:
+        self._read = read
+        self._name = name
+        self._size_bytes = bytes
+        self._index_bytes = index_bytes
+        self._index_checksum = index_checksum
+
+    @property
+    def states(self) -> tuple[StateInfo, ...]:
+        return self._index.states
+
+    def row_count(self, state: str) -> int:
+        return int(self._index.rows[self._index.sections_of(state)].sum())
+
+    def read_groups(self, state: str, groups: range) -> Iterator[pa.RecordBatch]:
+        """The rows of a keyed state in these key-groups; a batch for each section."""
+        return (section.rows for section in self.read_sections(state, groups))
+
+    def read_sections(self, state: str, groups: range) -> Iterator[Section]:
+        """Like `read_groups`, with the key-group of each batch."""
+        assert groups.step == 1
+        index = self._index
+        mine = index.sections_of(state, keyed=True)
+        first, last = np.searchsorted(index.group[mine], (groups.start, groups.stop))
+        for position, rows in self._read_run(mine.start + int(first), mine.start + int(last)):
+            yield Section(state, int(index.group[position]), rows)
+
+    def read_items(self, state: str, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """Rows start…stop (half-open) of an operator state."""
+        index = self._index
+        mine = index.sections_of(state, keyed=False)
+        ends = np.cumsum(index.rows[mine])
+        if not 0 <= start <= stop <= (int(ends[-1]) if len(ends) else 0):
+            raise CorruptFile(f"{self._name} doesn't have the rows {start}…{stop} of state {state!r}")
+        first = int(np.searchsorted(ends, start, side="right"))
+        last = int(np.searchsorted(ends, stop, side="left")) + 1 if start < stop else first
+        begin = int(ends[first - 1]) if first else 0
+        for _, rows in self._read_run(mine.start + first, mine.start + last):
+            low, high = max(start - begin, 0), min(stop - begin, rows.num_rows)
+            yield rows.slice(low, high - low)
+            begin += rows.num_rows
+
+    def verify(self, checksum: int) -> None:
+        """Reads all of the file and compares it with the manifest's checksum; CorruptFile where it differs."""
+        found = 0
+        for offset in range(0, self._size_bytes, READ_BYTES):
+            found = zlib.crc32(self._exactly(offset, min(READ_BYTES, self._size_bytes - offset)), found)
+        if found != checksum:
+            raise self._corrupt("the checksum of the file doesn't match")
+        if self._exactly(0, len(MAGIC)) != MAGIC:
+            raise self._corrupt("it doesn't begin like a state file")
+        _ = self._index
+
+    @cached_property
+    def _index(self) -> _Index:
+        offset = self._size_bytes - self._index_bytes - _TRAILER.size
+        if offset < len(MAGIC):
+            raise self._corrupt(f"{self._size_bytes} bytes can't hold an index of {self._index_bytes}")
+        content = memoryview(self._exactly(offset, self._index_bytes + _TRAILER.size))
+        index, trailer = content[: self._index_bytes], content[self._index_bytes :]
+        if zlib.crc32(index) != self._index_checksum:
+            raise self._corrupt("the checksum of the index doesn't match")
+        if trailer != _TRAILER.pack(self._index_bytes, self._index_checksum, MAGIC):
+            raise self._corrupt("it doesn't end like a state file of this version")
+        try:
+            return _Index.decode(index, sections_stop=offset)
+        except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
+            raise self._corrupt(f"the index can't be read: {error}") from error
+
+    def _read_run(self, first: int, last: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Sections first…last (half-open) of the file, verified, in as few reads as the bound on one allows."""
+        index = self._index
+        while first < last:
+            start = int(index.offset[first])
+            ends = index.offset[first:last] + index.length[first:last]
+            stop = first + max(int(np.searchsorted(ends, start + READ_BYTES, side="right")), 1)
+            end = int(ends[stop - first - 1])
+            content = memoryview(self._exactly(start, end - start))
+            for position in range(first, stop):
+                begin = int(index.offset[position]) - start
+                yield position, self._decode(position, content[begin : begin + int(index.length[position])])
+            first = stop
+
+    def _decode(self, position: int, message: memoryview) -> pa.RecordBatch:
+        index = self._index
+        info = index.states[int(index.state[position])]
+        if zlib.crc32(message) != int(index.crc32[position]):
+            raise self._corrupt(f"the checksum of a section of state {info.name!r} doesn't match")
+        try:
+            rows = pa.ipc.read_record_batch(pa.py_buffer(message), info.schema)
+        except (ValueError, OSError, pa.ArrowException) as error:
+            raise self._corrupt(f"a section of state {info.name!r} can't be decoded: {error}") from error
+        if rows.num_rows != int(index.rows[position]):
+            raise self._corrupt(f"a section of state {info.name!r} has {rows.num_rows} rows")
+        return rows
+
+    def _exactly(self, offset: int, length: int) -> bytes:
+        content = self._read(offset, length)
+        if len(content) != length:
+            raise self._corrupt(f"a read of {length} bytes at {offset} gave {len(content)}")
+        return content
+
+    def _corrupt(self, what: str) -> CorruptFile:
+        return CorruptFile(f"{self._name}: {what}; nothing of that was used")
+
+
+@dataclass(slots=True)
+class _IndexRows:
+    """The index while the file is written."""
+
+    states: Sequence[StateInfo]
+    columns: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in _INDEX_COLUMNS})
+    positions: dict[str, int] = field(init=False)
+    last: tuple[int, int] = (0, _NO_GROUP)
+
+    def __post_init__(self) -> None:
+        self.positions = {info.name: position for position, info in enumerate(self.states)}
+        assert len(self.positions) == len(self.states), "two states have one name"
+        for info in self.states:
+            if any(_has_dictionary(column.type) for column in info.schema):
+                raise SchemaError(f"state {info.name!r} has a dictionary-encoded type, which a snapshot can't keep: "
+                                  f"{info.schema}")
+
+    def append(self, section: Section, *, offset: int, length: int, crc32: int) -> None:
+        position = self.positions[section.state]
+        info = self.states[position]
+        group = _NO_GROUP if section.group is None else section.group
+        assert (group == _NO_GROUP) == (info.kind is not StateKind.KEYED), f"{info} with key-group {section.group}"
+        assert (position, group) >= self.last, f"state {section.state!r}, key-group {section.group} comes too late"
+        assert section.rows.schema.equals(info.schema), f"{section.rows.schema} is not the schema of {info}"
+        self.last = (position, group)
+        values = (position, group, offset, length, section.rows.num_rows, crc32)
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.append(value)
+
+    def encode(self) -> bytes:
+        described = [{"name": info.name, "kind": info.kind.value, "shape": info.shape,
+                      "schema": base64.b64encode(info.schema.serialize()).decode("ascii")} for info in self.states]
+        schema = pa.schema(_INDEX_COLUMNS.items(), metadata={_STATES_KEY: json.dumps(described)})
+        arrays = [pa.array(self.columns[column.name], column.type) for column in schema]
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as stream:
+            stream.write_batch(pa.record_batch(arrays, schema=schema))
+        content: bytes = sink.getvalue().to_pybytes()
+        return content
+
+    def rows_by_state(self) -> dict[str, int]:
+        counts = [0] * len(self.states)
+        for position, rows in zip(self.columns["state"], self.columns["rows"], strict=True):
+            counts[position] += rows
+        return {info.name: count for info, count in zip(self.states, counts, strict=True)}
+
+    def groups(self) -> range:
+        keyed = [group for group in self.columns["group"] if group != _NO_GROUP]
+        return range(min(keyed), max(keyed) + 1) if keyed else range(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """The index as read, a numpy array for each column."""
+
+    states: tuple[StateInfo, ...]
+    state: np.ndarray[Any, Any]
+    group: np.ndarray[Any, Any]
+    offset: np.ndarray[Any, Any]
+    length: np.ndarray[Any, Any]
+    rows: np.ndarray[Any, Any]
+    crc32: np.ndarray[Any, Any]
+
+    @classmethod
+    def decode(cls, content: memoryview, *, sections_stop: int) -> _Index:
+        table = pa.ipc.open_stream(pa.py_buffer(content)).read_all()
+        states = tuple(_state_info(described) for described in json.loads(table.schema.metadata[_STATES_KEY]))
+        index = cls(states, **{name: table.column(name).to_numpy() for name in _INDEX_COLUMNS})
+        # The sections follow one another without a gap, so that every byte of the file is under some checksum.
+        ends = np.append(len(MAGIC), index.offset + index.length)
+        if (ends[:-1] != index.offset).any() or ends[-1] != sections_stop:
+            raise ValueError("the sections don't fill the file")
+        return index
+
+    def sections_of(self, state: str, *, keyed: bool | None = None) -> slice:
+        """Where this state's sections are in the index. `keyed` is what the caller takes the state for."""
+        position = next((position for position, info in enumerate(self.states) if info.name == state), None)
+        assert position is not None, f"no state {state!r} among {[info.name for info in self.states]}"
+        assert keyed is None or keyed == (self.states[position].kind is StateKind.KEYED), self.states[position]
+        first, last = np.searchsorted(self.state, (position, position + 1))
+        return slice(int(first), int(last))
+
+
+def _state_info(described: Mapping[str, str]) -> StateInfo:
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(described["schema"], validate=True)))
+    return StateInfo(described["name"], StateKind(described["kind"]), described["shape"], schema)
+
+
+def _joined(block: list[Any]) -> Iterator[bytes | memoryview]:
+    """Large sections by themselves, without a copy; small ones put together."""
+    small: list[Any] = []
+    for part in block:
+        if len(part) < BLOCK_BYTES:
+            small.append(part)
+            continue
+        if small:
+            yield b"".join(small)
+            small = []
+        yield memoryview(part)
+    if small:
+        yield b"".join(small)
+
+
+def _has_dictionary(declared: pa.DataType) -> bool:
+    if pa.types.is_dictionary(declared):
+        return True
+    return any(_has_dictionary(declared.field(position).type) for position in range(declared.num_fields))

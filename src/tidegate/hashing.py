@@ -249,11 +249,12 @@ def _hash_many(data: np.ndarray[Any, Any], starts: Ints, lengths: Ints, seeds: W
 def _hash_stripes(words: Words, starts: Ints, stripe_counts: Ints, seeds: Words) -> Words:
     """The first part of XXH64 for rows of 32 bytes and more: four lanes, each over every fourth word."""
     lanes = seeds + np.array([[sum(_PRIMES[:2]) & _MASK], [_PRIMES[1]], [0], [-_PRIMES[0] & _MASK]], dtype=np.uint64)
-    lane_starts = np.array([[0], [8], [16], [24]])
+    shortest = int(stripe_counts.min())
     for stripe in range(int(stripe_counts.max())):
-        rows = np.flatnonzero(stripe_counts > stripe)
-        found = words[starts[rows] + 32 * stripe + lane_starts]
-        lanes[:, rows] = _rotate(lanes[:, rows] + found * _P2, 31) * _P1
+        rows = slice(None) if stripe < shortest else np.flatnonzero(stripe_counts > stripe)
+        at = starts[rows] + 32 * stripe
+        for lane in range(4):
+            lanes[lane, rows] = _rotate(lanes[lane, rows] + words[at + 8 * lane] * _P2, 31) * _P1
     hashes = _rotate(lanes[0], 1) + _rotate(lanes[1], 7) + _rotate(lanes[2], 12) + _rotate(lanes[3], 18)
     for lane in lanes:
         hashes = (hashes ^ _round(lane)) * _P1 + _P4

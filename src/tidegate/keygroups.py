@@ -26,8 +26,7 @@ MAX_KEY_GROUP_COUNT = 1 << 15
 def key_groups_of(subtask: int, *, parallelism: int, key_group_count: int) -> range:
     """Half-open. The `parallelism` ranges tile [0, key_group_count) exactly."""
     assert 0 <= subtask < parallelism <= key_group_count <= MAX_KEY_GROUP_COUNT
-    start, stop = (-(-i * key_group_count // parallelism) for i in (subtask, subtask + 1))
-    return range(start, stop)
+    return range(-(-subtask * key_group_count // parallelism), -(-(subtask + 1) * key_group_count // parallelism))
 
 
 def owner_of(group: int, *, parallelism: int, key_group_count: int) -> int:

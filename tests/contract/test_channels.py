@@ -101,16 +101,17 @@ def fill(ends: Ends, *, rows: int = 2_000) -> list[Element]:
             turns += 1
             if turns == 50:
                 return sent
-        sent.append(batch(len(sent), rows))
-        sent_bytes += sent[-1].nbytes
-        ends.outlet.send(sent[-1])
+        next_batch = batch(len(sent), rows)
+        sent.append(next_batch)
+        sent_bytes += next_batch.nbytes
+        ends.outlet.send(next_batch)
         assert sent_bytes < 2 * BOUND_BYTES + SLACK_BYTES, "the channel has no bound"
 
 
 def test_elements_come_out_as_and_in_the_order_they_went_in(ends: Ends) -> None:
     sent: list[Element] = [
-        batch(0), Watermark(-5), batch(1, rows=0), Idle(), Marker(1), batch(2, rows=20_000), Watermark(MAX_WATERMARK_MS),
-        Marker(2**40), batch(3).slice(1, 1), End(),
+        batch(0), Watermark(-5), batch(1, rows=0), Idle(), Marker(1), batch(2, rows=20_000),
+        Watermark(MAX_WATERMARK_MS), Marker(2**40), batch(3).slice(1, 1), End(),
     ]
     for element in sent:
         ends.outlet.send(element)
@@ -127,8 +128,9 @@ def test_nulls_and_empty_texts_survive(ends: Ends) -> None:
     odd = pa.record_batch([pa.array([None, 1, None]), pa.array(["", None, "ü\0"])], schema=SCHEMA)
     ends.outlet.send(odd)
     (arrived,) = ends.take(1)
-    assert arrived == odd
+    assert isinstance(arrived, pa.RecordBatch)
     arrived.validate(full=True)
+    assert arrived == odd
 
 
 def test_peek_shows_the_oldest_element_and_leaves_it(ends: Ends) -> None:
@@ -209,7 +211,7 @@ def test_both_ends_can_be_closed_twice(ends: Ends) -> None:
         ends.inlet.close()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_no_order_of_sending_blocking_and_taking_loses_or_reorders(ends: Ends, seed: int) -> None:
     chance = random.Random(seed)
     under_way: deque[Element] = deque()

@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-MAX_WATERMARK_MS = 2**63 - 1
-MIN_WATERMARK_MS = -(2**63)
+from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+
+__all__ = ["MAX_WATERMARK_MS", "MIN_WATERMARK_MS", "Element", "End", "Idle", "Marker", "Watermark"]
 
 
 @dataclass(frozen=True, slots=True)

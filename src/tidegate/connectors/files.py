@@ -41,13 +41,13 @@ from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceRea
 from tidegate.errors import CorruptFile, JobError, RestoreError, SchemaError
 from tidegate.types import parse_schema
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 256 << 10
 MAX_LINE_BYTES = 64 << 20
-PARQUET_BATCH_ROWS = 1 << 16
+PARQUET_BATCH_ROWS = 16_384
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
-# Turns complete lines into a batch and the byte position behind each record; a `ValueError` says what is wrong.
+# Complete lines to a batch and the byte position behind each record; a `ValueError` says what is wrong.
 LinesParser = Callable[[bytes], tuple[pa.RecordBatch, Positions]]
 
 
@@ -85,8 +85,8 @@ class InputFolder:
     def __init__(self, address: str) -> None:
         self.address = address
         self._files, self._root = locate(address)
-        self._single: str | None = None
         self.kind = self._files.get_file_info(self._root).type
+        self._single: str | None = None
         if self.kind == arrow_fs.FileType.File:
             self._root, self._single = os.path.split(self._root)
 
@@ -94,14 +94,13 @@ class InputFolder:
         """The wanted files. Only those are asked for their size, which is what makes listing a large folder slow."""
         if self._single is not None:
             info = self._files.get_file_info(self._path(self._single))
-            there = info.type == arrow_fs.FileType.File and wanted(self._single)
-            return [Found(self._single, info.size, info.mtime_ns)] if there else []
+            return [Found(self._single, info.size, info.mtime_ns)] if info.is_file and wanted(self._single) else []
         if isinstance(self._files, arrow_fs.LocalFileSystem):
             return list(_list_local(self._root, "", wanted))
         selector = arrow_fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         infos = [(info.path[len(self._root):].lstrip("/"), info) for info in self._files.get_file_info(selector)]
         return [Found(name, info.size, info.mtime_ns or 0) for name, info in infos
-                if info.type == arrow_fs.FileType.File and not any(map(_is_hidden, name.split("/"))) and wanted(name)]
+                if info.is_file and not any(map(_is_hidden, name.split("/"))) and wanted(name)]
 
     def open(self, name: str) -> pa.NativeFile:
         return self._files.open_input_file(self._path(name))
@@ -127,8 +126,7 @@ def _list_local(folder: str, prefix: str, wanted: Callable[[str], bool]) -> Iter
                     status = entry.stat()
                     yield Found(name, status.st_size, status.st_mtime_ns)
     except FileNotFoundError:
-        # Not created yet, or gone since it was listed. Files that must not vanish are missed by the reader.
-        return
+        return    # Not created yet, or gone since it was listed. Files that must not vanish are missed by the reader.
 
 
 # ---------------------------------------------------------------------------------------------- formats
@@ -322,15 +320,17 @@ class CsvLines(FileFormat):
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
         if not self.header:
             return LinesInput(folder, found, position, partial(self.parse, self.schema.names), final=final)
+        first = b""
         with folder.open(found.name) as file:
-            first = _first_line(file, found, final)
-        if first is None:
+            while b"\n" not in first and len(first) < MAX_LINE_BYTES and (more := file.read(BLOCK_BYTES)):
+                first += more
+        first = first[:first.find(b"\n") + 1] or (first if final else b"")
+        if not first:
             return None
         names = next(text_csv.reader([first.decode("utf-8-sig", errors="replace")], delimiter=self.delimiter))
         for name in self.schema.names:
             if names.count(name) != 1:
-                raise SchemaError(f"{found.name} in {folder.address}: the header must name column {name!r} once; it "
-                                  f"reads {', '.join(names)}")
+                raise SchemaError(f"{found.name} in {folder.address}: the header {names} must name {name!r}, once")
         return LinesInput(folder, found, max(position, len(first)), partial(self.parse, names), final=final)
 
     def parse(self, names: list[str], data: bytes) -> tuple[pa.RecordBatch, Positions]:
@@ -360,15 +360,6 @@ def _batch_of(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
             raise ValueError(f"column {field.name!r} is declared as not null, but has no value")
     columns = [table.column(name).combine_chunks() for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _first_line(file: pa.NativeFile, found: Found, final: bool) -> bytes | None:
-    data = b""
-    while len(data) < min(found.size, MAX_LINE_BYTES) and b"\n" not in data:
-        data += file.read(BLOCK_BYTES)
-    if b"\n" in data:
-        return data[:data.index(b"\n") + 1]
-    return data if final else None
 
 
 class LinesInput(OpenFile):
@@ -576,10 +567,11 @@ class FolderReader(SourceReader):
                 return False
             if was_at_end:
                 self._offsets[found.name] = position
-            if self._current is not None and self._current.found.name == found.name:
+        if self._current is not None and self._current.found.name == found.name:
+            if self._source.form.grows:
                 self._current.size = found.size
-        being_read = self._current is not None and self._current.found.name == found.name
-        return not being_read and self._waiting.get(found.name) != found
+            return False
+        return self._waiting.get(found.name) != found
 
     def _owns(self, name: str) -> bool:
         return zlib.crc32(name.encode()) % self._context.parallelism == self._context.subtask

@@ -24,8 +24,6 @@ from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceRea
 from tidegate.errors import JobError, SchemaError
 from tidegate.types import batch_of, from_list
 
-DEFAULT_SPLITS = 8
-
 # A longer time between two polls is taken for a jump of the clock, and counts as this long.
 _LONGEST_STEP_MS = 60_000
 

@@ -31,7 +31,7 @@ def explain_logical(graph: LogicalGraph) -> str:
     for node in graph.nodes:
         lines += ["", _cut(f"[{node.id}] {node.name} · {_what(node)}", WIDTH)]
         lines += _labelled(_facts(graph, node))
-    return _text(lines)
+    return "\n".join(lines)
 
 
 def explain_optimised(plan: Plan) -> str:
@@ -44,7 +44,7 @@ def explain_optimised(plan: Plan) -> str:
         lines += _labelled(_plan_input(plan, edge) for edge in plan.inputs_of(vertex))
         chain = _table((stem + node.name, node.spec.kind, _states_in_short(node)) for stem, node in _tree(vertex))
         lines += [_cut(f"    {'' if index else 'chain':8}{row}", WIDTH) for index, row in enumerate(chain)]
-    return _text(lines)
+    return "\n".join(lines)
 
 
 def explain_physical(plan: Plan) -> str:
@@ -55,7 +55,7 @@ def explain_physical(plan: Plan) -> str:
     lines += _table([("slot", "subtask", "operators", "key-groups"), *_slot_rows(plan)])
     if plan.edges:
         lines += ["", *_table([("edge", "from", "to", "channels", "records go"), *_edge_rows(plan)])]
-    return _text(lines)
+    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------------ operators
@@ -234,10 +234,6 @@ def _table(rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[:width - 1] + "…"
-
-
-def _text(lines: Iterable[str]) -> str:
-    return "\n".join(lines) + "\n"
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

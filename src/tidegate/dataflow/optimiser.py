@@ -21,7 +21,9 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
     if slots < 1 or key_group_count < 1:
         raise GraphError(f"slots={slots} and {key_group_count} key-groups: a job needs at least one of each")
     assert all(index == node.id for index, node in enumerate(graph.nodes))
-    parallelism = [_parallelism_of(node, slots=slots, key_group_count=key_group_count) for node in graph.nodes]
+    parallelism: list[int] = []
+    for node in graph.nodes:
+        parallelism.append(_parallelism_of(node, parallelism, slots=slots, key_group_count=key_group_count))
     heads: list[int] = []                      # by node: the head of the chain it is in
     for node in graph.nodes:
         chained = chaining and _continues_its_upstream(node, parallelism)
@@ -37,8 +39,13 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
     return Plan(vertices=vertices, edges=edges, slots=slots, key_group_count=key_group_count)
 
 
-def _parallelism_of(node: Node, *, slots: int, key_group_count: int) -> int:
-    parallelism = slots if node.parallelism is None else node.parallelism
+def _parallelism_of(node: Node, upstream: list[int], *, slots: int, key_group_count: int) -> int:
+    """What the user asked for; else the upstream's where records are only passed on, so that their order is kept (dealing
+    them out anew would let records of one key overtake each other); else all slots."""
+    parallelism = node.parallelism
+    if parallelism is None:
+        forwarded = node.inputs and all(edge.partitioning is Partitioning.FORWARD for edge in node.inputs)
+        parallelism = max(upstream[edge.source] for edge in node.inputs) if forwarded else slots
     if parallelism > slots:
         raise GraphError(f"operator {node.name!r}: parallelism={parallelism} is more than the job's {slots} slots, and "
                          f"a slot runs one subtask of an operator; lower it, or give the job slots={parallelism}")

@@ -59,8 +59,8 @@ class Ending(Enum):
 
 class AbortReason(Enum):
     TIMED_OUT = "timed-out"          # acknowledgements were missing
-    DECLINED = "declined"            # a subtask could not take its part of the snapshot
-    STORE_FAILED = "store-failed"    # a piece or the manifest could not be written
+    DECLINED = "declined"            # a subtask could not write its part of the snapshot
+    STORE_FAILED = "store-failed"    # the manifest could not be written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,7 +135,7 @@ class Master:
             case Acknowledge(vertex, subtask, epoch, operators, stats):
                 self._on_acknowledge(SubtaskId(vertex, subtask), epoch, operators, stats)
             case Decline(vertex, subtask, epoch, text):
-                self._feed(SnapshotDeclined(SubtaskId(vertex, subtask), epoch, AbortReason.STORE_FAILED, text))
+                self._feed(SnapshotDeclined(SubtaskId(vertex, subtask), epoch, AbortReason.DECLINED, text))
             case SourceDone(vertex, subtask):
                 self._feed(SourceEnded(SubtaskId(vertex, subtask)))
             case Heartbeat(_, metrics):

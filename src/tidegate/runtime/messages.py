@@ -44,7 +44,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """A subtask couldn't write its part; the epoch is to be aborted, the job goes on."""
+    """A subtask couldn't write its part to the store; the epoch is to be aborted, the job goes on."""
 
     vertex: int
     subtask: int

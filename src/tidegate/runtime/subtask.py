@@ -153,10 +153,10 @@ class InnerSubtask(Subtask):
         self._turn = 0
         self._ended: set[Any] = set()
         self._alignment = Alignment(self._by_channel)
-        self._watermarks = WatermarkMerge(self._by_channel)
-        for each in inputs:
-            if not each.timed:
-                self._watermarks.on_idle(each.inlet.channel)
+        # Untimed inputs (rules without event time, say) don't hold event time back, unless there is nothing else.
+        timed = [each.inlet.channel for each in inputs if each.timed] or list(self._by_channel)
+        self._timed = frozenset(timed)
+        self._watermarks = WatermarkMerge(timed)
 
     def step(self) -> bool:
         if self.full:
@@ -175,15 +175,19 @@ class InnerSubtask(Subtask):
         if isinstance(element, pa.RecordBatch):
             batch = self._joined(source.inlet, element)
             self.counters.records_in += batch.num_rows
+            if channel in self._timed:
+                self._advance(self._watermarks.on_batch(channel))
             head.on_batch(batch, source.port)
         elif isinstance(element, Marker):
-            if self._align_started is None:
+            if self._alignment.epoch_in_progress is None:
                 self._align_started = time.perf_counter()
             self._run(self._alignment.on_marker(channel, element.epoch))
         elif isinstance(element, Watermark):
-            self._advance(self._watermarks.on_watermark(channel, element.at_ms))
+            if channel in self._timed:
+                self._advance(self._watermarks.on_watermark(channel, element.at_ms))
         elif isinstance(element, Idle):
-            self._advance(self._watermarks.on_idle(channel))
+            if channel in self._timed:
+                self._advance(self._watermarks.on_idle(channel))
         else:
             assert isinstance(element, End) and channel not in self._ended
             self._ended.add(channel)

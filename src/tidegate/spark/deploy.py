@@ -80,6 +80,6 @@ def _slot_task(payload: bytes, attempt: int, master: tuple[str, int]) -> SlotTas
 
 
 def _short(error: Exception) -> str:
-    """The lines of a Spark error that say something: Java's frames are left out."""
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
+    """What a Spark error says, without Java's and Python's frames."""
+    lines = [line for line in str(error).splitlines() if line[:1].strip() and not line.startswith("Driver stacktrace")]
     return f"{type(error).__name__}: " + "\n".join(lines[:12])

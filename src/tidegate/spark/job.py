@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from tidegate.protocol.restart import RestartStrategy
@@ -41,6 +43,8 @@ def local_session(slots: int) -> SparkSession:
     """A Spark session on this machine with that many task slots, or the one that runs already."""
     from pyspark.sql import SparkSession
 
+    # Spark starts its Python processes from the PATH; they need the packages that this process has.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{slots}]").appName("tidegate")
     for key, value in {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1",
                        "spark.driver.host": "127.0.0.1"}.items():

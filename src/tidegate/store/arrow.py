@@ -31,7 +31,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from tidegate.errors import AlreadyExists, CorruptFile, NotFound, StoreError
-from tidegate.store.layout import check_name
+from tidegate.store.layout import check_name, shown
 
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
 
@@ -46,9 +46,10 @@ class ArrowStore:
         self._filesystem = filesystem
         self._root = root.rstrip("/")
         self._address = address or _address_of(filesystem.type_name, self._root)
+        self._shown = shown(self._address)
 
     def __repr__(self) -> str:
-        return f"ArrowStore({self._address!r})"
+        return f"ArrowStore({self._shown!r})"
 
     @property
     def address(self) -> str:
@@ -82,10 +83,10 @@ class ArrowStore:
             size_bytes = file.size()
             wanted = max(size_bytes - offset, 0) if length is None else length
             if offset + wanted > size_bytes:
-                raise CorruptFile(f"{name} in {self._address} has {size_bytes} bytes, not {offset + wanted}")
+                raise CorruptFile(f"{name} in {self._shown} has {size_bytes} bytes, not {offset + wanted}")
             content: bytes = file.read_at(wanted, offset) if wanted else b""
         if len(content) != wanted:
-            raise CorruptFile(f"{name} in {self._address} gave {len(content)} bytes of {wanted}")
+            raise CorruptFile(f"{name} in {self._shown} gave {len(content)} bytes of {wanted}")
         return content
 
     def list(self, folder: str) -> builtins.list[str]:
@@ -105,7 +106,7 @@ class ArrowStore:
         with self._errors("size", name):
             info = self._info(self._path(name))
         if info.type != pafs.FileType.File:
-            raise NotFound(f"{name} is not in {self._address}")
+            raise NotFound(f"{name} is not in {self._shown}")
         return int(info.size)
 
     def _create_by_link(self, path: str, content: bytes, *, name: str) -> None:
@@ -114,14 +115,14 @@ class ArrowStore:
             self._put(temporary, content)
             os.link(temporary, path)
         except FileExistsError:
-            raise AlreadyExists(f"{name} is already in {self._address}") from None
+            raise AlreadyExists(f"{name} is already in {self._shown}") from None
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
 
     def _create_by_looking(self, path: str, content: bytes, *, name: str) -> None:
         if self._info(path).type != pafs.FileType.NotFound:
-            raise AlreadyExists(f"{name} is already in {self._address}")
+            raise AlreadyExists(f"{name} is already in {self._shown}")
         if self._filesystem.type_name in _OBJECT_STORES:
             self._put(path, content)
         else:
@@ -129,7 +130,7 @@ class ArrowStore:
             self._put(temporary, content)
             self._filesystem.move(temporary, path)
         if self.read(name) != content:
-            raise AlreadyExists(f"{name} was created by someone else at the same time in {self._address}")
+            raise AlreadyExists(f"{name} was created by someone else at the same time in {self._shown}")
 
     def _put(self, path: str, content: bytes) -> None:
         with self._filesystem.open_output_stream(path, compression=None) as stream:
@@ -153,9 +154,9 @@ class ArrowStore:
         try:
             yield
         except FileNotFoundError as error:
-            raise NotFound(f"{name} is not in {self._address}") from error
+            raise NotFound(f"{name} is not in {self._shown}") from error
         except (OSError, pa.ArrowException) as error:
-            raise StoreError(f"{operation} {name} in {self._address}: {error}") from error
+            raise StoreError(f"{operation} {name} in {self._shown}: {error}") from error
 
 
 def _address_of(type_name: str, root: str) -> str:

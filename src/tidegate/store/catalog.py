@@ -90,7 +90,7 @@ class SnapshotCatalog:
         for manifest in self._live_manifests():
             if manifest.epoch == epoch:
                 return self._read(manifest)
-        raise NotFound(f"epoch {epoch} is not a complete snapshot in {self._store.address}")
+        raise NotFound(f"epoch {epoch} is not a complete snapshot in {layout.shown(self._store.address)}")
 
     def verify(self, epoch: int) -> None:
         """Reads every file of the snapshot against its length and checksum; StoreError names the first that fails."""
@@ -166,8 +166,8 @@ class SnapshotCatalog:
 
     def _require_current(self, attempt: int) -> None:
         if not self.is_current(attempt):
-            newest = max(self._attempts(), default=0)
-            raise FencedOff(f"attempt {attempt} is over: attempt {newest} was claimed in {self._store.address}")
+            where = layout.shown(self._store.address)
+            raise FencedOff(f"attempt {attempt} is over: {max(self._attempts(), default=0)} was claimed in {where}")
 
     def _delete(self, manifests: Iterable[ManifestName], files: Iterable[str]) -> list[str]:
         names = [layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt) for manifest in manifests]

@@ -102,6 +102,15 @@ def job_address(where: str, job: str) -> str:
     return f"{path.rstrip('/')}/{job_id(job)}{mark}{query}"
 
 
+def shown(address: str) -> str:
+    """The address without user, password and query: for messages and logs, where a secret must not go."""
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return address
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
 def attempt_name(attempt: int) -> str:
     assert attempt > 0
     return f"{ATTEMPTS}/{attempt:010d}"

@@ -15,6 +15,7 @@ from pyarrow import fs as pafs
 from tidegate.errors import StoreError
 from tidegate.store.arrow import ArrowStore
 from tidegate.store.base import Store
+from tidegate.store.layout import shown
 from tidegate.store.local import LocalStore
 from tidegate.store.memory import MemoryStore
 
@@ -48,5 +49,8 @@ def _open_arrow_store(uri: str, *, scheme: str) -> ArrowStore:
     try:
         filesystem, root = pafs.FileSystem.from_uri(known)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise StoreError(f"can't open {uri!r} as a snapshot store: {error}") from error
+        said = str(error).replace(known, shown(known))
+        raise StoreError(f"can't open {shown(uri)} as a snapshot store: {said}") from None
+    if not root.strip("/"):
+        raise StoreError(f"{shown(uri)} names no folder: snapshots need one, as in s3://bucket/folder")
     return ArrowStore(filesystem, root, address=uri)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -265,6 +266,18 @@ def test_united_streams_have_one_schema(pipeline: Pipeline, bids: Stream) -> Non
     assert says(message, "union after 'bids' with 'items'", BIDS, "(item long)", "bring them to one with map")
 
 
+def test_united_streams_that_differ_for_arrow_alone_are_shown_in_its_terms(pipeline: Pipeline) -> None:
+    one = pipeline.source("one", Records(pa.schema([("a", pa.string())])))
+    two = pipeline.source("two", Records(pa.schema([("a", pa.large_string())])))
+    assert says(complaint(SchemaError, lambda: one.union(two)), "(a string)", "(a large_string)")
+
+
+def test_keys_that_hash_alike_may_meet(pipeline: Pipeline) -> None:
+    one = pipeline.source("one", Records(pa.schema([("a", pa.string())])))
+    two = pipeline.source("two", Records(pa.schema([("b", pa.large_string())])))
+    one.key_by("a").connect(two.key_by("b")).process("join", Two())
+
+
 @pytest.mark.parametrize("column", ["at", "price", "tags"])
 def test_event_time_is_a_time(bids: Stream, column: str) -> None:
     message = complaint(SchemaError, lambda: bids.with_watermark(column, "1 s"))
@@ -467,7 +480,7 @@ def test_connected_streams_are_both_keyed_or_neither(pipeline: Pipeline, bids: S
 @pytest.mark.parametrize("other", [None, 1, "items"])
 def test_connect_takes_a_stream(bids: Stream, other: Any) -> None:
     for stream in (bids, bids.key_by("at")):
-        message = complaint(GraphError, lambda stream=stream: stream.connect(other))
+        message = complaint(GraphError, partial(stream.connect, other))
         assert says(message, "connect after 'bids'", f"takes a stream, not {other!r}")
 
 
@@ -489,7 +502,7 @@ def test_an_undeclared_side_output_is_named_with_the_closest_one(bids: Stream) -
 def test_side_outputs_belong_to_an_operator(bids: Stream) -> None:
     stream = bids.process("op", Plain(), returns="a long", side_outputs={"late": "a long"})
     for other in (stream.union(stream), stream.rebalance(), stream.side_output("late")):
-        message = complaint(GraphError, lambda other=other: other.side_output("late"))
+        message = complaint(GraphError, partial(other.side_output, "late"))
         assert says(message, "side_output('late') after", "'op'", "call side_output on what process(…) gave")
 
 

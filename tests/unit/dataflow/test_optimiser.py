@@ -137,7 +137,7 @@ def test_without_chaining_every_operator_is_a_vertex() -> None:
 
 def test_different_parallelism_breaks_the_chain_and_rebalances() -> None:
     pipeline = Pipeline()
-    passed_on(passed_on(records(pipeline, "in", 1), "a"), "b", 2).to("out", Nowhere(), parallelism=1)
+    passed_on(passed_on(records(pipeline, "in", 1), "a", 2), "b").to("out", Nowhere(), parallelism=1)
     plan = plan_of(pipeline, slots=2)
     assert names(plan) == ["in", "a → b", "out"]
     assert [vertex.parallelism for vertex in plan.vertices] == [1, 2, 1]
@@ -225,8 +225,17 @@ def test_vertices_are_ordered_by_their_heads_where_chains_interleave() -> None:
 
 def test_the_default_parallelism_is_the_number_of_slots() -> None:
     pipeline = Pipeline()
-    count(records(pipeline, "in"), parallelism=3).to("out", Nowhere())
-    assert [vertex.parallelism for vertex in plan_of(pipeline, slots=5).vertices] == [5, 3, 5]
+    count(passed_on(records(pipeline, "in", 1), "a")).to("out", Nowhere())
+    assert [vertex.parallelism for vertex in plan_of(pipeline, slots=5).vertices] == [1, 5]
+
+
+def test_an_operator_that_only_gets_records_passed_on_takes_its_upstreams_parallelism_to_keep_their_order() -> None:
+    pipeline = Pipeline()
+    count(passed_on(records(pipeline, "in", 1), "a"), parallelism=3).to("out", Nowhere())
+    plan = plan_of(pipeline, slots=5)
+    assert names(plan) == ["in → a", "count → out"]
+    assert [vertex.parallelism for vertex in plan.vertices] == [1, 3]
+    assert wires(plan) == [(0, 1, 0, "hash")]
 
 
 def test_more_parallelism_than_slots_is_refused() -> None:

@@ -61,6 +61,14 @@ def test_an_abort_releases_exactly_the_blocked_channels() -> None:
     assert alignment.on_abort(1) == []
 
 
+def test_the_abort_of_a_later_epoch_ends_an_earlier_one_that_never_completed() -> None:
+    alignment = Alignment([A, B])
+    alignment.on_marker(A, 1)
+    assert alignment.on_abort(2) == [Unblock(frozenset({A}))]
+    assert alignment.on_marker(B, 1) == []
+    assert alignment.on_marker(B, 2) == []
+
+
 def test_late_markers_of_an_aborted_epoch_are_swallowed() -> None:
     alignment = Alignment([A, B])
     alignment.on_marker(A, 1)

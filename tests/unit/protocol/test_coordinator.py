@@ -102,10 +102,10 @@ def test_the_pause_counts_from_the_end_of_the_last_epoch_however_it_ended(end: l
 
 
 def test_time_never_goes_back() -> None:
-    subject = coordinator(now_ms=5_000)
+    subject = coordinator(replace(SETTINGS, min_pause_ms=1_500), now_ms=5_000)
     assert handle_all(subject, TimePassed(6_000), TimePassed(0), *completed(1))[-1] == NotifyComplete(1, None)
-    assert subject.handle(TimePassed(6_999)) == []
-    assert subject.handle(TimePassed(7_000)) == [TriggerEpoch(2, None)]
+    assert subject.handle(TimePassed(7_499)) == [], "the pause began at 6,000"
+    assert subject.handle(TimePassed(7_500)) == [TriggerEpoch(2, None)]
 
 
 def test_without_an_interval_only_requested_epochs_are_triggered() -> None:
@@ -231,8 +231,8 @@ def test_answers_to_epochs_that_this_attempt_knows_nothing_about_are_ignored() -
 def test_repeated_and_late_declines_abort_nothing_else() -> None:
     subject = coordinator()
     handle_all(subject, TimePassed(1_000), declined(1), TimePassed(2_000))
-    assert handle_all(subject, declined(1), declined(1, S0)) == []
-    assert handle_all(subject, *acknowledged(1, S0)) == [], "whoever declined has left nothing to discard"
+    assert handle_all(subject, *acknowledged(1, T)) == [], "whoever declined has left nothing to discard"
+    assert handle_all(subject, declined(1), declined(1, S0), *acknowledged(1, S0)) == []
     assert subject.active_epoch == 2
 
 
@@ -325,6 +325,13 @@ def test_an_illegal_event_tells_the_story(event: Event, complaint: str) -> None:
     assert "TimePassed(now_ms=1000) -> TriggerEpoch(epoch=1" in story
     assert "1001" not in story, "ticks without an effect are no story"
     assert "payload" not in story
+
+
+def test_the_answer_is_about_the_manifest_that_was_asked_for() -> None:
+    subject = coordinator(next_epoch=2)
+    handle_all(subject, TimePassed(1_000), *acknowledged(2))
+    with pytest.raises(AssertionError, match="asked for"):
+        subject.handle(ManifestCreated(1))
 
 
 def test_a_manifest_is_answered_once() -> None:

@@ -1,0 +1,274 @@
+"""What every transactional sink promises, asked of each: visible are the records of complete snapshots, each once.
+
+`Engine` is the smallest engine there is: it writes numbered records, takes snapshots in the same steps as the real
+one, can be killed before any step, and goes on from its last complete snapshot with another attempt and another
+parallelism. Killed writers are kept, and go on as zombies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import cloudpickle
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidegate import sinks
+from tidegate.connectors.collecting import delivered_rows
+from tidegate.connectors.printing import DeliveryPrinter
+from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
+from tidegate.errors import CommitError
+
+SCHEMA = pa.schema([("n", pa.int64())])
+EPOCHS = 3
+RECORDS_PER_EPOCH = 6
+RECORDS = EPOCHS * RECORDS_PER_EPOCH
+
+
+class World(ABC):
+    """A sink and a look at what it shows."""
+
+    sink: Sink
+
+    def __init__(self) -> None:
+        self.delivered: list[Committable] = []
+
+    @abstractmethod
+    def visible(self) -> list[int]: ...
+
+    def open(self, *, attempt: int, subtask: int, parallelism: int) -> SinkWriter:
+        return self.sink.open(SinkContext(job="job", sink="out", subtask=subtask, parallelism=parallelism,
+                                          attempt=attempt, schema=SCHEMA, deliver=self.delivered.append))
+
+
+class ParquetWorld(World):
+    def __init__(self, folder: Path, row_group_rows: int) -> None:
+        super().__init__()
+        self.folder = folder / "out"
+        self.sink = sinks.parquet(self.folder, row_group_rows=row_group_rows)
+
+    def visible(self) -> list[int]:
+        """As Spark and Arrow read a folder: without what starts with `_` or `.`; every file must be whole."""
+        numbers: list[int] = pq.read_table(self.folder).column("n").to_pylist()
+        return sorted(numbers)
+
+
+class CollectWorld(World):
+    sink = sinks.collect()
+
+    def visible(self) -> list[int]:
+        return sorted(row[0] for row in delivered_rows(self.delivered))
+
+
+class PrintWorld(World):
+    """Exactly-once as long as the driver lives, which it does here."""
+
+    sink = sinks.print()
+
+    def visible(self) -> list[int]:
+        lines: list[str] = []
+        printer = DeliveryPrinter(lines.append)
+        for committable in self.delivered:
+            printer.take(committable)
+        return sorted(int(line.removeprefix("out> n=")) for line in lines)
+
+
+WORLDS: dict[str, Callable[[Path], World]] = {
+    "parquet": lambda folder: ParquetWorld(folder, row_group_rows=65_536),
+    "parquet-small-row-groups": lambda folder: ParquetWorld(folder, row_group_rows=2),
+    "collect": lambda folder: CollectWorld(),
+    "print": lambda folder: PrintWorld(),
+}
+
+
+@pytest.fixture(params=WORLDS)
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    return WORLDS[request.param](tmp_path)
+
+
+@dataclass
+class Snapshot:
+    written: int = 0
+    committables: list[Committable] = field(default_factory=list)
+
+
+class Killed(Exception):
+    pass
+
+
+class Engine:
+    def __init__(self, world: World, *, kill_before: Sequence[int] = (), abort_epochs: frozenset[int] = frozenset(),
+                 parallelisms: Sequence[int] = (2, 3, 1)) -> None:
+        self.world = world
+        self.complete = Snapshot()
+        self.zombies: list[tuple[SinkWriter, list[Committable]]] = []
+        self.step_count = 0
+        self._kill_before = list(kill_before)
+        self._abort = abort_epochs
+        self._parallelisms = parallelisms
+        self._attempt = 0
+        self._epoch = 0
+        self._writers: list[SinkWriter] = []
+
+    def run(self) -> None:
+        """Until every record is in a complete snapshot and committed."""
+        while True:
+            try:
+                self._deploy()
+                while not self._epoch_ends():
+                    pass
+                return
+            except Killed:
+                self.zombies += [(writer, list(self.complete.committables)) for writer in self._writers]
+
+    def _step(self) -> None:
+        """Each call is a moment at which the engine may be killed, and at which what is visible must be right."""
+        visible = self.world.visible() if self._writers else []
+        assert len(visible) == len(set(visible)), "a record is visible twice"
+        assert set(visible) <= set(range(self.complete.written)), "a record is visible that may still be rolled back"
+        for writer, committables in self.zombies:
+            _haunt(writer, committables)
+        self.step_count += 1
+        if self.step_count in self._kill_before:
+            raise Killed
+
+    def _deploy(self) -> None:
+        self._attempt += 1
+        parallelism = self._parallelisms[self._attempt % len(self._parallelisms)]
+        self._writers = []
+        for subtask in range(parallelism):
+            writer = self.world.open(attempt=self._attempt, subtask=subtask, parallelism=parallelism)
+            self._writers.append(writer)
+            self._step()
+            writer.commit(self.complete.committables[subtask::parallelism])
+            self._step()
+            if subtask == 0:
+                writer.discard_leftovers()      # while the others haven't committed what they restored
+                self._step()
+        assert self.world.visible() == list(range(self.complete.written))
+        self._written = self.complete.written
+        self._pending: list[list[Committable]] = [[] for _ in self._writers]
+
+    def _epoch_ends(self) -> bool:
+        self._epoch += 1
+        for _ in range(min(RECORDS_PER_EPOCH, RECORDS - self._written)):
+            self._writers[self._written % len(self._writers)].write(pa.record_batch([[self._written]], SCHEMA))
+            self._written += 1
+        self._step()
+        finishes = [writer.pre_commit(self._epoch) for writer in self._writers]
+        snapshot = Snapshot(self._written)
+        after_marker = self._written
+        if self._written < RECORDS:      # the next epoch's records come while the background is still at work
+            self._writers[0].write(pa.record_batch([[self._written]], SCHEMA))
+            after_marker += 1
+        for pending, finish in zip(self._pending, finishes, strict=True):
+            self._step()
+            pending += finish()
+        self._written = after_marker
+        self._step()
+        if self._epoch in self._abort:
+            return False
+        snapshot.committables = [committable for pending in self._pending for committable in pending]
+        self.complete = snapshot
+        for writer, pending in zip(self._writers, self._pending, strict=True):
+            self._step()
+            writer.commit(pending)
+            pending.clear()
+        self._step()
+        assert self.world.visible() == list(range(snapshot.written))
+        return snapshot.written == RECORDS
+
+
+def _haunt(writer: SinkWriter, committables: Sequence[Committable]) -> None:
+    """What a writer of an older attempt may still do: write, prepare, and commit what was complete in its time."""
+    writer.write(pa.record_batch([[-1]], SCHEMA))
+    with contextlib.suppress(CommitError):      # its file was taken away as a leftover: so it fails, as it should
+        writer.pre_commit(10_000)()
+    writer.commit(committables)
+
+
+def test_all_records_are_visible_once_at_the_end(world: World) -> None:
+    Engine(world).run()
+    assert world.visible() == list(range(RECORDS))
+
+
+@pytest.mark.parametrize("kind", WORLDS)
+def test_a_kill_before_any_step_changes_nothing_that_is_visible(tmp_path: Path, kind: str) -> None:
+    undisturbed = Engine(WORLDS[kind](tmp_path / "undisturbed"))
+    undisturbed.run()
+    for step in range(1, undisturbed.step_count + 1):
+        again = WORLDS[kind](tmp_path / f"killed-before-{step}")
+        engine = Engine(again, kill_before=[step])
+        engine.run()
+        assert again.visible() == list(range(RECORDS)), f"killed before step {step}"
+        assert engine.zombies
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kills=st.lists(st.integers(1, 60), max_size=4), aborted=st.frozensets(st.integers(1, 6), max_size=3),
+       parallelisms=st.lists(st.integers(1, 5), min_size=1, max_size=4), data=st.data())
+def test_kills_aborts_and_rescaling_together_change_nothing_that_is_visible(
+        tmp_path_factory: pytest.TempPathFactory, kills: list[int], aborted: frozenset[int], parallelisms: list[int],
+        data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(sorted(WORLDS)))
+    world = WORLDS[kind](tmp_path_factory.mktemp("world"))
+    Engine(world, kill_before=sorted(kills), abort_epochs=aborted, parallelisms=parallelisms).run()
+    assert world.visible() == list(range(RECORDS))
+
+
+def test_committing_twice_is_committing_once(world: World) -> None:
+    writer = world.open(attempt=1, subtask=0, parallelism=1)
+    writer.write(pa.record_batch([[1, 2, 3]], SCHEMA))
+    committables = writer.pre_commit(1)()
+    for _ in range(3):
+        writer.commit(committables)
+    world.open(attempt=2, subtask=0, parallelism=1).commit(committables)
+    assert world.visible() == [1, 2, 3]
+
+
+def test_what_wasnt_committed_isnt_visible(world: World) -> None:
+    writer = world.open(attempt=1, subtask=0, parallelism=1)
+    writer.write(pa.record_batch([[1]], SCHEMA))
+    assert world.visible() == []
+    writer.pre_commit(1)()
+    assert world.visible() == []
+    writer.close()
+    assert world.visible() == []
+
+
+def test_an_epoch_without_records_has_nothing_to_commit(world: World) -> None:
+    writer = world.open(attempt=1, subtask=0, parallelism=1)
+    assert list(writer.pre_commit(1)()) == []
+    writer.write(pa.record_batch([pa.array([], pa.int64())], SCHEMA))
+    assert list(writer.pre_commit(2)()) == []
+    writer.commit([])
+    assert world.visible() == []
+
+
+def test_committables_are_text_and_stay_small_for_small_output(world: World) -> None:
+    writer = world.open(attempt=1, subtask=0, parallelism=1)
+    writer.write(pa.record_batch([[1]], SCHEMA))
+    (committable,) = writer.pre_commit(1)()
+    assert isinstance(committable, str)
+    assert len(committable) < 2_000
+
+
+def test_a_committable_from_nowhere_is_no_success(tmp_path: Path) -> None:
+    writer = ParquetWorld(tmp_path, 10).open(attempt=1, subtask=0, parallelism=1)
+    for nonsense in ("", "{}", '{"pending": "a", "final": "b", "size": 3}', "[]"):
+        with pytest.raises(CommitError):
+            writer.commit([nonsense])
+
+
+def test_a_sink_travels_to_the_slots_as_a_pickle(world: World) -> None:
+    world.sink = cloudpickle.loads(cloudpickle.dumps(world.sink))
+    world.sink.check(SCHEMA)
+    Engine(world).run()
+    assert world.visible() == list(range(RECORDS))

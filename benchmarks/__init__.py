@@ -1,1 +1,2 @@
-"""Speed, as ratios measured in one run on one machine. `python -m benchmarks NAME --json` prints one JSON object per line."""
+"""Speed, as ratios measured in one run on one machine. `python -m benchmarks NAME --json` prints one JSON object per
+line."""

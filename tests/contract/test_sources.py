@@ -104,7 +104,7 @@ CASES: list[Callable[[Path], Case]] = [
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that files of a few lines have several blocks, with lines across their bounds and lines longer than one."""
-    monkeypatch.setattr(files, "BLOCK_BYTES", 24)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 22)
     monkeypatch.setattr(files, "PARQUET_BATCH_ROWS", 2)
 
 

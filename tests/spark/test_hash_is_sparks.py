@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql.functions import lit, pmod, xxhash64
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType, _parse_datatype_string
 
@@ -95,7 +95,7 @@ def frame(spark: SparkSession, columns: list[pa.Array]) -> DataFrame:
 
 def sparks_hashes(spark: SparkSession, columns: list[pa.Array]) -> list[int]:
     data = frame(spark, columns)
-    hashes: list[int] = data.select(F.xxhash64(*data.columns).alias("hash")).toArrow().column("hash").to_pylist()
+    hashes: list[int] = data.select(xxhash64(*data.columns).alias("hash")).toArrow().column("hash").to_pylist()
     return hashes
 
 
@@ -161,7 +161,7 @@ def test_what_arrow_spells_differently_hashes_as_in_spark(spark: SparkSession) -
 def test_sparks_pmod_of_the_hash_is_the_key_group(spark: SparkSession, key_group_count: int) -> None:
     array = column("long")
     data = frame(spark, [array])
-    groups = data.select(F.pmod(F.xxhash64("c0"), F.lit(key_group_count)).alias("g")).toArrow().column("g").to_pylist()
+    groups = data.select(pmod(xxhash64("c0"), lit(key_group_count)).alias("g")).toArrow().column("g").to_pylist()
     assert groups_of(hash_columns([array]), key_group_count).tolist() == groups
     assert set(groups) <= set(range(key_group_count))
 

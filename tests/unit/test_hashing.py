@@ -66,6 +66,9 @@ GOLDEN: list[tuple[str, Any, int]] = [
     ("timestamp_ntz", datetime(2024, 2, 29, 12, 30, 15, 123456), 769841498231672207),
     ("decimal(10,2)", Decimal("1.00"), 8713583529807266080),
     ("decimal(10,2)", Decimal("-12345678.90"), 8562530703369362178),
+    ("decimal(18,0)", Decimal(1), -7001672635703045582),
+    ("decimal(18,9)", Decimal("-1.000000000"), 3260247235862235443),
+    ("decimal(19,0)", Decimal(1), 6668291691252061002),
     ("decimal(20,2)", Decimal("1.00"), 4409375254388155230),
     ("decimal(38,0)", Decimal(-128), -7898411661632158123),
     ("decimal(38,0)", Decimal(-129), -6459515886037897956),
@@ -106,7 +109,8 @@ def test_a_struct_hashes_as_its_columns() -> None:
     columns = [pa.array([1, 2, None]), pa.array(["a", None, None])]
     struct = pa.StructArray.from_arrays(columns, names=["a", "b"])
     assert hash_columns([struct]).tolist() == hash_columns(columns).tolist()
-    assert hash_value((2, None), struct.type) == hash_value({"a": 2, "b": None}, struct.type) == hash_columns(columns)[1]
+    for key in ((2, None), {"a": 2, "b": None}):
+        assert hash_value(key, struct.type) == hash_columns(columns)[1]
 
 
 # FAULTS row 15: what Python or Unicode calls equal, or doesn't, must not decide where state is.
@@ -191,6 +195,12 @@ def test_rows_of_any_length_hash_alone_as_among_others(length: int) -> None:
     for count in (17, 100):    # many of this length; and one among short ones
         assert set(hash_columns([pa.array([text] * count)]).tolist()) == {alone}
         assert hash_columns([pa.array([b"short"] * count + [text])])[-1] == alone
+
+
+def test_rows_of_all_lengths_hash_together_as_alone() -> None:
+    texts = [bytes(index * 11 % 256 for index in range(length * 67 % 211)) for length in range(211)]
+    assert {len(text) for text in texts} == set(range(211))
+    assert hash_columns([pa.array(texts)]).tolist() == [hash_value(text, pa.binary()) for text in texts]
 
 
 def test_large_strings_dictionaries_and_bytes_hash_as_strings() -> None:

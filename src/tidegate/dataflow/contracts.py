@@ -92,8 +92,8 @@ class SinkContext:
 class SinkWriter(ABC):
     """Writes the records of one subtask. The defaults make a sink without transactions (at-least-once).
 
-    The life of an epoch: `write`* → `pre_commit(epoch)` → (the snapshot completes) → `commit`. A crash at any point leads
-    to a new writer, which gets the committables of the restored snapshot in `commit` again, and then
+    The life of an epoch: `write`* → `pre_commit(epoch)` → (the snapshot completes) → `commit`. A crash at any point
+    leads to a new writer, which gets the committables of the restored snapshot in `commit` again, and then
     `discard_leftovers`.
     """
 

@@ -1,7 +1,7 @@
 """The physical plan: vertices (chains of nodes), the edges between them, and who runs where.
 
-Subtask i of every vertex runs in slot i. Inside a vertex, `nodes` are in topological order: the first is the head, which
-takes the vertex's input; every other has exactly one input edge, from a node of the same vertex. Edges between
+Subtask i of every vertex runs in slot i. Inside a vertex, `nodes` are in topological order: the first is the head,
+which takes the vertex's input; every other has exactly one input edge, from a node of the same vertex. Edges between
 vertices become channels. This module is pure arithmetic over those; `optimiser.py` decides what is chained.
 """
 

@@ -1,7 +1,7 @@
 """Work off the hot loop: snapshot files, manifests, deletions.
 
-One thread, in order. What it gives back is handed to a callback in the loop's own thread, so that state is only ever touched
-by the loop.
+One thread, in order. What it gives back is handed to a callback in the loop's own thread, so that state is only ever
+touched by the loop.
 """
 
 from __future__ import annotations

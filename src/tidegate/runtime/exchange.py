@@ -1,7 +1,7 @@
 """The writer of one outgoing edge of one subtask: which record goes to which channel.
 
-Records are partitioned batch by batch, vectorised: by key-group for keyed edges (the same hash as the state's, so a record
-always meets its state), whole batches otherwise. Control elements go to every channel.
+Records are partitioned batch by batch, vectorised: by key-group for keyed edges (the same hash as the state's, so a
+record always meets its state), whole batches otherwise. Control elements go to every channel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A running job in the user's hand.
 
-The master lives in a thread of its own; a handle only posts requests to it and reads its reports, so it may be used from any
-thread.
+The master lives in a thread of its own; a handle only posts requests to it and reads its reports, so it may be used
+from any thread.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ interest is decided elsewhere: these two loops only move bytes and time to where
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import selectors
@@ -23,8 +24,10 @@ from tidegate.channels.handshake import Identity, serve
 from tidegate.channels.links import Link, LinkLost, LinkServer, connect_link
 from tidegate.channels.ports import Inlet, Outlet
 from tidegate.channels.tcp import ChannelLost, TcpNetwork
+from tidegate.connectors.printing import DeliveryPrinter, PrintSink
+from tidegate.dataflow.operators.sink import SinkSpec
 from tidegate.dataflow.plan import Plan
-from tidegate.errors import HandshakeError, ProtocolError
+from tidegate.errors import HandshakeError, JobError, ProtocolError
 from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.background import BackgroundThread
 from tidegate.runtime.clock import SystemClock
@@ -54,6 +57,26 @@ class SlotLaunch:
     store: str
     secret: bytes = field(repr=False)
 
+    def packed(self) -> bytes:
+        """As `run_slot` takes it; `JobError` where a user's function can't travel."""
+        try:
+            payload: bytes = cloudpickle.dumps(self)
+        except Exception as error:
+            culprits = [node.name for vertex in self.plan.vertices for node in vertex.nodes if not _travels(node.spec)]
+            raise JobError(
+                f"the job can't be sent to its slots: {error}. Functions travel pickled, with all they refer to"
+                f"{f' (look at {culprits})' if culprits else ''}: make connections, locks and sessions in `open`, or "
+                f"where they are used") from error
+        return payload
+
+
+def _travels(spec: Any) -> bool:
+    try:
+        cloudpickle.dumps(spec)
+    except Exception:  # noqa: BLE001  (whatever a user's object raises)
+        return False
+    return True
+
 
 class MasterHost:
     """Runs the master of one job until it has ended."""
@@ -65,11 +88,16 @@ class MasterHost:
         self._requests: deque[Callable[[], None]] = deque()
         self._links = SlotLinks(self._selector, launch)
         self._background = BackgroundThread("tidegate-master-store", self._waker.wake)
-        self._master = Master(
-            plan=launch.plan, settings=launch.settings, catalog=SnapshotCatalog(open_store(launch.store)),
-            deployer=make_deployer(launch, self._links.address), links=self._links, clock=SystemClock(),
-            background=self._background)
+        try:
+            self._master = Master(
+                plan=launch.plan, settings=launch.settings, catalog=SnapshotCatalog(open_store(launch.store)),
+                deployer=make_deployer(launch, self._links.address), links=self._links, clock=SystemClock(),
+                background=self._background)
+        except BaseException:
+            self._close()
+            raise
         self._links.master = self._master
+        self._master.on_delivered = _printing(launch.plan)
         self._thread = threading.Thread(target=self._run, name=f"tidegate-master {launch.settings.name}", daemon=True)
 
     def start(self) -> Handle:
@@ -83,16 +111,35 @@ class MasterHost:
 
     def _run(self) -> None:
         master = self._master
-        while not master.status.terminal:
-            serve(self._selector, MASTER_TICK_S)
-            self._background.deliver()
-            while self._requests:
-                self._requests.popleft()()
-            master.tick()
+        try:
+            while not master.status.terminal:
+                serve(self._selector, MASTER_TICK_S)
+                self._background.deliver()
+                while self._requests:
+                    self._requests.popleft()()
+                master.tick()
+        except BaseException as error:  # noqa: BLE001  (whoever waits for the job must hear of it)
+            master.crashed(error)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         self._links.close()
         self._background.close()
         self._waker.close()
         self._selector.close()
+
+
+def _printing(plan: Plan) -> Callable[[str, str], None]:
+    """Prints what print sinks deliver, as it is committed."""
+    printers = {node.name: DeliveryPrinter() for vertex in plan.vertices for node in vertex.nodes
+                if isinstance(node.spec, SinkSpec) and isinstance(node.spec.sink, PrintSink)}
+
+    def on_delivered(sink: str, committable: str) -> None:
+        if sink in printers:
+            printers[sink].take(committable)
+
+    return on_delivered
 
 
 class SlotLinks:
@@ -229,25 +276,28 @@ class _Connecting:
 
 
 class Waker:
-    """A pipe that ends a selector's wait from another thread."""
+    """A pipe that ends a selector's wait from another thread. Waking what is closed does nothing."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
+        self._lock = threading.Lock()       # without it, a late wake could write into whatever got the number next
+        self._closed = False
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
         selector.register(self._read, selectors.EVENT_READ, self._drain)
 
     def wake(self) -> None:
-        try:
-            os.write(self._write, b"!")
-        except (BlockingIOError, OSError):
-            return      # full: it is awake already; closed: nobody waits any more
+        with self._lock, contextlib.suppress(BlockingIOError):      # full: it is awake already
+            if not self._closed:
+                os.write(self._write, b"!")
 
     def close(self) -> None:
-        self._selector.unregister(self._read)
-        os.close(self._read)
-        os.close(self._write)
+        with self._lock:
+            self._closed = True
+            self._selector.unregister(self._read)
+            os.close(self._read)
+            os.close(self._write)
 
     def _drain(self, events: int) -> None:
         while True:

@@ -1,7 +1,7 @@
 """A job: a pipeline with what it takes to run it.
 
-This class knows nothing of Spark: whoever subclasses it says how slots are deployed (`tidegate.spark.job`, or plain processes in
-`tidegate.testing`).
+This class knows nothing of Spark: whoever subclasses it says how slots are deployed (`tidegate.spark.job`, or plain
+processes in `tidegate.testing`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Job(Pipeline):
         return "\n\n".join((explain_logical(self.build()), explain_optimised(plan), explain_physical(plan)))
 
     def start(self) -> Handle:
-        """Starts the job and returns at once. Where its folder holds snapshots it goes on from the newest complete one."""
+        """Starts the job and returns at once. Where its folder holds snapshots it goes on from the newest complete
+        one."""
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
         launch = SlotLaunch(plan=plan, settings=self._settings, store=store.address,

@@ -1,16 +1,18 @@
 """The master: deploys attempts, drives the coordinator, and rolls back.
 
-It is the shell around protocol/coordinator.py on the Spark driver. Like the slot it does no I/O of its own: links to slots, the
-deployer, the store's catalogue, the clock and a background are given. All its methods run in one thread.
+It is the shell around protocol/coordinator.py on the Spark driver. Like the slot it does no I/O of its own: links to
+slots, the deployer, the store's catalogue, the clock and a background are given. All its methods run in one thread.
 
-The life of an attempt: claim a number in the store (which fences every older one) and choose the newest complete snapshot →
-deploy → all slots register → `Deploy` → all are ready → `Start` → epochs … → it fails, or ends. After a failure the restart
-strategy decides; the next attempt begins only when the old deployment is gone and every store operation before it is done
-(the background is first in, first out), so that it sees whether the last manifest was created.
+The life of an attempt: claim a number in the store (which fences every older one) and choose the newest complete
+snapshot → deploy → all slots register → `Deploy` → all are ready → `Start` → epochs … → it fails, or ends. After a
+failure the restart strategy decides; the next attempt begins only when the old deployment is gone and every store
+operation before it is done (the background is first in, first out), so that it sees whether the last manifest was
+created.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,10 +20,27 @@ from typing import Any, Protocol
 
 from tidegate.dataflow.operators.source import SourceSpec
 from tidegate.dataflow.plan import Plan
+from tidegate.errors import CorruptFile, FencedOff, StoreError
 from tidegate.protocol.coordinator import (
-    AbortReason, Coordinator, CreateManifest, Discard, Effect, Event, FailJob, ManifestCreated, ManifestFailed,
-    NotifyAborted, NotifyComplete, ReleaseSnapshots, SnapshotAcknowledged, SnapshotDeclined, SnapshotRequested,
-    SourceEnded, StopRequested, TimePassed, TriggerEpoch,
+    AbortReason,
+    Coordinator,
+    CreateManifest,
+    Discard,
+    Effect,
+    Event,
+    FailJob,
+    ManifestCreated,
+    ManifestFailed,
+    NotifyAborted,
+    NotifyComplete,
+    ReleaseSnapshots,
+    SnapshotAcknowledged,
+    SnapshotDeclined,
+    SnapshotRequested,
+    SourceEnded,
+    StopRequested,
+    TimePassed,
+    TriggerEpoch,
 )
 from tidegate.protocol.ids import SubtaskId
 from tidegate.protocol.recovery import newest_complete
@@ -29,8 +48,22 @@ from tidegate.protocol.restart import GiveUp, decide
 from tidegate.runtime.background import Background
 from tidegate.runtime.clock import Clock
 from tidegate.runtime.messages import (
-    Abort, Acknowledge, Complete, Decline, Delivered, Deploy, Done, Failed, Heartbeat, Message, Ready, Register,
-    Shutdown, SourceDone, Start, Trigger,
+    Abort,
+    Acknowledge,
+    Complete,
+    Decline,
+    Delivered,
+    Deploy,
+    Done,
+    Failed,
+    Heartbeat,
+    Message,
+    Ready,
+    Register,
+    Shutdown,
+    SourceDone,
+    Start,
+    Trigger,
 )
 from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, Status
 from tidegate.runtime.settings import JobSettings
@@ -159,6 +192,16 @@ class Master:
         if self._final is None and self._gone_by_ms is None and not self.status.terminal:
             self._attempt_failed(Failure(f"slot {slot} was lost: {reason}", slot))
 
+    def crashed(self, error: BaseException) -> None:
+        """The loop around this master can't go on, because of a bug as a rule."""
+        self.failures.append(Failure("".join(traceback.format_exception(error)), attempt=self.attempt,
+                                     at_ms=self._clock.now_ms()))
+        try:
+            if self._deployment is not None:
+                self._deployment.cancel()
+        finally:
+            self.status = Status.FAILED
+
     def tick(self) -> None:
         """Looks at the clock and at the deployment."""
         if self.status.terminal:
@@ -200,7 +243,11 @@ class Master:
         if self._final is not None or self.status.terminal:
             return
         if opened is None:
-            self.failures.append(Failure(f"{type(error).__name__}: {error}", at_ms=self._clock.now_ms()))
+            failure = Failure(f"{type(error).__name__}: {error}", at_ms=self._clock.now_ms())
+            if self.attempts and isinstance(error, StoreError) and not isinstance(error, CorruptFile):
+                self._attempt_failed(failure)       # it worked before: the store may come back
+                return
+            self.failures.append(failure)
             self.status = Status.FAILED
             return
         self.attempt, self._retained, self._restored, next_epoch = opened
@@ -299,6 +346,11 @@ class Master:
             return      # the next attempt finds out from the store
         if error is None:
             self._feed(ManifestCreated(manifest.epoch))
+        elif isinstance(error, FencedOff):
+            # Another driver runs this job now. To restart would be to fence it in turn, and so on.
+            self.failures.append(Failure(f"{type(error).__name__}: {error}", attempt=self.attempt,
+                                         at_ms=self._clock.now_ms()))
+            self._wind_down(Status.FAILED)
         else:
             self._feed(ManifestFailed(manifest.epoch, f"{type(error).__name__}: {error}"))
 

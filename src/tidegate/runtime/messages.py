@@ -1,7 +1,7 @@
 """What slots and the master say to each other, and its form on the wire.
 
-Every message is a frozen dataclass of plain JSON values. `to_wire` and `from_wire` are the only codec; `from_wire` checks the
-kind, the names and the types, so that nothing half-understood gets further.
+Every message is a frozen dataclass of plain JSON values. `to_wire` and `from_wire` are the only codec; `from_wire`
+checks the kind, the names and the types, so that nothing half-understood gets further.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def to_wire(message: Message) -> dict[str, Any]:
 def from_wire(wire: dict[str, Any]) -> Message:
     values = dict(wire)
     kind = values.pop("kind", None)
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ProtocolError(f"a message of unknown kind {kind!r}: do both sides run the same version of Tidegate?")
     checks = _CHECKS[kind]
     wrong = [name for name, value in values.items()

@@ -22,8 +22,8 @@ Duration = str | int | float | timedelta
 class Snapshots:
     """How often the job's state is kept, and where.
 
-    `every=None` takes a snapshot only at the end of bounded input, at `stop()` and at `handle.snapshot()`. `retain` complete
-    snapshots are kept; older ones are deleted.
+    `every=None` takes a snapshot only at the end of bounded input, at `stop()` and at `handle.snapshot()`. `retain`
+    complete snapshots are kept; older ones are deleted.
     """
 
     to: str
@@ -36,6 +36,12 @@ class Snapshots:
     def __post_init__(self) -> None:
         if self.retain < 1:
             raise JobError(f"Snapshots(retain={self.retain}): at least one snapshot must be kept to recover from")
+        if self.every is not None and parse_duration_ms(self.every) == 0:
+            raise JobError(f"Snapshots(every={self.every!r}): give a time, or None for snapshots at the end only")
+        if parse_duration_ms(self.timeout) == 0:
+            raise JobError(f"Snapshots(timeout={self.timeout!r}): no snapshot would ever be complete in time")
+        if self.tolerable_failures < 0:
+            raise JobError(f"Snapshots(tolerable_failures={self.tolerable_failures}): 0 or more may fail in a row")
         self.coordinator_settings()
 
     def coordinator_settings(self) -> CoordinatorSettings:
@@ -63,8 +69,10 @@ class Tuning:
             raise JobError(f"key_group_count={self.key_group_count}: choose 1 to 32768")
         if self.max_batch_rows < 1 or self.linger_ms < 0:
             raise JobError("max_batch_rows must be at least 1 and linger_ms at least 0")
-        if self.heartbeat_timeout_ms <= 2 * self.heartbeat_ms:
-            raise JobError("heartbeat_timeout_ms must be more than twice heartbeat_ms")
+        if self.heartbeat_ms < 1 or self.heartbeat_timeout_ms <= 2 * self.heartbeat_ms:
+            raise JobError("heartbeat_ms must be at least 1, and heartbeat_timeout_ms more than twice as much")
+        if self.deploy_timeout_ms < 1:
+            raise JobError(f"deploy_timeout_ms={self.deploy_timeout_ms}: no slot would ever be ready in time")
 
 
 class Backend(Protocol):

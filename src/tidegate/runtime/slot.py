@@ -1,9 +1,9 @@
 """A slot: subtask i of every vertex, in one single-threaded loop.
 
-The slot does no I/O of its own and reads no clock: it is given a network, a store, a clock, a background and a way to speak to
-the master, so that the very same code runs in a Spark task and in the simulation. Whoever drives it calls `on_message` for
-what the master says and `step` as long as that makes progress. When the slot has `ended`, it is to be dropped; a failure has
-been reported by then.
+The slot does no I/O of its own and reads no clock: it is given a network, a store, a clock, a background and a way to
+speak to the master, so that the very same code runs in a Spark task and in the simulation. Whoever drives it calls
+`on_message` for what the master says and `step` as long as that makes progress. When the slot has `ended`, it is to be
+dropped; a failure has been reported by then.
 """
 
 from __future__ import annotations
@@ -28,8 +28,21 @@ from tidegate.runtime.background import Background
 from tidegate.runtime.clock import Clock
 from tidegate.runtime.exchange import EdgeWriter
 from tidegate.runtime.messages import (
-    Abort, Acknowledge, Complete, Decline, Delivered, Deploy, Done, Failed, Heartbeat, Message, Ready, Shutdown,
-    SourceDone, Start, Trigger,
+    Abort,
+    Acknowledge,
+    Complete,
+    Decline,
+    Delivered,
+    Deploy,
+    Done,
+    Failed,
+    Heartbeat,
+    Message,
+    Ready,
+    Shutdown,
+    SourceDone,
+    Start,
+    Trigger,
 )
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.snapshots import restored_rows, write_part
@@ -37,7 +50,6 @@ from tidegate.runtime.subtask import InnerSubtask, Input, Part, SourceSubtask, S
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest
-
 
 CHANNEL_LOST_PATIENCE_MS = 5_000
 
@@ -64,6 +76,30 @@ class SlotWorld:
     tell: Callable[[Message], None]
 
 
+class StepTimes:
+    """How long steps take, usually and while a snapshot is being written: what a snapshot costs the hot loop."""
+
+    def __init__(self) -> None:
+        self._writing = 0
+        self._longest_ms = 0.0
+        self._usual_ms = 0.0
+
+    def took(self, step_ms: float) -> None:
+        if self._writing:
+            self._longest_ms = max(self._longest_ms, step_ms)
+        else:
+            self._usual_ms += (step_ms - self._usual_ms) / 32
+
+    def begin(self) -> None:
+        if not self._writing:
+            self._longest_ms = 0.0
+        self._writing += 1
+
+    def end(self) -> dict[str, float]:
+        self._writing -= 1
+        return {"longest_step_ms": round(self._longest_ms, 3), "usual_step_ms": round(self._usual_ms, 3)}
+
+
 class Slot:
     def __init__(self, index: int, *, plan: Plan, settings: JobSettings, attempt: int, world: SlotWorld) -> None:
         self.index = index
@@ -75,6 +111,7 @@ class Slot:
         self._subtasks: list[Subtask] = []
         self._running = False
         self._next_heartbeat_ms = 0
+        self._steps = StepTimes()
         self._lost: tuple[str, int] | None = None       # a channel that is gone, and until when we wait to hear why
 
     # What the driver of the loop calls.
@@ -91,6 +128,7 @@ class Slot:
             self._fail(ProtocolError(self._lost[0]))
         if self.ended or not self._running:
             return False
+        started = time.perf_counter()
         try:
             self._heartbeat()
             now_ms = self._world.clock.now_ms()
@@ -100,14 +138,16 @@ class Slot:
                 if subtask.step():
                     progress = True
                     subtask.maintain()
+            if progress:
+                self._steps.took((time.perf_counter() - started) * 1000)
             return progress
         except Exception as error:  # noqa: BLE001
             self._fail(error)
             return False
 
     def on_channel_lost(self, reason: str) -> None:
-        """The slot at the other end is gone, as a rule. It knows why, so the master shall hear it from there first; only if
-        nothing comes of that do we report the channel."""
+        """The slot at the other end is gone, as a rule. It knows why, so the master shall hear it from there first;
+        only if nothing comes of that do we report the channel."""
         if self._lost is None:
             self._running = False
             self._lost = reason, self._world.clock.monotonic_ms() + CHANNEL_LOST_PATIENCE_MS
@@ -181,6 +221,7 @@ class Slot:
     def _take_parts(self, subtask: Subtask, epoch: int, parts: Sequence[Part]) -> None:
         """Writes the frozen parts in the background, then acknowledges."""
         stats = dict(subtask.counters.last)
+        self._steps.begin()
 
         def write() -> dict[str, Any]:
             started = time.perf_counter()
@@ -198,6 +239,7 @@ class Slot:
             return
         for part in parts:
             part.frozen.release()
+        stats |= self._steps.end()
         vertex, index = subtask.id.vertex, subtask.id.subtask
         if written is not None:
             self._world.tell(Acknowledge(vertex, index, epoch, written, stats))

@@ -1,7 +1,7 @@
 """Writing a subtask's part of a snapshot, and reading it back at any parallelism.
 
-Writing runs on the background thread over frozen state. Reading happens when a slot is deployed: each operator gets the rows
-of its own key-groups and its share of the operator state, decided by protocol/recovery.py from the manifest alone.
+Writing runs on the background thread over frozen state. Reading happens when a slot is deployed: each operator gets the
+rows of its own key-groups and its share of the operator state, decided by protocol/recovery.py from the manifest alone.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _rows(state: StateEntry, plan: SubtaskRestore, readers: Sequence[Sequence[St
 
 
 def _reader(store: Store, file: FileEntry) -> StateFileReader:
-    return StateFileReader(partial(store.read, file.name), bytes=file.bytes, index_bytes=file.index_bytes,
+    return StateFileReader(partial(store.read, file.name), name=file.name, bytes=file.bytes, index_bytes=file.index_bytes,
                            index_checksum=file.index_checksum)
 
 
@@ -85,8 +85,8 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 def check_restorable(manifest: Manifest, *, operators: Mapping[str, Sequence[tuple[str, str, pa.Schema]]],
                      key_group_count: int) -> None:
-    """Raises `RestoreError` where the job as it is now can't take the snapshot in. `operators` maps a name to its states as
-    (name, kind, schema)."""
+    """Raises `RestoreError` where the job as it is now can't take the snapshot in. `operators` maps a name to its
+    states as (name, kind, schema)."""
     if manifest.key_group_count != key_group_count:
         raise RestoreError(f"the snapshot of epoch {manifest.epoch} has {manifest.key_group_count} key-groups and the job "
                            f"{key_group_count}: the number is fixed for the life of a job's state, set it back")

@@ -1,8 +1,8 @@
 """A subtask: one chain of operators, its inputs and outputs, and the alignment of its markers.
 
-It does one small unit of work at a time (`step`) and never waits. The alignment state machine decides (protocol/alignment.py);
-this class carries out its effects. While an output is full nothing is taken from the inputs, and so the pressure goes back
-to the sources.
+It does one small unit of work at a time (`step`) and never waits. The alignment state machine decides
+(protocol/alignment.py); this class carries out its effects. While an output is full nothing is taken from the inputs,
+and so the pressure goes back to the sources.
 """
 
 from __future__ import annotations
@@ -195,7 +195,8 @@ class InnerSubtask(Subtask):
                 head.on_end()
 
     def _joined(self, inlet: Inlet, first: pa.RecordBatch) -> pa.RecordBatch:
-        """The first batch and those that wait right behind it, up to the batch size: big batches under load, none at rest."""
+        """The first batch and those that wait right behind it, up to the batch size: big batches under load, none at
+        rest."""
         rows, run = first.num_rows, [first]
         while rows < self._max_batch_rows and isinstance(behind := inlet.peek(), pa.RecordBatch):
             rows += behind.num_rows

@@ -1,29 +1,37 @@
 """Slots as the tasks of one gang-scheduled Spark stage.
 
-`DataFrame.mapInArrow(…, barrier=True)` makes Spark ship the code, start all N tasks at once or none, allocate executors and
-notice their loss. The tasks exchange records among themselves and give none to Spark. A failed stage of this kind is
-aborted by Spark, never retried; the master deploys the next attempt.
+`DataFrame.mapInArrow(…, barrier=True)` makes Spark ship the code, start all N tasks at once or none, allocate executors
+and notice their loss. The tasks exchange records among themselves and give none to Spark. A failed stage of this kind
+is aborted by Spark, never retried; the master deploys the next attempt.
+
+Spark itself looks only every 15 s whether there are enough executors for such a stage, and gives up after ten minutes
+with a text about its own settings. So it is asked here first: what can't ever run is an error at once, and after the
+loss of an executor the stage is submitted as soon as its successor is there.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import cloudpickle
 import pyarrow as pa
 
+from tidegate.errors import JobError
 from tidegate.runtime.hosting import SlotLaunch, run_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+EXECUTORS_POLL_S = 0.1
+
 
 class SparkDeployer:
     def __init__(self, spark: SparkSession, launch: SlotLaunch, master: tuple[str, int]) -> None:
+        check_task_slots(spark, launch.plan.slots)
         self._spark = spark
         self._launch = launch
-        self._payload = cloudpickle.dumps(launch)
+        self._payload = launch.packed()
         self._master = master
 
     def deploy(self, attempt: int) -> SparkDeployment:
@@ -42,6 +50,7 @@ class SparkDeployment:
         self._slots = slots
         self._task = task
         self._ended: str | None = None
+        self._cancelled = threading.Event()
         self._thread = InheritableThread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -49,11 +58,15 @@ class SparkDeployment:
         return self._ended
 
     def cancel(self) -> None:
+        self._cancelled.set()
         self._spark.sparkContext.cancelJobGroup(self._name)
 
     def _run(self) -> None:
         outcome = "the Spark job finished"
         try:
+            if not self._executors_are_there():
+                outcome = "it was cancelled before there were executors for it"
+                return
             context = self._spark.sparkContext
             context.setJobGroup(self._name, self._name, interruptOnCancel=True)
             tasks = self._spark.range(0, self._slots, 1, self._slots)
@@ -62,6 +75,34 @@ class SparkDeployment:
             outcome = _short(error)
         finally:
             self._ended = outcome
+
+    def _executors_are_there(self) -> bool:
+        """Waits for them. How long is the master's to say, who cancels."""
+        while task_slot_count(self._spark) < self._slots:
+            if self._cancelled.wait(EXECUTORS_POLL_S):
+                return False
+        return not self._cancelled.is_set()
+
+
+def task_slot_count(spark: SparkSession) -> int:
+    """How many tasks can run at the same time on the executors that are there now, free or not."""
+    context = spark.sparkContext._jsc.sc()
+    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+
+
+def check_task_slots(spark: SparkSession, slots: int) -> None:
+    """Raises `JobError` where Spark, as it was started, can't ever run so many slots at the same time."""
+    context = spark.sparkContext
+    if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
+        raise JobError("Spark starts all slots of a job at once or none, which it can't do with dynamic allocation: "
+                       "set spark.dynamicAllocation.enabled=false and spark.executor.instances")
+    if not context._jsc.sc().isLocal():
+        return      # executors come and go: whoever deploys waits for them
+    count = task_slot_count(spark)
+    if count < slots:
+        raise JobError(f"the job asks for slots={slots}, which run at the same time, and this Spark ({context.master}) "
+                       f"has {count} task slots: give the job slots={count} or fewer, or start Spark with "
+                       f"master('local[{slots}]')")
 
 
 SlotTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]

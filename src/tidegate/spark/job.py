@@ -21,8 +21,8 @@ DEFAULT_LOCAL_SLOTS = 2
 class Job(job.Job):
     """A dataflow on Spark.
 
-    Without a session one is made on this machine, `local[slots]`. With one, `slots` defaults to its parallelism; the job
-    holds that many task slots of it as long as it runs.
+    Without a session one is made on this machine, `local[slots]`. With one, `slots` defaults to its parallelism; the
+    job holds that many task slots of it as long as it runs.
     """
 
     def __init__(self, name: str, spark: SparkSession | None = None, *, slots: int | None = None,

@@ -90,12 +90,12 @@ class MemoryStore:
         content = b"".join(chunks)
         fault = self._fault(Operation.WRITE, name, len(content))
         if isinstance(fault, Tear):
-            self.files[name] = content[: fault.kept_bytes]
+            self._put(name, content[: fault.kept_bytes])
             if not fault.silent:
                 raise StoreError(f"write {name} in {self.address}: torn after {fault.kept_bytes} bytes")
             return len(content)
         self._refuse(fault, Operation.WRITE, name)
-        self.files[name] = content
+        self._put(name, content)
         self._lose_reply(fault, Operation.WRITE, name)
         return len(content)
 
@@ -148,6 +148,10 @@ class MemoryStore:
         self._refuse(fault, Operation.SIZE, name)
         self._lose_reply(fault, Operation.SIZE, name)
         return len(content)
+
+    def _put(self, name: str, content: bytes) -> None:
+        with self._lock:
+            self.files[name] = content
 
     def _content(self, name: str) -> bytes:
         try:

@@ -2,7 +2,8 @@
 
     job = ProcessJob("counts", slots=2, snapshots=tg.Snapshots(every="1 s", to=folder))
 
-Each slot is a fresh Python process that imports Tidegate, gets the job through a pipe and connects to the master like any other.
+Each slot is a fresh Python process that imports Tidegate, gets the job through a pipe and connects to the master like
+any other.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ class ProcessJob(job.Job):
 
 class ProcessDeployer:
     def __init__(self, launch: SlotLaunch, master: tuple[str, int]) -> None:
-        self._launch = launch
+        self._slots = launch.plan.slots
+        self._payload = launch.packed()
         self._master = master
 
     def deploy(self, attempt: int) -> ProcessDeployment:
-        return ProcessDeployment(self._launch, attempt, self._master)
+        return ProcessDeployment(self._slots, self._payload, attempt, self._master)
 
 
 class ProcessDeployment:
-    def __init__(self, launch: SlotLaunch, attempt: int, master: tuple[str, int]) -> None:
-        path, payload = cloudpickle.dumps(sys.path), cloudpickle.dumps(launch)
+    def __init__(self, slots: int, payload: bytes, attempt: int, master: tuple[str, int]) -> None:
+        path = cloudpickle.dumps(sys.path)
         self.processes = []
-        for index in range(launch.plan.slots):
+        for index in range(slots):
             process = subprocess.Popen(
                 [sys.executable, "-c", _BODY, str(index), str(attempt), master[0], str(master[1]), str(len(path))],
                 stdin=subprocess.PIPE)
@@ -59,6 +61,7 @@ class ProcessDeployment:
         return None if None in codes else f"exit codes {codes}"
 
     def cancel(self) -> None:
+        # SIGTERM would wait for a process that was stopped (SIGSTOP) to go on.
         for process in self.processes:
             if process.poll() is None:
-                process.terminate()
+                process.kill()

@@ -78,8 +78,9 @@ def test_key_groups_come_back_by_range() -> None:
 
 
 def test_sections_say_their_key_group() -> None:
-    found = _encode(STATES, SECTIONS).reader().read_sections("count", range(4, 128))
-    assert [(section.state, section.group, section.rows.num_rows) for section in found] == [("count", 4, 1), ("count", 9, 3)]
+    found = list(_encode(STATES, SECTIONS).reader().read_sections("count", range(4, 128)))
+    assert [(section.state, section.group) for section in found] == [("count", 4), ("count", 9)]
+    assert _values(section.rows for section in found) == [4, 5, 6, 7]
 
 
 def test_items_come_back_by_row_range_over_section_borders() -> None:
@@ -224,24 +225,24 @@ def test_a_read_is_bounded_unless_one_section_is_larger(monkeypatch: pytest.Monk
 
 
 def test_chunks_stream_and_small_sections_are_put_together() -> None:
-    taken = 0
+    taken_bytes = 0
+    section_bytes = _keyed(COUNT, 0, *range(1000)).rows.serialize().size
 
     def sections() -> Iterator[Section]:
-        nonlocal taken
+        nonlocal taken_bytes
         for group in range(200):
-            taken += 1
+            taken_bytes += section_bytes
             yield _keyed(COUNT, group, *range(1000))
 
-    sizes, in_memory, written = [], 0, 0
+    written_bytes, sizes = 0, []
     encoder = StateFileEncoder()
     for chunk in encoder.chunks([COUNT], sections()):
+        written_bytes += len(chunk)
         sizes.append(len(chunk))
-        written += len(chunk)
-        in_memory = max(in_memory, taken)
-    assert written == encoder.summary.bytes
-    assert 4 < len(sizes) < 50
-    assert all(size >= state_format.BLOCK_BYTES for size in sizes[:-1])
-    assert sizes[0] < 2 * state_format.BLOCK_BYTES
+        assert taken_bytes - written_bytes <= state_format.BLOCK_BYTES + section_bytes
+    assert written_bytes == encoder.summary.bytes
+    assert len(sizes) > 4
+    assert all(state_format.BLOCK_BYTES <= size <= state_format.BLOCK_BYTES + section_bytes for size in sizes[:-1])
 
 
 def test_the_first_chunk_comes_before_the_last_section_is_asked_for() -> None:
@@ -322,7 +323,8 @@ def test_bytes_that_went_missing_or_came_in_are_noticed() -> None:
 
 def test_two_sections_that_changed_places_are_noticed() -> None:
     whole = _encode([COUNT], [_keyed(COUNT, 0, 1), _keyed(COUNT, 1, 2)])
-    start, length = len(state_format.MAGIC), (len(whole.content) - len(state_format.MAGIC) - whole.summary.index_bytes - 20) // 2
+    start = len(state_format.MAGIC)
+    length = (len(whole.content) - start - whole.summary.index_bytes - 20) // 2
     first, second = (whole.content[start + i * length : start + (i + 1) * length] for i in range(2))
     swapped = File(whole.content[:start] + second + first + whole.content[start + 2 * length :], whole.summary)
     assert len(swapped.content) == len(whole.content)
@@ -352,9 +354,9 @@ def test_what_is_read_before_the_damage_is_right() -> None:
     whole = _encode([COUNT], sections)
     damaged = bytearray(whole.content)
     damaged[len(state_format.MAGIC) + (len(damaged) - whole.summary.index_bytes) // 2] ^= 1
-    found = []
+    batches = File(bytes(damaged), whole.summary).reader().read_groups("count", range(10))
+    found: list[object] = []
     with pytest.raises(CorruptFile):
-        for batch in File(bytes(damaged), whole.summary).reader().read_groups("count", range(10)):
-            found += batch.column("value").to_pylist()
+        found.extend(value for batch in batches for value in batch.column("value").to_pylist())
     assert found == list(range(len(found)))
     assert 0 < len(found) < 10

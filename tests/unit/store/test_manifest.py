@@ -52,7 +52,7 @@ def test_a_manifest_is_plain_json() -> None:
 
 
 def test_the_same_manifest_has_the_same_bytes() -> None:
-    turned = replace(MANIFEST, operators=dict(reversed(MANIFEST.operators.items())))
+    turned = replace(MANIFEST, operators=dict(reversed(list(MANIFEST.operators.items()))))
     assert turned.to_bytes() == MANIFEST.to_bytes()
 
 

@@ -1,0 +1,39 @@
+"""`python -m benchmarks NAME --json`: one JSON object per line, with `name`, `against`, `ratio` and what was run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks import keyed_sum, latency, snapshot_overhead, snapshot_pause
+
+BENCHMARKS: dict[str, Callable[[float], Iterator[dict[str, Any]]]] = {
+    "keyed-sum": keyed_sum.run,
+    "snapshot-overhead": snapshot_overhead.run,
+    "snapshot-pause": snapshot_pause.run,
+    "latency": latency.run,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", choices=[*BENCHMARKS, "all"])
+    parser.add_argument("--json", action="store_true", help="one JSON object per line (default: a readable line)")
+    parser.add_argument("--scale", type=float, default=1.0, help="how much work, as a multiple of the usual")
+    chosen = parser.parse_args()
+    for name in BENCHMARKS if chosen.name == "all" else [chosen.name]:
+        print(f"running {name} …", file=sys.stderr, flush=True)
+        for line in BENCHMARKS[name](chosen.scale):
+            print(json.dumps(line) if chosen.json else _readable(line), flush=True)
+
+
+def _readable(line: dict[str, Any]) -> str:
+    rest = ", ".join(f"{key}={value}" for key, value in line.items() if key not in ("name", "ratio", "against"))
+    return f"{line['name']:>18}  {line['ratio']:10.3f} × {line['against']}  ({rest})"
+
+
+if __name__ == "__main__":
+    main()

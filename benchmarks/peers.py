@@ -1,0 +1,39 @@
+"""Peers, each in a virtual environment of its own, in its best sensible configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).resolve().parent
+_ENVIRONMENT = _HERE.parent / ".venv-peers"
+
+
+def transform_with_state(*, rows_per_batch: int, batches: int) -> dict[str, Any]:
+    """The same running sum as a PySpark `transformWithState` (rows) query."""
+    return _run("transform_with_state.py", str(rows_per_batch), str(batches))
+
+
+def _run(script: str, *arguments: str) -> dict[str, Any]:
+    python = _environment()
+    done = subprocess.run([python, str(_HERE / "peers_scripts" / script), *arguments], check=True, text=True,
+                          stdout=subprocess.PIPE, env=os.environ | {"PYSPARK_PYTHON": str(python)})
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _environment() -> Path:
+    """The peers' interpreter; made once, and again when the list of packages changes."""
+    python, wanted = _ENVIRONMENT / "bin" / "python", _HERE / "peers_scripts" / "requirements.txt"
+    stamp = _ENVIRONMENT / "installed.txt"
+    if not stamp.exists() or stamp.read_text() != wanted.read_text():
+        print("setting up the peers' environment …", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(_ENVIRONMENT)], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "-r", str(wanted), "-c", str(_HERE.parent / "constraints.txt")],
+                       check=True)
+        stamp.write_text(wanted.read_text())
+    return python

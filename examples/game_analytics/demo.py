@@ -1,0 +1,186 @@
+"""Live game analytics on Tidegate, with a crash in the middle and a proof at the end. `make demo` runs it.
+
+Players' events and analysts' rules stream into a job on two slots, on a Spark of this machine. In the middle of the season
+the demo kills one of the two with `kill -9`. The job goes on by itself, and in the end all that it has committed is compared
+with a plain sequential computation of the same input. The exit code is 0 only if both are equal, row by row.
+
+    app.py      the job                       proof.py     the sequential computation, and the comparison
+    events.py   what players do               screen.py    what you see while it runs
+    rules.py    what analysts ask for         picture.py   what remains to be looked at
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import app
+import picture
+from events import Game
+from proof import Comparison, Proof, prove
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from screen import BAD, GOOD, Screen
+from watch import EVERY_S, Watch
+
+import tidegate as tg
+
+SLOTS = 2
+VICTIM = 1                      # the slot that is killed …
+KILL_AFTER = 0.4                # … when so much of the season is over
+EPOCHS_BEFORE_KILL = 2
+
+INTRODUCTION = """\
+{events:,} events of {players:,} players in {seconds} s, on two slots, a snapshot every second. Analysts publish rules meanwhile.
+Rules apply by event time: an event waits in its player's state until the stream of rules has passed it. So the right
+output doesn't depend on how the two streams happen to interleave, and a plain Python loop can compute it as well.
+"""
+
+
+def main() -> int:
+    options = _options()
+    game = Game(seconds=options.seconds, rate=options.rate, players=options.players)
+    out = _emptied(options.out)
+    console = Console(highlight=False)
+    console.rule("[bold]Tidegate: live game analytics")
+    console.print(INTRODUCTION.format(events=game.event_count, players=game.players, seconds=game.seconds))
+    spark = start_spark(out / "spark.log")
+    try:
+        watch = run(spark, game, out, Screen(console, game))
+    except tg.JobFailed as failed:
+        console.print(f"The job failed. Spark's log is {out / 'spark.log'}.\n{failed}", style=BAD, markup=False)
+        return 2
+    finally:
+        spark.stop()
+    picture.draw(watch, game, out / "demo.png")
+    if options.tamper is not None:
+        tamper(options.tamper, out / "progress")
+    console.print("Comparing the committed output with a sequential computation of the same input …")
+    proof = prove(game, out)
+    console.print(summary(watch, proof, out))
+    if watch.crash is None or watch.crash.seconds is None:
+        console.print("The season was over before a slot could be killed: nothing is proved.", style=BAD)
+        return 1
+    return 0 if proof.holds else 1
+
+
+def start_spark(log: Path) -> SparkSession:
+    """A Spark of two task slots on this machine. A killed Python process makes Spark talk: all of it goes to the log."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(f"local[{SLOTS}]").appName("game analytics")
+    for key, value in {
+        "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent),     # the slots import `app`, too
+    }.items():
+        builder = builder.config(key, value)
+    with _stderr_to(log):       # the JVM inherits it and keeps it
+        return builder.getOrCreate()
+
+
+def run(spark: SparkSession, game: Game, out: Path, screen: Screen) -> Watch:
+    """Runs the season to its end and kills a slot on the way."""
+    job = tg.Job("game analytics", spark, slots=SLOTS, snapshots=tg.Snapshots(every="1 s", to=str(out / "snapshots")),
+                 tuning=tg.Tuning(linger_ms=20, heartbeat_ms=100))
+    app.build(job, game, out)
+    vertex = next(vertex.id for vertex in job.plan().vertices if vertex.head.name == "play")
+    handle = job.start()
+    watch = Watch(handle, vertex, out)
+    try:
+        with screen.open():
+            while not handle.status.terminal:
+                time.sleep(EVERY_S)
+                watch.look()
+                if watch.crash is None and _is_time_to_kill(watch, game):
+                    pid = handle.attempts[-1].slots[VICTIM]
+                    watch.killed(VICTIM, pid)
+                    os.kill(pid, signal.SIGKILL)
+                screen.show(watch)
+        handle.wait()
+    finally:
+        if not handle.status.terminal:
+            handle.cancel()
+    return watch
+
+
+def _is_time_to_kill(watch: Watch, game: Game) -> bool:
+    return (watch.handle.status is tg.Status.RUNNING and len(watch.complete) >= EPOCHS_BEFORE_KILL
+            and watch.now_s() >= KILL_AFTER * game.seconds)
+
+
+def tamper(how: str, folder: Path) -> None:
+    """Spoils the committed output, to show that the proof can fail."""
+    victim = max(folder.glob("*.parquet"), key=lambda path: path.stat().st_size)
+    if how == "lose":
+        victim.unlink()
+    else:
+        shutil.copy(victim, folder / "part-copied.parquet")
+
+
+def summary(watch: Watch, proof: Proof, out: Path) -> Panel:
+    crash, complete = watch.crash, watch.complete
+    took = sorted(epoch.took_ms or 0 for epoch in complete)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", justify="right")
+    table.add_column()
+    table.add_row("proof", f"[bold]{'it holds' if proof.holds else 'IT FAILS'}[/]: {_outcome(proof.progress, 'events')}")
+    table.add_row("", _outcome(proof.alerts, "alerts"))
+    table.add_row("epochs", f"{len(complete)} complete snapshots; half of them within {took[len(took) // 2]} ms, all within "
+                            f"{took[-1]} ms")
+    if crash is not None and crash.seconds is not None:
+        table.add_row("crash", f"kill -9 of slot {crash.slot} at {crash.at_s:.1f} s; running again after {crash.seconds:.1f} s, "
+                               f"from epoch {crash.restored_epoch}")
+    table.add_row("output", f"{out / 'progress'}/ and {out / 'alerts'}/ [dim](Parquet: spark.read.parquet reads them)[/]")
+    table.add_row("picture", f"{out / 'demo.png'}")
+    table.add_row("next", "read examples/game_analytics/app.py, the whole job; add a rule of yours to rules.py")
+    table.add_row("", "spoil the output, see the proof fail: .venv/bin/python examples/game_analytics/demo.py --tamper lose")
+    return Panel(table, title="nothing lost, nothing twice" if proof.holds else "THE OUTPUT IS WRONG", title_align="left",
+                 border_style="green" if proof.holds else "red")
+
+
+def _outcome(found: Comparison, what: str) -> str:
+    return (f"{found.expected:,} {what} expected, {found.accounted:,} accounted for, {found.lost:,} lost, "
+            f"{found.twice:,} twice, {found.wrong:,} wrong")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Live game analytics with a crash in the middle and a proof at the end.")
+    parser.add_argument("--seconds", type=int, default=45, help="length of the season (%(default)s)")
+    parser.add_argument("--rate", type=int, default=20_000, help="events per second (%(default)s)")
+    parser.add_argument("--players", type=int, default=10_000, help="(%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for output and picture (%(default)s)")
+    parser.add_argument("--tamper", choices=["lose", "twice"], help="remove or repeat a committed file before the proof")
+    return parser.parse_args()
+
+
+def _emptied(out: Path) -> Path:
+    """Removes what an earlier demo left in the folder, and nothing else."""
+    for name in ("progress", "alerts", "snapshots"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+@contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    kept = os.dup(2)
+    try:
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

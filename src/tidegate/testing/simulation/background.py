@@ -1,0 +1,238 @@
+"""Background work in the simulation: coroutines that give way wherever the real thread could be overtaken.
+
+A real background thread runs beside the slot's loop, and a slot that is being restored reads beside everything else.
+Here such work runs in a coroutine: it stops at every access to the store, and where the heap gives the interpreter
+away, until the scheduler lets it go on. Between, anything may happen: steps of its own slot, a crash, another master.
+
+Python has no coroutines that stop inside a plain call, so each is a thread that runs only while somebody waits for it
+in `resume`. At every moment exactly one thread runs, and the scheduler says which: the run is as good as single-threaded
+and repeats exactly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from tidegate.errors import FencedOff, TidegateError
+from tidegate.runtime.background import Outcome
+from tidegate.state import heap
+from tidegate.testing.simulation.world import ProcessCrashed, Violation, World
+
+STORE_STEP_US = 250
+OUTCOME_US = 100
+HEAP_CHUNK_ENTRIES = 2
+HEAP_PAUSE_US = 60
+
+
+class _Thread:
+    """One real thread that coroutines borrow, one after the other."""
+
+    def __init__(self) -> None:
+        self.go = threading.Semaphore(0)
+        self.back = threading.Semaphore(0)
+        self.body: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._run, name="tidegate-simulation", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self.go.acquire()
+            if self.body is None:
+                return
+            self.body()
+            self.back.release()
+
+    def close(self) -> None:
+        self.body = None
+        self.go.release()
+        self._thread.join()
+
+
+class Coroutines:
+    """Those of one world, and which of them is running (None: the scheduler itself)."""
+
+    def __init__(self) -> None:
+        self.running: Coroutine | None = None
+        self._idle: list[_Thread] = []
+
+    def borrow(self) -> _Thread:
+        return self._idle.pop() if self._idle else _Thread()
+
+    def give_back(self, thread: _Thread) -> None:
+        self._idle.append(thread)
+
+    def close(self) -> None:
+        for thread in self._idle:
+            thread.close()
+        self._idle.clear()
+
+
+class Coroutine:
+    """`work` that stops in `pause` and goes on at `resume`."""
+
+    def __init__(self, coroutines: Coroutines, work: Callable[[], Any]) -> None:
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.pause_us = 0
+        self._work = work
+        self._coroutines = coroutines
+        self._thread: _Thread | None = None
+        self._thrown: BaseException | None = None
+
+    def resume(self) -> None:
+        """Until it pauses or is done."""
+        assert not self.done
+        if self._thread is None:
+            self._thread = self._coroutines.borrow()
+            self._thread.body = self._body
+        outer, self._coroutines.running = self._coroutines.running, self
+        self._thread.go.release()
+        self._thread.back.acquire()
+        self._coroutines.running = outer
+        if self.done:
+            self._coroutines.give_back(self._thread)
+
+    def pause(self, pause_us: int) -> None:
+        """Called from within."""
+        assert self._coroutines.running is self and self._thread is not None
+        self.pause_us = pause_us
+        self._thread.back.release()
+        self._thread.go.acquire()
+        if self._thrown is not None:
+            raise self._thrown
+
+    def kill(self) -> None:
+        """It gets `ProcessCrashed` where it paused. One that has not begun never does."""
+        if self._thread is None:
+            self.done = True
+            return
+        self._thrown = ProcessCrashed()
+        while not self.done:
+            self.resume()
+
+    def _body(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:  # noqa: BLE001  (whoever resumed it decides)
+            self.error = error
+        self.done = True
+
+
+class Worker(Protocol):
+    """The process that background work belongs to."""
+
+    @property
+    def name(self) -> str: ...
+
+    frozen_until_us: int
+
+    def wake(self) -> None: ...
+
+
+class SimulatedBackground:
+    """`runtime.background.Background` of one process: in order, one at a time, slowly."""
+
+    def __init__(self, world: World, coroutines: Coroutines, worker: Worker) -> None:
+        self.stalled_until_us = 0
+        self._world = world
+        self._coroutines = coroutines
+        self._worker = worker
+        self._waiting: deque[tuple[Callable[[], Any], Outcome]] = deque()
+        self._current: tuple[Coroutine, Outcome] | None = None
+        self._outcomes: deque[tuple[Outcome, Any, BaseException | None]] = deque()
+        self._closed = False
+
+    def submit(self, work: Callable[[], Any], then: Outcome) -> None:
+        if self._closed:
+            return
+        self._waiting.append((work, then))
+        if self._current is None:
+            self._begin()
+
+    def deliver(self) -> bool:
+        """One outcome; whether there was any."""
+        if not self._outcomes or self._closed:
+            return False
+        then, result, error = self._outcomes.popleft()
+        then(result, error)
+        return True
+
+    @property
+    def has_outcomes(self) -> bool:
+        return bool(self._outcomes) and not self._closed
+
+    def close(self) -> None:
+        """A process that ends: the work at hand goes on to its end, what waits is dropped, nobody hears of either."""
+        self._closed = True
+        self._waiting.clear()
+
+    def kill(self) -> None:
+        """A process that dies."""
+        self.close()
+        current, self._current = self._current, None
+        if current is not None and current[0] is not self._coroutines.running and not current[0].done:
+            current[0].kill()
+
+    def _begin(self) -> None:
+        work, then = self._waiting.popleft()
+        coroutine = Coroutine(self._coroutines, work)
+        self._current = coroutine, then
+        self._world.after(self._world.delay_us("store", STORE_STEP_US), lambda: self._go_on(coroutine))
+
+    def _go_on(self, coroutine: Coroutine) -> None:
+        if self._current is None or self._current[0] is not coroutine:
+            return
+        until_us = max(self._worker.frozen_until_us, self.stalled_until_us)
+        if self._world.now_us < until_us:
+            self._world.at(until_us, lambda: self._go_on(coroutine))
+            return
+        self._world.acting = self._worker
+        coroutine.resume()
+        if not coroutine.done:
+            self._world.after(coroutine.pause_us, lambda: self._go_on(coroutine))
+        elif self._current is not None:
+            self._finished(coroutine, self._current[1])
+
+    def _finished(self, coroutine: Coroutine, then: Outcome) -> None:
+        self._current = None
+        error = coroutine.error
+        if isinstance(error, ProcessCrashed | Violation):
+            return
+        if error is not None:
+            self._world.tell(f"{self._worker.name}: background work failed: {type(error).__name__}")
+            if not isinstance(error, TidegateError | FencedOff):
+                self._world.violate(f"background work of {self._worker.name} failed with {type(error).__name__}: {error}")
+        self._outcomes.append((then, coroutine.result, error))
+        self._world.after(self._world.delay_us("cpu", OUTCOME_US), self._worker.wake)
+        if self._waiting:
+            self._begin()
+
+
+class _GivesWay:
+    """Stands for the module `time` in `state/heap.py`: where the writer sleeps, everybody else may go on."""
+
+    def __init__(self, world: World, coroutines: Coroutines) -> None:
+        self._world = world
+        self._coroutines = coroutines
+
+    def sleep(self, _: float) -> None:
+        running = self._coroutines.running
+        if running is not None:
+            running.pause(self._world.delay_us("store", HEAP_PAUSE_US))
+
+
+@contextmanager
+def heap_that_gives_way(world: World, coroutines: Coroutines) -> Iterator[None]:
+    """Lets the loop go on between any few entries that the heap's writer has read, not only between thousands."""
+    modules: Any = heap
+    kept = modules.time, modules.WRITE_CHUNK_ENTRIES
+    modules.time, modules.WRITE_CHUNK_ENTRIES = _GivesWay(world, coroutines), HEAP_CHUNK_ENTRIES
+    try:
+        yield
+    finally:
+        modules.time, modules.WRITE_CHUNK_ENTRIES = kept

@@ -1,0 +1,197 @@
+"""What must never happen, watched while a run goes on, and what must be true at its end (FAULTS.md).
+
+The witness sees every change of the store, every announcement of a master and every commit outside. The checks at the
+end read the store as anybody could: through the catalogue, with the engine's own reading code, at other parallelisms
+than the one that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+from tidegate.errors import TidegateError
+from tidegate.protocol.recovery import Redistribution
+from tidegate.runtime.messages import Complete, Message
+from tidegate.runtime.snapshots import restored_rows
+from tidegate.state.heap import key_list
+from tidegate.store import layout
+from tidegate.store.catalog import SnapshotCatalog, lineage
+from tidegate.store.layout import ManifestName, OriginName
+from tidegate.store.manifest import Manifest, OperatorEntry
+from tidegate.store.memory import MemoryStore, Operation
+from tidegate.testing.simulation.external import External, Transaction
+from tidegate.testing.simulation.world import World
+from tidegate.types import to_list
+
+
+class Witness:
+    """Watches a run."""
+
+    def __init__(self, world: World, memory: MemoryStore) -> None:
+        self.completed: list[tuple[int, int]] = []       # (epoch, attempt) of manifests, in the order of creation
+        self.announced: list[tuple[int, int]] = []
+        self.announced_us: list[int] = []
+        self.origins: list[OriginName] = []
+        self._world = world
+        self._memory = memory
+        self._written: set[str] = set()
+        self._needed: frozenset[str] | None = None
+        self._listed: dict[str, frozenset[str]] = {}
+
+    # The store.
+
+    def before_access(self, user: str, operation: Operation, name: str) -> None:
+        if operation is Operation.DELETE and name in self._needed_files():
+            self._world.violate(f"{user} deletes {name}, which a snapshot needs")
+
+    def after_access(self, user: str, operation: Operation, name: str, before: bytes | None) -> None:
+        if operation is Operation.WRITE:
+            # Row 13: whoever writes a name twice can overwrite what somebody relies on.
+            if name in self._written:
+                self._world.violate(f"{user} writes {name} a second time")
+            self._written.add(name)
+            return
+        if not name.startswith((layout.MANIFESTS, layout.ORIGINS)):
+            return
+        self._needed = None
+        if operation is Operation.CREATE and before is None:
+            self._created(name)
+
+    def _created(self, name: str) -> None:
+        manifest, origin = layout.parse_manifest_name(name), layout.parse_origin_name(name)
+        if manifest is not None:
+            self.completed.append((manifest.epoch, manifest.attempt))
+            for file in Manifest.from_bytes(self._memory.files[name], name=name).files():
+                if len(self._memory.files.get(file.name, b"")) != file.bytes:
+                    self._world.violate(f"{name} lists {file.name}, which isn't there as it says")
+        if origin is not None:
+            self.origins.append(origin)
+            behind = [epoch for epoch, attempt in self.announced
+                      if attempt < origin.attempt and epoch > origin.parent_epoch]
+            if behind:
+                self._world.violate(f"attempt {origin.attempt} goes on from epoch {origin.parent_epoch}, though epoch "
+                                    f"{max(behind)} was announced before")
+
+    def _needed_files(self) -> frozenset[str]:
+        """What the snapshots of the present lineage list."""
+        if self._needed is None:
+            names = frozenset[str]()
+            for manifest in live_manifests(self._memory):
+                name = layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)
+                if name not in self._listed:
+                    files = Manifest.from_bytes(self._memory.files[name], name=name).files()
+                    self._listed[name] = frozenset(file.name for file in files)
+                names |= self._listed[name]
+            self._needed = names
+        return self._needed
+
+    # Masters.
+
+    def on_announced(self, attempt: int, message: Message) -> None:
+        if not isinstance(message, Complete) or (message.epoch, attempt) in self.announced[-1:]:
+            return
+        epoch = message.epoch
+        if (epoch, attempt) not in self.completed:
+            self._world.violate(f"epoch {epoch} of attempt {attempt} was announced without a manifest")
+        if any(epoch <= earlier for earlier, by in self.announced if by <= attempt):
+            self._world.violate(f"epoch {epoch} of attempt {attempt} was announced after {self.announced}")
+        behind = [origin for origin in self.origins if origin.attempt > attempt and origin.parent_epoch < epoch]
+        if behind:
+            self._world.violate(f"epoch {epoch} of attempt {attempt} was announced, though {behind} go on from before it")
+        self.announced.append((epoch, attempt))
+        self.announced_us.append(self._world.now_us)
+
+    # Outside.
+
+    def before_commit(self, transaction: Transaction) -> None:
+        """Output is committed only once a snapshot holds it that the job never goes back behind."""
+        if not any(epoch >= transaction.epoch and attempt >= transaction.attempt for epoch, attempt in self.completed):
+            self._world.violate(f"{transaction} is committed, but no snapshot that has it is complete")
+
+
+def live_manifests(memory: MemoryStore) -> list[ManifestName]:
+    origins = [parsed for name in memory.files if (parsed := layout.parse_origin_name(name)) is not None]
+    manifests = [parsed for name in memory.files if (parsed := layout.parse_manifest_name(name)) is not None]
+    return lineage({origin.attempt: origin for origin in origins}, manifests)
+
+
+# ------------------------------------------------------------------------------------------------- at the end
+
+
+def check_store(memory: MemoryStore, *, retain: int) -> Manifest:
+    """Every retained snapshot is whole and nothing else is there. Returns the newest."""
+    memory.faults = None
+    live = live_manifests(memory)
+    assert live, "the job has finished without a snapshot"
+    epochs = [manifest.epoch for manifest in live]
+    assert len(set(epochs)) == len(epochs), f"an epoch is in the lineage twice: {live}"
+    by_epoch = sorted(live)
+    assert by_epoch == sorted(by_epoch, key=lambda manifest: manifest.attempt), f"attempts alternate in {live}"
+    catalog = SnapshotCatalog(memory, claimant="the checks")
+    attempt = catalog.claim_attempt()
+    catalog.sweep(attempt)
+    assert catalog.epochs() == epochs
+    listed: set[str] = set()
+    for epoch in epochs:
+        catalog.verify(epoch)
+        listed |= {file.name for file in catalog.load(epoch).files()}
+    assert len(epochs) <= retain, f"{epochs} are retained, of which {retain} should be"
+    manifests = {layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt) for manifest in live}
+    left = [name for name in memory.files if name not in listed | manifests
+            and layout.parse_attempt_name(name) is None and layout.parse_origin_name(name) is None]
+    assert not left, f"nobody needs {left}"
+    return catalog.load(epochs[-1])
+
+
+def check_outside(external: External, *, attempts: int) -> None:
+    """Nothing is left open but what a zombie prepared after the last attempt had cleaned up."""
+    for transaction in external.prepared.values():
+        discarded_us = max((at_us for (sink, attempt), at_us in external.discarded_us.items()
+                            if sink == transaction.sink and attempt > transaction.attempt), default=None)
+        assert transaction.attempt < attempts and discarded_us is not None and transaction.prepared_us >= discarded_us, (
+            f"{transaction} is left open")
+
+
+class FinalState:
+    """Reads states of a snapshot as a job of some other parallelism would, and compares two such readings."""
+
+    def __init__(self, manifest: Manifest, memory: MemoryStore, rng: Random) -> None:
+        self._manifest = manifest
+        self._memory = memory
+        most = manifest.key_group_count
+        self._parallelisms = 1, rng.randint(1, most), rng.randint(1, most)
+
+    def __call__(self, operator: str, state: str) -> list[Any]:
+        one, *others = (self._read(operator, state, parallelism) for parallelism in self._parallelisms)
+        for other in others:
+            assert Counter(map(repr, other)) == Counter(map(repr, one)), (
+                f"{state} of {operator} differs by the parallelism that reads it: {one} and {other}")
+        return one
+
+    def _read(self, operator: str, state: str, parallelism: int) -> list[Any]:
+        entry = self._manifest.operators[operator]
+        kind = _kind(entry, state)
+        shares = [self._share(operator, state, subtask, parallelism) for subtask in range(parallelism)]
+        if kind in (Redistribution.UNION, Redistribution.BROADCAST):
+            assert all(share == shares[0] for share in shares), f"{state} of {operator} isn't the same for all"
+            return shares[0]
+        return [item for share in shares for item in share]
+
+    def _share(self, operator: str, state: str, subtask: int, parallelism: int) -> list[Any]:
+        rows = restored_rows(self._manifest, operator, store=self._memory, subtask=subtask, parallelism=parallelism)
+        found: list[Any] = []
+        for batch in rows.get(state, ()):
+            values = to_list(batch.column("value"))
+            found += zip(key_list(batch.column("key")), values, strict=True) if "key" in batch.schema.names else values
+        return found
+
+
+def _kind(entry: OperatorEntry, state: str) -> Redistribution:
+    return next(Redistribution(each.kind) for each in entry.states if each.name == state)
+
+
+def named(error: BaseException) -> bool:
+    """Whether it is an error that the engine means."""
+    return isinstance(error, TidegateError)

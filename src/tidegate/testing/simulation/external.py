@@ -1,0 +1,128 @@
+"""The world outside: a transactional store that a two-phase sink writes to, and the sink.
+
+Rules of the outside: a transaction is prepared once, under a name that nobody had before; committing a prepared one makes
+its rows visible, in this order; committing again changes nothing; committing one that is unknown or was given up is an
+error. An answer can get lost after the deed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
+from tidegate.errors import CommitError
+from tidegate.testing.simulation.world import World
+from tidegate.types import rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    sink: str
+    subtask: int
+    epoch: int
+    attempt: int
+    rows: tuple[tuple[Any, ...], ...] = field(repr=False)
+    prepared_us: int
+
+    @property
+    def name(self) -> str:
+        return json.dumps([self.sink, self.subtask, self.epoch, self.attempt])
+
+
+class Outage(Protocol):
+    """What goes wrong outside."""
+
+    def __call__(self, deed: str, transaction: Transaction) -> str | None:
+        """"refused", "answer lost", or None where all goes well. `deed` is "prepare" or "commit"."""
+
+
+class External:
+    def __init__(self, world: World, *, outage: Outage, before_commit: Callable[[Transaction], None]) -> None:
+        self.prepared: dict[str, Transaction] = {}
+        self.committed: dict[str, Transaction] = {}       # in the order of their commits
+        self.given_up: dict[str, Transaction] = {}
+        self.discarded_us: dict[tuple[str, int], int] = {}    # by sink and attempt
+        self._world = world
+        self._outage = outage
+        self._before_commit = before_commit
+
+    def rows(self, sink: str) -> list[tuple[Any, ...]]:
+        """What a reader sees, in the order in which it became visible."""
+        return [row for transaction in self.committed.values() if transaction.sink == sink for row in transaction.rows]
+
+    def prepare(self, transaction: Transaction) -> None:
+        if any(transaction.name in names for names in (self.prepared, self.committed, self.given_up)):
+            self._world.violate(f"transaction {transaction.name} was prepared twice")
+        outage = self._outage("prepare", transaction)
+        if outage != "refused":
+            self.prepared[transaction.name] = transaction
+            self._world.tell(f"outside: prepared {transaction.name}")
+        if outage is not None:
+            raise CommitError(f"prepare {transaction.name}: {outage}")
+
+    def commit(self, name: str) -> None:
+        transaction = self.prepared.get(name) or self.committed.get(name)
+        if transaction is None:
+            state = "was given up" if name in self.given_up else "is unknown"
+            self._world.violate(f"transaction {name} is to be committed, but it {state}")
+        outage = self._outage("commit", transaction)
+        if outage != "refused" and name in self.prepared:
+            self._before_commit(transaction)
+            self.committed[name] = self.prepared.pop(name)
+            self._world.tell(f"outside: committed {name}")
+        if outage is not None:
+            raise CommitError(f"commit {name}: {outage}")
+
+    def give_up_older(self, sink: str, attempt: int) -> None:
+        """What attempts before this one left behind."""
+        old = [name for name, left in self.prepared.items() if left.sink == sink and left.attempt < attempt]
+        for name in old:
+            self.given_up[name] = self.prepared.pop(name)
+            self._world.tell(f"outside: gave up {name}")
+        self.discarded_us[sink, attempt] = self._world.now_us
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionalSink(Sink):
+    external: External
+    world: World
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        return TransactionalWriter(self.external, self.world, context)
+
+
+class TransactionalWriter(SinkWriter):
+    def __init__(self, external: External, world: World, context: SinkContext) -> None:
+        self._external = external
+        self._world = world
+        self._context = context
+        self._rows: list[tuple[Any, ...]] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._rows.extend(tuple(row) for row in rows_of(batch))
+
+    def pre_commit(self, epoch: int) -> Callable[[], Sequence[Committable]]:
+        rows, self._rows = tuple(self._rows), []
+        if not rows:
+            return lambda: ()
+        return partial(self._prepare, epoch, rows)
+
+    def _prepare(self, epoch: int, rows: tuple[tuple[Any, ...], ...]) -> Sequence[Committable]:
+        context = self._context
+        transaction = Transaction(sink=context.sink, subtask=context.subtask, epoch=epoch, attempt=context.attempt,
+                                  rows=rows, prepared_us=self._world.now_us)
+        self._external.prepare(transaction)
+        return (transaction.name,)
+
+    def commit(self, committables: Sequence[Committable]) -> None:
+        for committable in committables:
+            self._external.commit(committable)
+
+    def discard_leftovers(self) -> None:
+        self._external.give_up_older(self._context.sink, self._context.attempt)

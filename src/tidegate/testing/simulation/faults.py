@@ -1,0 +1,300 @@
+"""What goes wrong, and when.
+
+A run has a handful of faults. Each waits for an *occasion* (a step, a marker, an upload, an acknowledgement, a manifest, a
+commit…) to come for the n-th time from now, so that the faults are spread over the phases of an epoch's life and not
+over idle time; then it strikes, as a rule where the occasion is. Beside them, some runs have a store or an outside that
+fails now and then. After the last fault, or after a time, everything is healed, and from then on the job must get
+through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
+
+from tidegate.store.memory import Fail, Flip, LoseReply, Operation, Tear
+from tidegate.testing.simulation.external import Transaction
+from tidegate.testing.simulation.network import Wiring
+from tidegate.testing.simulation.processes import MasterProcess, SlotProcess
+from tidegate.testing.simulation.store import Mishap
+from tidegate.testing.simulation.world import ProcessCrashed, World
+
+# Occasions, and after how many of them at most the fault strikes.
+OCCASIONS: dict[str, int] = {
+    "step": 400, "marker": 30, "upload": 30, "manifest": 5, "read": 60, "claim": 3, "prepare": 12, "commit": 12,
+    "Register": 6, "Deploy": 4, "Ready": 6, "Start": 6, "Trigger": 20, "Acknowledge": 40, "Complete": 12, "Abort": 3,
+    "SourceDone": 4, "Done": 3, "delete": 30,
+}
+HOUR_MS = 3_600_000
+HEALED_AFTER_US = 20_000_000
+
+
+class SimulatedFailure(RuntimeError):
+    """Raised in a user's function."""
+
+
+class Trip:
+    """Crash-as-data: users' functions call `at` for every record, and it raises when a fault has armed it."""
+
+    def __init__(self) -> None:
+        self.armed = False
+
+    def at(self, record: object) -> None:
+        if self.armed:
+            self.armed = False
+            raise SimulatedFailure(f"at {record}")
+
+
+class Stage(Protocol):
+    """What faults may do to the simulation."""
+
+    world: World
+    trip: Trip
+
+    def living_slots(self) -> list[SlotProcess]: ...
+
+    def living_wirings(self) -> list[Wiring]: ...
+
+    def current_master(self) -> MasterProcess | None: ...
+
+    def replace_master(self, *, zombie: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRates:
+    """How much goes wrong in a run. `kinds` leaves some of the faults out, by name; None: all of them."""
+
+    most_faults: int = 6
+    store_error: float = 0.01
+    outage: float = 0.01
+    kinds: tuple[str, ...] | None = None
+
+
+NO_FAULTS = FaultRates(most_faults=0, store_error=0.0, outage=0.0)
+
+
+@dataclass(slots=True)
+class _Armed:
+    kind: str
+    occasion: str
+    countdown: int
+
+
+@dataclass(slots=True)
+class Faults:
+    """The faults of one run."""
+
+    stage: Stage
+    rng: Random
+    rates: FaultRates
+    struck: list[str] = field(default_factory=list)
+    healed_us: int | None = None
+    flipped: bool = False
+    _waiting: list[str] = field(default_factory=list)
+    _armed: _Armed | None = None
+    _mishaps: list[tuple[Operation | None, Mishap]] = field(default_factory=list)
+    _store_error: float = 0.0
+    _outage: float = 0.0
+
+    def __post_init__(self) -> None:
+        rng, world = self.rng, self.stage.world
+        if self.rates.most_faults:
+            kinds = sorted(_KINDS) if self.rates.kinds is None else sorted(self.rates.kinds)
+            weights = [_KINDS[kind][1] for kind in kinds]
+            self._waiting = rng.choices(kinds, weights, k=rng.randint(0, self.rates.most_faults))
+            self._store_error = rng.choice((0.0, 0.0, self.rates.store_error))
+            self._outage = rng.choice((0.0, 0.0, self.rates.outage))
+            for kind in ("store", "channel", "link", "cpu", "boot"):
+                world.slowness[kind] = rng.choice((1.0, 1.0, 1.0, 3.0, 8.0))
+        self._arm_next()
+        world.after(HEALED_AFTER_US, self._heal)
+
+    # Occasions.
+
+    def note(self, occasion: str, process: Any) -> None:
+        armed = self._armed
+        if armed is None or armed.occasion != occasion:
+            return
+        armed.countdown -= 1
+        if armed.countdown <= 0:
+            self._strike(armed.kind, process)
+            self._arm_next()
+
+    def mishap(self, process: str, operation: Operation, name: str) -> Mishap | None:
+        """What happens to this access to the store."""
+        self.note(_store_occasion(operation, name), self.stage.world.acting)
+        for position, (wanted, mishap) in enumerate(self._mishaps):
+            if wanted is None or wanted is operation:
+                del self._mishaps[position]
+                return mishap
+        if self._store_error and self.rng.random() < self._store_error:
+            self.struck.append(f"{operation.value} {name} of {process}")
+            return Mishap(fault=self.rng.choice((Fail, LoseReply, Tear)), part=self.rng.random())
+        return None
+
+    def outage(self, deed: str, transaction: Transaction) -> str | None:
+        """What happens to this deed outside."""
+        acting = self.stage.world.acting
+        self.note(deed, acting)
+        if acting is not None and acting.crashed:
+            raise ProcessCrashed
+        if self._outage and self.rng.random() < self._outage:
+            self.struck.append(f"{deed} {transaction.name}")
+            return self.rng.choice(("refused", "answer lost"))
+        return None
+
+    # Striking and healing.
+
+    def _arm_next(self) -> None:
+        self._armed = None
+        if self._waiting:
+            occasion = self.rng.choice(sorted(OCCASIONS))
+            self._armed = _Armed(self._waiting.pop(), occasion, self.rng.randint(1, OCCASIONS[occasion]))
+        else:
+            self.stage.world.after(self.rng.randrange(1, 200_000), self._heal)
+
+    def _heal(self) -> None:
+        if self.healed_us is None:
+            self.healed_us = self.stage.world.now_us
+            self._armed, self._waiting, self._mishaps = None, [], []
+            self._store_error = self._outage = 0.0
+            self.stage.trip.armed = False
+            self.stage.world.slowness.clear()
+            self.stage.world.tell("everything is healed")
+
+    def _strike(self, kind: str, process: Any) -> None:
+        told = _KINDS[kind][0](self, process)
+        if told is not None:
+            self.struck.append(f"{kind}: {told}")
+            self.stage.world.tell(f"FAULT {kind}: {told}")
+
+    def _victim(self, process: Any) -> SlotProcess | None:
+        """The slot at hand, as a rule."""
+        if isinstance(process, SlotProcess) and process.alive and self.rng.random() < 0.6:
+            return process
+        slots = self.stage.living_slots()
+        return self.rng.choice(slots) if slots else None
+
+    def _for_a_while_us(self) -> int:
+        return int(self.rng.choice((3_000, 30_000, 300_000)) * (0.5 + self.rng.random()))
+
+    # The kinds.
+
+    def _slot_dies(self, process: Any) -> str | None:
+        victim = self._victim(process)
+        if victim is None:
+            return None
+        victim.crash("by a fault")
+        return victim.name
+
+    def _slot_stops(self, process: Any) -> str | None:
+        victim = self._victim(process)
+        if victim is None:
+            return None
+        for_us = self._for_a_while_us()
+        victim.frozen_until_us = self.stage.world.now_us + for_us
+        return f"{victim.name} for {for_us // 1000} ms"
+
+    def _background_stalls(self, process: Any) -> str | None:
+        victim = process if isinstance(process, MasterProcess) else self._victim(process)
+        if victim is None:
+            return None
+        for_us = self._for_a_while_us()
+        victim.background.stalled_until_us = self.stage.world.now_us + for_us
+        return f"{victim.name} for {for_us // 1000} ms"
+
+    def _link_hangs(self, process: Any) -> str | None:
+        victim = self._victim(process)
+        if victim is None:
+            return None
+        for_us = self._for_a_while_us()
+        until_us = self.stage.world.now_us + for_us
+        way = self.rng.choice(("up", "down", "both"))
+        if way != "down":
+            victim.link.up.held_until_us = until_us
+        if way != "up":
+            victim.link.down.held_until_us = until_us
+        return f"{victim.name}, {way}, for {for_us // 1000} ms"
+
+    def _channel_is_cut(self, _: Any) -> str | None:
+        found = [(wiring, channel) for wiring in self.stage.living_wirings() for channel in wiring.between_slots()]
+        if not found:
+            return None
+        wiring, channel = self.rng.choice(found)
+        wiring.cut(channel, "by a fault")
+        return str(channel.channel)
+
+    def _function_raises(self, _: Any) -> str | None:
+        self.stage.trip.armed = True
+        return "at the next record"
+
+    def _master_dies(self, _: Any) -> str | None:
+        master = self.stage.current_master()
+        if master is None:
+            return None
+        master.crash("by a fault")
+        return master.name
+
+    def _master_is_taken_over(self, _: Any) -> str | None:
+        master = self.stage.current_master()
+        if master is None:
+            return None
+        self.stage.replace_master(zombie=True)
+        return f"{master.name} lives on"
+
+    def _master_stops(self, _: Any) -> str | None:
+        master = self.stage.current_master()
+        if master is None:
+            return None
+        for_us = self._for_a_while_us()
+        master.frozen_until_us = self.stage.world.now_us + for_us
+        return f"{master.name} for {for_us // 1000} ms"
+
+    def _store_fails(self, _: Any) -> str:
+        operation = self.rng.choice((None, *Operation))
+        fault = self.rng.choice((Fail, LoseReply, Tear))
+        for _turn in range(self.rng.randint(1, 3)):
+            self._mishaps.append((operation, Mishap(fault=fault, part=self.rng.random())))
+        return f"{fault.__name__}, {'any' if operation is None else operation.value}"
+
+    def _dies_at_the_store(self, _: Any) -> str:
+        operation = self.rng.choice((Operation.WRITE, Operation.CREATE, Operation.CREATE, Operation.DELETE, Operation.READ))
+        crash = self.rng.choice(("before", "after"))
+        torn = operation is Operation.WRITE and crash == "after" and self.rng.random() < 0.7
+        self._mishaps.append((operation, Mishap(fault=Tear if torn else None, part=self.rng.random(), crash=crash)))
+        return f"{'torn ' if torn else ''}{operation.value}, {crash}"
+
+    def _bit_flips(self, _: Any) -> str:
+        self.flipped = True
+        self._mishaps.append((Operation.READ, Mishap(fault=Flip, part=self.rng.random())))
+        return "in the next read"
+
+    def _clock_jumps(self, _: Any) -> str:
+        by_ms = self.rng.choice((-HOUR_MS, HOUR_MS))
+        self.stage.world.clock.jumped_ms += by_ms
+        return f"{by_ms} ms"
+
+
+_KINDS: dict[str, tuple[Callable[[Faults, Any], str | None], int]] = {
+    "slot dies": (Faults._slot_dies, 5),
+    "slot stops": (Faults._slot_stops, 3),
+    "background stalls": (Faults._background_stalls, 3),
+    "link hangs": (Faults._link_hangs, 3),
+    "channel is cut": (Faults._channel_is_cut, 1),
+    "function raises": (Faults._function_raises, 2),
+    "master dies": (Faults._master_dies, 2),
+    "master is taken over": (Faults._master_is_taken_over, 2),
+    "master stops": (Faults._master_stops, 1),
+    "store fails": (Faults._store_fails, 3),
+    "dies at the store": (Faults._dies_at_the_store, 4),
+    "bit flips": (Faults._bit_flips, 1),
+    "clock jumps": (Faults._clock_jumps, 1),
+}
+
+
+def _store_occasion(operation: Operation, name: str) -> str:
+    if operation is Operation.CREATE:
+        return "manifest" if name.startswith("manifests/") else "claim"
+    return {Operation.WRITE: "upload", Operation.READ: "read", Operation.DELETE: "delete"}.get(operation, "look")

@@ -1,0 +1,534 @@
+"""The dataflows that are simulated, each with a plain sequential computation of what must come out.
+
+A job is drawn from the seed: its rows, keys and shape. It is built anew for every slot (a real one gets its own copy by
+pickling), with the parallelism of its operators drawn for each deployment layout. Where the order of records isn't
+determined, the job says what is: rows as a multiset, the order within each key, what state and output hold together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.connectors.rows import RowsSource
+from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
+from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
+from tidegate.dataflow.stream import Pipeline
+from tidegate.state import descriptors as state
+from tidegate.testing.simulation.external import External, TransactionalSink
+from tidegate.testing.simulation.faults import Trip
+from tidegate.testing.simulation.world import World
+from tidegate.types import parse_schema
+
+Row = tuple[Any, ...]
+# The items of an operator's state in the last snapshot, (key, value) pairs where it is keyed.
+StateOf = Callable[[str, str], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PacedSource(Source):
+    """Rows that come bit by bit: a poll finds nothing or some, as chance has it."""
+
+    rows: RowsSource
+    world: World
+    trip: Trip
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.rows.schema
+
+    @property
+    def bounded(self) -> bool:
+        return True
+
+    def open(self, context: SourceContext) -> SourceReader:
+        return _PacedReader(self.rows.open(context), self.world, self.trip)
+
+
+class _PacedReader(SourceReader):
+    def __init__(self, reader: SourceReader, world: World, trip: Trip) -> None:
+        self._reader = reader
+        self._world = world
+        self._trip = trip
+
+    def poll(self, max_rows: int) -> pa.RecordBatch | None:
+        self._trip.at("a poll")
+        if self._world.rng.random() < 0.5:
+            return None
+        return self._reader.poll(self._world.rng.randint(1, max_rows))
+
+    def offsets(self) -> Mapping[str, Offset]:
+        return self._reader.offsets()
+
+    @property
+    def finished(self) -> bool:
+        return self._reader.finished
+
+
+@dataclass(slots=True)
+class Site:
+    """Where a job is built: the world it touches, and how parallel its operators are in the present layout."""
+
+    world: World
+    external: External
+    trip: Trip
+    slots: int
+    rng: Random
+    drawn: dict[str, int | None] = field(default_factory=dict)
+
+    def parallelism(self, operator: str) -> int | None:
+        """Drawn once per layout; None (as many as slots) as a rule."""
+        if operator not in self.drawn:
+            self.drawn[operator] = self.rng.choice((None, None, self.rng.randint(1, self.slots)))
+        return self.drawn[operator]
+
+    def sink(self) -> TransactionalSink:
+        return TransactionalSink(self.external, self.world)
+
+    def source(self, rows: RowsSource) -> PacedSource:
+        return PacedSource(rows, self.world, self.trip)
+
+
+class SimulatedJob(ABC):
+    """A dataflow, and what is to be true at its end."""
+
+    name: str
+    can_drain = True         # False where the end of event time changes the output
+
+    @abstractmethod
+    def build(self, pipeline: Pipeline, site: Site) -> None: ...
+
+    @abstractmethod
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+        """`rows(sink)` is what was committed, in the order of commits. Asserts."""
+
+
+def _rows_source(values: Sequence[Row], ddl: str, splits: int = 1) -> RowsSource:
+    return RowsSource.of(values, parse_schema(ddl), split_count=splits)
+
+
+def _keys_of_splits(rng: Random, count: int, *, splits: int, keys: int) -> list[int]:
+    """A key for each row such that all rows of one key are in one split, for then their order is determined."""
+    keys = max(keys, splits)
+    return [rng.randrange(row % splits, keys, splits) for row in range(count)]
+
+
+def expect_rows(what: str, got: Iterable[Any], expected: Iterable[Any]) -> None:
+    """As multisets."""
+    found, wanted = Counter(got), Counter(expected)
+    lost, surplus = wanted - found, found - wanted
+    assert not lost and not surplus, (f"{what}: {lost.total()} lost ({_some(lost)}), {surplus.total()} too many "
+                                      f"({_some(surplus)}), of {wanted.total()}")
+
+
+def expect_order(what: str, rows: Iterable[Row], expected: Iterable[Row], key: Callable[[Row], Any]) -> None:
+    """The rows of each key, in order."""
+    found, wanted = _by_key(rows, key), _by_key(expected, key)
+    wrong = [each for each in wanted if found.get(each) != wanted[each]]
+    assert not wrong, f"{what}: key {wrong[0]!r} has {found.get(wrong[0])}, not {wanted[wrong[0]]}"
+
+
+def _by_key(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    grouped: defaultdict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[key(row)].append(row)
+    return grouped
+
+
+def _some(counter: Counter[Any]) -> str:
+    return ", ".join(map(str, list(counter)[:6]))
+
+
+# ------------------------------------------------------------------------------------------------- running sums
+
+
+class _Sum(KeyedProcess):
+    total = state.value("long", default=0)
+
+    def __init__(self, trip: Trip) -> None:
+        self._trip = trip
+
+    def process(self, record: Any, ctx: Any) -> Iterable[Row]:
+        self._trip.at(record)
+        self.total.set(self.total.get() + record.n)
+        yield *record, self.total.get()
+
+
+class RunningSums(SimulatedJob):
+    """Source → filter → key_by (one column or two) → running sum → sink, by key."""
+
+    name = "running sums"
+
+    def __init__(self, rng: Random) -> None:
+        count, splits = rng.randint(30, 110), rng.randint(1, 4)
+        keys = _keys_of_splits(rng, count, splits=splits, keys=rng.randint(1, 12))
+        self._two = rng.random() < 0.5
+        self._rows = [((key, f"k{key}") if self._two else (key,)) + (number,) for number, key in enumerate(keys)]
+        self._ddl = "key long, also string, n long" if self._two else "key long, n long"
+        self._key = ("key", "also") if self._two else ("key",)
+        self._source = _rows_source(self._rows, self._ddl, splits)
+        self._by_key_to_sink = rng.random() < 0.5
+
+    def build(self, pipeline: Pipeline, site: Site) -> None:
+        sums = (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
+                .filter(lambda row: row.n % 7 != 3)
+                .key_by(*self._key)
+                .process("sum", _Sum(site.trip), returns=self._ddl + ", total long", parallelism=site.parallelism("sum")))
+        if self._by_key_to_sink:
+            sums.key_by("key").to("out", site.sink(), parallelism=site.parallelism("out"))
+        else:
+            sums.to("out", site.sink(), parallelism=site.parallelism("sum"))
+
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+        totals: Counter[Row] = Counter()
+        expected = []
+        for row in self._rows:
+            if row[-1] % 7 != 3:
+                totals[row[:-1]] += row[-1]
+                expected.append((*row, totals[row[:-1]]))
+        expect_rows("running sums", rows("out"), expected)
+        expect_order("running sums", rows("out"), expected, lambda row: row[0])
+        expect_rows("the state of the sums", state_of("sum", "total"),
+                    [(key if self._two else key[0], total) for key, total in totals.items()])
+
+
+# ------------------------------------------------------------------------------------------------------ windows
+
+WINDOW_MS = 20
+_KEPT = 4
+
+
+class _Windows(KeyedProcess):
+    """Sums per window by event-time timers; per record a maximum, a running pair and the last few numbers."""
+
+    sums = state.map_("long", "long")
+    recent = state.list_("long")
+    best = state.reducing("long", max)
+    spread = state.aggregating("array<long>", create=lambda: [0, 0], add=lambda pair, n: _moved(pair, n), result=tuple)
+    trail = state.value("array<long>")
+    looks = state.value("long", default=0)
+
+    def __init__(self, trip: Trip) -> None:
+        self._trip = trip
+
+    def process(self, record: Any, ctx: Any) -> Iterable[Row]:
+        self._trip.at(record)
+        end = record.ts - record.ts % WINDOW_MS + WINDOW_MS
+        self.sums.put(end, self.sums.get(end, 0) + record.n)
+        self.recent.add(record.n)
+        if len(self.recent.get()) > _KEPT:
+            self.recent.replace(self.recent.get()[-2:])
+        self.best.add(record.n)
+        self.spread.add(record.n)
+        trail = self.trail.get() or []
+        trail.append(record.n)
+        self.trail.set(trail[-3:])
+        ctx.timers.event_time(end)
+        ctx.timers.processing_time(ctx.now_ms() + 5)
+        yield (record.key, 0, record.n, self.best.get(), sum(self.spread.get()), sum(self.recent.get()) + sum(trail[-3:]))
+
+    def on_timer(self, at: int, ctx: Any) -> Iterable[Row]:
+        if at >= 1_000_000_000:
+            self.looks.set(self.looks.get() + 1)      # of the clock: nothing that is told
+            return
+        total = self.sums.get(at)
+        if total is not None:
+            self.sums.remove(at)
+            yield ctx.key, at, total, 0, 0, 0
+
+
+def _moved(pair: list[int], n: int) -> list[int]:
+    pair[0] += n
+    pair[1] += 1
+    return pair
+
+
+class Windows(SimulatedJob):
+    """Event time: watermarks, timers, and every kind of keyed state."""
+
+    name = "windows"
+    can_drain = False
+
+    def __init__(self, rng: Random) -> None:
+        count = rng.randint(30, 90)
+        # With one split the watermark is exact and no record late; with more, windows may close in several goes.
+        self._splits = rng.choice((1, 1, 2, 3))
+        keys = _keys_of_splits(rng, count, splits=self._splits, keys=rng.randint(1, 6))
+        self._rows = [(key, 5 + number * 2 - rng.randrange(5), number) for number, key in enumerate(keys)]
+        self._source = _rows_source(self._rows, "key long, ts long, n long", self._splits)
+        self._idle_after = rng.choice((None, 10))
+
+    def build(self, pipeline: Pipeline, site: Site) -> None:
+        (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
+            .with_watermark("ts", 8, idle_after=self._idle_after)
+            .key_by("key")
+            .process("windows", _Windows(site.trip), returns="key long, at long, n long, best long, spread long, recent long",
+                     parallelism=site.parallelism("windows"))
+            .key_by("key").to("out", site.sink(), parallelism=site.parallelism("out")))
+
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+        out = rows("out")
+        records, windows = self._expected()
+        expect_rows("records", [row for row in out if row[1] == 0], records)
+        expect_order("records", [row for row in out if row[1] == 0], records, lambda row: row[0])
+        found: Counter[tuple[int, int]] = Counter()
+        fired = [row for row in out if row[1] != 0]
+        for key, at, total, *_ in fired:
+            found[key, at] += total
+        expect_rows("window sums", found.items(), windows.items())
+        if self._splits == 1:
+            assert len(fired) == len(found), f"a window fired twice though nothing was late: {fired}"
+            expect_order("windows", fired, sorted(fired, key=lambda row: row[1]), lambda row: row[0])
+        assert not state_of("windows", "sums") and not state_of("windows", "__event_timers"), "all windows are closed"
+
+    def _expected(self) -> tuple[list[Row], Counter[tuple[int, int]]]:
+        seen: defaultdict[int, list[int]] = defaultdict(list)
+        recent: defaultdict[int, list[int]] = defaultdict(list)
+        windows: Counter[tuple[int, int]] = Counter()
+        records: list[Row] = []
+        for key, ts, n in self._rows:
+            seen[key].append(n)
+            recent[key].append(n)
+            if len(recent[key]) > _KEPT:
+                recent[key] = recent[key][-2:]
+            windows[key, ts - ts % WINDOW_MS + WINDOW_MS] += n
+            records.append((key, 0, n, max(seen[key]), sum(seen[key]) + len(seen[key]),
+                            sum(recent[key]) + sum(seen[key][-3:])))
+        return records, windows
+
+
+# -------------------------------------------------------------------------------------------------------- pairs
+
+
+class _Pair(CoProcess):
+    lefts = state.map_("long", "long")
+    rights = state.map_("long", "long")
+
+    def __init__(self, trip: Trip) -> None:
+        self._trip = trip
+
+    def process_left(self, record: Any, ctx: Any) -> Iterable[Row]:
+        self._trip.at(record)
+        right = self.rights.get(record.id)
+        if right is None:
+            self.lefts.put(record.id, record.l)
+        else:
+            self.rights.remove(record.id)
+            yield ctx.key, record.id, record.l, right
+
+    def process_right(self, record: Any, ctx: Any) -> Iterable[Row]:
+        left = self.lefts.get(record.id)
+        if left is None:
+            self.rights.put(record.id, record.r)
+        else:
+            self.lefts.remove(record.id)
+            yield ctx.key, record.id, left, record.r
+
+
+class Pairs(SimulatedJob):
+    """Two keyed streams connected: each pair comes out once, whichever half came first."""
+
+    name = "pairs"
+
+    def __init__(self, rng: Random) -> None:
+        count, keys = rng.randint(20, 60), rng.randint(1, 8)
+        both = [(f"key {number % keys}", number) for number in range(count)]
+        self._left = [(key, number, 2 * number) for key, number in both if rng.random() < 0.9]
+        self._right = [(number, key, 3 * number) for key, number in both if rng.random() < 0.9]
+        rng.shuffle(self._right)
+        self._sources = (_rows_source(self._left, "key string, id long, l long", rng.randint(1, 3)),
+                         _rows_source(self._right, "id long, name string, r long", rng.randint(1, 3)))
+
+    def build(self, pipeline: Pipeline, site: Site) -> None:
+        left = pipeline.source("left", site.source(self._sources[0]), parallelism=site.parallelism("left"))
+        right = pipeline.source("right", site.source(self._sources[1]), parallelism=site.parallelism("right"))
+        (left.key_by("key").connect(right.key_by("name"))
+            .process("pair", _Pair(site.trip), returns="key string, id long, l long, r long",
+                     parallelism=site.parallelism("pair"))
+            .to("out", site.sink(), parallelism=site.parallelism("out")))
+
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+        rights = {number: r for number, _, r in self._right}
+        lefts = {number for _, number, _ in self._left}
+        expect_rows("pairs", rows("out"),
+                    [(key, number, l, rights[number]) for key, number, l in self._left if number in rights])
+        expect_rows("halves of the left", [item for _, held in state_of("pair", "lefts") for item, _ in held],
+                    lefts - rights.keys())
+        expect_rows("halves of the right", [item for _, held in state_of("pair", "rights") for item, _ in held],
+                    rights.keys() - lefts)
+
+
+# -------------------------------------------------------------------------------------------------------- rules
+
+
+class _Rules(BroadcastProcess):
+    rules = state.broadcast_map("long", "long")
+    count = state.value("long", default=0)
+
+    def __init__(self, trip: Trip) -> None:
+        self._trip = trip
+
+    def process(self, record: Any, ctx: Any) -> Iterable[Row]:
+        self._trip.at(record)
+        self.count.set(self.count.get() + 1)
+        yield record.key, record.n, self.count.get(), len(self.rules), sum(value for _, value in self.rules.items())
+
+    def process_broadcast(self, record: Any, ctx: Any) -> None:
+        self.rules.put(record.rule, record.value)
+
+
+class Rules(SimulatedJob):
+    """Rules are broadcast in their order: every record sees the first so many of them, never others, never fewer than
+    an earlier record of its key."""
+
+    name = "rules"
+
+    def __init__(self, rng: Random) -> None:
+        count, splits = rng.randint(30, 90), rng.randint(1, 3)
+        keys = _keys_of_splits(rng, count, splits=splits, keys=rng.randint(1, 9))
+        self._rows = [(key, number) for number, key in enumerate(keys)]
+        self._rules = [(number, 10 ** (number % 12) + number) for number in range(rng.randint(3, 20))]
+        self._sources = (_rows_source(self._rows, "key long, n long", splits), _rows_source(self._rules, "rule long, value long"))
+
+    def build(self, pipeline: Pipeline, site: Site) -> None:
+        events = pipeline.source("events", site.source(self._sources[0]), parallelism=site.parallelism("events"))
+        rules = pipeline.source("rules", site.source(self._sources[1]), parallelism=site.parallelism("rules"))
+        applied = events.key_by("key").connect(rules.broadcast()).process(
+            "apply", _Rules(site.trip), returns="key long, n long, count long, rules long, value long",
+            parallelism=site.parallelism("apply"))
+        applied.to("out", site.sink(), parallelism=site.parallelism("apply"))
+
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+        out = rows("out")
+        counts: Counter[int] = Counter()
+        expected = []
+        for key, number in self._rows:
+            counts[key] += 1
+            expected.append((key, number, counts[key]))
+        expect_rows("events", [row[:3] for row in out], expected)
+        expect_order("events", [row[:3] for row in out], expected, lambda row: row[0])
+        latest: dict[int, int] = {}
+        for key, _, _, rules, value in out:
+            first = sum(worth for _, worth in self._rules[:rules])
+            assert value == first, f"key {key} saw rules worth {value}, not the first {rules} of them, {first}"
+            assert rules >= latest.get(key, 0), f"key {key} saw {latest[key]} rules and then {rules}"
+            latest[key] = rules
+        expect_rows("the rules in the state", [(rule["key"], rule["value"]) for rule in state_of("apply", "rules")],
+                    self._rules)
+
+
+# -------------------------------------------------------------------------------------------------------- hands
+
+
+class _Deal(Process):
+    """Keeps ids until it has three. Counts per lane in union state, which each subtask sorts out when it is opened."""
+
+    waiting = state.operator_list("long", redistribute="split")
+    lanes = state.operator_list("struct<lane:long,n:long>", redistribute="union")
+
+    def __init__(self, trip: Trip) -> None:
+        self._trip = trip
+
+    def open(self, ctx: Any) -> None:
+        mine: Counter[int] = Counter()
+        for entry in self.lanes.get():
+            if entry["lane"] % ctx.parallelism == ctx.subtask:
+                mine[entry["lane"]] += entry["n"]
+        self.lanes.replace({"lane": lane, "n": n} for lane, n in sorted(mine.items()))
+
+    def process(self, record: Any, ctx: Any) -> Iterable[Row]:
+        self._trip.at(record)
+        counts = Counter({entry["lane"]: entry["n"] for entry in self.lanes.get()})
+        counts[record.lane] += 1
+        self.lanes.replace({"lane": lane, "n": n} for lane, n in sorted(counts.items()))
+        self.waiting.add(record.id)
+        if len(self.waiting) >= 3:
+            yield from ((each,) for each in self.waiting)
+            self.waiting.clear()
+
+
+class Hands(SimulatedJob):
+    """Operator state: what has come out and what is still held make up the whole, each once."""
+
+    name = "hands"
+
+    def __init__(self, rng: Random) -> None:
+        lanes = rng.randint(1, 5)
+        self._rows = [(number, number % lanes) for number in range(rng.randint(30, 100))]
+        self._source = _rows_source(self._rows, "id long, lane long", rng.randint(1, 4))
+
+    def build(self, pipeline: Pipeline, site: Site) -> None:
+        (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
+            .rebalance()
+            .process("deal", _Deal(site.trip), returns="id long", parallelism=site.parallelism("deal"))
+            .to("out", site.sink(), parallelism=site.parallelism("out")))
+
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+        held = state_of("deal", "waiting")
+        expect_rows("ids", [row[0] for row in rows("out")] + held, [number for number, _ in self._rows])
+        counts: Counter[int] = Counter()
+        for entry in state_of("deal", "lanes"):
+            counts[entry["lane"]] += entry["n"]
+        expect_rows("lanes", counts.items(), Counter(lane for _, lane in self._rows).items())
+
+
+# -------------------------------------------------------------------------------------------------------- sides
+
+
+class _Sort(Process):
+    def __init__(self, trip: Trip) -> None:
+        self._trip = trip
+
+    def process(self, record: Any, ctx: Any) -> Iterable[Row]:
+        self._trip.at(record)
+        if record.n % 3 == 0:
+            ctx.side("thirds", (record.n, "third"))
+        else:
+            yield (record.n,)
+
+
+def _doubled(row: Any) -> list[Row]:
+    return [(row.n,), (row.n + 1000,)]
+
+
+def _upper(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch([batch.column(0), pa.array([text.upper() for text in batch.column(1).to_pylist()])],
+                           schema=batch.schema)
+
+
+class Sides(SimulatedJob):
+    """Union, flat_map, side outputs, map_batches, rebalance, and two sinks."""
+
+    name = "sides"
+
+    def __init__(self, rng: Random) -> None:
+        count = rng.randint(15, 50)
+        self._rows = [(number,) for number in range(2 * count)]
+        self._sources = (_rows_source(self._rows[:count], "n long", rng.randint(1, 3)),
+                         _rows_source(self._rows[count:], "n long", rng.randint(1, 3)))
+
+    def build(self, pipeline: Pipeline, site: Site) -> None:
+        one = pipeline.source("one", site.source(self._sources[0]), parallelism=site.parallelism("one"))
+        two = pipeline.source("two", site.source(self._sources[1]), parallelism=site.parallelism("two"))
+        sorted_out = (one.union(two.flat_map(_doubled, returns="n long"))
+                      .process("sort", _Sort(site.trip), returns="n long", side_outputs={"thirds": "n long, word string"},
+                               parallelism=site.parallelism("sort")))
+        sorted_out.map(lambda row: (row.n, -row.n), returns="n long, minus long").to(
+            "rest", site.sink(), parallelism=site.parallelism("rest"))
+        sorted_out.side_output("thirds").rebalance().map_batches(
+            _upper, returns="n long, word string", parallelism=site.parallelism("upper")).to("thirds", site.sink())
+
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+        half = len(self._rows) // 2
+        numbers = [n for (n,) in self._rows] + [n + 1000 for (n,) in self._rows[half:]]
+        expect_rows("rest", rows("rest"), [(n, -n) for n in numbers if n % 3])
+        expect_rows("thirds", rows("thirds"), [(n, "THIRD") for n in numbers if n % 3 == 0])
+
+
+JOBS: dict[str, type[Any]] = {job.name: job for job in (RunningSums, Windows, Pairs, Rules, Hands, Sides)}

@@ -1,0 +1,120 @@
+"""The simulated world: one clock, one queue of events, one source of chance, one trace.
+
+Everything that happens is an event at a time in microseconds; the next one is taken, the clock jumps to it, and it may
+put further ones into the queue. How long anything takes is drawn from the seeded `rng`, so that everything which could
+happen in any order does so in some order under some seed, and in the same order whenever that seed is run again.
+
+Invariants: nothing here or in the other modules of the simulation reads a real clock, or takes chance from anywhere but
+`rng`; one thread of control at a time (see `background.py` for the coroutines).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+TRACE_LINES_KEPT = 60
+MONOTONIC_START_US = 5_000_000_000
+WALL_START_MS = 1_700_000_000_000
+
+
+class ProcessCrashed(BaseException):
+    """Ends whatever a simulated process is doing. No `except Exception` of the engine's holds it up."""
+
+
+class Violation(BaseException):
+    """Something happened that must never happen."""
+
+
+class SimulatedClock:
+    """The clock of every simulated process. The time of day may jump; the monotonic time does not."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.jumped_ms = 0
+
+    def now_ms(self) -> int:
+        return WALL_START_MS + self._world.now_us // 1000 + self.jumped_ms
+
+    def monotonic_ms(self) -> int:
+        return self._world.now_us // 1000
+
+
+class Trace:
+    """What happened: the last lines for people, a digest of all for comparing two runs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lines: deque[str] = deque(maxlen=TRACE_LINES_KEPT)
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def add(self, line: str) -> None:
+        self.count += 1
+        self._lines.append(line)
+        self._digest.update(line.encode())
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    @property
+    def last_lines(self) -> list[str]:
+        return list(self._lines)
+
+
+class World:
+    """Time and chance. `slowness` stretches what is drawn for one kind of work, by the kind's name."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now_us = MONOTONIC_START_US
+        self.clock = SimulatedClock(self)
+        self.trace = Trace()
+        self.violation: str | None = None
+        self.acting: Any = None                # the process whose turn it is
+        self.slowness: dict[str, float] = {}
+        self.event_count = 0
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._event_number = 0
+
+    def at(self, at_us: int, action: Callable[[], None]) -> None:
+        """Two events at one time happen in the order in which they were asked for."""
+        self._event_number += 1
+        heapq.heappush(self._events, (max(at_us, self.now_us), self._event_number, action))
+
+    def after(self, delay_us: int, action: Callable[[], None]) -> None:
+        self.at(self.now_us + delay_us, action)
+
+    def happen(self) -> bool:
+        """The next event; False where there is none."""
+        if not self._events:
+            return False
+        self.event_count += 1
+        self.now_us, _, action = heapq.heappop(self._events)
+        action()
+        return True
+
+    def delay_us(self, kind: str, typical_us: int) -> int:
+        """Mostly around what is typical, in one of ten cases up to ten times as long, rarely up to forty times."""
+        drawn = self.rng.random()
+        if drawn < 0.9:
+            factor = 0.2 + drawn
+        elif drawn < 0.99:
+            factor = 1.0 + (drawn - 0.9) * 100
+        else:
+            factor = 10.0 + (drawn - 0.99) * 3000
+        return max(1, int(typical_us * factor * self.slowness.get(kind, 1.0)))
+
+    def tell(self, line: str) -> None:
+        self.trace.add(f"{(self.now_us - MONOTONIC_START_US) / 1000:10.3f} ms  {line}")
+
+    def violate(self, what: str) -> NoReturn:
+        """Ends the run. The first violation is the one that is reported."""
+        if self.violation is None:
+            self.violation = what
+            self.tell(f"VIOLATION: {what}")
+        raise Violation(what)

@@ -1,0 +1,129 @@
+"""Jobs that several tests run, the answers a sequential computation gives, and the checks after a run.
+
+The ledger: numbered records of many keys, each key in one split of a generator, so that the order within a key is given.
+The keyed process writes for each record the key, its running number within the key and a sum that depends on the order of
+all records of the key before it. So the committed rows are equal to `ledger_of(…)` exactly if nothing was lost, doubled or
+reordered within a key, and nothing of the state was.
+
+No pytest in here: slots import this module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+import tidegate as tg
+from tidegate.runtime.job import Job
+from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.layout import job_address
+from tidegate.store.opening import open_store
+
+SPLITS = 6
+KEYS_PER_SPLIT = 50
+RECORD = "key long, amount long"
+LEDGER = "key long, number long, total long"
+MODULUS = 1_000_003
+
+PATIENCE_S = 60.0
+
+
+def records(split: int, start: int, count: int) -> dict[str, np.ndarray]:
+    i = np.arange(start, start + count, dtype=np.int64)
+    return {"key": split + SPLITS * (i * 7919 % KEYS_PER_SPLIT), "amount": (i * 2_654_435_761 + split) % 1009}
+
+
+class Ledger(tg.KeyedProcess):
+    number = tg.value("long", default=0)
+    total = tg.value("long", default=0)
+
+    def process(self, record: Any, ctx: Any) -> Iterator[tuple[int, int, int]]:
+        number, total = self.number.get() + 1, (self.total.get() * 31 + record.amount) % MODULUS
+        self.number.set(number)
+        self.total.set(total)
+        yield record.key, number, total
+
+
+def build_ledger(job: Job, sink: tg.Sink, *, rows: int | None, rate: float | None = None) -> Job:
+    source = tg.sources.generator(records, schema=RECORD, rows=rows, rate=rate, splits=SPLITS)
+    job.source("records", source).key_by("key").process("ledger", Ledger(), returns=LEDGER).to("out", sink)
+    return job
+
+
+def ledger_of(rows: int) -> list[tuple[int, int, int]]:
+    """What the job has to write for the first `rows` records, by key and number."""
+    out: list[tuple[int, int, int]] = []
+    state: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for split in range(SPLITS):
+        count = (rows - split + SPLITS - 1) // SPLITS
+        made = records(split, 0, count)
+        for key, amount in zip(made["key"].tolist(), made["amount"].tolist(), strict=True):
+            number, total = state[key]
+            state[key] = number, total = number + 1, (total * 31 + amount) % MODULUS
+            out.append((key, number, total))
+    return sorted(out)
+
+
+def committed(folder: Path) -> list[tuple[Any, ...]]:
+    """The rows of the committed files, in the order in which epochs made them visible."""
+    parts = sorted(folder.glob("part-*.parquet"), key=lambda path: [int(n) for n in re.findall(r"-(\d+)(?=-)", path.name)])
+    return [tuple(row.values()) for part in parts for row in pq.read_table(part, partitioning=None).to_pylist()]
+
+
+def check_ledger(rows_written: list[tuple[Any, ...]], rows: int) -> None:
+    """The rows are those of the sequential computation, each once and in order within each key."""
+    check_order(rows_written)
+    expected = ledger_of(rows)
+    got = sorted(rows_written)
+    if got != expected:
+        missing, surplus = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
+        raise AssertionError(f"{len(got)} rows of {len(expected)}; {len(got) - len(set(got))} doubled; "
+                             f"missing {len(missing)}: {missing[:5]}…; wrong {len(surplus)}: {surplus[:5]}…")
+
+
+def check_order(rows_written: list[tuple[Any, ...]]) -> None:
+    seen: dict[int, int] = {}
+    for key, number, _ in rows_written:
+        assert number == seen.get(key, 0) + 1, f"key {key}: number {number} came after {seen.get(key, 0)}"
+        seen[key] = number
+
+
+def check_clean(snapshots: Path, job: str, out: Path | None = None) -> None:
+    """Every snapshot is whole, the store holds nothing else, and no output is left pending."""
+    store = open_store(job_address(str(snapshots), job))
+    catalog = SnapshotCatalog(store)
+    listed: set[str] = set()
+    assert catalog.epochs(), "no snapshot at all"
+    for epoch in catalog.epochs():
+        catalog.verify(epoch)
+        listed |= {file.name for file in catalog.load(epoch).files()}
+    assert set(store.list("state")) == listed, "files that no snapshot lists, or the other way round"
+    if out is not None:
+        assert os.listdir(out / "_tidegate") == [], "pending output after a clean end"
+
+
+def until(condition: Callable[[], Any], what: str, *, handle: tg.Handle | None = None,
+          patience_s: float = PATIENCE_S) -> Any:
+    """Waits for something to be true (and gives it); not for a job that has ended meanwhile."""
+    give_up_s = time.monotonic() + patience_s
+    while True:
+        over = handle is not None and handle.status.terminal
+        found = condition()
+        if found:
+            return found
+        told = "" if handle is None else f" ({handle.status}, {handle.failures})"
+        assert not over, f"the job ended before {what}{told}"
+        assert time.monotonic() < give_up_s, f"still waiting for {what} after {patience_s} s{told}"
+        time.sleep(0.005)
+
+
+def completed(handle: tg.Handle) -> list[int]:
+    return [report.epoch for report in handle.epochs if report.completed_ms is not None]

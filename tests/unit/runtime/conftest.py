@@ -1,0 +1,77 @@
+"""What the tests that run jobs on plain processes share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidegate as tg
+from tests.jobs import build_ledger, until
+from tidegate.testing.processes import ProcessJob
+
+
+class Bench:
+    """A folder with a job's snapshots and its output, and the jobs that were started on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.snapshots = folder / "snapshots"
+        self.out = folder / "out"
+        self.handles: list[tg.Handle] = []
+
+    def job(self, name: str = "job", *, slots: int = 2, every: Any = "100 ms", make: type[ProcessJob] = ProcessJob,
+            restart: Any = None, tuning: tg.Tuning | None = None, **snapshots: Any) -> ProcessJob:
+        return make(name, slots=slots, restart=restart or tg.FixedDelay(attempts=20, delay_ms=0),
+                    tuning=tuning or tg.Tuning(),
+                    snapshots=tg.Snapshots(to=str(self.snapshots), every=every, **snapshots))
+
+    def ledger(self, *, rows: int | None, rate: float | None = None, **rest: Any) -> tg.Handle:
+        return self.start(build_ledger(self.job(**rest), tg.sinks.parquet(self.out), rows=rows, rate=rate))
+
+    def start(self, job: ProcessJob) -> tg.Handle:
+        handle = job.start()
+        self.handles.append(handle)
+        return handle
+
+    def finish(self, build: Callable[[ProcessJob], None], **rest: Any) -> tg.Handle:
+        """Runs a job of one's own to its end."""
+        job = self.job(**rest)
+        build(job)
+        handle = self.start(job)
+        assert handle.wait(60) is tg.Status.FINISHED
+        return handle
+
+
+@pytest.fixture
+def bench(tmp_path: Path, no_leaked_threads: None) -> Iterator[Bench]:
+    """Ends the jobs that a test leaves running, and looks whether their processes are gone."""
+    bench = Bench(tmp_path)
+    yield bench
+    for handle in bench.handles:
+        if not handle.status.terminal:
+            handle.cancel()
+    for handle in bench.handles:
+        for attempt in handle.attempts:
+            for pid in attempt.slots.values():
+                until(lambda pid=pid: not alive(pid), f"the end of process {pid}")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (a dead child that nobody has waited for does not)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0] != b"Z"
+    except FileNotFoundError:
+        return False
+
+
+def stat_of(pid: int, name: str) -> int:
+    """A line of /proc/<pid>/status in bytes, such as VmRSS."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {name} of {pid}, here is {os.getpid()}")

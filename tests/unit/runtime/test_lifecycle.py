@@ -1,0 +1,213 @@
+"""The life of a job on plain processes: it runs to the end, is stopped, cancelled, started again, rescaled, fenced off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tidegate as tg
+from tests.jobs import build_ledger, check_clean, check_ledger, check_order, committed, completed, until
+from tests.unit.runtime.conftest import Bench
+from tidegate.errors import JobError, JobFailed
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_a_bounded_job_finishes_with_the_output_of_a_sequential_computation(bench: Bench, slots: int) -> None:
+    handle = bench.ledger(rows=30_000, slots=slots)
+    assert handle.wait(60) is tg.Status.FINISHED
+    check_ledger(committed(bench.out), 30_000)
+    check_clean(bench.snapshots, "job", bench.out)
+    assert handle.failures == []
+    (attempt,) = handle.attempts
+    assert attempt.restored_epoch is None and sorted(attempt.slots) == list(range(slots))
+    assert handle.epochs[-1].ending == "input-ended"
+    assert [report.epoch for report in handle.epochs] == list(range(1, len(handle.epochs) + 1))
+
+
+def test_output_becomes_visible_while_the_job_runs(bench: Bench) -> None:
+    handle = bench.ledger(rows=None, rate=5_000)
+    until(lambda: len(completed(handle)) >= 2, "two snapshots", handle=handle)
+    first = until(lambda: committed(bench.out), "committed rows", handle=handle)
+    check_order(first)
+    until(lambda: len(committed(bench.out)) > len(first), "more committed rows", handle=handle)
+    assert handle.status is tg.Status.RUNNING
+    assert handle.stop(drain=True) is tg.Status.STOPPED
+    check_ledger_prefix(bench)
+
+
+def check_ledger_prefix(bench: Bench) -> None:
+    """Rows of an unbounded run: each key's are those of the sequential computation, as far as they go."""
+    rows = committed(bench.out)
+    check_order(rows)
+    longest = max(number for _, number, _ in rows)
+    from tests.jobs import KEYS_PER_SPLIT, SPLITS, ledger_of
+    assert set(rows) <= set(ledger_of((longest + 1) * KEYS_PER_SPLIT * SPLITS))
+
+
+def test_a_stopped_job_goes_on_exactly_where_it_was(bench: Bench) -> None:
+    rows = 20_000
+    handle = bench.ledger(rows=rows, rate=20_000)
+    until(lambda: completed(handle), "a snapshot", handle=handle)
+    assert handle.stop() is tg.Status.STOPPED
+    assert handle.epochs[-1].ending == "stop"
+    before = committed(bench.out)
+    check_order(before)
+    assert 0 < len(before) < rows
+    check_clean(bench.snapshots, "job", bench.out)
+
+    again = bench.ledger(rows=rows)
+    assert again.wait(60) is tg.Status.FINISHED
+    assert again.attempts[0].restored_epoch == handle.epochs[-1].epoch
+    assert again.attempts[0].attempt > handle.attempts[-1].attempt
+    assert again.epochs[0].epoch > handle.epochs[-1].epoch
+    after = committed(bench.out)
+    assert after[:len(before)] == before
+    check_ledger(after, rows)
+    check_clean(bench.snapshots, "job", bench.out)
+
+
+def test_a_cancelled_job_goes_on_from_its_last_snapshot(bench: Bench) -> None:
+    rows = 20_000
+    handle = bench.ledger(rows=rows, rate=20_000)
+    until(lambda: len(completed(handle)) >= 2, "two snapshots", handle=handle)
+    assert handle.cancel() is tg.Status.CANCELLED
+    again = bench.ledger(rows=rows)
+    assert again.wait(60) is tg.Status.FINISHED
+    assert again.attempts[0].restored_epoch >= completed(handle)[-1]
+    check_ledger(committed(bench.out), rows)
+    check_clean(bench.snapshots, "job", bench.out)
+
+
+def test_a_job_goes_on_at_any_number_of_slots(bench: Bench) -> None:
+    rows = 40_000
+    for slots, end in ((2, tg.Handle.stop), (3, tg.Handle.cancel), (1, tg.Handle.stop)):
+        handle = bench.ledger(rows=rows, rate=20_000, slots=slots)
+        until(lambda handle=handle: completed(handle), f"a snapshot on {slots} slots", handle=handle)
+        end(handle)
+        assert handle.failures == []
+    last = bench.ledger(rows=rows, slots=3)
+    assert last.wait(60) is tg.Status.FINISHED
+    check_ledger(committed(bench.out), rows)
+    check_clean(bench.snapshots, "job", bench.out)
+
+
+class Remind(tg.KeyedProcess):
+    """Keeps what it gets until event time has passed the record's by an hour."""
+
+    waiting = tg.list("long")
+
+    def process(self, record: Any, ctx: Any) -> None:
+        self.waiting.add(record.n)
+        ctx.timers.event_time(record.at + 3_600_000)
+
+    def on_timer(self, at: int, ctx: Any) -> Iterator[tuple[int, int, list[int]]]:
+        yield ctx.key, at, list(self.waiting.get())
+
+
+def reminders(bench: Bench, source: tg.Source, **rest: Any) -> tg.Handle:
+    job = bench.job(**rest)
+    stream = job.source("in", source).with_watermark("at", "0 s").key_by("key")
+    stream.process("remind", Remind(), returns="key long, at long, seen array<long>").to("out", tg.sinks.parquet(bench.out))
+    return bench.start(job)
+
+
+def test_draining_fires_the_timers_and_stopping_keeps_them(bench: Bench) -> None:
+    def row(i: int) -> tuple[int, int, int]:
+        return i % 3, i, 1_000 * (i // 30)
+
+    source = tg.sources.generator(make_row=row, schema="key long, n long, at long", rate=300, splits=1)
+    handle = reminders(bench, source)
+    until(lambda: completed(handle), "a snapshot", handle=handle)
+    assert handle.stop() is tg.Status.STOPPED
+    assert committed(bench.out) == []
+
+    again = reminders(bench, source, slots=3)
+    until(lambda: completed(again), "a snapshot", handle=again)
+    assert again.stop(drain=True) is tg.Status.STOPPED
+    assert again.epochs[-1].ending == "drain"
+    fired = committed(bench.out)
+    seen = {key: numbers for key, _, numbers in fired}
+    assert set(seen) == {0, 1, 2}
+    count = sum(map(len, seen.values()))
+    assert seen == {key: [i for i in range(count) if i % 3 == key] for key in range(3)}
+    assert sorted((key, at) for key, at, _ in fired) == sorted(
+        {(i % 3, 3_600_000 + 1_000 * (i // 30)) for i in range(count)})
+
+
+def test_a_snapshot_can_be_asked_for(bench: Bench) -> None:
+    handle = bench.ledger(rows=None, rate=5_000, every=None)
+    until(lambda: handle.status is tg.Status.RUNNING, "the job to run")
+    first, second = handle.snapshot(), handle.snapshot()
+    assert first.epoch < second.epoch
+    assert second.duration_ms is not None and second.bytes > 0 and second.aborted is None
+    assert [report.epoch for report in handle.epochs] == [first.epoch, second.epoch]
+
+
+def test_run_blocks_until_the_end(bench: Bench) -> None:
+    job = build_ledger(bench.job(), tg.sinks.parquet(bench.out), rows=1_000)
+    assert job.run() is tg.Status.FINISHED
+    check_ledger(committed(bench.out), 1_000)
+
+
+def test_a_finished_job_that_is_started_again_finishes_again_and_adds_nothing(bench: Bench) -> None:
+    for _ in range(2):
+        handle = bench.ledger(rows=1_000)
+        assert handle.wait(60) is tg.Status.FINISHED
+        check_ledger(committed(bench.out), 1_000)
+    assert handle.stop() is tg.Status.FINISHED
+    assert handle.cancel() is tg.Status.FINISHED
+
+
+def test_a_job_can_be_cancelled_and_stopped_before_it_runs(bench: Bench) -> None:
+    cancelled, stopped = bench.ledger(rows=None, name="a"), bench.ledger(rows=None, name="b", rate=1_000)
+    assert cancelled.cancel() is tg.Status.CANCELLED
+    assert stopped.stop() is tg.Status.STOPPED
+    assert cancelled.failures == stopped.failures == []
+
+
+def test_who_starts_a_job_a_second_time_fences_off_the_first(bench: Bench) -> None:
+    rows = 20_000
+    first = bench.ledger(rows=rows, rate=5_000)
+    until(lambda: completed(first), "a snapshot", handle=first)
+    second = bench.ledger(rows=rows, rate=40_000)
+    with pytest.raises(JobFailed, match="FencedOff: attempt 1 is over: 2 was claimed"):
+        first.wait(60)
+    assert second.wait(60) is tg.Status.FINISHED
+    assert second.failures == []
+    check_ledger(committed(bench.out), rows)
+
+
+def test_a_job_that_no_longer_fits_its_snapshots_says_so_and_deploys_nothing(bench: Bench) -> None:
+    assert bench.ledger(rows=500).wait(60) is tg.Status.FINISHED
+    changed = bench.ledger(rows=500, tuning=tg.Tuning(key_group_count=64))
+    with pytest.raises(JobFailed, match="128 key-groups and the job 64"):
+        changed.wait(60)
+    assert changed.attempts == []
+
+
+def test_a_function_that_cant_travel_is_refused_at_the_start_and_named(bench: Bench) -> None:
+    lock = threading.Lock()
+
+    def locked(record: Any) -> tuple[Any, ...]:
+        with lock:
+            return (record.key,)
+
+    job = bench.job()
+    stream = job.source("in", tg.sources.rows([(1,)], "key long"))
+    stream.map(locked, returns="key long", name="count words").to("out", tg.sinks.collect())
+    with pytest.raises(JobError, match=r"can't be sent to its slots.*look at \['count words'\].*`open`"):
+        job.start()
+
+
+def test_heartbeats_bring_the_counters_of_every_subtask(bench: Bench) -> None:
+    handle = bench.ledger(rows=None, rate=2_000, slots=2, tuning=tg.Tuning(heartbeat_ms=50))
+
+    def read() -> int:
+        return sum(values["records_in"] for values in handle.metrics.values())
+
+    seen = until(read, "counters", handle=handle)
+    until(lambda: read() > seen, "counters that grow", handle=handle)
+    assert len(handle.metrics) == 4

@@ -1,0 +1,53 @@
+"""What a user sets is checked when it is said, and the complaint says what to change."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+import tidegate as tg
+from tidegate.errors import JobError, SchemaError
+from tidegate.testing.processes import ProcessJob
+
+
+def test_durations_may_be_text_numbers_or_timedeltas() -> None:
+    settings = tg.Snapshots(to="x", every=timedelta(seconds=2), min_pause=5, timeout="3 s").coordinator_settings()
+    assert (settings.interval_ms, settings.min_pause_ms, settings.timeout_ms) == (2_000, 5, 3_000)
+
+
+def test_no_interval_means_only_final_snapshots_and_those_asked_for() -> None:
+    assert tg.Snapshots(to="x", every=None).coordinator_settings().interval_ms is None
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    (dict(retain=0), "at least one snapshot must be kept"),
+    (dict(every="soon"), "soon"),
+    (dict(every="0 s"), "every"),
+    (dict(timeout=0), "timeout"),
+    (dict(every=-5), "-5"),
+    (dict(tolerable_failures=-1), "tolerable_failures"),
+])
+def test_snapshots_that_cant_be_are_refused(wrong: dict[str, object], told: str) -> None:
+    with pytest.raises((JobError, SchemaError), match=told):
+        tg.Snapshots(to="x", **wrong)
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    (dict(key_group_count=0), "key_group_count=0"),
+    (dict(key_group_count=40_000), "choose 1 to 32768"),
+    (dict(max_batch_rows=0), "max_batch_rows"),
+    (dict(linger_ms=-1), "linger_ms"),
+    (dict(heartbeat_ms=1_000, heartbeat_timeout_ms=2_000), "more than twice"),
+    (dict(heartbeat_ms=0), "at least 1"),
+    (dict(deploy_timeout_ms=0), "deploy_timeout_ms=0"),
+])
+def test_tuning_that_cant_be_is_refused(wrong: dict[str, int], told: str) -> None:
+    with pytest.raises(JobError, match=told):
+        tg.Tuning(**wrong)
+
+
+@pytest.mark.parametrize(("name", "slots", "told"), [("", 1, "needs a name"), ("job", 0, "slots=0")])
+def test_a_job_needs_a_name_and_a_slot(name: str, slots: int, told: str) -> None:
+    with pytest.raises(JobError, match=told):
+        ProcessJob(name, slots=slots)

@@ -1,0 +1,161 @@
+"""A user's function that fails: the job ends as its restart strategy says, and the user sees their own traceback."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tidegate as tg
+from tests.jobs import committed
+from tests.unit.runtime.conftest import Bench
+from tidegate.dataflow.contracts import SourceContext, SourceReader
+from tidegate.errors import JobFailed
+from tidegate.testing.processes import ProcessJob
+
+ROWS = [(key, number) for number in range(100) for key in ("a", "b")]
+SOURCE = tg.sources.rows(ROWS, "key string, number long")
+
+
+class Fails(tg.KeyedProcess):
+    """Fails at one record, in the method that it is told to."""
+
+    count = tg.value("long", default=0)
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def open(self, ctx: Any) -> None:
+        if self.where == "open":
+            raise ConnectionError("no database at db:5432")
+
+    def process(self, record: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
+        self.count.set(self.count.get() + 1)
+        if self.where == "process" and record == ("b", 42):
+            self.look_up(record)
+        if self.where == "timer":
+            ctx.timers.processing_time(ctx.now_ms())
+        if self.where == "schema" and record.number == 42:
+            yield record.key, "forty-two"
+        yield record.key, self.count.get()
+
+    def on_timer(self, at: int, ctx: Any) -> None:
+        raise ZeroDivisionError(f"timer of {ctx.key}")
+
+    def look_up(self, record: Any) -> None:
+        raise KeyError(f"no price for {record.number}")
+
+
+def failing(where: str) -> Callable[[ProcessJob], None]:
+    def build(job: ProcessJob) -> None:
+        stream = job.source("in", SOURCE).key_by("key").process("count words", Fails(where), returns="key string, n long")
+        stream.to("out", tg.sinks.collect())
+
+    return build
+
+
+def run_to_failure(bench: Bench, build: Callable[[ProcessJob], None], restart: Any) -> tuple[tg.Handle, JobFailed]:
+    job = bench.job(restart=restart)
+    build(job)
+    handle = bench.start(job)
+    with pytest.raises(JobFailed) as failed:
+        handle.wait(60)
+    assert handle.status is tg.Status.FAILED
+    return handle, failed.value
+
+
+def test_without_restarts_the_first_failure_ends_the_job_in_the_users_own_terms(bench: Bench) -> None:
+    handle, failed = run_to_failure(bench, failing("process"), tg.NoRestart())
+    assert failed.operator == "count words"
+    assert failed.record is not None and "key='b'" in failed.record and "number=42" in failed.record
+    assert failed.user_traceback is not None
+    assert failed.user_traceback.startswith("Traceback (most recent call last):")
+    assert "self.look_up(record)" in failed.user_traceback and "in look_up" in failed.user_traceback
+    assert failed.user_traceback.rstrip().endswith("KeyError: 'no price for 42'")
+    assert "tidegate/" not in failed.user_traceback, "the engine's own frames"
+    for told in ("'job' failed", "'count words'", "number=42", failed.user_traceback):
+        assert told in str(failed)
+    assert len(handle.failures) == len(handle.attempts) == 1
+    assert handle.failures[0].attempt == 1 and handle.failures[0].operator == "count words"
+    assert handle.results("out") == []
+
+
+def test_a_fixed_number_of_restarts_is_tried_and_then_the_users_error_is_told(bench: Bench) -> None:
+    handle, failed = run_to_failure(bench, failing("process"), tg.FixedDelay(attempts=2, delay_ms=10))
+    assert [failure.attempt for failure in handle.failures] == [1, 2, 3] == [a.attempt for a in handle.attempts]
+    assert all(failure.user_traceback for failure in handle.failures), handle.failures
+    assert "after 3 failures" in str(failed) and "no price for 42" in str(failed)
+
+
+@pytest.mark.parametrize(("where", "told"), [
+    ("open", "ConnectionError: no database at db:5432"),
+    ("timer", "ZeroDivisionError: timer of "),
+    ("schema", "'n'.*'forty-two'"),
+])
+def test_every_method_of_a_function_is_covered(bench: Bench, where: str, told: str) -> None:
+    _, failed = run_to_failure(bench, failing(where), tg.NoRestart())
+    assert "'count words'" in str(failed)
+    assert re.search(told, str(failed))
+
+
+class _BrokenReader(SourceReader):
+    def poll(self, max_rows: int) -> pa.RecordBatch | None:
+        raise TimeoutError("the broker is gone")
+
+    def offsets(self) -> dict[str, int]:
+        return {}
+
+    @property
+    def finished(self) -> bool:
+        return False
+
+
+class BrokenSource(tg.Source):
+    schema = pa.schema([("n", pa.int64())])
+    bounded = False
+
+    def open(self, context: SourceContext) -> SourceReader:
+        return _BrokenReader()
+
+
+def test_a_source_of_ones_own_is_blamed_by_its_name(bench: Bench) -> None:
+    def build(job: ProcessJob) -> None:
+        job.source("orders", BrokenSource()).to("out", tg.sinks.collect())
+
+    _, failed = run_to_failure(bench, build, tg.NoRestart())
+    assert failed.operator == "orders"
+    assert "TimeoutError: the broker is gone" in str(failed)
+
+
+def test_an_error_behind_a_shuffle_is_told_by_the_slot_that_had_it(bench: Bench) -> None:
+    """The slots upstream lose their channels at the same moment; their complaint must not hide the cause."""
+    def fail(record: Any) -> tuple[Any, ...]:
+        raise ValueError(f"bad record {record.number}")
+
+    def build(job: ProcessJob) -> None:
+        source = tg.sources.generator(make_row=lambda i: (str(i % 7), i), schema="key string, number long", splits=3)
+        job.source("in", source).rebalance().map(fail, returns="n long", name="parse").to("out", tg.sinks.collect())
+
+    handle, failed = run_to_failure(bench, build, tg.NoRestart())
+    assert failed.operator == "parse" and "ValueError: bad record" in str(failed), handle.failures
+
+
+def test_a_function_that_fails_now_and_then_only_delays_the_job(bench: Bench) -> None:
+    marks = bench.folder / "failed-once"
+
+    def now_and_then(record: Any) -> tuple[Any, ...]:
+        if record.number == 50 and not marks.exists():
+            marks.touch()
+            raise OSError("try again")
+        return tuple(record)
+
+    def build(job: ProcessJob) -> None:
+        stream = job.source("in", SOURCE).map(now_and_then, returns="key string, number long")
+        stream.to("out", tg.sinks.parquet(bench.out))
+
+    handle = bench.finish(build, restart=tg.Exponential(initial_ms=10, maximum_ms=100))
+    assert [failure.user_traceback is not None for failure in handle.failures] == [True]
+    assert sorted(committed(bench.out)) == sorted(ROWS)

@@ -59,7 +59,7 @@ class Stage(Protocol):
 
     def current_master(self) -> MasterProcess | None: ...
 
-    def replace_master(self, *, zombie: bool) -> None: ...
+    def take_over(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ class Faults:
         master = self.stage.current_master()
         if master is None:
             return None
-        self.stage.replace_master(zombie=True)
+        self.stage.take_over()
         return f"{master.name} lives on"
 
     def _master_stops(self, _: Any) -> str | None:

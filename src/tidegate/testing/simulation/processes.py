@@ -44,8 +44,6 @@ class Surroundings(Protocol):
 
     def store_for(self, process: SlotProcess | MasterProcess) -> Store: ...
 
-    def plan(self) -> Plan: ...
-
     def note(self, occasion: str, process: SlotProcess | MasterProcess) -> None: ...
 
     def announced(self, attempt: int, message: Message) -> None: ...
@@ -109,7 +107,7 @@ class SlotProcess(_Process):
         self._restoring: Coroutine | None = None
         world = SlotWorld(network=SlotNetwork(wiring, self), store=surroundings.store_for(self), clock=self._world.clock,
                           background=self.background, tell=self._tell)
-        self.slot = Slot(index, plan=surroundings.plan(), settings=settings, attempt=attempt, world=world)
+        self.slot = Slot(index, plan=master.make_plan(), settings=settings, attempt=attempt, world=world)
         self._world.after(self._world.delay_us("boot", BOOT_US), self._boot)
 
     def _boot(self) -> None:
@@ -155,7 +153,8 @@ class SlotProcess(_Process):
             self._wake_at(self._world.now_us + max(1000 * self.slot.wait_ms(), IDLE_TURN_US))
 
     def _step(self) -> bool:
-        return self.slot.step()
+        self._surroundings.note("step", self)
+        return self.alive and self.slot.step()
 
     def _take_message(self) -> bool:
         wire = self._inbox.popleft()
@@ -287,11 +286,13 @@ class _Deployer:
 class MasterProcess(_Process):
     """A driver. It ends when its master has come to a terminal status."""
 
-    def __init__(self, surroundings: Surroundings, *, number: int, settings: JobSettings, on_end: Callable[[], None]) -> None:
+    def __init__(self, surroundings: Surroundings, *, number: int, settings: JobSettings, make_plan: Callable[[], Plan],
+                 on_end: Callable[[], None]) -> None:
         super().__init__(surroundings, f"master {number}")
+        self.make_plan = make_plan          # every slot gets its own, as it would by pickling
         self.deployments: list[SimulatedDeployment] = []
         self.links = MasterLinks(self._world, surroundings.announced)
-        plan = surroundings.plan()
+        plan = make_plan()
         catalog = SnapshotCatalog(surroundings.store_for(self), claimant=self.name)
         self.master = Master(
             plan=plan, settings=settings, catalog=catalog, links=self.links, clock=self._world.clock,

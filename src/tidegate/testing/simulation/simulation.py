@@ -1,6 +1,6 @@
 """One simulated life of a job: from its first deployment to its end, with everything that a seed lets happen.
 
-    Simulation(seed=17).run()           raises SimulationFailed, with the story, where something is wrong
+    Simulation(17).run()        raises SimulationFailed, with the story, where something is wrong
 
 The seed decides the job, its layout, what goes wrong, and whether it is stopped or cancelled half-way to go on with
 another number of slots. The run ends when the job has finished and every process, zombies included, is gone; then all
@@ -9,15 +9,14 @@ checks are made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from types import TracebackType
 
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.plan import Plan
 from tidegate.dataflow.stream import Pipeline
 from tidegate.protocol.restart import FixedDelay
-from tidegate.runtime.master import Master
 from tidegate.runtime.messages import Message
 from tidegate.runtime.reports import Status
 from tidegate.runtime.settings import JobSettings, Snapshots, Tuning
@@ -30,22 +29,22 @@ from tidegate.testing.simulation.jobs import JOBS, SimulatedJob, Site
 from tidegate.testing.simulation.network import Wiring
 from tidegate.testing.simulation.processes import MasterProcess, SlotProcess
 from tidegate.testing.simulation.store import ProcessStore, SharedMemory
-from tidegate.testing.simulation.world import Violation, World
+from tidegate.testing.simulation.world import MONOTONIC_START_US, Violation, World
 
 LONGEST_US = 400_000_000
-MOST_EVENTS = 400_000
+MOST_EVENTS = 300_000
 SNAPSHOT_AFTER_HEALING_US = 60_000_000
-DRIVER_RESTART_US = 20_000
-MOST_DRIVERS = 60
+DRIVER_RESTART_US = 10_000
+MOST_SLOTS = 4
 
 
 class SimulationFailed(AssertionError):
-    """Something that must not happen did; the message is the story of how."""
+    """Something happened that must not; the message is the story of how."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """The user ends the job after a while, and starts it again with other slots."""
+    """The user ends the job after a while, and starts it again with another number of slots."""
 
     after_us: int
     how: str                # "stop", "drain" or "cancel"
@@ -54,7 +53,7 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run has come to, for those who compare or count."""
+    """What a run has come to, for those who compare and count."""
 
     digest: str
     event_count: int
@@ -72,42 +71,211 @@ class Simulation:
         self.world = World(seed)
         self.coroutines = Coroutines()
         self.trip = Trip()
-        rng = self._rng = Random(f"scenario {seed}")
         self.shared = SharedMemory()
         self.witness = Witness(self.world, self.shared.memory)
-        self.job: SimulatedJob = JOBS[job or rng.choice(sorted(JOBS))](rng)
+        rng = self._rng = Random(f"scenario {seed}")
+        drawn = rng.choice(sorted(JOBS))
+        self.job: SimulatedJob = JOBS[job or drawn](rng)
         self.settings = _settings(rng)
-        self.chaining = rng.random() < 0.7
         self.channel_elements = rng.choice((1, 3, 16))
         self.interruptions = _interruptions(rng, can_drain=self.job.can_drain)
         self.masters: list[MasterProcess] = []
-        self._site_number = 0
+        self.finished = False
         self.faults = Faults(self, self.world.rng, rates or FaultRates())
         self.external = External(self.world, outage=self.faults.outage, before_commit=self.witness.before_commit)
-        self.site = self._new_site(rng.randint(1, 4))
-        self._interrupting: Interruption | None = None
+        self._slots = rng.randint(1, MOST_SLOTS)
+        self._site = self._new_site(self._slots)
+        self._interruption: Interruption | None = None      # that is asked for and has not happened yet
+        self._starting = 0                                  # masters that are about to start
 
     # The run.
 
     def run(self) -> Outcome:
-        with self, heap_that_gives_way(self.world, self.coroutines):
+        with heap_that_gives_way(self.world, self.coroutines):
             try:
-                self._start_master()
-                self._until(lambda: self._over())
-                self._until(lambda: not self.living_slots() and not any(master.alive for master in self.masters))
+                self._begin()
+                self._until(lambda: self.finished)
+                self._until(lambda: not self._starting and not self.living_slots() and not self._living_masters())
                 self._check_end()
             except Violation:
                 raise SimulationFailed(self.story(str(self.world.violation))) from None
-            except AssertionError as error:
-                raise SimulationFailed(self.story(f"{error}")) from error
-        announced = self.witness.announced
+            except Exception as error:
+                raise SimulationFailed(self.story(f"{type(error).__name__}: {error}")) from error
+            finally:
+                self._tear_down()
         return Outcome(
             digest=self.world.trace.digest, event_count=self.world.event_count, faults=tuple(self.faults.struck),
-            simulated_ms=self.world.clock.monotonic_ms(), epochs=len(announced),
-            attempts=max((master.master.attempt for master in self.masters), default=0))
-
-    def _until(self, reached: object) -> None:
-        raise AssertionError
+            simulated_ms=(self.world.now_us - MONOTONIC_START_US) // 1000, epochs=len(self.witness.announced),
+            attempts=self._attempts())
 
     def story(self, what: str) -> str:
-        return what
+        """What went wrong, in which run, after what."""
+        return "\n".join((
+            what,
+            f"seed {self.seed}, job {self.job.name!r}, {self._slots} slots, {self.settings}",
+            f"interruptions: {self.interruptions}",
+            "faults:", *(f"  {fault}" for fault in self.faults.struck),
+            f"the last of {self.world.trace.count} lines:", *(f"  {line}" for line in self.world.trace.last_lines),
+            f"again: python -m tidegate.testing.simulation --seed {self.seed}",
+        ))
+
+    def _begin(self) -> None:
+        self._start_master()
+        if self.interruptions:
+            self.world.after(self.interruptions[0].after_us, self._interrupt)
+
+    def _until(self, reached: Callable[[], bool]) -> None:
+        world = self.world
+        while not reached():
+            if not world.happen():
+                world.violate("nothing happens any more")
+            if world.violation is not None:
+                raise Violation
+            if world.event_count > MOST_EVENTS or world.now_us > MONOTONIC_START_US + LONGEST_US:
+                world.violate("the job doesn't come to its end")
+            healed_us = self.faults.healed_us
+            if (healed_us is not None and not self.finished and world.now_us > healed_us + SNAPSHOT_AFTER_HEALING_US
+                    and (not self.witness.announced_us or self.witness.announced_us[-1] < healed_us)):
+                world.violate("no snapshot was completed in 60 s after everything was healed")
+
+    def _check_end(self) -> None:
+        most = self.settings.snapshots.retain + 1 + len(self.faults.struck)
+        manifest = check_store(self.shared.memory, retain=most)
+        assert not self.witness.announced or manifest.epoch >= max(self.witness.announced)[0]
+        check_outside(self.external, attempts=self._attempts())
+        self.job.check(self.external.rows, FinalState(manifest, self.shared.memory, self._rng))
+
+    def _tear_down(self) -> None:
+        for slot in [slot for master in self.masters for deployment in master.deployments for slot in deployment.slots]:
+            slot.crash("at the end of the simulation")
+        for master in self.masters:
+            master.crash("at the end of the simulation")
+        self.coroutines.close()
+
+    # Drivers come and go.
+
+    def _start_master(self) -> None:
+        number, site = len(self.masters) + 1, self._site
+        self.world.tell(f"master {number} starts with {site.slots} slots")
+        master = MasterProcess(self, number=number, settings=self.settings, make_plan=lambda: self._plan(site),
+                               on_end=lambda: self._master_ended(master))
+        self.masters.append(master)
+        self._ask_interruption()
+
+    def _start_master_later(self) -> None:
+        self._starting += 1
+
+        def start() -> None:
+            self._starting -= 1
+            self._start_master()
+
+        self.world.after(self.world.delay_us("boot", DRIVER_RESTART_US), start)
+
+    def _master_ended(self, master: MasterProcess) -> None:
+        status = master.master.status
+        if status is Status.FAILED:
+            self._check_failure(master)
+        if master is not self.masters[-1] or self._starting:
+            return      # a zombie
+        if master.crashed or status is Status.FAILED:
+            self._start_master_later()
+        elif status is Status.FINISHED:
+            self.finished = True
+        else:
+            done = self._interruption
+            if done is None or (status is Status.CANCELLED) != (done.how == "cancel"):
+                self.world.violate(f"{master.name} ends as {status.value}, which nobody asked for")
+            self._interruption = None
+            self.interruptions = self.interruptions[1:]
+            if self.interruptions:
+                self.world.after(self.interruptions[0].after_us, self._interrupt)
+            self._slots = done.then_slots
+            self._site = self._new_site(done.then_slots)
+            self._start_master_later()
+
+    def _check_failure(self, master: MasterProcess) -> None:
+        """A job that gives up says why, and there is a reason."""
+        why = master.master.failures[-1].message
+        fenced = why.startswith("FencedOff") and len(self.masters) > 1
+        corrupt = why.startswith("CorruptFile") and self.faults.flipped
+        if not (fenced or corrupt):
+            self.world.violate(f"{master.name} gave up: {why}")
+
+    def _interrupt(self) -> None:
+        if not self.finished:
+            self._interruption = self.interruptions[0]
+            self._ask_interruption()
+
+    def _ask_interruption(self) -> None:
+        """Of the present driver; asked again where another one has taken its place."""
+        asked = self._interruption
+        if asked is not None and self.masters and self.masters[-1].alive:
+            self.world.tell(f"the user asks {self.masters[-1].name} for {asked.how}")
+            if asked.how == "cancel":
+                self.masters[-1].request(lambda master: master.cancel())
+            else:
+                self.masters[-1].request(lambda master: master.stop(drain=asked.how == "drain"))
+
+    def _new_site(self, slots: int) -> Site:
+        return Site(world=self.world, external=self.external, trip=self.trip, slots=slots, rng=self._rng)
+
+    def _plan(self, site: Site) -> Plan:
+        pipeline = Pipeline()
+        self.job.build(pipeline, site)
+        tuning = self.settings.tuning
+        return make_plan(pipeline.build(), slots=site.slots, key_group_count=tuning.key_group_count,
+                         chaining=tuning.chaining)
+
+    def _attempts(self) -> int:
+        return max((master.master.attempt for master in self.masters), default=0)
+
+    # What processes and faults ask for.
+
+    def store_for(self, process: SlotProcess | MasterProcess) -> Store:
+        return ProcessStore(self.shared, process, world=self.world, coroutines=self.coroutines, witness=self.witness,
+                            mishap=self.faults.mishap)
+
+    def note(self, occasion: str, process: SlotProcess | MasterProcess) -> None:
+        self.faults.note(occasion, process)
+
+    def announced(self, attempt: int, message: Message) -> None:
+        self.witness.on_announced(attempt, message)
+
+    def new_wiring(self) -> Wiring:
+        return Wiring(self.world, max_elements=self.channel_elements, on_marker=lambda slot: self.note("marker", slot))
+
+    def living_slots(self) -> list[SlotProcess]:
+        return [slot for master in self.masters for deployment in master.deployments for slot in deployment.slots
+                if slot.alive]
+
+    def living_wirings(self) -> list[Wiring]:
+        return [deployment.wiring for master in self.masters for deployment in master.deployments[-1:]]
+
+    def current_master(self) -> MasterProcess | None:
+        return self.masters[-1] if self.masters and self.masters[-1].alive and not self._starting else None
+
+    def take_over(self) -> None:
+        """Another driver starts though the present one is alive."""
+        self._start_master_later()
+
+    def _living_masters(self) -> list[MasterProcess]:
+        return [master for master in self.masters if master.alive]
+
+
+def _settings(rng: Random) -> JobSettings:
+    return JobSettings(
+        name="simulated",
+        snapshots=Snapshots(
+            to="memory://simulation", every=rng.choice((5, 12, 30)), min_pause=rng.choice((0, 0, 4)),
+            timeout=rng.choice((80, 300, 1000)), tolerable_failures=rng.randrange(4), retain=rng.randint(1, 3)),
+        restart=FixedDelay(attempts=1000, delay_ms=rng.choice((0, 5, 40))),
+        tuning=Tuning(
+            max_batch_rows=rng.randint(1, 7), linger_ms=rng.randrange(3), key_group_count=rng.randint(MOST_SLOTS, 16),
+            chaining=rng.random() < 0.7, heartbeat_ms=20, heartbeat_timeout_ms=150, deploy_timeout_ms=1000))
+
+
+def _interruptions(rng: Random, *, can_drain: bool) -> list[Interruption]:
+    count = rng.choice((0, 0, 0, 1, 1, 2))
+    ways = ("stop", "stop", "drain", "cancel") if can_drain else ("stop", "stop", "cancel")
+    return [Interruption(rng.randrange(10_000, 150_000), rng.choice(ways), rng.randint(1, MOST_SLOTS))
+            for _ in range(count)]

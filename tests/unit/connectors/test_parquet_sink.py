@@ -1,0 +1,259 @@
+"""The Parquet sink: names, what a reader sees, commits that can't be done, leftovers, row groups."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as arrow_fs
+import pyarrow.parquet as pq
+import pytest
+
+from tidegate import sinks
+from tidegate.connectors import parquet_sink
+from tidegate.dataflow.contracts import SinkContext, SinkWriter
+from tidegate.errors import CommitError, JobError, SchemaError
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def _open(folder: Path | str, *, job: str = "job", sink: str = "out", subtask: int = 0, attempt: int = 1,
+          **options: Any) -> SinkWriter:
+    return sinks.parquet(folder, **options).open(SinkContext(
+        job=job, sink=sink, subtask=subtask, parallelism=4, attempt=attempt, schema=SCHEMA, deliver=lambda _: None))
+
+
+def _batch(*numbers: int) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(numbers, pa.int64())], SCHEMA)
+
+
+def _prepared(writer: SinkWriter, epoch: int, *numbers: int) -> str:
+    writer.write(_batch(*numbers))
+    (committable,) = writer.pre_commit(epoch)()
+    return committable
+
+
+def _visible(folder: Path) -> list[int]:
+    numbers: list[int] = pq.read_table(folder).column("n").to_pylist()
+    return sorted(numbers)
+
+
+def _pending(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "_tidegate").iterdir())
+
+
+def test_a_folder_is_readable_before_the_first_commit(tmp_path: Path) -> None:
+    for subtask in (1, 0):
+        _open(tmp_path / "out", subtask=subtask)
+    (file,) = (tmp_path / "out").glob("*.parquet")
+    assert pq.read_table(tmp_path / "out").schema.equals(SCHEMA)
+    assert _visible(tmp_path / "out") == []
+    assert _pending(tmp_path / "out") == []
+    _open(tmp_path / "out", attempt=2)
+    assert list((tmp_path / "out").glob("*.parquet")) == [file], "once is enough"
+
+
+def test_names_tell_sink_epoch_subtask_and_attempt(tmp_path: Path) -> None:
+    writer = _open(tmp_path, sink="my out/put", subtask=3, attempt=7)
+    writer.commit([_prepared(writer, 12, 1)])
+    (file,) = tmp_path.glob("*.parquet")
+    assert file.name.startswith("part-my_out_put-12-3-7-")
+
+
+def test_epochs_without_records_make_no_file(tmp_path: Path) -> None:
+    writer = _open(tmp_path, subtask=1)
+    for epoch in range(5):
+        writer.commit(writer.pre_commit(epoch)())
+    assert list(tmp_path.glob("*.parquet")) == []
+    assert _pending(tmp_path) == []
+
+
+def test_a_pending_file_that_is_gone_is_no_success(tmp_path: Path) -> None:
+    writer = _open(tmp_path)
+    committable = _prepared(writer, 1, 1)
+    for path in (tmp_path / "_tidegate").iterdir():
+        path.unlink()
+    with pytest.raises(CommitError, match=r"can't commit part-out-1-0-1-.* gone, and it wasn't committed before"):
+        writer.commit([committable])
+
+
+def test_a_torn_pending_file_is_no_success(tmp_path: Path) -> None:
+    writer = _open(tmp_path)
+    committable = _prepared(writer, 1, 1)
+    (path,) = (tmp_path / "_tidegate").iterdir()
+    os.truncate(path, 50)
+    with pytest.raises(CommitError, match="50 bytes long instead of"):
+        writer.commit([committable])
+    assert _visible(tmp_path) == []
+
+
+def test_a_final_file_of_another_size_is_no_success(tmp_path: Path) -> None:
+    writer = _open(tmp_path)
+    committable = _prepared(writer, 1, 1)
+    writer.commit([committable])
+    (tmp_path / json.loads(committable)["final"]).write_bytes(b"something else")
+    with pytest.raises(CommitError):
+        writer.commit([committable])
+
+
+def test_a_rename_that_fails_is_no_success(tmp_path: Path) -> None:
+    writer = _open(tmp_path)
+    committable = _prepared(writer, 1, 1)
+    (tmp_path / json.loads(committable)["final"]).mkdir()
+    with pytest.raises(CommitError, match="can't rename"):
+        writer.commit([committable])
+
+
+def test_another_process_may_commit_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, zombie = _open(tmp_path, attempt=2), _open(tmp_path, attempt=1)
+    committable = _prepared(zombie, 1, 1)
+    rename = os.replace
+
+    def race(source: str, target: str) -> None:
+        rename(source, target)
+        rename(source, target)      # too late, it is gone
+    monkeypatch.setattr(os, "replace", race)
+    writer.commit([committable])
+    assert _visible(tmp_path) == [1]
+
+
+def test_a_job_that_starts_over_leaves_old_output_alone(tmp_path: Path) -> None:
+    """Without its snapshots a job counts attempts and epochs from one again."""
+    for numbers in ([1, 2], [3, 4]):
+        writer = _open(tmp_path)
+        writer.commit([_prepared(writer, 1, *numbers)])
+    assert _visible(tmp_path) == [1, 2, 3, 4]
+
+
+def test_two_jobs_may_write_into_one_folder(tmp_path: Path) -> None:
+    writers = [_open(tmp_path, job=job, sink=sink, attempt=attempt)
+               for attempt, (job, sink) in enumerate([("a", "out"), ("b", "out"), ("a", "out2")], start=1)]
+    committables = [_prepared(writer, 1, index) for index, writer in enumerate(writers)]
+    for writer in writers:
+        writer.discard_leftovers()
+        assert list(writer.pre_commit(2)()) == []
+    for writer, committable in zip(writers, committables, strict=True):
+        writer.commit([committable])
+    assert _visible(tmp_path) == [0, 1, 2]
+
+
+def test_leftovers_of_older_attempts_go_when_the_first_epoch_ends(tmp_path: Path) -> None:
+    old = [_open(tmp_path, subtask=subtask, attempt=1, row_group_rows=1) for subtask in range(4)]
+    restored = [_prepared(writer, 1, index) for index, writer in enumerate(old)]
+    for writer in old:
+        writer.write(_batch(-1))
+        writer.pre_commit(2)()
+        writer.write(_batch(-2))        # a row group of a file that is never finished
+    assert len(_pending(tmp_path)) == 12
+    first, second = (_open(tmp_path, subtask=subtask, attempt=2, row_group_rows=1) for subtask in range(2))
+    first.commit(restored[0::2])
+    first.discard_leftovers()
+    first.write(_batch(10))
+    second.write(_batch(11))
+    second.commit(restored[1::2])       # the other subtask comes later, and must find its files
+    assert len(first.pre_commit(3)()) == 1
+    assert len(_pending(tmp_path)) == 2, "of the present attempt"
+    assert _visible(tmp_path) == [0, 1, 2, 3]
+
+
+def test_a_zombie_whose_file_was_discarded_gets_an_error(tmp_path: Path) -> None:
+    zombie = _open(tmp_path, attempt=1, row_group_rows=1)
+    zombie.write(_batch(1))
+    writer = _open(tmp_path, attempt=2)
+    writer.discard_leftovers()
+    writer.pre_commit(1)()
+    with pytest.raises((CommitError, FileNotFoundError)):
+        zombie.pre_commit(1)()
+
+
+def test_row_groups_have_the_size_asked_for(tmp_path: Path) -> None:
+    writer = _open(tmp_path, row_group_rows=100, subtask=1)
+    for start in range(0, 1000, 70):
+        writer.write(_batch(*range(start, min(start + 70, 1000))))
+    writer.write(_batch(*range(1000, 1250)))
+    writer.commit(writer.pre_commit(1)())
+    (file,) = tmp_path.glob("*.parquet")
+    metadata = pq.ParquetFile(file).metadata
+    assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [100] * 12 + [50]
+    assert pq.read_table(file).column("n").to_pylist() == list(range(1250)), "in the order they came"
+
+
+def test_buffered_bytes_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_sink, "MAX_BUFFERED_BYTES", 800)
+    writer = _open(tmp_path, subtask=1)
+    for start in range(0, 1000, 10):
+        writer.write(_batch(*range(start, start + 10)))
+    assert len(_pending(tmp_path)) == 1, "written before the epoch ended"
+    writer.commit(writer.pre_commit(1)())
+    assert _visible(tmp_path) == list(range(1000))
+
+
+def test_the_hot_loop_opens_no_file_when_an_epoch_ends(tmp_path: Path) -> None:
+    writer = _open(tmp_path, subtask=1)
+    writer.write(_batch(1))
+    finish = writer.pre_commit(1)
+    assert _pending(tmp_path) == []
+    assert len(finish()) == 1
+    assert len(_pending(tmp_path)) == 1
+
+
+def test_files_are_durable_before_they_are_promised_and_after_they_are_committed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+    writer = _open(tmp_path, subtask=1)
+    monkeypatch.setattr(os, "fsync", record)
+    committable = _prepared(writer, 1, 1)
+    pending = tmp_path / json.loads(committable)["pending"]
+    assert synced == [str(pending), str(pending.parent)]
+    writer.commit([committable])
+    assert synced[2:] == [str(tmp_path)]
+
+
+def test_another_file_system_is_written_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = arrow_fs.SubTreeFileSystem(str(tmp_path), arrow_fs.LocalFileSystem())
+    monkeypatch.setattr(parquet_sink, "locate", lambda address: (elsewhere, "out"))
+    old = _open("s3://bucket/out")
+    old.write(_batch(-1))
+    old.pre_commit(1)()
+    writer = _open("s3://bucket/out", attempt=2)
+    assert _visible(tmp_path / "out") == []
+    writer.discard_leftovers()
+    committable = _prepared(writer, 2, 1, 2)
+    for _ in range(2):
+        writer.commit([committable])
+    assert _visible(tmp_path / "out") == [1, 2]
+    assert _pending(tmp_path / "out") == []
+    (tmp_path / "out" / json.loads(committable)["final"]).unlink()
+    with pytest.raises(CommitError):
+        writer.commit([committable])
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy"])
+def test_the_compression_is_the_one_asked_for(tmp_path: Path, compression: str) -> None:
+    writer = _open(tmp_path, subtask=1, compression=compression)
+    writer.commit([_prepared(writer, 1, *range(1000))])
+    (file,) = tmp_path.glob("*.parquet")
+    assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == compression.upper()
+
+
+def test_wrong_options_are_refused_when_the_sink_is_built(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="row_group_rows"):
+        sinks.parquet(tmp_path, row_group_rows=0)
+    for compression in ("nonsense", "bz2"):
+        with pytest.raises(JobError, match="compression"):
+            sinks.parquet(tmp_path, compression=compression)
+
+
+def test_columns_that_parquet_cant_hold_are_refused_when_the_job_is_built(tmp_path: Path) -> None:
+    sink = sinks.parquet(tmp_path)
+    sink.check(pa.schema([("n", pa.int64()), ("m", pa.map_(pa.string(), pa.list_(pa.float64())))]))
+    with pytest.raises(SchemaError, match="Parquet can't hold"):
+        sink.check(pa.schema([("u", pa.dense_union([pa.field("a", pa.int64())]))]))

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
-from screen import BAD, GOOD, Screen
+from screen import BAD, Screen
 from watch import EVERY_S, Watch
 
 import tidegate as tg
@@ -38,10 +38,11 @@ SLOTS = 2
 VICTIM = 1                      # the slot that is killed …
 KILL_AFTER = 0.4                # … when so much of the season is over
 EPOCHS_BEFORE_KILL = 2
+PLAIN_WIDTH = 120               # of the lines where there is no terminal
 
 INTRODUCTION = """\
-{events:,} events of {players:,} players in {seconds} s, on two slots, a snapshot every second. Analysts publish rules meanwhile.
-Rules apply by event time: an event waits in its player's state until the stream of rules has passed it. So the right
+{events:,} events of {players:,} players in {seconds} s, while analysts publish and withdraw rules. Two slots on Spark, a snapshot every second. \
+Rules apply by event time: an event waits in its player's state until the stream of rules has passed it, so the right \
 output doesn't depend on how the two streams happen to interleave, and a plain Python loop can compute it as well.
 """
 
@@ -50,7 +51,7 @@ def main() -> int:
     options = _options()
     game = Game(seconds=options.seconds, rate=options.rate, players=options.players)
     out = _emptied(options.out)
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     console.rule("[bold]Tidegate: live game analytics")
     console.print(INTRODUCTION.format(events=game.event_count, players=game.players, seconds=game.seconds))
     spark = start_spark(out / "spark.log")
@@ -90,7 +91,7 @@ def start_spark(log: Path) -> SparkSession:
 def run(spark: SparkSession, game: Game, out: Path, screen: Screen) -> Watch:
     """Runs the season to its end and kills a slot on the way."""
     job = tg.Job("game analytics", spark, slots=SLOTS, snapshots=tg.Snapshots(every="1 s", to=str(out / "snapshots")),
-                 tuning=tg.Tuning(linger_ms=20, heartbeat_ms=100))
+                 tuning=tg.Tuning(linger_ms=20, heartbeat_ms=50))
     app.build(job, game, out)
     vertex = next(vertex.id for vertex in job.plan().vertices if vertex.head.name == "play")
     handle = job.start()

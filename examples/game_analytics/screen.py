@@ -28,7 +28,7 @@ NOTE, GOOD, BAD = "cyan", "bold white on green4", "bold white on red3"
 
 @dataclass(slots=True)
 class Screen:
-    """`say` writes a line that stays; `show` brings what changes up to date."""
+    """`say_at` writes a line that stays; `show` brings what changes up to date."""
 
     console: Console
     game: Game
@@ -45,11 +45,9 @@ class Screen:
             yield
         self._live = None
 
-    def say(self, text: str, style: str = "") -> None:
-        self.console.print(Text(text, style))
-
     def say_at(self, at_s: float, text: str, style: str = "") -> None:
-        self.console.print(Text(f"{at_s:6.1f} s  "), Text(f" {text} " if " on " in style else text, style), sep="")
+        line = Text.assemble((f"{at_s:6.1f} s  ", "dim"), (f" {text} " if " on " in style else text, style))
+        self.console.print(line, soft_wrap=True)
 
     def show(self, watch: Watch) -> None:
         if not watch.samples:

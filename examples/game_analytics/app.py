@@ -3,9 +3,9 @@
     events ──by player──► play ──► progress   one row for each event: the player's numbers right after it
     rules ───to all─────►      ──► alerts     one row for each time that a rule fired
 
-Rules and events come on different streams, and nobody can say which of two records on two streams arrives first. So that
-the outcome doesn't hang on it, an event waits in the player's state until event time has passed it on *both* streams: then
-all rules that could apply to it are known.
+Rules and events are two streams, and which of two records on two streams arrives first is chance. So that the outcome
+doesn't hang on it, an event waits in its player's state until event time has passed it on *both* streams: then all
+rules that could apply to it are known.
 """
 
 from __future__ import annotations
@@ -24,41 +24,44 @@ ALERTS = "n long, player long, rule string, value long, action string"
 
 
 class Play(tg.BroadcastProcess):
-    """Follows the players. Everything below is state: after a crash it is there again, as it was at the snapshot."""
+    """Follows the players. These six are state: after a crash they are as they were at the snapshot."""
 
     rules = tg.broadcast_map("string", "struct<watches:string,at_least:long,action:string,since:long,until:long>")
     waiting = tg.list("struct<n:long,kind:string,cents:long,ts:long>")
     level = tg.value("long", default=1)
     tries = tg.map("long", "long")                  # by level
     losses = tg.value("long", default=0)            # since the last win
-    spent = tg.value("long", default=0)
+    spent = tg.value("long", default=0)             # in cents
 
     def process_broadcast(self, tick: Any, ctx: Any) -> None:
+        """The stream of rules, to every subtask: most ticks bring nothing but their time."""
         if tick.rule is None:
             return
         if tick.watches is None:
-            self.rules.put(tick.rule, self.rules.get(tick.rule) | {"until": tick.ts})
+            rule = self.rules.get(tick.rule) | {"until": tick.ts}
         else:
-            self.rules.put(tick.rule, {"watches": tick.watches, "at_least": tick.at_least, "action": tick.action,
-                                       "since": tick.ts, "until": rules.FOREVER_MS})
+            rule = {"watches": tick.watches, "at_least": tick.at_least, "action": tick.action,
+                    "since": tick.ts, "until": rules.FOREVER_MS}
+        self.rules.put(tick.rule, rule)
 
     def process(self, event: Any, ctx: Any) -> None:
         self.waiting.add({"n": event.n, "kind": event.kind, "cents": event.cents, "ts": event.ts})
         ctx.timers.event_time(event.ts)
 
     def on_timer(self, at: int, ctx: Any) -> Iterator[tuple[Any, ...]]:
-        waiting = self.waiting.get()                # in the order of their numbers: a player is in one split
+        """Event time has passed `at` on both streams."""
+        waiting = self.waiting.get()                # in order of time: all events of a player are in one split
         due = [event for event in waiting if event["ts"] <= at]
         self.waiting.replace(waiting[len(due):])
         for event in due:
             before = self.numbers()
             self.play(event)
             after = self.numbers()
-            yield event["n"], ctx.key, event["kind"], after["level"], after["tries"], after["losses"], after["spent"]
+            yield event["n"], ctx.key, event["kind"], *after.values()
             for name, rule in self.rules.items():
-                watched = rule["watches"]
-                if rule["since"] <= event["ts"] < rule["until"] and before[watched] < rule["at_least"] <= after[watched]:
-                    ctx.side("alerts", (event["n"], ctx.key, name, after[watched], rule["action"]))
+                old, new = before[rule["watches"]], after[rule["watches"]]
+                if rule["since"] <= event["ts"] < rule["until"] and old < rule["at_least"] <= new:
+                    ctx.side("alerts", (event["n"], ctx.key, name, new, rule["action"]))
 
     def play(self, event: dict[str, Any]) -> None:
         match event["kind"]:
@@ -74,22 +77,22 @@ class Play(tg.BroadcastProcess):
                 self.spent.set(self.spent.get() + event["cents"])
 
     def numbers(self) -> dict[str, int]:
+        """What rules can watch."""
         level = self.level.get()
-        return {"level": level, "tries": self.tries.get(level, 0), "losses": self.losses.get(), "spent": self.spent.get()}
+        return {"level": level, "tries": self.tries.get(level, 0), "losses": self.losses.get(),
+                "spent": self.spent.get()}
 
 
 def build(job: tg.Job, game: events.Game, out: Path) -> None:
     """Adds the dataflow to the job. Its output goes to the folders `progress` and `alerts` in `out`."""
     ticks = rules.Ticks(game)
-    played = (
-        job.source("events", tg.sources.generator(game.make, schema=events.SCHEMA, rows=game.event_count, rate=game.rate,
-                                                  splits=events.SPLITS))
-        .with_watermark("ts", "0 s")
-        .key_by("player")
-        .connect(job.source("rules", tg.sources.generator(make_row=ticks, schema=rules.SCHEMA, rows=ticks.count,
-                                                          rate=rules.TICKS_PER_S, splits=1))
-                 .with_watermark("ts", "0 s")
-                 .broadcast())
-        .process("play", Play(), returns=PROGRESS, side_outputs={"alerts": ALERTS}))
+    all_events = tg.sources.generator(game.make, schema=events.SCHEMA, rows=game.event_count, rate=game.rate,
+                                      splits=events.SPLITS)
+    all_ticks = tg.sources.generator(make_row=ticks, schema=rules.SCHEMA, rows=ticks.count, rate=rules.TICKS_PER_S,
+                                     splits=1)
+
+    by_player = job.source("events", all_events).with_watermark("ts", "0 s").key_by("player")
+    to_all = job.source("rules", all_ticks).with_watermark("ts", "0 s").broadcast()
+    played = by_player.connect(to_all).process("play", Play(), returns=PROGRESS, side_outputs={"alerts": ALERTS})
     played.to("progress", tg.sinks.parquet(out / "progress"))
     played.side_output("alerts").to("alerts", tg.sinks.parquet(out / "alerts"))

@@ -1,12 +1,12 @@
 """Live game analytics on Tidegate, with a crash in the middle and a proof at the end. `make demo` runs it.
 
-Players' events and analysts' rules stream into a job on two slots, on a Spark of this machine. In the middle of the season
-the demo kills one of the two with `kill -9`. The job goes on by itself, and in the end all that it has committed is compared
-with a plain sequential computation of the same input. The exit code is 0 only if both are equal, row by row.
+Players' events and analysts' rules stream into a job on two slots, on a Spark of this machine. In the middle of the
+season the demo kills one of the slots with `kill -9`. The job goes on by itself, and in the end what it committed is
+compared with a sequential computation of the same input. The exit code is 0 only if the two are equal, row by row.
 
     app.py      the job                       proof.py     the sequential computation, and the comparison
-    events.py   what players do               screen.py    what you see while it runs
-    rules.py    what analysts ask for         picture.py   what remains to be looked at
+    events.py   what players do               watch.py     what is recorded of the job while it runs …
+    rules.py    what analysts ask for         screen.py    … as you see it, and picture.py, as it was
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ EPOCHS_BEFORE_KILL = 2
 PLAIN_WIDTH = 120               # of the lines where there is no terminal
 
 INTRODUCTION = """\
-{events:,} events of {players:,} players in {seconds} s, while analysts publish and withdraw rules. Two slots on Spark, a snapshot every second. \
+{events:,} events of {players:,} players in {seconds} s, while analysts publish and withdraw rules. Two slots on \
+Spark, a snapshot every second.
 Rules apply by event time: an event waits in its player's state until the stream of rules has passed it, so the right \
-output doesn't depend on how the two streams happen to interleave, and a plain Python loop can compute it as well.
+output doesn't depend on how the two streams happen to interleave, and a plain Python loop can compute it, too.
 """
 
 
@@ -54,37 +55,40 @@ def main() -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     console.rule("[bold]Tidegate: live game analytics")
     console.print(INTRODUCTION.format(events=game.event_count, players=game.players, seconds=game.seconds))
-    spark = start_spark(out / "spark.log")
+
+    with console.status("Starting Spark …"):
+        spark = start_spark(out / "spark.log")
     try:
         watch = run(spark, game, out, Screen(console, game))
     except tg.JobFailed as failed:
-        console.print(f"The job failed. Spark's log is {out / 'spark.log'}.\n{failed}", style=BAD, markup=False)
+        console.print(f"{failed}\nSpark's own log is {out / 'spark.log'}.", markup=False)
         return 2
     finally:
         spark.stop()
-    picture.draw(watch, game, out / "demo.png")
+
     if options.tamper is not None:
         tamper(options.tamper, out / "progress")
-    console.print("Comparing the committed output with a sequential computation of the same input …")
-    proof = prove(game, out)
+    with console.status("Comparing the output with a sequential computation of the same input …"):
+        proof = prove(game, out)
+        picture.draw(watch, game, out / "demo.png", outcome=outcome(proof.progress, "events"))
     console.print(summary(watch, proof, out))
     if watch.crash is None or watch.crash.seconds is None:
-        console.print("The season was over before a slot could be killed: nothing is proved.", style=BAD)
+        console.print("The season was over before a slot was killed and back: make it longer.", style=BAD)
         return 1
     return 0 if proof.holds else 1
 
 
 def start_spark(log: Path) -> SparkSession:
-    """A Spark of two task slots on this machine. A killed Python process makes Spark talk: all of it goes to the log."""
+    """A Spark on this machine. A killed Python process makes it say a lot: that goes to the log."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{SLOTS}]").appName("game analytics")
     for key, value in {
         "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent),     # the slots import `app`, too
+        "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parent),     # the slots import `app`, too
     }.items():
         builder = builder.config(key, value)
-    with _stderr_to(log):       # the JVM inherits it and keeps it
+    with _stderr_to(log):       # Java inherits it, and keeps it
         return builder.getOrCreate()
 
 
@@ -128,38 +132,38 @@ def tamper(how: str, folder: Path) -> None:
 
 
 def summary(watch: Watch, proof: Proof, out: Path) -> Panel:
-    crash, complete = watch.crash, watch.complete
-    took = sorted(epoch.took_ms or 0 for epoch in complete)
+    crash, took = watch.crash, sorted(epoch.took_ms or 0 for epoch in watch.complete)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", justify="right")
     table.add_column()
-    table.add_row("proof", f"[bold]{'it holds' if proof.holds else 'IT FAILS'}[/]: {_outcome(proof.progress, 'events')}")
-    table.add_row("", _outcome(proof.alerts, "alerts"))
-    table.add_row("epochs", f"{len(complete)} complete snapshots; half of them within {took[len(took) // 2]} ms, all within "
-                            f"{took[-1]} ms")
+    table.add_row("proof", f"[bold]{'it holds' if proof.holds else 'IT FAILS'}[/]")
+    table.add_row("events", outcome(proof.progress, "events"))
+    table.add_row("alerts", outcome(proof.alerts, "alerts"))
+    table.add_row("epochs", f"{len(took)} complete snapshots, each within {took[-1]} ms, half of them within "
+                            f"{took[len(took) // 2]} ms")
     if crash is not None and crash.seconds is not None:
-        table.add_row("crash", f"kill -9 of slot {crash.slot} at {crash.at_s:.1f} s; running again after {crash.seconds:.1f} s, "
-                               f"from epoch {crash.restored_epoch}")
-    table.add_row("output", f"{out / 'progress'}/ and {out / 'alerts'}/ [dim](Parquet: spark.read.parquet reads them)[/]")
+        table.add_row("crash", f"kill -9 of slot {crash.slot} at {crash.at_s:.1f} s; the job ran again "
+                               f"{crash.seconds:.1f} s later, from the snapshot of epoch {crash.restored_epoch}")
+    table.add_row("output", f"{out / 'progress'}/ and {out / 'alerts'}/, Parquet for Spark or anything else to read")
     table.add_row("picture", f"{out / 'demo.png'}")
-    table.add_row("next", "read examples/game_analytics/app.py, the whole job; add a rule of yours to rules.py")
-    table.add_row("", "spoil the output, see the proof fail: .venv/bin/python examples/game_analytics/demo.py --tamper lose")
-    return Panel(table, title="nothing lost, nothing twice" if proof.holds else "THE OUTPUT IS WRONG", title_align="left",
-                 border_style="green" if proof.holds else "red")
+    table.add_row("next", "read examples/game_analytics/app.py: it is the whole job; add a rule to rules.py")
+    table.add_row("", ".venv/bin/python examples/game_analytics/demo.py --tamper lose   spoils the output first")
+    return Panel(table, title="nothing lost, nothing twice" if proof.holds else "THE OUTPUT IS WRONG",
+                 title_align="left", border_style="green" if proof.holds else "red")
 
 
-def _outcome(found: Comparison, what: str) -> str:
-    return (f"{found.expected:,} {what} expected, {found.accounted:,} accounted for, {found.lost:,} lost, "
+def outcome(found: Comparison, what: str) -> str:
+    return (f"{found.expected:,} {what} in, {found.accounted:,} accounted for, {found.lost:,} lost, "
             f"{found.twice:,} twice, {found.wrong:,} wrong")
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Live game analytics with a crash in the middle and a proof at the end.")
+    parser = argparse.ArgumentParser(description="Live game analytics: a crash in the middle, a proof at the end.")
     parser.add_argument("--seconds", type=int, default=45, help="length of the season (%(default)s)")
     parser.add_argument("--rate", type=int, default=20_000, help="events per second (%(default)s)")
     parser.add_argument("--players", type=int, default=10_000, help="(%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for output and picture (%(default)s)")
-    parser.add_argument("--tamper", choices=["lose", "twice"], help="remove or repeat a committed file before the proof")
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="where output and picture go (%(default)s)")
+    parser.add_argument("--tamper", choices=["lose", "twice"], help="lose or repeat a committed file before the proof")
     return parser.parse_args()
 
 

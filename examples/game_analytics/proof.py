@@ -1,9 +1,9 @@
 """The proof: the committed output against a sequential computation of the same input.
 
-`in_sequence` is the job once more as a plain Python loop: one event after the other, dictionaries for state, no Tidegate and
-no Spark. It knows nothing of the run: the same season has the same answer, with or without a crash. Since every row of
-`progress` carries the player's running numbers, an event that was lost, played twice or played out of turn changes the
-rows of that player from there on.
+`in_sequence` is the job once more as a plain Python loop: one event after the other, dictionaries for state, no
+Tidegate and no Spark. It knows nothing of the run: the same season has the same answer, with or without a crash. Since
+every row of `progress` carries the player's running numbers, an event that was lost, played twice or played out of turn
+would also change the rows of that player from there on.
 """
 
 from __future__ import annotations

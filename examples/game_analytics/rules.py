@@ -42,11 +42,11 @@ class Rule:
 
 
 RULES = (
-    Rule("stuck", "losses", 8, "offer a booster", published=0.05, withdrawn=0.60),
-    Rule("big spender", "spent", 4000, "invite to the VIP club", published=0.20),
-    Rule("keen", "tries", 13, "ask for a rating", published=0.35, withdrawn=0.85),
-    Rule("stuck soon", "losses", 7, "offer a booster", published=0.62),
-    Rule("rising star", "level", 16, "unlock an episode", published=0.75),
+    Rule("stuck", "losses", 8, "offer a booster", published=0.10, withdrawn=0.60),
+    Rule("big spender", "spent", 4000, "invite to the VIP club", published=0.22),
+    Rule("keen", "tries", 13, "ask for a rating", published=0.35, withdrawn=0.90),
+    Rule("stuck soon", "losses", 7, "offer a booster", published=0.65),
+    Rule("rising star", "level", 16, "unlock an episode", published=0.80),
 )
 
 

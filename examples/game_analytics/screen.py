@@ -1,4 +1,4 @@
-"""The terminal: a live table with `rich` where there is a terminal, plain lines where there is none (in CI, in a file)."""
+"""What you see: a live table where there is a terminal, plain lines where there is none (in CI, in a file)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Screen:
         if not self.console.is_terminal:
             yield
             return
-        with Live(console=self.console, auto_refresh=False, transient=True) as self._live:
+        with Live("Deploying the job …", console=self.console, auto_refresh=False, transient=True) as self._live:
             yield
         self._live = None
 
@@ -71,8 +71,8 @@ class Screen:
         if crash is not None:
             self._say_once(crash.at_s, f"kill -9 {crash.pid}: slot {crash.slot} is dead", BAD)
             if crash.seconds is not None:
-                self._say_once(crash.at_s + crash.seconds, f"the job runs again, {crash.seconds:.1f} s after the kill, from "
-                               f"the snapshot of epoch {crash.restored_epoch}", GOOD)
+                self._say_once(crash.at_s + crash.seconds, f"the job runs again, {crash.seconds:.1f} s after the kill, "
+                               f"from the snapshot of epoch {crash.restored_epoch}", GOOD)
 
     def _say_once(self, at_s: float, text: str, style: str = NOTE) -> None:
         if text not in self._said:
@@ -90,8 +90,9 @@ def _line(watch: Watch, game: Game) -> str:
     now, complete = watch.samples[-1], watch.complete
     epoch = (f"epoch {complete[-1].number} took {complete[-1].took_ms} ms, state {_size(complete[-1].state_bytes)}"
              if complete else "no epoch yet")
-    return (f"{watch.handle.status.value}, attempt {watch.handle.attempts[-1].attempt}: {now.per_s:,.0f} events/s, {epoch}, "
-            f"{now.progress:,} events committed, {len(in_force(game, now.progress))} rules, {now.alerts:,} alerts")
+    return (f"{watch.handle.status.value}, attempt {watch.handle.attempts[-1].attempt}: {now.per_s:,.0f} events/s, "
+            f"{epoch}; committed: {now.progress:,} events, {now.alerts:,} alerts; "
+            f"{len(in_force(game, now.progress))} rules")
 
 
 def _panel(watch: Watch, game: Game) -> Panel:
@@ -106,7 +107,7 @@ def _panel(watch: Watch, game: Game) -> Panel:
                     ProgressBar(total=game.event_count, completed=now.progress, width=_BARS_SHOWN))
     rules = in_force(game, now.progress)
     numbers.add_row("rules", f"{len(rules)}", ", ".join(rules))
-    numbers.add_row("alerts", f"{now.alerts:,}", Text("committed, exactly once", "dim"))
+    numbers.add_row("alerts", f"{now.alerts:,}")
     colour = "red" if status is tg.Status.RESTARTING else "green"
     title = f"Tidegate · game analytics · [{colour}]{status.value}[/], attempt {watch.handle.attempts[-1].attempt}"
     return Panel(Group(numbers, "", _epochs(watch)), title=title, title_align="left", border_style=colour, width=92)
@@ -116,10 +117,12 @@ def _epochs(watch: Watch) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for column in ("epoch", "attempt", "trigger to complete", "state"):
         table.add_column(column, justify="right")
+    attempt = watch.handle.attempts[-1].attempt
     for epoch in watch.epochs[-EPOCHS_SHOWN:]:
-        ended = epoch.completed_s is not None
-        table.add_row(f"{epoch.number}", f"{epoch.attempt}", f"{epoch.took_ms} ms" if ended else "…",
-                      _size(epoch.state_bytes) if ended else "")
+        under_way = "…" if epoch.attempt == attempt else "[red]lost in the crash"
+        took, size = ((under_way, "") if epoch.completed_s is None
+                      else (f"{epoch.took_ms} ms", _size(epoch.state_bytes)))
+        table.add_row(f"{epoch.number}", f"{epoch.attempt}", took, size)
     return table
 
 

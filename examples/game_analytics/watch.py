@@ -21,7 +21,7 @@ _RATE_OVER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`played`: events that the slots have taken in, those that a rollback repeats too. The others: rows that are committed."""
+    """`played`: events that the slots took in, also those that a rollback repeats. The others: committed rows."""
 
     at_s: float
     played: int

@@ -407,7 +407,7 @@ class Negotiation(Generic[Result]):
             while len(self._received) < self._wanted_bytes:
                 arrived = self._sock.recv(self._wanted_bytes - len(self._received))
                 if not arrived:
-                    raise HandshakeError("the peer left before the handshake ended")
+                    raise ConnectionResetError("the peer left before the handshake ended")
                 self._received += arrived
             value, self._received, self._wanted_bytes = bytes(self._received), bytearray(), 0
             self._take(self._steps.send(value))

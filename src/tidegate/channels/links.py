@@ -125,11 +125,13 @@ class Link:
         self._watch()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is written, for a last message before `close`. False if it wasn't in time."""
+        """Wait until everything is written, for a last message before `close`. False if that wasn't possible in time."""
+        if not self.up:
+            return False
         give_up_s = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._sock, WRITE)
-            while self.up and self._queue:
+            while self._queue:  # which a loss clears
                 left_s = give_up_s - time.monotonic()
                 if left_s <= 0 or not selector.select(left_s):
                     return False

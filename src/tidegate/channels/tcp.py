@@ -356,15 +356,17 @@ class TcpNetwork:
     ) -> None:
         """Set all channels up, within `deadline_s` seconds from now, or raise and close everything.
 
-        Everything else on the selector is served meanwhile. Afterwards this slot listens no more.
+        Raises `WrongAttempt` where this slot has been superseded, `HandshakeError` where it doesn't fit to a peer
+        otherwise, `ChannelLost` where a peer isn't there. Everything else on the selector is served meanwhile.
+        Afterwards this slot listens no more.
         """
         assert outgoing.keys() == outgoing_schemas.keys()
         assert not outgoing.keys() & incoming.keys(), "a channel within a slot is a `MemoryChannel`"
         for schema in (*incoming.values(), *outgoing_schemas.values()):
             frames.check_schema(schema)
         give_up_s = time.monotonic() + deadline_s
+        self._expected = incoming
         try:
-            self._expected = incoming
             self._listening.watch(READ)
             for channel, address in outgoing.items():
                 self._start_connecting(channel, address, outgoing_schemas[channel])
@@ -415,15 +417,12 @@ class TcpNetwork:
             sock = start_connecting(address)
         except OSError as error:
             raise ChannelLost(channel, f"can't reach {address}: {error}") from error
-        departure = Negotiation(
-            sock,
-            connecting(self._identity, purpose=_PURPOSE, about=about),
-            self._selector,
-            connects=True,
+        steps = connecting(self._identity, purpose=_PURPOSE, about=about)
+        self._departures.append(Negotiation(
+            sock, steps, self._selector, connects=True,
             on_done=partial(self._connected, channel, schema),
             on_failed=partial(self._not_connected, channel, address),
-        )
-        self._departures.append(departure)
+        ))
 
     def _connected(self, channel: ChannelId, schema: pa.Schema, sock: socket.socket, _: None) -> None:
         self._outlets[channel] = TcpOutlet(channel, schema, sock, self._selector, on_lost=self._failures.append,
@@ -452,7 +451,7 @@ class TcpNetwork:
             left_s = give_up_s - time.monotonic()
             if left_s <= 0:
                 out, into = wanted_outlets - self._outlets.keys(), wanted_inlets - self._inlets.keys()
-                raise HandshakeError(f"not connected in time: outgoing {_some(out)}; incoming {_some(into)}")
+                raise ChannelLost(min(out | into), f"not connected in time: outgoing {_some(out)}; incoming {_some(into)}")
             serve(self._selector, min(left_s, _LOBBY_ROUND_S))
             self._lobby.expire()
 

@@ -25,7 +25,7 @@ import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -85,16 +85,17 @@ class InputFolder:
     def __init__(self, address: str) -> None:
         self.address = address
         self._files, self._root = locate(address)
-        self.kind = self._files.get_file_info(self._root).type
-        self._single: str | None = None
-        if self.kind == arrow_fs.FileType.File:
-            self._root, self._single = os.path.split(self._root)
+        self._is_file = False
+
+    def exists(self) -> bool:
+        return bool(self._files.get_file_info(self._root).type != arrow_fs.FileType.NotFound)
 
     def list(self, wanted: Callable[[str], bool]) -> list[Found]:
         """The wanted files. Only those are asked for their size, which is what makes listing a large folder slow."""
-        if self._single is not None:
-            info = self._files.get_file_info(self._path(self._single))
-            return [Found(self._single, info.size, info.mtime_ns)] if info.is_file and wanted(self._single) else []
+        root = self._files.get_file_info(self._root)
+        self._is_file = root.is_file
+        if root.is_file:
+            return [Found(root.base_name, root.size, root.mtime_ns or 0)] if wanted(root.base_name) else []
         if isinstance(self._files, arrow_fs.LocalFileSystem):
             return list(_list_local(self._root, "", wanted))
         selector = arrow_fs.FileSelector(self._root, recursive=True, allow_not_found=True)
@@ -103,10 +104,7 @@ class InputFolder:
                 if info.is_file and not any(map(_is_hidden, name.split("/"))) and wanted(name)]
 
     def open(self, name: str) -> pa.NativeFile:
-        return self._files.open_input_file(self._path(name))
-
-    def _path(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
+        return self._files.open_input_file(self._root if self._is_file else f"{self._root.rstrip('/')}/{name}")
 
 
 def _is_hidden(name: str) -> bool:
@@ -307,9 +305,8 @@ class CsvLines(FileFormat):
     grows = True
 
     def __post_init__(self) -> None:
-        if len(self.delimiter) != 1 or self.delimiter in '"\r\n' or not self.delimiter.isascii():
-            raise JobError("a CSV delimiter is one ASCII character and neither a quote nor a line break: "
-                           f"not {self.delimiter!r}")
+        if len(self.delimiter) != 1 or self.delimiter in '"\r\n\0' or not self.delimiter.isascii():
+            raise JobError(f"a CSV delimiter is one ASCII character, no quote and no line break: not {self.delimiter!r}")
         try:
             self.parse(self.schema.names, self.delimiter.join(['""'] * len(self.schema)).encode() + b"\n")
         except pa.ArrowNotImplementedError as error:
@@ -334,14 +331,17 @@ class CsvLines(FileFormat):
         return LinesInput(folder, found, max(position, len(first)), partial(self.parse, names), final=final)
 
     def parse(self, names: list[str], data: bytes) -> tuple[pa.RecordBatch, Positions]:
-        if data.count(b"\r") != data.count(b"\r\n"):
-            raise ValueError("a carriage return within a line")
+        if data.count(b"\r") != data.count(b"\r\n") or b"\0" in data:
+            raise ValueError("a carriage return or a zero byte within a line")
+        # Arrow closes a quote that is open at the end. One more line, of nulls, is swallowed by it, and then missing.
+        last = self.delimiter.join(["\0"] * len(names)).encode() + b"\n"
         table = arrow_csv.read_csv(
-            pa.BufferReader(data),
-            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+            pa.BufferReader(data + last),
+            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + len(last) + 1, column_names=names),
             arrow_csv.ParseOptions(delimiter=self.delimiter),
-            arrow_csv.ConvertOptions(column_types=self.schema, include_columns=self.schema.names, null_values=[""],
-                                     strings_can_be_null=True, quoted_strings_can_be_null=False))
+            arrow_csv.ConvertOptions(column_types=self.schema, include_columns=self.schema.names, strings_can_be_null=True,
+                                     quoted_strings_can_be_null=False, null_values=["", "\0"]))
+        table = table.slice(0, table.num_rows - 1)
         starts, ends = _lines(data)
         lengths = ends - starts - 1
         blank = (lengths == 0) | ((lengths == 1) & (np.frombuffer(data, np.uint8)[starts] == ord("\r")))
@@ -487,12 +487,12 @@ class FolderSource(Source):
 class FolderReader(SourceReader):
     """Reads one file at a time: those already started first, then by (modification time, name).
 
-    Files with something new wait in a queue. A file that grew while another is read goes to the end of it, so that a
-    file which is written all the time doesn't keep the others from being read.
+    Files with something new wait in a queue. A file is read up to the size it had when its turn came; what was added
+    meanwhile waits for another turn, so that a file which is written all the time doesn't keep the others waiting.
     """
 
     def __init__(self, source: FolderSource, folder: InputFolder, context: SourceContext) -> None:
-        if source.stop_at_end and folder.kind == arrow_fs.FileType.NotFound:
+        if source.stop_at_end and not folder.exists():
             raise JobError(f"there is no {source.address} to read to its end")
         self._source = source
         self._folder = folder
@@ -538,10 +538,11 @@ class FolderReader(SourceReader):
     def _close_current(self) -> None:
         file = self._current
         assert file is not None
+        name = file.found.name
         if file.position == file.size:
-            self._offsets[file.found.name] = ~file.position
+            self._offsets[name] = file.position if name in self._queue else ~file.position
         else:
-            self._waiting[file.found.name] = replace(file.found, size=file.size)
+            self._waiting[name] = file.found
         file.close()
         self._current = None
 
@@ -568,9 +569,7 @@ class FolderReader(SourceReader):
             if was_at_end:
                 self._offsets[found.name] = position
         if self._current is not None and self._current.found.name == found.name:
-            if self._source.form.grows:
-                self._current.size = found.size
-            return False
+            return self._source.form.grows and found.size > self._current.size
         return self._waiting.get(found.name) != found
 
     def _owns(self, name: str) -> bool:

@@ -51,8 +51,11 @@ class ParquetSink(Sink):
     def __post_init__(self) -> None:
         if self.row_group_rows < 1:
             raise JobError(f"row_group_rows is a number of rows; {self.row_group_rows} was given")
-        if not pa.Codec.is_available(self.compression):
-            raise JobError(f"Arrow has no compression {self.compression!r} here: use 'zstd' or 'snappy'")
+        try:
+            pq.write_table(pa.table({"n": [1]}), pa.BufferOutputStream(), compression=self.compression)
+        except (ValueError, OSError, pa.ArrowException) as error:
+            raise JobError(f"Arrow can't write Parquet with compression {self.compression!r}: use 'zstd' or "
+                           "'snappy'") from error
 
     def check(self, schema: pa.Schema) -> None:
         try:

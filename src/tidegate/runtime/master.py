@@ -226,6 +226,8 @@ class Master:
 
     def _open_attempt(self) -> tuple[int, list[int], Manifest | None, int]:
         """In the background: fences older attempts and finds where to go on."""
+        if self.attempt and not self._catalog.is_current(self.attempt):
+            raise FencedOff(f"attempt {self.attempt} is over: another driver runs this job now")
         attempt = self._catalog.claim_attempt()
         epochs = self._catalog.epochs()
         newest = newest_complete(epochs)

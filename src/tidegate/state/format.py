@@ -28,7 +28,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -120,6 +119,7 @@ class StateFileReader:
         self._size_bytes = bytes
         self._index_bytes = index_bytes
         self._index_checksum = index_checksum
+        self._read_index: _Index | None = None
 
     @property
     def states(self) -> tuple[StateInfo, ...]:
@@ -167,8 +167,14 @@ class StateFileReader:
             raise self._corrupt("it doesn't begin like a state file")
         _ = self._index
 
-    @cached_property
+    @property
     def _index(self) -> _Index:
+        # No `cached_property`: until Python 3.12 it holds one lock for all readers while one of them reads.
+        if self._read_index is None:
+            self._read_index = self._load_index()
+        return self._read_index
+
+    def _load_index(self) -> _Index:
         offset = self._size_bytes - self._index_bytes - _TRAILER.size
         if offset < len(MAGIC):
             raise self._corrupt(f"{self._size_bytes} bytes can't hold an index of {self._index_bytes}")

@@ -107,6 +107,21 @@ def test_a_damaged_batch_is_a_batch_or_a_protocol_error(data: st.DataObject) -> 
         assert isinstance(frames.decode(Kind.BATCH, bytes(payload), SCHEMA), pa.RecordBatch)
 
 
+def test_a_batch_whose_offsets_point_outside_is_refused() -> None:
+    schema = pa.schema([("text", pa.string())])
+    payload = bytes(pa.record_batch([pa.array(["tide", "gate"])], schema=schema).serialize())
+    damaged = payload.replace(struct.pack("<iii", 0, 4, 8), struct.pack("<iii", 0, 4, 9_000))
+    assert damaged != payload
+    with pytest.raises(ProtocolError, match="holds no batch"):
+        frames.decode(Kind.BATCH, damaged, schema)
+
+
+def test_a_large_frame_may_arrive_after_its_header() -> None:
+    (header, payload), assembler = frames.encode(batch(10_000), SCHEMA), FrameAssembler(frames.channel_lengths())
+    assert feed(assembler, bytes(header), [5]) == []
+    assert decoded(feed(assembler, bytes(payload), [len(payload)])) == [batch(10_000)]
+
+
 @pytest.mark.parametrize("kept", [0, 1, 8, 100, -8, -1])
 def test_a_truncated_batch_is_refused(kept: int) -> None:
     with pytest.raises(ProtocolError, match="holds no batch"):

@@ -137,6 +137,14 @@ def test_a_wrong_attempt_is_refused_by_both_and_both_are_named(theirs: int, ours
     assert (other.error.ours, other.error.theirs) == (ours, theirs)
 
 
+def test_what_a_zombie_wants_is_not_even_considered() -> None:
+    asked: list[Mapping[str, Any]] = []
+    other = Side(accepting(lambda: OURS, purpose="channel", admit=lambda about: asked.append(about)))
+    converse(connector(Identity(OURS.job, 2, SECRET)), other)
+    assert isinstance(other.error, WrongAttempt)
+    assert asked == []
+
+
 def test_an_attempt_that_begins_during_a_handshake_fences_the_old_one() -> None:
     now = [OURS]
     one, other = connector(), Side(accepting(lambda: now[0], purpose="channel", admit=lambda about: None))
@@ -349,3 +357,4 @@ def test_a_peer_that_leaves_in_the_middle_is_forgotten(selector: selectors.BaseS
     while not door.failures:
         serve(selector, 0.1)
     assert door.failures == ["the peer left before the handshake ended"]
+    assert door.results == []

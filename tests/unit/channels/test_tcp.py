@@ -163,8 +163,8 @@ def test_a_stranger_alone_does_not_make_a_slot_wait_beyond_its_deadline(slots: C
     receiver = slots()
     with socket.create_connection(receiver.network.address):
         receiver.connect({}, [CHANNEL, ChannelId(2, 3, 1)], deadline_s=0.2).join()
-    assert isinstance(receiver.error, HandshakeError)
-    assert str(receiver.error) == "not connected in time: outgoing none; incoming e2:0>1, e2:3>1"
+    assert isinstance(receiver.error, ChannelLost)
+    assert receiver.error.reason == "not connected in time: outgoing none; incoming e2:0>1, e2:3>1"
 
 
 def test_a_slot_of_another_attempt_is_refused_and_told_which(slots: Callable[..., Slot]) -> None:
@@ -216,6 +216,25 @@ def test_a_slot_that_never_answers_is_given_up_at_the_deadline(slots: Callable[.
     assert "not connected in time: outgoing e2:0>1; incoming none" in str(sender.error)
 
 
+def test_a_slot_that_ends_during_the_handshake_is_a_lost_channel(slots: Callable[..., Slot]) -> None:
+    sender = slots()
+    with socket.create_server(("127.0.0.1", 0)) as dying:
+        thread = threading.Thread(target=lambda: sender._connect({CHANNEL: dying.getsockname()}, {}, {CHANNEL: SCHEMA}, 9))
+        thread.start()
+        connection, _ = dying.accept()
+        assert connection.recv(10)
+        connection.close()
+        thread.join()
+    assert isinstance(sender.error, ChannelLost)
+
+
+def test_a_silent_stranger_is_turned_away_while_a_slot_waits_for_its_peers(slots: Callable[..., Slot]) -> None:
+    receiver = slots(handshake_timeout_s=0.05).connect({}, [CHANNEL])
+    with socket.create_connection(receiver.network.address, timeout=PATIENCE_S) as stranger:
+        assert stranger.recv(1) == b""
+    finish(receiver, slots())
+
+
 def test_columns_that_can_t_travel_are_refused_before_anyone_connects(slots: Callable[..., Slot]) -> None:
     encoded = pa.schema([("d", pa.dictionary(pa.int32(), pa.string()))])
     with pytest.raises(SchemaError, match="dictionary-encoded"):
@@ -248,6 +267,8 @@ def test_poll_waits_no_longer_than_told_and_says_whether_anything_happened(
     outlet.send(Marker(1))
     assert receiver.network.poll(PATIENCE_S)
     assert inlet.take() == Marker(1)
+    for slot in pair[:2]:
+        assert not slot.network.poll(0), "an idle channel must not keep the loop busy"
 
 
 def test_a_wake_up_pipe_ends_a_poll(pair: tuple[Slot, Slot, TcpOutlet, TcpInlet]) -> None:

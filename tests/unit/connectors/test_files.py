@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import zlib
 from collections.abc import Mapping
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.fs as arrow_fs
 import pyarrow.parquet as pq
@@ -117,14 +115,17 @@ def test_a_file_that_grows_all_the_time_doesnt_hold_up_the_others(tmp_path: Path
     os.utime(tmp_path / "a.json", (10, 10))
     reading = Reading(_jsons(tmp_path))
     read = []
-    for _ in range(8):
+    for _ in range(6):
         reading.clock.ms += 1000
         batch = reading.reader.poll(2)
         assert batch is not None
         read += batch.column("n").to_pylist()
         _append(tmp_path / "a.json", '{"n": 1}\n' * 2)
-    assert 2 not in read, "a started file goes on while it grows faster than it is read"
-    assert sorted(reading.now()) == [1] * 3 + [2] * 3
+    assert read == [1, 1, 1, 2, 2, 2, 1, 1, 1, 1][:len(read)]
+    assert 2 in read
+    assert reading.offsets()["a.json"] >= 0, "more of it is known to be there"
+    read += reading.later()
+    assert sorted(read) == [1] * 15 + [2] * 3
 
 
 def test_a_source_that_stops_at_the_end_reads_what_is_there_when_opened(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_a_source_that_stops_at_the_end_reads_what_is_there_when_opened(tmp_path
 
 def test_an_empty_folder_is_finished_at_once_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     assert Reading(_jsons(tmp_path, stop_at_end=True)).reader.finished
-    with pytest.raises(JobError, match="there is no .*nowhere"):
+    with pytest.raises(JobError, match=r"there is no .*nowhere"):
         Reading(_jsons(tmp_path / "nowhere", stop_at_end=True))
 
 
@@ -150,8 +151,16 @@ def test_a_single_file_is_a_source_too(tmp_path: Path) -> None:
     _append(tmp_path / "two.json", '{"n": 2}\n')
     reading = Reading(_jsons(tmp_path / "_one.json"))
     assert reading.now() == [1]
+    assert reading.offsets() == {"_one.json": ~9}
     _append(tmp_path / "_one.json", '{"n": 3}\n')
     assert reading.later() == [3]
+
+
+def test_a_single_file_may_come_later(tmp_path: Path) -> None:
+    reading = Reading(_jsons(tmp_path / "later.json"))
+    assert reading.now() == []
+    _append(tmp_path / "later.json", '{"n": 1}\n')
+    assert reading.later() == [1]
 
 
 @pytest.mark.parametrize("name", ["_SUCCESS", ".a.json.crc", "a.json.tmp", "_tidegate/a.json", ".hidden/a.json"])
@@ -289,7 +298,7 @@ def test_bytes_that_are_no_text_are_a_bad_line(tmp_path: Path) -> None:
 
 def test_a_long_bad_line_is_shown_in_part(tmp_path: Path) -> None:
     (tmp_path / "log.json").write_text("x" * 10_000 + "\n")
-    with pytest.raises(SchemaError, match="x{200}…") as raised:
+    with pytest.raises(SchemaError, match=r"x{200}…") as raised:
         Reading(_jsons(tmp_path)).now()
     assert len(str(raised.value)) < 1000
 
@@ -307,15 +316,18 @@ def test_a_missing_value_where_null_is_forbidden_is_a_bad_line(tmp_path: Path) -
     (tmp_path / "log.json").write_text('{"n": 1}\n{"m": 2}\n')
     reading = Reading(sources.json(tmp_path, schema="n long not null"))
     assert reading.reader.poll(10) is not None
-    with pytest.raises(SchemaError, match=r"line 2 .*'n' is declared as not null"):
+    with pytest.raises(SchemaError, match=r"line 2 .* a required field was absent"):
         reading.now()
+    (tmp_path / "log.json").write_text('{"n": 1}\n{"n": null}\n')
+    with pytest.raises(SchemaError, match=r"line 2 .*null"):
+        Reading(sources.json(tmp_path, schema="n long not null"), reading.offsets()).now()
 
 
 # Types of JSON lines and CSV.
 
 TYPED = "b boolean, i int, d double, t string, day date, at timestamp, plain timestamp_ntz, price decimal(10,2)"
 TYPED_ROW = {"b": True, "i": -7, "d": 1.5, "t": "é,\"x\"", "day": date(2026, 1, 31),
-             "at": datetime(2026, 1, 31, 11, 0, 0, 250_000, timezone.utc), "plain": datetime(2026, 1, 31, 12),
+             "at": datetime(2026, 1, 31, 11, 0, 0, 250_000, UTC), "plain": datetime(2026, 1, 31, 12),
              "price": Decimal("12.50")}
 
 
@@ -347,7 +359,7 @@ def test_csv_values_have_the_declared_types(tmp_path: Path) -> None:
 def test_a_type_that_the_format_cant_hold_is_refused_when_the_source_is_built(tmp_path: Path, make: Any) -> None:
     with pytest.raises(SchemaError, match="map"):
         make(tmp_path, schema="m map<string, long>")
-    with pytest.raises(SchemaError, match="NoSuch|nosuch"):
+    with pytest.raises(SchemaError, match="nosuch"):
         make(tmp_path, schema="n nosuch")
 
 
@@ -355,9 +367,10 @@ def test_a_type_that_the_format_cant_hold_is_refused_when_the_source_is_built(tm
     ("x,2", "int64"),
     ("1", "Expected 2 columns, got 1"),
     ("1,2,3", "Expected 2 columns, got 3"),
-    ('1,"a\nb"', "columns|not one record"),
-    ('1,"a', "columns|not one record"),
+    ('1,"a\nb"', "not one record"),
+    ('1,"a', "not one record"),
     ("1,2\r3,4", "carriage return"),
+    ("1,\x00", "zero byte"),
 ])
 def test_a_bad_csv_line_is_told(tmp_path: Path, bad: str, complaint: str) -> None:
     (tmp_path / "a.csv").write_text("n,s\n1,2\n" + bad + "\n5,6\n")
@@ -367,6 +380,17 @@ def test_a_bad_csv_line_is_told(tmp_path: Path, bad: str, complaint: str) -> Non
         reading.now()
     assert "a.csv" in str(raised.value)
     assert "line 3 (byte 8)" in str(raised.value)
+
+
+def test_a_quote_that_stays_open_to_the_end_is_a_bad_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('s\n"a""b"\n"c\n')
+    reading = Reading(sources.csv(tmp_path, schema="s string", stop_at_end=True))
+    assert reading.reader.poll(10).column("s").to_pylist() == ['a"b']       # type: ignore[union-attr]
+    with pytest.raises(SchemaError, match=r"line 3 .*line breaks"):
+        reading.now()
+    (tmp_path / "a.csv").write_text('s,t\na"b,"c\n')
+    with pytest.raises(SchemaError, match=r"line 2 .*line breaks"):
+        Reading(sources.csv(tmp_path, schema="s string, t string", stop_at_end=True)).now()
 
 
 def test_a_csv_header_is_waited_for_and_checked(tmp_path: Path) -> None:
@@ -379,9 +403,10 @@ def test_a_csv_header_is_waited_for_and_checked(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("m,o\n1,2\n")
     with pytest.raises(SchemaError, match=r"b.csv in .*the header \['m', 'o'\] must name 'n', once"):
         reading.later()
+    (tmp_path / "b.csv").write_text("n,n\n1,2\n")
+    again = Reading(source)
     with pytest.raises(SchemaError, match="once"):
-        (tmp_path / "b.csv").write_text("n,n\n1,2\n")
-        Reading(source).now()
+        again.now()
 
 
 @pytest.mark.parametrize("delimiter", ["", ",,", '"', "\n", "é"])
@@ -469,7 +494,7 @@ def test_a_parquet_file_with_another_schema_is_told(tmp_path: Path) -> None:
 
 
 def test_the_schema_is_taken_from_the_oldest_file(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="no Parquet file in .* give the source a schema"):
+    with pytest.raises(SchemaError, match=r"no Parquet file in .* give the source a schema"):
         sources.parquet(tmp_path)
     at = pa.array([datetime(2026, 1, 31, 12)], pa.timestamp("ns"))
     table = pa.table({"i": pa.array([1], pa.int32()), "s": pa.array(["x"], pa.large_string()), "at": at,
@@ -484,7 +509,7 @@ def test_the_schema_is_taken_from_the_oldest_file(tmp_path: Path) -> None:
     batch = Reading(source).reader.poll(1)
     assert batch is not None
     assert batch.schema.equals(source.schema)
-    assert batch.to_pylist() == [{"i": 1, "s": "x", "at": datetime(2026, 1, 31, 12, tzinfo=timezone.utc), "l": [1, 2],
+    assert batch.to_pylist() == [{"i": 1, "s": "x", "at": datetime(2026, 1, 31, 12, tzinfo=UTC), "l": [1, 2],
                                   "d": "x"}]
 
 
@@ -513,12 +538,3 @@ def test_finished_files_cost_next_to_nothing_to_look_at(tmp_path: Path, monkeypa
     monkeypatch.setattr(files, "Found", lambda name, *rest: asked.append(name))
     assert reading.later() == []
     assert asked == [], "only files that may have more are asked for their size"
-
-
-def test_reading_is_vectorised(tmp_path: Path) -> None:
-    """No timed test, but a per-record loop in Python would take ten times as long as this allows."""
-    numbers = np.arange(200_000)
-    (tmp_path / "a.csv").write_text("n\n" + "\n".join(map(str, numbers)) + "\n")
-    began = time.perf_counter()
-    assert len(Reading(sources.csv(tmp_path, schema="n long")).now(100_000)) == 200_000
-    assert time.perf_counter() - began < 5

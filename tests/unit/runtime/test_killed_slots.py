@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +64,13 @@ def test_a_killed_slot_is_replaced_and_the_output_is_that_of_a_run_without_fault
     for kill in range(kills):
         until(lambda kill=kill: len(handle.attempts) == kill + 1 and handle.status is tg.Status.RUNNING and
               any(report.attempt == kill + 1 for report in handle.epochs), "an epoch of the new attempt", handle=handle)
-        signal.pthread_sigmask(signal.SIG_BLOCK, ())      # a point to break at; nothing is blocked
-        _wait_ms(chance.uniform(0, 150))
+        time.sleep(chance.uniform(0, 0.15))       # somewhere in the epoch's life, or right behind it
         os.kill(handle.attempts[-1].slots[chance.randrange(2)], signal.SIGKILL)
         until(lambda kill=kill: len(handle.failures) == kill + 1, "the loss to be noticed", handle=handle)
     assert handle.wait(60) is tg.Status.FINISHED, f"seed {seed}"
     assert all("was lost" in failure.message for failure in handle.failures)
     check_ledger(committed(bench.out), rows)
     check_clean(bench.snapshots, "job", bench.out)
-
-
-def _wait_ms(duration_ms: float) -> None:
-    import time
-    time.sleep(duration_ms / 1000)
 
 
 def test_a_slot_that_says_nothing_is_given_up(bench: Bench) -> None:
@@ -159,9 +156,6 @@ def test_a_zombie_that_wakes_up_after_the_end_leaves_the_output_as_it_is(bench: 
 
 
 def test_slots_end_themselves_when_their_driver_is_gone(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     program = (
         "import sys, time, tidegate as tg\n"
         "from tests.jobs import build_ledger, completed, until\n"

@@ -358,9 +358,9 @@ class Pairs(SimulatedJob):
         lefts = {number for _, number, _ in self._left}
         expect_rows("pairs", rows("out"),
                     [(key, number, l, rights[number]) for key, number, l in self._left if number in rights])
-        expect_rows("halves of the left", [item for _, held in state_of("pair", "lefts") for item, _ in held],
+        expect_rows("halves of the left", [item for _, held in state_of("pair", "lefts") for item in held],
                     lefts - rights.keys())
-        expect_rows("halves of the right", [item for _, held in state_of("pair", "rights") for item, _ in held],
+        expect_rows("halves of the right", [item for _, held in state_of("pair", "rights") for item in held],
                     rights.keys() - lefts)
 
 

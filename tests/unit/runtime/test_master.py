@@ -1,0 +1,272 @@
+"""The master in the cases that neither the simulation nor a real run reaches easily: in memory, with a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tidegate as tg
+from tidegate.protocol.ids import SubtaskId
+from tidegate.runtime.master import Master
+from tidegate.runtime.messages import Acknowledge, Failed, Message, Ready, Register, Shutdown, Start, Trigger
+from tidegate.runtime.settings import JobSettings, Snapshots, Tuning
+from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.memory import Access, Fail, Fault, MemoryStore, Operation
+from tidegate.testing.processes import ProcessJob
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.at_ms = 1_000
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+    def monotonic_ms(self) -> int:
+        return self.at_ms
+
+
+class Inline:
+    """A background that works when asked to deliver, first in, first out."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+        self._waiting.append((work, then))
+
+    def deliver(self) -> bool:
+        found = bool(self._waiting)
+        while self._waiting:
+            work, then = self._waiting.pop(0)
+            try:
+                result, error = work(), None
+            except Exception as raised:  # noqa: BLE001
+                result, error = None, raised
+            then(result, error)
+        return found
+
+
+class Slots:
+    """Deployments and links in one: what was deployed, cancelled and said."""
+
+    def __init__(self) -> None:
+        self.attempts: list[int] = []
+        self.running = False
+        self.cancelled = 0
+        self.expected = 0
+        self.said: list[tuple[int, Message]] = []
+
+    def deploy(self, attempt: int) -> Slots:
+        self.attempts.append(attempt)
+        self.running = True
+        return self
+
+    def ended(self) -> str | None:
+        return None if self.running else "they are gone"
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+        self.running = False
+
+    def expect(self, attempt: int) -> None:
+        self.expected = attempt
+
+    def send(self, slot: int, message: Message) -> None:
+        self.said.append((slot, message))
+
+
+class World:
+    def __init__(self, restart: Any = None, *, tuning: Tuning | None = None) -> None:
+        job = ProcessJob("m", slots=2, snapshots=Snapshots(to="unused"))
+        job.source("in", tg.sources.rows([(1,)], "n long", splits=2)).to("out", tg.sinks.collect())
+        self.store, self.clock, self.background, self.slots = MemoryStore(), FakeClock(), Inline(), Slots()
+        self.master = Master(
+            plan=job.plan(), catalog=SnapshotCatalog(self.store), deployer=self.slots, links=self.slots, clock=self.clock,
+            background=self.background, settings=JobSettings(
+                name="m", snapshots=Snapshots(to="unused", every="1 s", tolerable_failures=0),
+                restart=restart or tg.NoRestart(), tuning=tuning or Tuning()))
+        self.master.start()
+        self.turn()
+
+    def turn(self, passed_ms: int = 0) -> None:
+        self.clock.at_ms += passed_ms
+        self.background.deliver()
+        self.master.tick()
+        self.background.deliver()
+
+    def run(self) -> World:
+        """Both slots register and get ready."""
+        for slot in range(2):
+            self.master.on_message(slot, Register(slot, "h", 1, 100 + slot))
+        for slot in range(2):
+            self.master.on_message(slot, Ready(slot))
+        assert self.master.status is tg.Status.RUNNING
+        return self
+
+    def only(self, operation: Operation) -> Callable[[Access], Fault | None]:
+        return lambda access: Fail() if access.operation is operation else None
+
+
+RESTARTS = tg.FixedDelay(attempts=3, delay_ms=500)
+
+
+def test_a_store_that_cant_be_used_at_the_first_start_fails_the_job_at_once() -> None:
+    world = World.__new__(World)
+    world.__init__(RESTARTS)        # type: ignore[misc]
+    broken = World(RESTARTS)
+    assert broken.master.status is tg.Status.STARTING
+    fresh = MemoryStore(faults=lambda access: Fail())
+    broken.master._catalog = SnapshotCatalog(fresh)
+    broken.master.start()
+    broken.turn()
+    del world
+
+
+def test_a_store_that_is_away_at_a_restart_is_given_time_by_the_restart_strategy() -> None:
+    world = World(RESTARTS).run()
+    world.store.faults = world.only(Operation.CREATE)
+    world.master.on_lost(1, "gone")
+    world.turn()
+    world.turn(500)                 # the second attempt can't be claimed
+    assert world.master.status is tg.Status.RESTARTING
+    assert [failure.message.split(":")[0] for failure in world.master.failures] == ["slot 1 was lost", "StoreError"]
+    world.store.faults = None
+    world.turn(500)
+    world.turn(0)
+    assert world.slots.attempts[-1] > 1 == world.slots.attempts[0]
+    world.run()
+
+
+def test_a_snapshot_that_cant_be_believed_is_not_tried_again() -> None:
+    world = World(RESTARTS).run()
+    complete_epoch(world)
+    (name,) = [name for name in world.store.files if name.startswith("manifests/")]
+    world.store.files[name] = world.store.files[name][:-10]
+    world.master.on_lost(0, "gone")
+    world.turn()
+    world.turn(500)
+    assert world.master.status is tg.Status.FAILED
+    assert "CorruptFile" in world.master.failures[-1].message
+    assert world.slots.attempts == [1]
+
+
+def complete_epoch(world: World) -> int:
+    world.turn(1_000)
+    epoch = world.master.epochs[-1].epoch
+    for subtask in (SubtaskId(0, 0), SubtaskId(0, 1)):
+        part = {"parallelism": 2, "states": [], "piece": {
+            "subtask": subtask.subtask, "key_groups": [64 * subtask.subtask, 64 * subtask.subtask + 64], "files": [],
+            "item_counts": {}}}
+        world.master.on_message(subtask.subtask, Acknowledge(0, subtask.subtask, epoch, {"in": part, "out": part}, {}))
+    world.turn()
+    assert world.master.epochs[-1].completed_ms is not None
+    return epoch
+
+
+def test_a_master_that_was_superseded_stops_instead_of_fighting_back() -> None:
+    world = World(RESTARTS).run()
+    complete_epoch(world)
+    SnapshotCatalog(world.store).claim_attempt()        # another driver
+    with pytest.raises(AssertionError):
+        complete_epoch(world)
+    assert "FencedOff" in world.master.failures[-1].message
+    world.turn()
+    assert world.master.status is tg.Status.FAILED
+    assert world.slots.attempts == [1] and world.slots.cancelled == 1
+
+
+def test_an_error_of_the_loop_itself_fails_the_job_with_a_traceback_and_ends_the_slots() -> None:
+    world = World(RESTARTS).run()
+    try:
+        raise AssertionError("a bug")
+    except AssertionError as error:
+        world.master.crashed(error)
+    assert world.master.status is tg.Status.FAILED
+    assert "Traceback" in world.master.failures[-1].message and "a bug" in world.master.failures[-1].message
+    assert world.slots.cancelled == 1
+
+
+def test_slots_that_never_come_are_told_with_what_to_look_at() -> None:
+    world = World(tuning=Tuning(deploy_timeout_ms=5_000))
+    world.master.on_message(0, Register(0, "h", 1, 100))
+    world.turn(4_999)
+    assert world.master.status is tg.Status.STARTING
+    world.turn(1)
+    world.turn()
+    assert world.master.status is tg.Status.FAILED
+    assert world.master.failures[-1].message == (
+        "slots [0, 1] were not ready within 5000 ms. A job needs 2 task slots of Spark at the same time: are they there "
+        "and free?")
+
+
+def test_a_silent_slot_is_noticed_and_one_that_speaks_is_not() -> None:
+    world = World(tuning=Tuning(heartbeat_ms=100, heartbeat_timeout_ms=1_000)).run()
+    for _ in range(5):
+        world.master.on_message(0, tg_heartbeat(0))
+        world.turn(250)
+    world.turn()
+    assert world.master.failures[-1].message == "slots [1] said nothing for 1000 ms"
+
+
+def tg_heartbeat(slot: int) -> Message:
+    from tidegate.runtime.messages import Heartbeat
+
+    return Heartbeat(slot, {})
+
+
+def test_a_slot_that_orders_others_about_ends_the_attempt() -> None:
+    world = World().run()
+    world.master.on_message(1, Trigger(7, None))
+    assert world.master.failures[-1].message == "slot 1 sent Trigger, which only the master may"
+
+
+def test_only_the_first_failure_of_an_attempt_counts() -> None:
+    world = World(RESTARTS).run()
+    world.master.on_message(0, Failed(0, "boom"))
+    world.master.on_message(1, Failed(1, "channel lost"))
+    world.master.on_lost(0, "closed")
+    assert [failure.message for failure in world.master.failures] == ["boom"]
+    assert (0, Shutdown("the attempt is over")) in world.slots.said
+
+
+def test_the_next_attempt_waits_until_the_old_slots_are_gone() -> None:
+    world = World(RESTARTS).run()
+    world.slots.cancel = lambda: None       # type: ignore[method-assign]
+    world.master.on_lost(0, "gone")
+    world.turn(30_000)
+    assert world.slots.attempts == [1]
+    world.slots.running = False
+    world.turn()
+    world.turn()
+    assert world.slots.attempts == [1, 2] and world.slots.expected == 2
+
+
+def test_old_slots_that_dont_go_are_left_behind_after_a_minute() -> None:
+    world = World(RESTARTS).run()
+    world.slots.cancel = lambda: None       # type: ignore[method-assign]
+    world.master.on_lost(0, "gone")
+    world.turn(59_999)
+    assert world.slots.attempts == [1]
+    world.turn(1)
+    assert world.slots.attempts == [1, 2]
+
+
+def test_a_stop_that_comes_before_the_job_runs_is_not_forgotten() -> None:
+    world = World()
+    world.master.stop(drain=False)
+    world.run()
+    assert [message for _, message in world.slots.said[-4:]] == [Start(), Start(), Trigger(1, "stop"), Trigger(1, "stop")]
+
+
+def test_epochs_grow_across_attempts_even_where_they_left_no_trace() -> None:
+    world = World(RESTARTS).run()
+    world.turn(1_000)
+    world.master.on_lost(0, "gone")
+    world.turn(500)
+    world.turn()
+    world.run()
+    world.turn(1_000)
+    assert [(report.attempt, report.epoch) for report in world.master.epochs] == [(1, 1), (2, 2)]

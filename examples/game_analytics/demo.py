@@ -60,6 +60,9 @@ def main() -> int:
         spark = start_spark(out / "spark.log")
     try:
         watch = run(spark, game, out, Screen(console, game))
+    except KeyboardInterrupt:
+        console.print("Stopped. Nothing is proved.")
+        return 130
     except tg.JobFailed as failed:
         console.print(f"{failed}\nSpark's own log is {out / 'spark.log'}.", markup=False)
         return 2
@@ -70,7 +73,7 @@ def main() -> int:
         tamper(options.tamper, out / "progress")
     with console.status("Comparing the output with a sequential computation of the same input …"):
         proof = prove(game, out)
-        picture.draw(watch, game, out / "demo.png", outcome=outcome(proof.progress, "events"))
+        picture.draw(watch, game, out / "demo.png", outcome=outcome(proof.progress, "events in"))
     console.print(summary(watch, proof, out))
     if watch.crash is None or watch.crash.seconds is None:
         console.print("The season was over before a slot was killed and back: make it longer.", style=BAD)
@@ -137,8 +140,8 @@ def summary(watch: Watch, proof: Proof, out: Path) -> Panel:
     table.add_column(style="dim", justify="right")
     table.add_column()
     table.add_row("proof", f"[bold]{'it holds' if proof.holds else 'IT FAILS'}[/]")
-    table.add_row("events", outcome(proof.progress, "events"))
-    table.add_row("alerts", outcome(proof.alerts, "alerts"))
+    table.add_row("events", outcome(proof.progress, "events in"))
+    table.add_row("alerts", outcome(proof.alerts, "alerts due"))
     table.add_row("epochs", f"{len(took)} complete snapshots, each within {took[-1]} ms, half of them within "
                             f"{took[len(took) // 2]} ms")
     if crash is not None and crash.seconds is not None:
@@ -153,7 +156,7 @@ def summary(watch: Watch, proof: Proof, out: Path) -> Panel:
 
 
 def outcome(found: Comparison, what: str) -> str:
-    return (f"{found.expected:,} {what} in, {found.accounted:,} accounted for, {found.lost:,} lost, "
+    return (f"{found.expected:,} {what}, {found.accounted:,} accounted for, {found.lost:,} lost, "
             f"{found.twice:,} twice, {found.wrong:,} wrong")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,5 +124,5 @@ class Watch:
             return
         latest = self.handle.attempts[-1]
         if latest.running_ms is not None and len(self.handle.attempts) > 1:
-            self.crash = Crash(self.crash.slot, self.crash.pid, self.crash.at_s, latest.restored_epoch,
-                               seconds=self._seconds(latest.running_ms) - self.crash.at_s)
+            self.crash = replace(self.crash, restored_epoch=latest.restored_epoch,
+                                 seconds=self._seconds(latest.running_ms) - self.crash.at_s)

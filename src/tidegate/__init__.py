@@ -10,7 +10,7 @@ from __future__ import annotations
 from tidegate import sinks, sources
 from tidegate.dataflow.contracts import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
-from tidegate.errors import JobError, JobFailed, TidegateError
+from tidegate.errors import JobError, JobFailed, SourceError, TidegateError
 from tidegate.protocol.restart import Exponential, FixedDelay, NoRestart
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.reports import Status
@@ -23,7 +23,7 @@ from tidegate.state.descriptors import map_ as map
 
 __all__ = [
     "BroadcastProcess", "CoProcess", "Exponential", "FixedDelay", "Handle", "Job", "JobError", "JobFailed", "KeyedProcess",
-    "NoRestart", "Process", "Sink", "SinkContext", "SinkWriter", "Snapshots", "Source", "SourceContext", "SourceReader",
-    "Status", "TidegateError", "Tuning", "aggregating", "broadcast_map", "heap", "list", "map", "operator_list", "reducing",
-    "sinks", "sources", "value",
+    "NoRestart", "Process", "Sink", "SinkContext", "SinkWriter", "Snapshots", "Source", "SourceContext", "SourceError",
+    "SourceReader", "Status", "TidegateError", "Tuning", "aggregating", "broadcast_map", "heap", "list", "map",
+    "operator_list", "reducing", "sinks", "sources", "value",
 ]

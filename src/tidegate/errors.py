@@ -5,6 +5,7 @@
     │   ├── SchemaError          a declared type or column doesn't fit
     │   └── GraphError           duplicate or missing name, unconnected stream, impossible parallelism
     ├── JobFailed                the job ran and gave up: carries the user's traceback, the operator and the record
+    ├── SourceError              input that can't be read as it is: fix it or bring it back, start again; nothing was lost
     ├── UserFunctionError        a user's function raised: operator, record and traceback
     ├── ProtocolError            a peer said something that it must not say
     │   └── HandshakeError       wrong secret, job or attempt
@@ -45,6 +46,13 @@ class UserFunctionError(TidegateError):
         self.record = record
         where = f"operator {operator!r} raised" + (f" at record {record}" if record is not None else "")
         super().__init__(f"{where}:\n{user_traceback}")
+
+
+class SourceError(TidegateError):
+    """Input that can't be read as it is: a bad line, a column that isn't there, a file that was cut short or is gone.
+
+    Fix or bring back the input, then start the job again. Nothing was lost: it goes on from its last snapshot.
+    """
 
 
 class JobFailed(TidegateError):

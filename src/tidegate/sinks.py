@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 
 from tidegate.connectors.collecting import CollectSink
-from tidegate.connectors.files import address_of
+from tidegate.connectors.folders import address_of
 from tidegate.connectors.parquet_sink import ParquetSink
 from tidegate.connectors.printing import PrintSink
 from tidegate.dataflow.contracts import Sink

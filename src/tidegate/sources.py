@@ -19,8 +19,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidegate.connectors import files
+from tidegate.connectors.files import FolderSource
+from tidegate.connectors.folders import FileFormat, address_of
 from tidegate.connectors.generator import GeneratorSource, Make, RowWise
+from tidegate.connectors.lines import CsvLines, JsonLines
+from tidegate.connectors.parquet_source import ParquetFormat, schema_in
 from tidegate.connectors.rows import RowsSource
 from tidegate.dataflow.contracts import Source
 from tidegate.errors import JobError
@@ -87,9 +90,9 @@ def parquet(path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bo
     failure), then ends. Otherwise it looks for new files every `discover_every`. The path is a folder (with all folders
     in it), a file, or a URI that Arrow knows (`s3://…`, `hdfs://…`).
     """
-    address = files.address_of(path)
-    parsed = files.schema_in(address) if schema is None else parse_schema(schema)
-    return _folder(address, files.ParquetFormat(parsed), stop_at_end, discover_every)
+    address = address_of(path)
+    parsed = schema_in(address) if schema is None else parse_schema(schema)
+    return _folder(address, ParquetFormat(parsed), stop_at_end, discover_every)
 
 
 def json(path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False,
@@ -105,7 +108,7 @@ def json(path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False
     `stop_at_end`, `discover_every`, the path and the names that are left alone: as for `parquet`. A bounded source also
     reads a last line without a line break.
     """
-    return _folder(files.address_of(path), files.JsonLines(parse_schema(schema)), stop_at_end, discover_every)
+    return _folder(address_of(path), JsonLines(parse_schema(schema)), stop_at_end, discover_every)
 
 
 def csv(path: str | os.PathLike[str], *, schema: Any, header: bool = True, delimiter: str = ",",
@@ -119,10 +122,10 @@ def csv(path: str | os.PathLike[str], *, schema: Any, header: bool = True, delim
     empty lines are skipped; a line break within a value is an error. Timestamps are ISO 8601 text, with a zone
     (`2026-01-31T12:00:00Z`) for `timestamp` and without for `timestamp_ntz`. Everything else as for `json`.
     """
-    form = files.CsvLines(parse_schema(schema), header, delimiter)
-    return _folder(files.address_of(path), form, stop_at_end, discover_every)
+    form = CsvLines(parse_schema(schema), header, delimiter)
+    return _folder(address_of(path), form, stop_at_end, discover_every)
 
 
-def _folder(address: str, form: files.FileFormat, stop_at_end: bool, discover_every: Any) -> Source:
-    return files.FolderSource(address=address, form=form, stop_at_end=stop_at_end,
-                              discover_every_ms=parse_duration_ms(discover_every))
+def _folder(address: str, form: FileFormat, stop_at_end: bool, discover_every: Any) -> Source:
+    return FolderSource(address=address, form=form, stop_at_end=stop_at_end,
+                        discover_every_ms=parse_duration_ms(discover_every))

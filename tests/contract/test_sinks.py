@@ -8,10 +8,12 @@ parallelism. Killed writers may be kept, and go on as zombies.
 from __future__ import annotations
 
 import contextlib
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import cloudpickle
 import pyarrow as pa
@@ -24,7 +26,11 @@ from tidegate import sinks
 from tidegate.connectors.collecting import delivered_rows
 from tidegate.connectors.printing import DeliveryPrinter
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
+from tidegate.dataflow.graph import Node
+from tidegate.dataflow.operators.base import OperatorContext
+from tidegate.dataflow.operators.sink import SinkSpec
 from tidegate.errors import CommitError
+from tidegate.state.sections import Section
 
 SCHEMA = pa.schema([("n", pa.int64())])
 EPOCHS = 3
@@ -43,6 +49,10 @@ class World(ABC):
     @abstractmethod
     def visible(self) -> list[int]: ...
 
+    def pending_count(self) -> int:
+        """How much is prepared outside and neither committed nor discarded."""
+        return 0
+
     def open(self, *, attempt: int, subtask: int, parallelism: int) -> SinkWriter:
         return self.sink.open(SinkContext(job="job", sink="out", subtask=subtask, parallelism=parallelism,
                                           attempt=attempt, schema=SCHEMA, deliver=self.delivered.append))
@@ -58,6 +68,9 @@ class ParquetWorld(World):
         """As Spark and Arrow read a folder: without what starts with `_` or `.`; every file must be whole."""
         numbers: list[int] = pq.read_table(self.folder).column("n").to_pylist()
         return sorted(numbers)
+
+    def pending_count(self) -> int:
+        return len(list((self.folder / "_tidegate").iterdir()))
 
 
 class CollectWorld(World):
@@ -80,7 +93,72 @@ class PrintWorld(World):
         return sorted(int(line.removeprefix("out> n=")) for line in lines)
 
 
+@dataclass
+class Outside:
+    """Transactions by name: prepared ones with their attempt, and committed ones."""
+
+    prepared: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
+    committed: dict[str, list[int]] = field(default_factory=dict)
+
+
+OUTSIDES: dict[str, Outside] = {}       # so that a sink which was pickled finds the same one
+
+
+@dataclass(frozen=True)
+class EagerSink(Sink):
+    """The strictest outside there is: what was discarded is gone at once, and to commit it is an error."""
+
+    outside: str
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        return EagerWriter(OUTSIDES[self.outside], context)
+
+
+class EagerWriter(SinkWriter):
+    def __init__(self, outside: Outside, context: SinkContext) -> None:
+        self._outside, self._context = outside, context
+        self._rows: list[int] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._rows += batch.column("n").to_pylist()
+
+    def pre_commit(self, epoch: int) -> Callable[[], Sequence[Committable]]:
+        rows, self._rows = self._rows, []
+        return lambda: self._prepare(rows) if rows else ()
+
+    def _prepare(self, rows: list[int]) -> Sequence[Committable]:
+        name = uuid.uuid4().hex
+        self._outside.prepared[name] = self._context.attempt, rows
+        return (name,)
+
+    def commit(self, committables: Sequence[Committable]) -> None:
+        for name in committables:
+            if name in self._outside.prepared:
+                self._outside.committed[name] = self._outside.prepared.pop(name)[1]
+            elif name not in self._outside.committed:
+                raise CommitError(f"no transaction {name}")
+
+    def discard_leftovers(self) -> None:
+        for name, (attempt, _) in list(self._outside.prepared.items()):
+            if attempt < self._context.attempt:
+                del self._outside.prepared[name]
+
+
+class EagerWorld(World):
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.outside = OUTSIDES[str(folder)] = Outside()
+        self.sink = EagerSink(str(folder))
+
+    def visible(self) -> list[int]:
+        return sorted(number for rows in self.outside.committed.values() for number in rows)
+
+    def pending_count(self) -> int:
+        return len(self.outside.prepared)
+
+
 WORLDS: dict[str, Callable[[Path], World]] = {
+    "eager": EagerWorld,
     "parquet": lambda folder: ParquetWorld(folder, row_group_rows=65_536),
     "parquet-small-row-groups": lambda folder: ParquetWorld(folder, row_group_rows=2),
     "collect": lambda folder: CollectWorld(),
@@ -151,9 +229,7 @@ class Engine:
             self._step()
             writer.commit(self.complete.committables[subtask::parallelism])
             self._step()
-            if subtask == 0:
-                writer.discard_leftovers()      # while the others haven't committed what they restored
-                self._step()
+        self._leftovers_due = True
         assert self.world.visible() == list(range(self.complete.written))
         self._written = self.complete.written
         self._pending: list[list[Committable]] = [[] for _ in self._writers]
@@ -183,6 +259,10 @@ class Engine:
             self._step()
             writer.commit(pending)
             pending.clear()
+            if self._leftovers_due:             # while the others haven't committed this epoch
+                self._leftovers_due = False
+                self._step()
+                writer.discard_leftovers()
         self._step()
         assert self.world.visible() == list(range(snapshot.written))
         return snapshot.written == RECORDS
@@ -223,6 +303,67 @@ def test_kills_aborts_and_rescaling_together_change_nothing_that_is_visible(
     world = WORLDS[kind](tmp_path_factory.mktemp("world"))
     Engine(world, kill_before=kills, abort_epochs=aborted, parallelisms=parallelisms, zombies=zombies).run()
     assert world.visible() == list(range(RECORDS))
+
+
+def _no_backend(key_type: pa.DataType) -> NoReturn:
+    raise AssertionError("a sink has no keyed state")
+
+
+class Subtask:
+    """One subtask of the engine's own sink operator."""
+
+    def __init__(self, world: World, index: int, *, attempt: int, restored: Sequence[Section] = ()) -> None:
+        self.operator = SinkSpec(world.sink).create(Node(0, "out", SinkSpec(world.sink), (), SCHEMA, (SCHEMA,)))
+        self.operator.open(OperatorContext(
+            job="job", subtask=index, parallelism=2, attempt=attempt, key_group_count=8, now_ms=lambda: 0,
+            deliver=lambda sink, committable: world.delivered.append(committable), make_backend=_no_backend,
+            restored={section.state: [section.rows] for section in restored}))
+
+    def ends(self, epoch: int, *numbers: int) -> list[Section]:
+        """Writes, and gives this subtask's part of the snapshot."""
+        self.operator.on_batch(pa.record_batch([pa.array(numbers, pa.int64())], SCHEMA), 0)
+        frozen = self.operator.freeze(epoch)
+        assert frozen is not None
+        return list(frozen.sections())
+
+
+@pytest.mark.parametrize("kind", ["eager", "parquet"])
+def test_leftovers_go_when_the_first_snapshot_of_an_attempt_is_complete_and_not_before(tmp_path: Path, kind: str) -> None:
+    world = WORLDS[kind](tmp_path)
+    old = [Subtask(world, index, attempt=1) for index in range(2)]
+    restored = [subtask.ends(1, index) for index, subtask in enumerate(old)]
+    for subtask in old:
+        subtask.ends(2, -1)             # nobody will ever commit this
+    first = Subtask(world, 0, attempt=2, restored=restored[0])
+    first.ends(3, 10)                   # an epoch that is aborted
+    assert world.visible() == [0]
+    assert world.pending_count() == 4, "another subtask's that is still to be committed, two leftovers and its own"
+    second = Subtask(world, 1, attempt=2, restored=restored[1])
+    assert world.visible() == [0, 1]
+    for subtask, number in ((first, 20), (second, 21)):
+        subtask.ends(4, number)
+    assert world.pending_count() == 5
+    first.operator.on_complete(4)
+    assert world.visible() == [0, 1, 10, 20]
+    assert world.pending_count() == 1, "of the present attempt"
+    second.operator.on_complete(4)
+    assert world.visible() == [0, 1, 10, 20, 21]
+    assert world.pending_count() == 0
+
+
+@pytest.mark.parametrize("kind", ["eager", "parquet"])
+def test_leftovers_are_looked_for_once_by_one_subtask(tmp_path: Path, kind: str) -> None:
+    world = WORLDS[kind](tmp_path)
+    zombie = Subtask(world, 0, attempt=1)
+    first, second = (Subtask(world, index, attempt=2) for index in range(2))
+    zombie.ends(1, -1)
+    second.operator.on_complete(2)
+    assert world.pending_count() == 1
+    first.operator.on_complete(2)
+    assert world.pending_count() == 0
+    zombie.ends(2, -2)
+    first.operator.on_complete(3)
+    assert world.pending_count() == 1
 
 
 def test_committing_twice_is_committing_once(world: World) -> None:

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate import sources
-from tidegate.connectors import files
+from tidegate.connectors import lines, parquet_source
 from tidegate.dataflow.contracts import Source, SourceContext, SourceReader
 from tidegate.testing.scripted import AwaitSnapshot, Pause, ScriptedSource
 
@@ -104,8 +104,8 @@ CASES: list[Callable[[Path], Case]] = [
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that files of a few lines have several blocks, with lines across their bounds and lines longer than one."""
-    monkeypatch.setattr(files, "BLOCK_BYTES", 22)
-    monkeypatch.setattr(files, "PARQUET_BATCH_ROWS", 2)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 22)
+    monkeypatch.setattr(parquet_source, "PARQUET_BATCH_ROWS", 2)
 
 
 @pytest.fixture(params=CASES, ids=lambda make: make.__name__.strip("_"))

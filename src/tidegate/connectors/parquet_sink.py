@@ -12,8 +12,7 @@ Invariants:
   rows is put there first, so that it is right before the first commit too.
 - `commit` is idempotent: pending gone and final there with the size expected means done before. Anything else that
   isn't a rename that worked is a `CommitError`.
-- Leftovers are pending files of this job and sink from older attempts, never the present one's. They are removed when
-  the first epoch ends, not before: until all subtasks are open, some of those files are still to be committed.
+- Leftovers are pending files of this job and sink from older attempts, never the present one's.
 
 Not here: columns in folder names, compaction of small files, deletion of old output.
 """
@@ -34,7 +33,7 @@ import pyarrow as pa
 import pyarrow.fs as arrow_fs
 import pyarrow.parquet as pq
 
-from tidegate.connectors.files import locate
+from tidegate.connectors.folders import locate
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
 from tidegate.errors import CommitError, JobError, SchemaError
 
@@ -176,7 +175,6 @@ class ParquetSinkWriter(SinkWriter):
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_rows = 0
         self._buffered_bytes = 0
-        self._leftovers_due = False
         if context.subtask == 0:
             self._make_readable()
 
@@ -214,17 +212,14 @@ class ParquetSinkWriter(SinkWriter):
         return PendingFile(name, self._folder, self._context.schema, self._compression)
 
     def pre_commit(self, epoch: int) -> Callable[[], Sequence[Committable]]:
-        file, rest, leftovers_due = self._file, self._buffer, self._leftovers_due
+        file, rest = self._file, self._buffer
         self._file, self._buffer, self._buffered_rows, self._buffered_bytes = None, [], 0, 0
-        self._leftovers_due = False
         if file is None and not any(batch.num_rows for batch in rest):
-            return partial(self._clean_up, leftovers_due)
-        return partial(self._finish, epoch, file or self._new_name(), rest, leftovers_due)
+            return lambda: ()
+        return partial(self._finish, epoch, file or self._new_name(), rest)
 
-    def _finish(self, epoch: int, file: PendingFile | str, rest: Sequence[pa.RecordBatch],
-                leftovers_due: bool = False) -> Sequence[Committable]:
+    def _finish(self, epoch: int, file: PendingFile | str, rest: Sequence[pa.RecordBatch]) -> Sequence[Committable]:
         """Runs in the background: it uses nothing of the writer that changes. `file` may still have to be opened."""
-        self._clean_up(leftovers_due)
         file = self._open(file) if isinstance(file, str) else file
         if rest:
             file.write(pa.Table.from_batches(rest, self._context.schema), row_group_rows=self._row_group_rows)
@@ -248,16 +243,11 @@ class ParquetSinkWriter(SinkWriter):
         self._folder.publish(pending=pending, final=final, size=size)
 
     def discard_leftovers(self) -> None:
-        self._leftovers_due = True
-
-    def _clean_up(self, leftovers_due: bool) -> Sequence[Committable]:
-        """An epoch ends only when every subtask is open, and so has committed what it restored."""
-        for name in self._folder.names(PENDING_FOLDER) if leftovers_due else ():
+        for name in self._folder.names(PENDING_FOLDER):
             owner, _, rest = name.partition("-")
             attempt = rest.partition("-")[0]
             if owner == self._owner and attempt.isdigit() and int(attempt) < self._context.attempt:
                 self._folder.delete(f"{PENDING_FOLDER}/{name}")
-        return ()
 
     def close(self) -> None:
         if self._file is not None:

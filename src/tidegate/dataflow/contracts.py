@@ -37,6 +37,7 @@ class SourceReader(ABC):
 
     Contract: after `poll` has returned a batch, `offsets` is the position right behind its last record; a reader opened
     with those offsets returns exactly the records that this one would have returned next, in the same order per split.
+    Input that can't be read as it is is a `SourceError`, which ends the job; any other error may be cured by a restart.
     """
 
     @abstractmethod
@@ -93,8 +94,8 @@ class SinkWriter(ABC):
     """Writes the records of one subtask. The defaults make a sink without transactions (at-least-once).
 
     The life of an epoch: `write`* → `pre_commit(epoch)` → (the snapshot completes) → `commit`. A crash at any point
-    leads to a new writer, which gets the committables of the restored snapshot in `commit` again, and then
-    `discard_leftovers`.
+    leads to a new writer, which gets the committables of the restored snapshot in `commit` again; what older attempts
+    left behind is discarded once the new attempt has a complete snapshot of its own.
     """
 
     @abstractmethod
@@ -111,8 +112,10 @@ class SinkWriter(ABC):
         is unknown; never takes an unknown outcome for success."""
 
     def discard_leftovers(self) -> None:  # noqa: B027  (optional)
-        """Called once when opened, on one subtask, after the restored committables were committed: removes what older
-        attempts left behind uncommitted. Never touches what the present attempt writes."""
+        """Removes what older attempts left behind uncommitted. Never touches what the present attempt writes.
+
+        Called once, on one subtask, when the attempt's first snapshot is complete and was committed there. All subtasks
+        have committed what they restored by then, so whatever is left of older attempts is garbage and may go at once."""
 
     def close(self) -> None:  # noqa: B027  (optional)
         """Releases files and sockets. Uncommitted output is left as it is."""

@@ -8,7 +8,7 @@ would not give it time to come back. `decide` looks at the times of all failures
 to give up.
 
 Delays are counted from the failure, so time spent on cleaning up is not waited for twice. Not here: what a failure is,
-waiting, and failures that no restart can cure (a `JobError` should never get here).
+waiting, and failures that no restart can cure (a `JobError` or a `SourceError` never gets here).
 """
 
 from __future__ import annotations

@@ -93,7 +93,8 @@ class Handle:
 
 def _failed(name: str, failures: list[Failure]) -> JobFailed:
     last = failures[-1]
-    theirs = next((failure for failure in reversed(failures) if failure.user_traceback is not None), last)
+    theirs = last if last.permanent else next(
+        (failure for failure in reversed(failures) if failure.user_traceback is not None), last)
     attempts = f" after {len(failures)} failures" if len(failures) > 1 else ""
     where = f" in operator {theirs.operator!r}" if theirs.operator else ""
     record = f", at record {theirs.record}" if theirs.record else ""

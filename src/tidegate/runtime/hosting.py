@@ -14,7 +14,7 @@ import selectors
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,14 +134,16 @@ class MasterHost:
         self._selector.close()
 
 
-def _printing(plan: Plan) -> Callable[[str, str], None]:
-    """Prints what print sinks deliver, as it is committed."""
+def _printing(plan: Plan) -> Callable[[str, str], bool]:
+    """Prints what print sinks deliver, as it is committed, and leaves the rest to the handle's results."""
     printers = {node.name: DeliveryPrinter() for vertex in plan.vertices for node in vertex.nodes
                 if isinstance(node.spec, SinkSpec) and isinstance(node.spec.sink, PrintSink)}
 
-    def on_delivered(sink: str, committable: str) -> None:
-        if sink in printers:
-            printers[sink].take(committable)
+    def on_delivered(sink: str, committable: str) -> bool:
+        if sink not in printers:
+            return False
+        printers[sink].take(committable)
+        return True
 
     return on_delivered
 
@@ -207,16 +209,29 @@ class SlotLinks:
 def run_slot(index: int, payload: bytes, attempt: int, master: tuple[str, int]) -> None:
     """The body of a slot's process. It returns when the master says so or can't be reached any more."""
     launch: SlotLaunch = cloudpickle.loads(payload)
+    identity = Identity(launch.settings.name, attempt, launch.secret)
+    _keep_freed_memory()
+    with _interpreter_for_a_slot():
+        try:
+            SlotHost(index, launch, identity, master).run()
+        except (WrongAttempt, LinkLost):
+            return      # a newer attempt has started, or the job is over: a zombie ends itself
+
+
+@contextlib.contextmanager
+def _interpreter_for_a_slot() -> Iterator[None]:
+    """Spark may use the process for something else afterwards, so what is set is set back."""
+    interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    _keep_freed_memory()
-    identity = Identity(launch.settings.name, attempt, launch.secret)
     try:
-        SlotHost(index, launch, identity, master).run()
-    except (WrongAttempt, LinkLost):
-        return      # a newer attempt has started, or the job is over: a zombie ends itself
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def _keep_freed_memory() -> None:

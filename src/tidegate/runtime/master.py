@@ -109,7 +109,7 @@ class Master:
         self.failures: list[Failure] = []
         self.metrics: dict[str, dict[str, Any]] = {}
         self.delivered: dict[str, list[str]] = {}
-        self.on_delivered: Callable[[str, str], None] | None = None
+        self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False    # whether it took it
         self._plan = plan
         self._settings = settings
         self._catalog = catalog
@@ -132,6 +132,7 @@ class Master:
         self._next_epoch = 1
         self._deadline_ms: int | None = None            # of the deployment, or of the pause before the next attempt
         self._gone_by_ms: int | None = None
+        self._opening = False                           # an attempt is being opened; what links still say is of the last
         self._final: Status | None = None               # what the job becomes once the deployment is gone
         self._stop_asked: bool | None = None            # the drain flag of a stop that came before the job ran
         self._failed_at_ms: list[int] = []
@@ -139,6 +140,7 @@ class Master:
     # What the user asks for.
 
     def start(self) -> None:
+        self._opening = True
         self._background.submit(self._open_attempt, self._attempt_opened)
 
     def stop(self, *, drain: bool) -> None:
@@ -157,7 +159,7 @@ class Master:
     # What the world tells.
 
     def on_message(self, slot: int, message: Message) -> None:
-        if self._final is not None or self._gone_by_ms is not None or self.status.terminal:
+        if not self._listens:
             return
         self._heard_ms[slot] = self._clock.monotonic_ms()
         match message:
@@ -174,23 +176,27 @@ class Master:
             case Heartbeat(_, metrics):
                 self.metrics.update(metrics)
             case Delivered(sink, committable):
-                self.delivered.setdefault(sink, []).append(committable)
-                if self.on_delivered is not None:
-                    self.on_delivered(sink, committable)
+                if not self.on_delivered(sink, committable):
+                    self.delivered.setdefault(sink, []).append(committable)
             case Done():
                 self._done.add(slot)
                 if len(self._done) == self._plan.slots:
                     report = self.epochs[-1]
                     self._wind_down(Status.FINISHED if report.ending == "input-ended" else Status.STOPPED)
-            case Failed(_, text, operator, user_traceback, record):
-                self._attempt_failed(Failure(text, slot, operator, user_traceback, record))
+            case Failed(_, text, operator, user_traceback, record, permanent):
+                self._attempt_failed(Failure(text, slot, operator, user_traceback, record, permanent))
             case _:
                 self._attempt_failed(Failure(f"slot {slot} sent {type(message).__name__}, which only the master may", slot))
 
     def on_lost(self, slot: int, reason: str) -> None:
         """The link to a slot of the present attempt is gone."""
-        if self._final is None and self._gone_by_ms is None and not self.status.terminal:
+        if self._listens:
             self._attempt_failed(Failure(f"slot {slot} was lost: {reason}", slot))
+
+    @property
+    def _listens(self) -> bool:
+        """Whether what slots say, and their loss, is of the present attempt."""
+        return self._final is None and self._gone_by_ms is None and not self._opening and not self.status.terminal
 
     def crashed(self, error: BaseException) -> None:
         """The loop around this master can't go on, because of a bug as a rule."""
@@ -226,7 +232,8 @@ class Master:
 
     def _open_attempt(self) -> tuple[int, list[int], Manifest | None, int]:
         """In the background: fences older attempts and finds where to go on."""
-        if self.attempt and not self._catalog.is_current(self.attempt):
+        if self._catalog.is_superseded():
+            # To claim the next number would be to fence the other driver in turn, and so on.
             raise FencedOff(f"attempt {self.attempt} is over: another driver runs this job now")
         attempt = self._catalog.claim_attempt()
         epochs = self._catalog.epochs()
@@ -242,6 +249,7 @@ class Master:
 
     def _attempt_opened(self, opened: tuple[int, list[int], Manifest | None, int] | None,
                         error: BaseException | None) -> None:
+        self._opening = False
         if self._final is not None or self.status.terminal:
             return
         if opened is None:
@@ -365,7 +373,7 @@ class Master:
         now_ms = self._clock.monotonic_ms()
         self.failures.append(replace(failure, attempt=self.attempt, at_ms=self._clock.now_ms()))
         self._failed_at_ms.append(now_ms)
-        decision = decide(self._settings.restart, self._failed_at_ms, now_ms)
+        decision = GiveUp() if failure.permanent else decide(self._settings.restart, self._failed_at_ms, now_ms)
         if isinstance(decision, GiveUp):
             self._wind_down(Status.FAILED)
         else:

@@ -62,13 +62,14 @@ class SourceDone:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The slot can't go on."""
+    """The slot can't go on. `permanent`: it would end the same way in any other attempt."""
 
     slot: int
     message: str
     operator: str | None = None
     user_traceback: str | None = None
     record: str | None = None
+    permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,8 @@ _KINDS: dict[str, type[Any]] = {
                  Trigger, Complete, Abort, Shutdown)
 }
 _PLAIN: dict[Any, tuple[type, ...]] = {
-    int: (int,), str: (str,), int | None: (int, type(None)), str | None: (str, type(None)), dict[str, Any]: (dict,),
-    list[Any]: (list,),
+    bool: (bool,), int: (int,), str: (str,), int | None: (int, type(None)), str | None: (str, type(None)),
+    dict[str, Any]: (dict,), list[Any]: (list,),
 }
 _CHECKS = {name: {field: _PLAIN[hint] for field, hint in get_type_hints(kind).items()} for name, kind in _KINDS.items()}
 
@@ -157,9 +158,13 @@ def from_wire(wire: dict[str, Any]) -> Message:
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ProtocolError(f"a message of unknown kind {kind!r}: do both sides run the same version of Tidegate?")
     checks = _CHECKS[kind]
-    wrong = [name for name, value in values.items()
-             if name not in checks or not isinstance(value, checks[name]) or isinstance(value, bool)]
+    wrong = [name for name, value in values.items() if name not in checks or not _fits(value, checks[name])]
     if wrong or len(values) != len(checks):
         raise ProtocolError(f"a malformed {kind} message: {sorted(set(checks) ^ set(values)) or wrong}")
     message: Message = _KINDS[kind](**values)
     return message
+
+
+def _fits(value: object, kinds: tuple[type, ...]) -> bool:
+    """A bool is no int here, though Python says so."""
+    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))

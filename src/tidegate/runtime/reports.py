@@ -23,13 +23,15 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an attempt ended, in the user's terms where it was their function."""
+    """Why an attempt ended, in the user's terms where it was their function. A `permanent` one ended the job: another
+    attempt would have failed in the same way."""
 
     message: str
     slot: int | None = None
     operator: str | None = None
     user_traceback: str | None = None
     record: str | None = None
+    permanent: bool = False
     attempt: int = 0
     at_ms: int = 0
 

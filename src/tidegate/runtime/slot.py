@@ -21,7 +21,7 @@ from tidegate.channels.ports import Inlet, Outlet
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
-from tidegate.errors import ProtocolError, StoreError, UserFunctionError
+from tidegate.errors import JobError, ProtocolError, RestoreError, SourceError, StoreError, UserFunctionError
 from tidegate.protocol.coordinator import Ending
 from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.background import Background
@@ -214,7 +214,9 @@ class Slot:
         if isinstance(error, UserFunctionError):
             self._world.tell(Failed(self.index, str(error), error.operator, error.user_traceback, error.record))
         else:
-            self._world.tell(Failed(self.index, f"{type(error).__name__}: {error}"))
+            # The program or its input is wrong: no other attempt would get any further.
+            permanent = isinstance(error, JobError | SourceError | RestoreError)
+            self._world.tell(Failed(self.index, f"{type(error).__name__}: {error}", permanent=permanent))
 
     # Snapshots.
 

@@ -43,11 +43,13 @@ def local_session(slots: int) -> SparkSession:
     """A Spark session on this machine with that many task slots, or the one that runs already."""
     from pyspark.sql import SparkSession
 
-    # Spark starts its Python processes from the PATH; they need the packages that this process has.
+    # Spark starts its Python processes from the PATH; they need the packages and modules that this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{slots}]").appName("tidegate")
     for key, value in {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1",
-                       "spark.driver.host": "127.0.0.1"}.items():
+                       "spark.driver.host": "127.0.0.1",
+                       "spark.ui.showConsoleProgress": "false",      # a stage that lives as long as the job has none
+                       "spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, sys.path))}.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     return session

@@ -73,6 +73,13 @@ class SnapshotCatalog:
         claim = self._claims.get(attempt)
         return claim is None or self._store.read(layout.attempt_name(attempt)) == claim
 
+    def is_superseded(self) -> bool:
+        """Whether this catalog has claimed an attempt and somebody else a newer one."""
+        newest = max(self._attempts(), default=0)
+        if not self._claims or not newest:
+            return False
+        return newest not in self._claims or self._store.read(layout.attempt_name(newest)) != self._claims[newest]
+
     def epochs(self) -> list[int]:
         """The complete epochs that the newest attempt can go on from, ascending."""
         return [manifest.epoch for manifest in self._live_manifests()]
@@ -157,11 +164,12 @@ class SnapshotCatalog:
         while True:
             attempt = max(self._attempts(), default=0) + 1
             claim = json.dumps({"attempt": attempt, "claimant": self._claimant}).encode("utf-8")
+            self._claims[attempt] = claim       # before it is known: where the answer gets lost, the claim may be ours
             try:
                 self._store.create(layout.attempt_name(attempt), claim)
             except AlreadyExists:
+                del self._claims[attempt]
                 continue
-            self._claims[attempt] = claim
             return attempt
 
     def _require_current(self, attempt: int) -> None:

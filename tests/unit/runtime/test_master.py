@@ -10,7 +10,7 @@ import pytest
 import tidegate as tg
 from tidegate.protocol.ids import SubtaskId
 from tidegate.runtime.master import Master
-from tidegate.runtime.messages import Acknowledge, Failed, Message, Ready, Register, Shutdown, Start, Trigger
+from tidegate.runtime.messages import Acknowledge, Failed, Heartbeat, Message, Ready, Register, Shutdown, Start, Trigger
 from tidegate.runtime.settings import JobSettings, Snapshots, Tuning
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.memory import Access, Fail, Fault, MemoryStore, Operation
@@ -79,10 +79,11 @@ class Slots:
 
 
 class World:
-    def __init__(self, restart: Any = None, *, tuning: Tuning | None = None) -> None:
+    def __init__(self, restart: Any = None, *, tuning: Tuning | None = None, store: MemoryStore | None = None) -> None:
         job = ProcessJob("m", slots=2, snapshots=Snapshots(to="unused"))
         job.source("in", tg.sources.rows([(1,)], "n long", splits=2)).to("out", tg.sinks.collect())
-        self.store, self.clock, self.background, self.slots = MemoryStore(), FakeClock(), Inline(), Slots()
+        self.store = store or MemoryStore()
+        self.clock, self.background, self.slots = FakeClock(), Inline(), Slots()
         self.master = Master(
             plan=job.plan(), catalog=SnapshotCatalog(self.store), deployer=self.slots, links=self.slots, clock=self.clock,
             background=self.background, settings=JobSettings(
@@ -114,15 +115,10 @@ RESTARTS = tg.FixedDelay(attempts=3, delay_ms=500)
 
 
 def test_a_store_that_cant_be_used_at_the_first_start_fails_the_job_at_once() -> None:
-    world = World.__new__(World)
-    world.__init__(RESTARTS)        # type: ignore[misc]
-    broken = World(RESTARTS)
-    assert broken.master.status is tg.Status.STARTING
-    fresh = MemoryStore(faults=lambda access: Fail())
-    broken.master._catalog = SnapshotCatalog(fresh)
-    broken.master.start()
-    broken.turn()
-    del world
+    world = World(RESTARTS, store=MemoryStore(faults=lambda access: Fail()))
+    assert world.master.status is tg.Status.FAILED
+    assert "StoreError" in world.master.failures[-1].message
+    assert world.slots.attempts == []
 
 
 def test_a_store_that_is_away_at_a_restart_is_given_time_by_the_restart_strategy() -> None:
@@ -205,16 +201,10 @@ def test_slots_that_never_come_are_told_with_what_to_look_at() -> None:
 def test_a_silent_slot_is_noticed_and_one_that_speaks_is_not() -> None:
     world = World(tuning=Tuning(heartbeat_ms=100, heartbeat_timeout_ms=1_000)).run()
     for _ in range(5):
-        world.master.on_message(0, tg_heartbeat(0))
+        world.master.on_message(0, Heartbeat(0, {}))
         world.turn(250)
     world.turn()
     assert world.master.failures[-1].message == "slots [1] said nothing for 1000 ms"
-
-
-def tg_heartbeat(slot: int) -> Message:
-    from tidegate.runtime.messages import Heartbeat
-
-    return Heartbeat(slot, {})
 
 
 def test_a_slot_that_orders_others_about_ends_the_attempt() -> None:

@@ -32,7 +32,7 @@ def test_a_state_that_is_new_starts_empty() -> None:
 
 
 def test_another_number_of_key_groups_is_refused() -> None:
-    with pytest.raises(RestoreError, match="epoch 7 has 128 key-groups and the job 64.*set it back"):
+    with pytest.raises(RestoreError, match=r"epoch 7 has 128 key-groups and the job 64.*set it back"):
         check_restorable(manifest(), operators={"sum": [("total", "keyed", LONGS)]}, key_group_count=64)
 
 
@@ -52,5 +52,5 @@ def test_a_state_that_is_no_longer_declared_is_refused() -> None:
 
 @pytest.mark.parametrize(("kind", "schema"), [("keyed", TEXTS), ("split", LONGS)])
 def test_another_type_or_kind_of_state_is_refused(kind: str, schema: pa.Schema) -> None:
-    with pytest.raises(RestoreError, match="state 'total' of operator 'sum' was keyed .* and is now .*set the type back"):
+    with pytest.raises(RestoreError, match=r"state 'total' of operator 'sum' was keyed .* and is now .*set the type back"):
         check_restorable(manifest(), operators={"sum": [("total", kind, schema)]}, key_group_count=128)

@@ -106,8 +106,8 @@ def build(job: ProcessJob, *, few: int, numbers: tg.Source) -> None:
         "count", Count(), returns="side string, n long", parallelism=few).to("sides", tg.sinks.collect())
 
     rules = job.source("rules", tg.sources.rows(RULES, "name string, bound long"), parallelism=1)
-    source.key_by("key").connect(rules.broadcast()).process("judge", Judge(), returns="key long, rules int, above string").to(
-        "judged", tg.sinks.collect())
+    source.key_by("key").connect(rules.broadcast()).process(
+        "judge", Judge(), returns="key long, rules int, above string").to("judged", tg.sinks.collect())
 
 
 def check(handle: tg.Handle) -> None:

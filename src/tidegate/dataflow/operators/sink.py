@@ -2,7 +2,9 @@
 
 At a marker the writer pre-commits; what it promises to be able to commit is part of the snapshot. When the snapshot is
 complete it is committed. Output of an aborted epoch stays pending and goes out with the next complete one. After a restore
-the restored committables are committed again, which writers take as idempotent, before anything else happens.
+the restored committables are committed again, which writers take as idempotent, before anything else happens. What older
+attempts left behind is discarded when the first snapshot of this one is complete: by then every subtask has committed what
+it restored.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class SinkOperator(Operator):
         self._writer: SinkWriter | None = None
         self._pending: PendingCommits[Committable] = PendingCommits()
         self._prepared: dict[int, _Prepared] = {}
+        self._leftovers_due = False
 
     def open(self, context: OperatorContext) -> None:
         self._writer = writer = self._sink.open(SinkContext(
@@ -55,8 +58,8 @@ class SinkOperator(Operator):
         again = [item for rows in context.rows(COMMITTABLES.name) for item in rows.column("value").to_pylist()]
         if again:
             writer.commit(self._pending.restored(again))
-        if context.subtask == 0:
-            writer.discard_leftovers()
+        # Not now: the other subtasks may not have committed what they restored. No epoch ends before all of them are open.
+        self._leftovers_due = context.subtask == 0
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         assert self._writer is not None
@@ -80,6 +83,9 @@ class SinkOperator(Operator):
         committables = self._pending.complete(epoch)
         if committables:
             self._writer.commit(committables)
+        if self._leftovers_due:
+            self._leftovers_due = False
+            self._writer.discard_leftovers()
 
     def close(self) -> None:
         if self._writer is not None:

@@ -23,9 +23,9 @@ from tidegate.testing.simulation.world import ProcessCrashed, World
 
 # Occasions, and after how many of them at most the fault strikes.
 OCCASIONS: dict[str, int] = {
-    "step": 400, "marker": 30, "upload": 30, "manifest": 5, "read": 60, "claim": 3, "prepare": 12, "commit": 12,
-    "Register": 6, "Deploy": 4, "Ready": 6, "Start": 6, "Trigger": 20, "Acknowledge": 40, "Complete": 12, "Abort": 3,
-    "SourceDone": 4, "Done": 3, "delete": 30,
+    "step": 600, "marker": 60, "upload": 40, "manifest": 8, "read": 60, "claim": 3, "prepare": 20, "commit": 20,
+    "Deploy": 6, "Ready": 8, "Start": 8, "Trigger": 20, "Acknowledge": 40, "Complete": 20, "Abort": 3, "SourceDone": 4,
+    "Done": 2, "delete": 30,
 }
 HOUR_MS = 3_600_000
 HEALED_AFTER_US = 20_000_000
@@ -66,7 +66,7 @@ class Stage(Protocol):
 class FaultRates:
     """How much goes wrong in a run. `kinds` leaves some of the faults out, by name; None: all of them."""
 
-    most_faults: int = 6
+    most_faults: int = 9
     store_error: float = 0.01
     outage: float = 0.01
     kinds: tuple[str, ...] | None = None
@@ -92,8 +92,7 @@ class Faults:
     struck: list[str] = field(default_factory=list)
     healed_us: int | None = None
     flipped: bool = False
-    _waiting: list[str] = field(default_factory=list)
-    _armed: _Armed | None = None
+    _armed: list[_Armed] = field(default_factory=list)
     _mishaps: list[tuple[Operation | None, Mishap]] = field(default_factory=list)
     _store_error: float = 0.0
     _outage: float = 0.0
@@ -103,24 +102,26 @@ class Faults:
         if self.rates.most_faults:
             kinds = sorted(_KINDS) if self.rates.kinds is None else sorted(self.rates.kinds)
             weights = [_KINDS[kind][1] for kind in kinds]
-            self._waiting = rng.choices(kinds, weights, k=rng.randint(0, self.rates.most_faults))
+            drawn = rng.choices(kinds, weights, k=max(0, rng.randint(-1, self.rates.most_faults)))
+            self._armed = [self._arm(kind) for kind in drawn]
             self._store_error = rng.choice((0.0, 0.0, self.rates.store_error))
             self._outage = rng.choice((0.0, 0.0, self.rates.outage))
             for kind in ("store", "channel", "link", "cpu", "boot"):
                 world.slowness[kind] = rng.choice((1.0, 1.0, 1.0, 3.0, 8.0))
-        self._arm_next()
-        world.after(HEALED_AFTER_US, self._heal)
+        world.after(HEALED_AFTER_US if self._armed else rng.randrange(1, 200_000), self._heal)
 
     # Occasions.
 
     def note(self, occasion: str, process: Any) -> None:
-        armed = self._armed
-        if armed is None or armed.occasion != occasion:
-            return
-        armed.countdown -= 1
-        if armed.countdown <= 0:
-            self._strike(armed.kind, process)
-            self._arm_next()
+        for armed in self._armed:
+            if armed.occasion == occasion:
+                armed.countdown -= 1
+                if armed.countdown == 0:
+                    self._armed.remove(armed)
+                    self._strike(armed.kind, process)
+                    if not self._armed:
+                        self.stage.world.after(self.rng.randrange(1, 200_000), self._heal)
+                    return
 
     def mishap(self, process: str, operation: Operation, name: str) -> Mishap | None:
         """What happens to this access to the store."""
@@ -147,18 +148,14 @@ class Faults:
 
     # Striking and healing.
 
-    def _arm_next(self) -> None:
-        self._armed = None
-        if self._waiting:
-            occasion = self.rng.choice(sorted(OCCASIONS))
-            self._armed = _Armed(self._waiting.pop(), occasion, self.rng.randint(1, OCCASIONS[occasion]))
-        else:
-            self.stage.world.after(self.rng.randrange(1, 200_000), self._heal)
+    def _arm(self, kind: str) -> _Armed:
+        occasion = self.rng.choice(sorted(OCCASIONS))
+        return _Armed(kind, occasion, self.rng.randint(1, OCCASIONS[occasion]))
 
     def _heal(self) -> None:
         if self.healed_us is None:
             self.healed_us = self.stage.world.now_us
-            self._armed, self._waiting, self._mishaps = None, [], []
+            self._armed, self._mishaps = [], []
             self._store_error = self._outage = 0.0
             self.stage.trip.armed = False
             self.stage.world.slowness.clear()

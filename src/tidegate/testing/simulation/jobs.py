@@ -59,7 +59,7 @@ class _PacedReader(SourceReader):
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
         self._trip.at("a poll")
-        if self._world.rng.random() < 0.5:
+        if self._world.rng.random() < 0.7:
             return None
         return self._reader.poll(self._world.rng.randint(1, max_rows))
 
@@ -166,7 +166,7 @@ class RunningSums(SimulatedJob):
     name = "running sums"
 
     def __init__(self, rng: Random) -> None:
-        count, splits = rng.randint(30, 110), rng.randint(1, 4)
+        count, splits = rng.randint(40, 160), rng.randint(1, 4)
         keys = _keys_of_splits(rng, count, splits=splits, keys=rng.randint(1, 12))
         self._two = rng.random() < 0.5
         self._rows = [((key, f"k{key}") if self._two else (key,)) + (number,) for number, key in enumerate(keys)]
@@ -256,7 +256,7 @@ class Windows(SimulatedJob):
     can_drain = False
 
     def __init__(self, rng: Random) -> None:
-        count = rng.randint(30, 90)
+        count = rng.randint(40, 130)
         # With one split the watermark is exact and no record late; with more, windows may close in several goes.
         self._splits = rng.choice((1, 1, 2, 3))
         keys = _keys_of_splits(rng, count, splits=self._splits, keys=rng.randint(1, 6))
@@ -337,7 +337,7 @@ class Pairs(SimulatedJob):
     name = "pairs"
 
     def __init__(self, rng: Random) -> None:
-        count, keys = rng.randint(20, 60), rng.randint(1, 8)
+        count, keys = rng.randint(30, 90), rng.randint(1, 8)
         both = [(f"key {number % keys}", number) for number in range(count)]
         self._left = [(key, number, 2 * number) for key, number in both if rng.random() < 0.9]
         self._right = [(number, key, 3 * number) for key, number in both if rng.random() < 0.9]
@@ -390,7 +390,7 @@ class Rules(SimulatedJob):
     name = "rules"
 
     def __init__(self, rng: Random) -> None:
-        count, splits = rng.randint(30, 90), rng.randint(1, 3)
+        count, splits = rng.randint(40, 130), rng.randint(1, 3)
         keys = _keys_of_splits(rng, count, splits=splits, keys=rng.randint(1, 9))
         self._rows = [(key, number) for number, key in enumerate(keys)]
         self._rules = [(number, 10 ** (number % 12) + number) for number in range(rng.randint(3, 20))]
@@ -460,7 +460,7 @@ class Hands(SimulatedJob):
 
     def __init__(self, rng: Random) -> None:
         lanes = rng.randint(1, 5)
-        self._rows = [(number, number % lanes) for number in range(rng.randint(30, 100))]
+        self._rows = [(number, number % lanes) for number in range(rng.randint(40, 150))]
         self._source = _rows_source(self._rows, "id long, lane long", rng.randint(1, 4))
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
@@ -508,7 +508,7 @@ class Sides(SimulatedJob):
     name = "sides"
 
     def __init__(self, rng: Random) -> None:
-        count = rng.randint(15, 50)
+        count = rng.randint(20, 70)
         self._rows = [(number,) for number in range(2 * count)]
         self._sources = (_rows_source(self._rows[:count], "n long", rng.randint(1, 3)),
                          _rows_source(self._rows[count:], "n long", rng.randint(1, 3)))

@@ -1,0 +1,126 @@
+"""Folders of input files: addresses, what lies in a folder, and what a file format and an open file are.
+
+A file is named by its path relative to the folder. Names that start with `_` or `.` or end in `.tmp` stand for
+unfinished things, and aren't listed. A position within a file is a number, of rows or of bytes: the format's choice.
+
+Not here: the formats (parquet_source.py, lines.py), and which file is read when and by whom (files.py).
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.fs as arrow_fs
+
+from tidegate.errors import JobError, SourceError
+
+
+def address_of(path: str | os.PathLike[str]) -> str:
+    """A URI as it is, a local path made absolute: the slots' working folder isn't the driver's."""
+    text = os.fspath(path)
+    return text if "://" in text else os.path.abspath(text)
+
+
+def locate(address: str) -> tuple[arrow_fs.FileSystem, str]:
+    """The file system behind an address, and the path within it."""
+    if "://" not in address:
+        return arrow_fs.LocalFileSystem(), address
+    try:
+        file_system, path = arrow_fs.FileSystem.from_uri(address)
+    except pa.ArrowInvalid as error:
+        raise JobError(f"no file system for {address!r}: {error}") from error
+    return file_system, path.rstrip("/") or "/"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file as it was when the folder was listed."""
+
+    name: str
+    size: int
+    mtime_ns: int
+
+
+class InputFolder:
+    """Lists and opens the files under an address, which may also be that of a single file."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._files, self._root = locate(address)
+        self._is_file = False
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self._files, arrow_fs.LocalFileSystem)
+
+    def exists(self) -> bool:
+        return bool(self._files.get_file_info(self._root).type != arrow_fs.FileType.NotFound)
+
+    def list(self, wanted: Callable[[str], bool]) -> list[Found]:
+        """The wanted files. Only those are asked for their size, which is what makes listing a large folder slow."""
+        root = self._files.get_file_info(self._root)
+        self._is_file = root.is_file
+        if root.is_file:
+            return [Found(root.base_name, root.size, root.mtime_ns or 0)] if wanted(root.base_name) else []
+        if self.is_local:
+            return list(_list_local(self._root, "", wanted))
+        selector = arrow_fs.FileSelector(self._root, recursive=True, allow_not_found=True)
+        infos = [(info.path[len(self._root):].lstrip("/"), info) for info in self._files.get_file_info(selector)]
+        return [Found(name, info.size, info.mtime_ns or 0) for name, info in infos
+                if info.is_file and not any(map(_is_hidden, name.split("/"))) and wanted(name)]
+
+    def open(self, name: str) -> pa.NativeFile:
+        return self._files.open_input_file(self._root if self._is_file else f"{self._root.rstrip('/')}/{name}")
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(("_", ".")) or name.endswith(".tmp")
+
+
+def _list_local(folder: str, prefix: str, wanted: Callable[[str], bool]) -> Iterator[Found]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = prefix + entry.name
+                if _is_hidden(entry.name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _list_local(entry.path, name + "/", wanted)
+                elif wanted(name) and entry.is_file():
+                    status = entry.stat()
+                    yield Found(name, status.st_size, status.st_mtime_ns)
+    except FileNotFoundError:
+        return    # Not created yet, or gone since it was listed. Files that must not vanish are missed by the reader.
+
+
+class OpenFile(ABC):
+    """A file that is being read. `position` is behind the last record returned; `size` is the position of its end."""
+
+    found: Found
+    position: int
+    size: int
+
+    @abstractmethod
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        """The next records, or None where there is no complete one."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class FileFormat(ABC):
+    schema: pa.Schema
+    grows: bool
+
+    @abstractmethod
+    def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
+        """None where the file isn't complete enough to be read. `final`: nothing will be added to it."""
+
+
+def shrunk(where: str, *, read: int, now: int, unit: str = "bytes") -> SourceError:
+    return SourceError(f"{where} has {now} {unit}, but had {read} of them before: it was truncated or replaced. Bring "
+                       "back what was there, and give new content a new name: files may only grow")

@@ -1,0 +1,308 @@
+"""Broken engines. Each breaks one rule, as somebody did before (FAULTS.md); the simulation must notice.
+
+    with MUTANTS["no alignment"].applied():
+        Simulation(seed).run()          # raises SimulationFailed, for one of the first seeds
+
+A simulation that can't fail proves nothing: a mutant that survives is a hole in the checks or in what is simulated.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tidegate.dataflow.operators import sink, source
+from tidegate.errors import CommitError, CorruptFile
+from tidegate.protocol import alignment, commit, coordinator, recovery
+from tidegate.runtime import exchange, master, slot, snapshots, subtask
+from tidegate.state import format as state_format
+from tidegate.state import heap, operator_state, timers
+from tidegate.store import catalog
+from tidegate.testing.simulation.faults import FaultRates
+
+# For mutants that only show after a restore: more of what leads to one.
+RESTORES = FaultRates(kinds=("slot dies", "function raises", "dies at the store", "master dies"))
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`patches` are (owner, attribute, what to put there, given what was there). `row` is that of FAULTS.md."""
+
+    name: str
+    why: str
+    patches: tuple[tuple[Any, str, Callable[[Any], Any]], ...]
+    row: int | None = None
+    rates: FaultRates | None = None
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for owner, attribute, mutate in self.patches:
+                original = owner.__dict__[attribute]
+                stack.callback(setattr, owner, attribute, original)
+                setattr(owner, attribute, mutate(original))
+            yield
+
+
+# --------------------------------------------------------------------------------- records and epochs (row 7)
+
+
+def _freeze_behind_the_marker(original: Any) -> Any:
+    def trigger(self: subtask.SourceSubtask, epoch: int, ending: Any) -> None:
+        if ending is None and not self._source.ended and not self._stopped:
+            for writer in self._writers:
+                writer.send_marker(epoch)
+            self._alignment.on_trigger(epoch)
+            self._source.poll(self._max_batch_rows)
+            self._snapshot(epoch)
+        else:
+            original(self, epoch, ending)
+
+    return trigger
+
+
+def _offsets_of_before(original: Any) -> Any:
+    def freeze(self: source.SourceOperator, epoch: int) -> Any:
+        frozen = original(self, epoch)
+        earlier, self.__dict__["earlier"] = self.__dict__.get("earlier", frozen), frozen
+        return earlier
+
+    return freeze
+
+
+# ------------------------------------------------------------------------------------------- store and state
+
+
+class _Agreeable(int):
+    """A checksum that matches whatever it is compared with."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+class _BlindZlib:
+    @staticmethod
+    def crc32(data: Any, value: int = 0) -> int:
+        return _Agreeable(zlib.crc32(data, value))
+
+
+def _skip_what_is_unreadable(original: Any) -> Any:
+    def load(self: catalog.SnapshotCatalog, epoch: int) -> Any:
+        try:
+            return original(self, epoch)
+        except CorruptFile:
+            older = [each for each in self.epochs() if each < epoch]
+            return original(self, older[-1]) if older else original(self, epoch)
+
+    return load
+
+
+def _shared_containers(original: Any) -> Any:
+    def own(self: Any, kind: Any) -> Any:
+        key = self.cursor.key
+        held = self.live.get(key, heap.UNSEEN)
+        if held is heap.UNSEEN:
+            held = self.below(key)
+            held = self.live[key] = kind() if held is heap.GONE else held
+        elif held is heap.GONE:
+            held = self.live[key] = kind()
+        return held
+
+    return own
+
+
+def _merge_under_readers(original: Any) -> Any:
+    def merge(self: heap.HeapTable, budget: int) -> int:
+        readers, self.readers = self.readers, 0
+        left: int = original(self, budget)
+        self.readers = readers
+        return left
+
+    return merge
+
+
+def _no_queue(original: Any) -> Any:
+    def load(self: timers.TimerQueue, keys: list[Any], rows: Any) -> None:
+        assert self.state is not None
+        self._backend.load(self.state, rows)
+
+    return load
+
+
+def _union_twice(original: Any) -> Any:
+    def load(self: operator_state.OperatorList, rows: Any) -> None:
+        original(self, rows)
+        if self.info.kind is recovery.Redistribution.UNION:
+            original(self, rows)
+
+    return load
+
+
+# ------------------------------------------------------------------------------------------ snapshots and sinks
+
+
+def _commit_at_once(original: Any) -> Any:
+    def freeze(self: sink.SinkOperator, epoch: int) -> Any:
+        frozen = original(self, epoch)
+        prepared = self._prepared[epoch]
+        finish, writer = prepared._finish, self._writer
+
+        def finish_and_commit() -> Sequence[str]:
+            committables = finish()
+            assert writer is not None
+            writer.commit(committables)
+            return committables
+
+        prepared._finish = finish_and_commit
+        return frozen
+
+    return freeze
+
+
+def _forget_aborted_output(original: Any) -> Any:
+    def freeze(self: sink.SinkOperator, epoch: int) -> Any:
+        self._take_finished()
+        self._pending._pending.clear()
+        self._prepared.clear()
+        return original(self, epoch)
+
+    return freeze
+
+
+def _swallow_commit_errors(original: Any) -> Any:
+    def on_complete(self: sink.SinkOperator, epoch: int) -> None:
+        try:
+            original(self, epoch)
+        except CommitError:
+            return
+
+    return on_complete
+
+
+def _discard_when_opened(original: Any) -> Any:
+    def opened(self: sink.SinkOperator, context: Any) -> None:
+        original(self, context)
+        if context.subtask == 0 and self._writer is not None:
+            self._writer.discard_leftovers()
+
+    return opened
+
+
+def _announce_early(original: Any) -> Any:
+    def handle(self: coordinator.Coordinator, event: Any) -> list[Any]:
+        effects: list[Any] = []
+        for effect in original(self, event):
+            if isinstance(effect, coordinator.CreateManifest):
+                effects.append(coordinator.NotifyComplete(effect.epoch, None))
+            effects.append(effect)
+        return effects
+
+    return handle
+
+
+def _discard_doubtful(original: Any) -> Any:
+    def handle(self: coordinator.Coordinator, event: Any) -> list[Any]:
+        active = self._active
+        effects: list[Any] = original(self, event)
+        if isinstance(event, coordinator.ManifestFailed) and active is not None:
+            effects.append(coordinator.Discard(tuple(active.payloads.values())))
+        return effects
+
+    return handle
+
+
+def _delete_unasked(original: Any) -> Any:
+    def discard(self: catalog.SnapshotCatalog, files: Any, *, attempt: int) -> list[str]:
+        return self._delete((), files)
+
+    return discard
+
+
+def _items_rounded_down(original: Any) -> Any:
+    def item_reads(pieces: Any, state: str, kind: Any, *, subtask: int, parallelism: int) -> Iterator[Any]:
+        total = sum(piece.item_counts.get(state, 0) for piece in pieces)
+        share = total // parallelism
+        for read in original(pieces, state, kind, subtask=subtask, parallelism=parallelism):
+            if kind is not recovery.Redistribution.SPLIT or read.stop - read.start <= max(share, 1):
+                yield read
+
+    return item_reads
+
+
+def _everybody_listens(original: Any) -> Any:
+    return property(lambda self: self._final is None and self._gone_by_ms is None and not self.status.terminal)
+
+
+def _groups_shifted(original: Any) -> Any:
+    def key_groups_of(subtask: int, *, parallelism: int, key_group_count: int) -> range:
+        groups: range = original(subtask, parallelism=parallelism, key_group_count=key_group_count)
+        last = subtask == parallelism - 1
+        return range(groups.start + (subtask > 0), groups.stop + (not last))
+
+    return key_groups_of
+
+
+_ALL = (
+    Mutant("freeze behind the marker", "a source goes on between marker and freeze", row=7,
+           patches=((subtask.SourceSubtask, "trigger", _freeze_behind_the_marker),)),
+    Mutant("offsets of before", "a snapshot has the offsets of the one before it", row=7,
+           patches=((source.SourceOperator, "freeze", _offsets_of_before),)),
+    Mutant("no alignment", "channels that are ahead aren't blocked", row=7,
+           patches=((subtask, "Alignment",
+                     lambda original: partial(original, mode=alignment.AlignmentMode.AT_LEAST_ONCE)),)),
+    Mutant("names without attempt", "two attempts write one file", row=13,
+           patches=((snapshots, "state_file_name",
+                     lambda original: lambda **name: original(**{**name, "attempt": 1})),)),
+    Mutant("no fencing", "an attempt that is over completes snapshots", row=13,
+           patches=((catalog.SnapshotCatalog, "_require_current", lambda original: lambda self, attempt: None),)),
+    Mutant("no checksums", "what was read is believed", row=14,
+           rates=FaultRates(kinds=("bit flips", "slot dies", "function raises"), most_faults=16),
+           patches=((state_format, "zlib", lambda original: _BlindZlib),)),
+    Mutant("another hash in the exchange", "records and state go by different hashes", row=15,
+           patches=((exchange, "hash_columns", lambda original: lambda columns: original(columns) ^ np.int64(1)),)),
+    Mutant("shifted ranges", "a restore reads ranges that are off by one", row=15,
+           patches=((recovery, "key_groups_of", _groups_shifted),)),
+    Mutant("commit at once", "a sink commits when it has prepared",
+           patches=((sink.SinkOperator, "freeze", _commit_at_once),)),
+    Mutant("announce early", "an epoch is announced before its manifest is there",
+           patches=((coordinator.Coordinator, "handle", _announce_early),)),
+    Mutant("forget aborted output", "what an aborted epoch has written is dropped",
+           patches=((sink.SinkOperator, "freeze", _forget_aborted_output),)),
+    Mutant("restore an older snapshot", "not the newest complete snapshot is restored", row=4,
+           patches=((master, "newest_complete", lambda original: lambda epochs: sorted(epochs)[-2:][0] if epochs else None),)),
+    Mutant("skip what is unreadable", "an unreadable manifest leads to an older snapshot", row=4,
+           rates=FaultRates(kinds=("bit flips", "master dies", "slot dies"), most_faults=16),
+           patches=((catalog.SnapshotCatalog, "load", _skip_what_is_unreadable),)),
+    Mutant("swallow commit errors", "an unknown outcome is taken for success", row=9,
+           rates=FaultRates(outage=0.2), patches=((sink.SinkOperator, "on_complete", _swallow_commit_errors),)),
+    Mutant("discard when opened", "leftovers are given up before all has been committed again", row=11, rates=RESTORES,
+           patches=((sink.SinkOperator, "open", _discard_when_opened),)),
+    Mutant("items rounded down", "operator state that can't be dealt out evenly is lost", row=11, rates=RESTORES,
+           patches=((recovery, "_item_reads", _items_rounded_down),)),
+    Mutant("discard the doubtful", "files of a manifest that may exist are deleted", row=2,
+           rates=FaultRates(kinds=("store fails", "slot dies"), store_error=0.05),
+           patches=((coordinator.Coordinator, "handle", _discard_doubtful),
+                    (catalog.SnapshotCatalog, "discard", _delete_unasked))),
+    Mutant("union state doubles", "everybody's items are taken in twice", row=16, rates=RESTORES,
+           patches=((operator_state.OperatorList, "load", _union_twice),)),
+    Mutant("shared containers", "a list that a snapshot is written of is changed in place",
+           patches=((heap._HeapContainer, "_own", _shared_containers),)),
+    Mutant("merge under readers", "frozen layers are merged while they are written",
+           patches=((heap.HeapTable, "merge", _merge_under_readers),)),
+    Mutant("timers forgotten", "restored timers never fire", rates=RESTORES,
+           patches=((timers.TimerQueue, "load", _no_queue),)),
+    Mutant("old links are heard", "the loss of an old link fails the attempt that is being opened",
+           patches=((master.Master, "_listens", _everybody_listens),)),
+)
+MUTANTS: Mapping[str, Mutant] = {mutant.name: mutant for mutant in _ALL}

@@ -33,7 +33,7 @@ def _environment() -> Path:
     if not stamp.exists() or stamp.read_text() != wanted.read_text():
         print("setting up the peers' environment …", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(_ENVIRONMENT)], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "-r", str(wanted), "-c", str(_HERE.parent / "constraints.txt")],
-                       check=True)
+        constraints = str(_HERE.parent / "constraints.txt")
+        subprocess.run([python, "-m", "pip", "install", "-q", "-r", str(wanted), "-c", constraints], check=True)
         stamp.write_text(wanted.read_text())
     return python

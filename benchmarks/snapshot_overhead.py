@@ -22,6 +22,7 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
         measured = {every: measure(keyed_sum_job(session(), rows=rows, every=every), rows) for every in order}
         ratios.append(measured["1 s"].records_per_s / measured[None].records_per_s)
         snapshots += measured["1 s"].epochs
-    yield {"name": "snapshot-overhead", "against": "the same job without snapshots", "ratio": round(statistics.median(ratios), 4),
+    yield {"name": "snapshot-overhead", "against": "the same job without snapshots",
+           "ratio": round(statistics.median(ratios), 4),
            "what": f"running sum over {KEYS:,} keys, 2 slots, snapshots every second", "records": rows,
            "pairs": [round(ratio, 4) for ratio in ratios], "snapshots": snapshots}

@@ -22,7 +22,8 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     for keys in SIZES:
         pauses[keys], freeze_ms, snapshots = _pause_ms(keys, max(3, int(SNAPSHOTS * scale)))
         yield {"name": "snapshot-pause", "against": "the usual step of the hot loop", "keys": keys,
-               "ratio": round(pauses[keys], 3), "unit": "ms longer", "freeze_ms": round(freeze_ms, 3), "snapshots": snapshots}
+               "ratio": round(pauses[keys], 3), "unit": "ms longer", "freeze_ms": round(freeze_ms, 3),
+               "snapshots": snapshots}
     yield {"name": "snapshot-pause", "against": f"the pause at {SIZES[0]:,} keys", "keys": SIZES[-1],
            "ratio": round(pauses[SIZES[-1]] / pauses[SIZES[0]], 3),
            "what": "longest stop of the hot loop caused by a snapshot, full state written every time",

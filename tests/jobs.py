@@ -105,7 +105,8 @@ def check_clean(snapshots: Path, job: str, out: Path | None = None) -> None:
     for epoch in catalog.epochs():
         catalog.verify(epoch)
         listed |= {file.name for file in catalog.load(epoch).files()}
-    assert set(store.list("state")) == listed, "files that no snapshot lists, or the other way round"
+    left = set(store.list("state")) - listed
+    assert not left, f"files that no snapshot of {catalog.epochs()} lists: {sorted(left)}"
     if out is not None:
         assert os.listdir(out / "_tidegate") == [], "pending output after a clean end"
 

@@ -37,7 +37,7 @@ import tidegate as tg
 SLOTS = 2
 VICTIM = 1                      # the slot that is killed …
 KILL_AFTER = 0.4                # … when so much of the season is over
-EPOCHS_BEFORE_KILL = 2
+EPOCHS_BEFORE_KILL = 1
 PLAIN_WIDTH = 120               # of the lines where there is no terminal
 
 INTRODUCTION = """\

@@ -85,7 +85,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def driver(cluster: Cluster) -> Iterator[Driver]:
     driver = Driver(cluster, "kills")
     yield driver

@@ -63,11 +63,6 @@ class Context(Protocol):
         None where there is no key: on a stream without one, in `open`, and in `process_broadcast`."""
 
     @property
-    def timestamp_ms(self) -> int | None:
-        """The event time of the record, from the column that `with_watermark` named; for an event-time timer, its
-        instant. None where the stream has no event time."""
-
-    @property
     def watermark_ms(self) -> int:
         """No record with this event time or less is expected any more. -2**63 until the first watermark is there,
         2**63 - 1 after the end of all input."""

@@ -386,6 +386,8 @@ class Master:
         self._let_go(self._clock.monotonic_ms())
 
     def _let_go(self, now_ms: int) -> None:
+        if self.epochs and self.epochs[-1].completed_ms is None and self.epochs[-1].aborted is None:
+            self.epochs[-1].aborted = "the attempt ended"      # whether its manifest exists, the next attempt finds out
         self._coordinator = None
         self._gone_by_ms = now_ms + GONE_TIMEOUT_MS
         self._tell_all(Shutdown("the attempt is over"))

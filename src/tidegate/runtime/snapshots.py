@@ -94,7 +94,8 @@ def check_restorable(manifest: Manifest, *, operators: Mapping[str, Sequence[tup
         if name not in operators:
             if any(piece.files for piece in entry.pieces):
                 raise RestoreError(f"the snapshot of epoch {manifest.epoch} holds state of operator {name!r}, which the job "
-                                   f"doesn't have (it has {sorted(operators)}): keep its name, or start from an empty folder")
+                                   f"doesn't have (it has {sorted(operators)}): keep its name, or start from an empty "
+                                   f"folder")
             continue
         _check_states(name, entry, operators[name])
 

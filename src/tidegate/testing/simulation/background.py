@@ -32,8 +32,10 @@ class _Thread:
     """One real thread that coroutines borrow, one after the other."""
 
     def __init__(self) -> None:
-        self.go = threading.Semaphore(0)
-        self.back = threading.Semaphore(0)
+        self.go = threading.Lock()          # held, but for the moment in which control is handed over
+        self.back = threading.Lock()
+        self.go.acquire()
+        self.back.acquire()
         self.body: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._run, name="tidegate-simulation", daemon=True)
         self._thread.start()

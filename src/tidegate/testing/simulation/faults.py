@@ -64,11 +64,16 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """How much goes wrong in a run. `kinds` leaves some of the faults out, by name; None: all of them."""
+    """How much goes wrong in a run.
+
+    At most so many faults, of these kinds alike (None: of all kinds, the usual ones more often). In some runs also this
+    share of accesses to the store, or of deeds outside, fails. `flip` is the share of reads of state with a wrong bit.
+    """
 
     most_faults: int = 9
     store_error: float = 0.01
     outage: float = 0.01
+    flip: float = 0.0
     kinds: tuple[str, ...] | None = None
 
 
@@ -93,19 +98,21 @@ class Faults:
     healed_us: int | None = None
     flipped: bool = False
     _armed: list[_Armed] = field(default_factory=list)
-    _mishaps: list[tuple[Operation | None, Mishap]] = field(default_factory=list)
+    _mishaps: list[tuple[Operation | None, str, Mishap]] = field(default_factory=list)    # and where
     _store_error: float = 0.0
     _outage: float = 0.0
+    _flip: float = 0.0
 
     def __post_init__(self) -> None:
         rng, world = self.rng, self.stage.world
         if self.rates.most_faults:
             kinds = sorted(_KINDS) if self.rates.kinds is None else sorted(self.rates.kinds)
-            weights = [_KINDS[kind][1] for kind in kinds]
+            weights = [_KINDS[kind][1] if self.rates.kinds is None else 1 for kind in kinds]
             drawn = rng.choices(kinds, weights, k=max(0, rng.randint(-1, self.rates.most_faults)))
             self._armed = [self._arm(kind) for kind in drawn]
             self._store_error = rng.choice((0.0, 0.0, self.rates.store_error))
             self._outage = rng.choice((0.0, 0.0, self.rates.outage))
+            self._flip = self.rates.flip
             for kind in ("store", "channel", "link", "cpu", "boot"):
                 world.slowness[kind] = rng.choice((1.0, 1.0, 1.0, 3.0, 8.0))
         world.after(HEALED_AFTER_US if self._armed else rng.randrange(1, 200_000), self._heal)
@@ -126,10 +133,14 @@ class Faults:
     def mishap(self, process: str, operation: Operation, name: str) -> Mishap | None:
         """What happens to this access to the store."""
         self.note(_store_occasion(operation, name), self.stage.world.acting)
-        for position, (wanted, mishap) in enumerate(self._mishaps):
-            if wanted is None or wanted is operation:
+        for position, (wanted, folder, mishap) in enumerate(self._mishaps):
+            if wanted in (None, operation) and name.startswith(folder):
                 del self._mishaps[position]
                 return mishap
+        if self._flip and name.startswith("state/") and operation is Operation.READ and self.rng.random() < self._flip:
+            self.flipped = True
+            self.struck.append(f"a bit of {name}, read by {process}")
+            return Mishap(fault=Flip, part=self.rng.random())
         if self._store_error and self.rng.random() < self._store_error:
             self.struck.append(f"{operation.value} {name} of {process}")
             return Mishap(fault=self.rng.choice((Fail, LoseReply, Tear)), part=self.rng.random())
@@ -156,7 +167,7 @@ class Faults:
         if self.healed_us is None:
             self.healed_us = self.stage.world.now_us
             self._armed, self._mishaps = [], []
-            self._store_error = self._outage = 0.0
+            self._store_error = self._outage = self._flip = 0.0
             self.stage.trip.armed = False
             self.stage.world.slowness.clear()
             self.stage.world.tell("everything is healed")
@@ -253,20 +264,21 @@ class Faults:
         operation = self.rng.choice((None, *Operation))
         fault = self.rng.choice((Fail, LoseReply, Tear))
         for _turn in range(self.rng.randint(1, 3)):
-            self._mishaps.append((operation, Mishap(fault=fault, part=self.rng.random())))
+            self._mishaps.append((operation, "", Mishap(fault=fault, part=self.rng.random())))
         return f"{fault.__name__}, {'any' if operation is None else operation.value}"
 
     def _dies_at_the_store(self, _: Any) -> str:
         operation = self.rng.choice((Operation.WRITE, Operation.CREATE, Operation.CREATE, Operation.DELETE, Operation.READ))
         crash = self.rng.choice(("before", "after"))
         torn = operation is Operation.WRITE and crash == "after" and self.rng.random() < 0.7
-        self._mishaps.append((operation, Mishap(fault=Tear if torn else None, part=self.rng.random(), crash=crash)))
+        self._mishaps.append((operation, "", Mishap(fault=Tear if torn else None, part=self.rng.random(), crash=crash)))
         return f"{'torn ' if torn else ''}{operation.value}, {crash}"
 
     def _bit_flips(self, _: Any) -> str:
         self.flipped = True
-        self._mishaps.append((Operation.READ, Mishap(fault=Flip, part=self.rng.random())))
-        return "in the next read"
+        folder = self.rng.choice(("state/", "state/", "manifests/", ""))
+        self._mishaps.append((Operation.READ, folder, Mishap(fault=Flip, part=self.rng.random())))
+        return f"in the next read of {folder or 'anything'}"
 
     def _clock_jumps(self, _: Any) -> str:
         by_ms = self.rng.choice((-HOUR_MS, HOUR_MS))

@@ -167,7 +167,7 @@ class RunningSums(SimulatedJob):
 
     def __init__(self, rng: Random) -> None:
         count, splits = rng.randint(40, 160), rng.randint(1, 4)
-        keys = _keys_of_splits(rng, count, splits=splits, keys=rng.randint(1, 12))
+        keys = _keys_of_splits(rng, count, splits=splits, keys=rng.choice((rng.randint(1, 12), 40)))
         self._two = rng.random() < 0.5
         self._rows = [((key, f"k{key}") if self._two else (key,)) + (number,) for number, key in enumerate(keys)]
         self._ddl = "key long, also string, n long" if self._two else "key long, n long"
@@ -259,7 +259,7 @@ class Windows(SimulatedJob):
         count = rng.randint(40, 130)
         # With one split the watermark is exact and no record late; with more, windows may close in several goes.
         self._splits = rng.choice((1, 1, 2, 3))
-        keys = _keys_of_splits(rng, count, splits=self._splits, keys=rng.randint(1, 6))
+        keys = _keys_of_splits(rng, count, splits=self._splits, keys=rng.choice((rng.randint(1, 6), 30)))
         self._rows = [(key, 5 + number * 2 - rng.randrange(5), number) for number, key in enumerate(keys)]
         self._source = _rows_source(self._rows, "key long, ts long, n long", self._splits)
         self._idle_after = rng.choice((None, 10))
@@ -391,7 +391,7 @@ class Rules(SimulatedJob):
 
     def __init__(self, rng: Random) -> None:
         count, splits = rng.randint(40, 130), rng.randint(1, 3)
-        keys = _keys_of_splits(rng, count, splits=splits, keys=rng.randint(1, 9))
+        keys = _keys_of_splits(rng, count, splits=splits, keys=rng.choice((rng.randint(1, 9), 30)))
         self._rows = [(key, number) for number, key in enumerate(keys)]
         self._rules = [(number, 10 ** (number % 12) + number) for number in range(rng.randint(3, 20))]
         self._sources = (_rows_source(self._rows, "key long, n long", splits), _rows_source(self._rules, "rule long, value long"))

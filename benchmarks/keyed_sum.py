@@ -28,7 +28,8 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
                     "peer_records_per_s": round(bare)}
     peer = peers.transform_with_state(rows_per_batch=int(100_000 * scale), batches=2)
     ratio = ours.records_per_s / peer["records_per_s"]
-    yield common | {"against": "pyspark transformWithState (rows)", "ratio": round(ratio, 1), "peer_records_per_s": round(peer["records_per_s"]), "peer": peer}
+    yield common | {"against": "pyspark transformWithState (rows)", "ratio": round(ratio, 1), "peer": peer,
+                    "peer_records_per_s": round(peer["records_per_s"])}
 
 
 def bare_loop(rows: int) -> float:

@@ -126,5 +126,13 @@ def until(condition: Callable[[], Any], what: str, *, handle: tg.Handle | None =
         time.sleep(0.005)
 
 
+def alive(pid: int) -> bool:
+    """Whether the process runs; a dead one that nobody has waited for doesn't."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def completed(handle: tg.Handle) -> list[int]:
     return [report.epoch for report in handle.epochs if report.completed_ms is not None]

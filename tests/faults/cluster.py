@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import IO
 
 import pyspark
 
-from tests.jobs import until
+from tests.jobs import alive, until
 
 SPARK_HOME = Path(pyspark.__file__).parent
 QUIET = """
@@ -95,8 +96,6 @@ class Cluster:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -127,13 +126,6 @@ def executor_of(pid: int) -> int:
         if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return pid
     raise AssertionError("this process hangs on no executor")
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def await_end(pids: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.cluster import Cluster, alive
+from tests.faults.cluster import Cluster
+from tests.jobs import alive
 
 STARTS_WITHIN_S = 90.0
 ANSWERS_WITHIN_S = 240.0
@@ -60,10 +62,8 @@ class Driver:
         """Ends it and its JVM, which is in its process group."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            pass
         if alive(self._process.pid) or _group_lives(self._process.pid):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

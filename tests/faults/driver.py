@@ -2,12 +2,12 @@
 
 It holds a Spark session on the tests' cluster and runs one job after the other, as a request says:
 
-    {"job": "a", "folder": "/…", "rows": 1000, "rate": 100, "kills": [["slot", "idle"], ["executor", "committing"]], "seed": 1}
+    {"job": "a", "folder": "/…", "rows": 1000, "rate": 100, "seed": 1, "kills": [["slot", "idle"], ["executor", "marker"]]}
 
-The job is the ledger (tests/jobs.py) under a gate: until all kills were made it reads at a rate and can't end, then it reads
-the rest as fast as it can. A kill is made at the moment when the epoch is seen to be in the phase asked for; the windows are
-widened by a sink and a manifest that take their time. While it runs, events are told as they happen; the last one is
-{"event": "ended", …}. A job without kills and with an open gate just runs.
+The job is the ledger (tests/jobs.py) under a gate: until all kills were made it reads at a rate and can't end, then it
+reads the rest as fast as it can. A kill is made at the moment when the epoch is seen to be in the phase asked for; the
+windows are widened by a sink and a manifest that take their time. While it runs, events are told as they happen; the
+last one is {"event": "ended", …}. A job without kills waits until somebody else opens the gate.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ import tidegate as tg
 from tests.faults.cluster import executor_of
 from tests.jobs import LEDGER, RECORD, SPLITS, Ledger, records
 from tidegate.connectors.generator import GeneratorSource
-from tidegate.connectors.rows import split_id
 from tidegate.connectors.parquet_sink import OutputFolder, ParquetSink, ParquetSinkWriter
+from tidegate.connectors.rows import split_id
 from tidegate.dataflow.contracts import Committable, Offset, SinkContext, SinkWriter, SourceContext, SourceReader
 from tidegate.runtime.reports import EpochReport
 from tidegate.store.catalog import SnapshotCatalog
@@ -235,7 +235,8 @@ def recoveries(struck_ms: list[float], handle: tg.Handle) -> list[dict[str, Any]
     found = []
     for struck, failure in zip(struck_ms, handle.failures, strict=False):
         again = [a.running_ms for a in handle.attempts if a.attempt > failure.attempt and a.running_ms is not None]
-        found.append({"noticed_ms": round(failure.at_ms - struck), "running_ms": round(min(again) - struck) if again else None})
+        found.append({"noticed_ms": round(failure.at_ms - struck),
+                      "running_ms": round(min(again) - struck) if again else None})
     return found
 
 

@@ -1,8 +1,9 @@
 """`kill -9` of Python slots and of executor JVMs on a real cluster, in every phase of an epoch's life.
 
-Each job is bounded, its committed output is compared with a sequential computation, and its snapshots are verified. There
-are 20 kills unless TIDEGATE_FAULT_KILLS says otherwise; a failure prints its seed (TIDEGATE_FAULT_SEED repeats it) and the story
-of the job. Every job gets one more kill, at its final epoch, which isn't counted because the job may be quicker.
+Each job is bounded, its committed output is compared with a sequential computation, and its snapshots are verified.
+There are 20 kills unless TIDEGATE_FAULT_KILLS says otherwise; a failure prints its seed (TIDEGATE_FAULT_SEED repeats
+it) and the story of the job. Every job gets one more kill, at its final epoch, which isn't counted because the job may
+be quicker.
 """
 
 from __future__ import annotations

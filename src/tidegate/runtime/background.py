@@ -6,6 +6,7 @@ touched by the loop.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -44,10 +45,11 @@ class BackgroundThread:
             delivered = True
         return delivered
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Lets the work at hand finish; what is waiting behind it is dropped."""
-        while not self._waiting.empty():
-            self._waiting.get()
+    def close(self, *, finish: bool = False, timeout_s: float = 5.0) -> None:
+        """Lets the work at hand finish; what is waiting behind it is dropped, unless `finish` says to do it first."""
+        with contextlib.suppress(queue.Empty):
+            while not finish:
+                self._waiting.get_nowait()
         self._waiting.put(None)
         self._thread.join(timeout_s)
 

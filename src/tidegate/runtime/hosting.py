@@ -129,7 +129,7 @@ class MasterHost:
 
     def _close(self) -> None:
         self._links.close()
-        self._background.close()
+        self._background.close(finish=True)     # deletions, as a rule
         self._waker.close()
         self._selector.close()
 

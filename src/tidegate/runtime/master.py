@@ -129,6 +129,7 @@ class Master:
         self._done: set[int] = set()
         self._restored: Manifest | None = None
         self._retained: list[int] = []
+        self._swept_for = 0                             # the attempt that has swept a second time
         self._next_epoch = 1
         self._deadline_ms: int | None = None            # of the deployment, or of the pause before the next attempt
         self._gone_by_ms: int | None = None
@@ -324,6 +325,10 @@ class Master:
             case NotifyComplete(epoch, ending):
                 self._report(epoch).completed_ms = now_ms
                 self._tell_all(Complete(epoch, None if ending is None else ending.value))
+                if self._swept_for < self.attempt:
+                    # Slots of older attempts may have written files after the sweep that this attempt began with.
+                    self._swept_for = self.attempt
+                    self._background.submit(partial(self._catalog.sweep, self.attempt), _forget)
             case NotifyAborted(epoch, reason, message):
                 self._report(epoch).aborted = f"{reason.value}: {message}"
                 self._tell_all(Abort(epoch))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tests.jobs import build_ledger, until
+from tests.jobs import alive, build_ledger, until
 from tidegate.testing.processes import ProcessJob
 
 
@@ -58,15 +58,6 @@ def bench(tmp_path: Path, no_leaked_threads: None) -> Iterator[Bench]:
         for attempt in handle.attempts:
             for pid in attempt.slots.values():
                 until(lambda pid=pid: not alive(pid), f"the end of process {pid}")
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs (a dead child that nobody has waited for does not)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0] != b"Z"
-    except FileNotFoundError:
-        return False
 
 
 def stat_of(pid: int, name: str) -> int:

@@ -101,3 +101,11 @@ def test_closing_lets_the_work_at_hand_finish_and_drops_the_rest(no_leaked_threa
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
     assert done == ["slow"]
+
+
+def test_closing_can_also_finish_what_waits(no_leaked_threads: None) -> None:
+    loop, done = Loop(), []
+    for number in range(50):
+        loop.submit(lambda number=number: done.append(number))
+    loop.background.close(finish=True)
+    assert done == list(range(50))

@@ -260,3 +260,17 @@ def test_epochs_grow_across_attempts_even_where_they_left_no_trace() -> None:
     world.run()
     world.turn(1_000)
     assert [(report.attempt, report.epoch) for report in world.master.epochs] == [(1, 1), (2, 2)]
+
+
+def test_what_an_old_slot_wrote_late_is_swept_at_the_first_snapshot() -> None:
+    world = World(RESTARTS).run()
+    complete_epoch(world)
+    world.master.on_lost(0, "gone")
+    world.turn(500)
+    world.turn()
+    world.run()
+    late = "state/a0000000001-e0000000002-s00000-out.tgs"
+    world.store.write(late, [b"late"])
+    complete_epoch(world)
+    world.turn()
+    assert late not in world.store.files

@@ -23,9 +23,9 @@ from tidegate.testing.simulation.world import ProcessCrashed, World
 
 # Occasions, and after how many of them at most the fault strikes.
 OCCASIONS: dict[str, int] = {
-    "step": 600, "marker": 60, "upload": 40, "manifest": 8, "read": 60, "claim": 3, "prepare": 20, "commit": 20,
-    "Deploy": 6, "Ready": 8, "Start": 8, "Trigger": 20, "Acknowledge": 40, "Complete": 20, "Abort": 3, "SourceDone": 4,
-    "Done": 2, "delete": 30,
+    "step": 400, "marker": 40, "upload": 30, "manifest": 6, "read": 30, "claim": 2, "prepare": 10, "commit": 10,
+    "Deploy": 4, "Ready": 4, "Start": 4, "Trigger": 12, "Acknowledge": 30, "Complete": 12, "Abort": 2, "SourceDone": 3,
+    "Done": 1, "delete": 15,
 }
 HOUR_MS = 3_600_000
 HEALED_AFTER_US = 20_000_000
@@ -261,7 +261,7 @@ class Faults:
         return f"{master.name} for {for_us // 1000} ms"
 
     def _store_fails(self, _: Any) -> str:
-        operation = self.rng.choice((None, *Operation))
+        operation = self.rng.choice((None, Operation.WRITE, Operation.WRITE, *Operation))
         fault = self.rng.choice((Fail, LoseReply, Tear))
         for _turn in range(self.rng.randint(1, 3)):
             self._mishaps.append((operation, "", Mishap(fault=fault, part=self.rng.random())))
@@ -296,7 +296,7 @@ _KINDS: dict[str, tuple[Callable[[Faults, Any], str | None], int]] = {
     "master dies": (Faults._master_dies, 2),
     "master is taken over": (Faults._master_is_taken_over, 2),
     "master stops": (Faults._master_stops, 1),
-    "store fails": (Faults._store_fails, 3),
+    "store fails": (Faults._store_fails, 4),
     "dies at the store": (Faults._dies_at_the_store, 4),
     "bit flips": (Faults._bit_flips, 1),
     "clock jumps": (Faults._clock_jumps, 1),

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from tidegate.dataflow.operators import sink, source
 from tidegate.errors import CommitError, CorruptFile
@@ -39,6 +40,7 @@ class Mutant:
     patches: tuple[tuple[Any, str, Callable[[Any], Any]], ...]
     row: int | None = None
     rates: FaultRates | None = None
+    job: str | None = None
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -95,6 +97,20 @@ class _BlindZlib:
     @staticmethod
     def crc32(data: Any, value: int = 0) -> int:
         return _Agreeable(zlib.crc32(data, value))
+
+
+def _decode_with_care(original: Any) -> Any:
+    """Only so much that a wrong bit leads to wrong values and not to the end of the interpreter."""
+
+    def decode(self: state_format.StateFileReader, position: int, message: memoryview) -> Any:
+        rows = original(self, position, message)
+        try:
+            rows.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise CorruptFile(str(error)) from error
+        return rows
+
+    return decode
 
 
 def _skip_what_is_unreadable(original: Any) -> Any:
@@ -265,7 +281,9 @@ _ALL = (
     Mutant("no fencing", "an attempt that is over completes snapshots", row=13,
            patches=((catalog.SnapshotCatalog, "_require_current", lambda original: lambda self, attempt: None),)),
     Mutant("no checksums", "what was read is believed", row=14,
-           rates=FaultRates(kinds=("slot dies", "function raises"), flip=0.1), patches=((state_format, "zlib", lambda original: _BlindZlib),)),
+           rates=FaultRates(kinds=("slot dies", "function raises"), flip=0.1),
+           patches=((state_format, "zlib", lambda original: _BlindZlib),
+                    (state_format.StateFileReader, "_decode", _decode_with_care))),
     Mutant("another hash in the exchange", "records and state go by different hashes", row=15,
            patches=((exchange, "hash_columns", lambda original: lambda columns: original(columns) ^ np.int64(1)),)),
     Mutant("shifted ranges", "a restore reads ranges that are off by one", row=15,
@@ -285,19 +303,19 @@ _ALL = (
            rates=FaultRates(outage=0.2), patches=((sink.SinkOperator, "on_complete", _swallow_commit_errors),)),
     Mutant("discard when opened", "leftovers are given up before all has been committed again", row=11, rates=RESTORES,
            patches=((sink.SinkOperator, "open", _discard_when_opened),)),
-    Mutant("items rounded down", "operator state that can't be dealt out evenly is lost", row=11, rates=RESTORES,
+    Mutant("items rounded down", "operator state that can't be dealt out evenly is lost", row=11, rates=RESTORES, job="hands",
            patches=((recovery, "_item_reads", _items_rounded_down),)),
     Mutant("discard the doubtful", "files of a manifest that may exist are deleted", row=2,
            rates=FaultRates(kinds=("store fails", "slot dies"), store_error=0.05),
            patches=((coordinator.Coordinator, "handle", _discard_doubtful),
                     (catalog.SnapshotCatalog, "discard", _delete_unasked))),
-    Mutant("union state doubles", "everybody's items are taken in twice", row=16, rates=RESTORES,
+    Mutant("union state doubles", "everybody's items are taken in twice", row=16, rates=RESTORES, job="hands",
            patches=((operator_state.OperatorList, "load", _union_twice),)),
-    Mutant("shared containers", "a list that a snapshot is written of is changed in place",
+    Mutant("shared containers", "a list that a snapshot is written of is changed in place", job="windows",
            patches=((heap._HeapContainer, "_own", _shared_containers),)),
     Mutant("frozen in name only", "state goes on changing while it is written",
            patches=((heap.HeapTable, "freeze", _frozen_in_name_only),)),
-    Mutant("timers forgotten", "restored timers never fire", rates=RESTORES,
+    Mutant("timers forgotten", "restored timers never fire", rates=RESTORES, job="windows",
            patches=((timers.TimerQueue, "load", _no_queue),)),
     Mutant("old links are heard", "the loss of an old link fails the attempt that is being opened",
            patches=((master.Master, "_listens", _everybody_listens),)),

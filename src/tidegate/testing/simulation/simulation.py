@@ -269,7 +269,7 @@ def _settings(rng: Random) -> JobSettings:
         name="simulated",
         snapshots=Snapshots(
             to="memory://simulation", every=rng.choice((3, 6, 15)), min_pause=rng.choice((0, 0, 4)),
-            timeout=rng.choice((80, 300, 1000)), tolerable_failures=rng.randrange(4), retain=rng.randint(1, 3)),
+            timeout=rng.choice((30, 100, 1000)), tolerable_failures=rng.choice((0, 2, 5, 9)), retain=rng.randint(1, 3)),
         restart=FixedDelay(attempts=1000, delay_ms=rng.choice((0, 5, 40))),
         tuning=Tuning(
             max_batch_rows=rng.randint(1, 7), linger_ms=rng.randrange(3), key_group_count=rng.randint(MOST_SLOTS, 16),

@@ -122,5 +122,6 @@ def _slot_task(payload: bytes, attempt: int, master: tuple[str, int]) -> SlotTas
 
 def _short(error: Exception) -> str:
     """What a Spark error says, without Java's and Python's frames."""
-    lines = [line for line in str(error).splitlines() if line[:1].strip() and not line.startswith("Driver stacktrace")]
-    return f"{type(error).__name__}: " + "\n".join(lines[:12])
+    lines = [line.removeprefix(": ") for line in str(error).splitlines()
+             if line[:1].strip() and not line.startswith(("Driver stacktrace", "An error occurred while calling "))]
+    return "\n".join(lines[:12]) or type(error).__name__

@@ -2,6 +2,9 @@
 
 Both are small by nature (offsets, rules, buffers), so a freeze copies them. A broadcast dictionary is the same on every
 subtask at a marker, because all of them have seen the same elements of the broadcast side; subtask 0 writes it for all.
+
+Invariant: no list or dict in a state is held by the user as well (values.py), and none is changed in place; so the copy
+that a freeze makes need not be deep.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.errors import JobError
+from tidegate.errors import JobError, SchemaError
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import FrozenState, Section, StateInfo, StateKind
 from tidegate.types import from_list, to_list
@@ -22,19 +25,21 @@ class OperatorList:
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.info = descriptor.info()
+        self._keep = descriptor.keeper()
+        self._copied = descriptor.form.copied
         self._items: list[Any] = []
 
     def get(self) -> tuple[Any, ...]:
-        return tuple(self._items)
+        return tuple(self._items) if self._copied is None else tuple(map(self._copied, self._items))
 
     def add(self, item: Any) -> None:
-        self._items.append(item)
+        self._items.append(self._keep(item))
 
     def extend(self, items: Iterable[Any]) -> None:
-        self._items.extend(items)
+        self._items.extend(list(map(self._keep, items)))
 
     def replace(self, items: Iterable[Any]) -> None:
-        self._items = list(items)
+        self._items = list(map(self._keep, items))
 
     def clear(self) -> None:
         self._items = []
@@ -53,43 +58,64 @@ class OperatorList:
 
 
 class BroadcastMap:
-    """Broadcast state, as the user's function sees it. `writable` is True only while the broadcast side is processed."""
+    """Broadcast state, as the user's function sees it. `writable` is True only while the broadcast side is processed.
+    """
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.info = descriptor.info()
         self.writable = False
+        self._keep = descriptor.keeper()
+        self._keep_key = descriptor.key_keeper()
+        self._copied = descriptor.form.copied
         self._items: dict[Any, Any] = {}
 
     def get(self, item: Any, default: Any = None) -> Any:
-        return self._items.get(item, default)
+        if item not in self._items:
+            return default
+        value = self._items[item]
+        return value if self._copied is None else self._copied(value)
 
     def put(self, item: Any, value: Any) -> None:
         self._check_writable()
-        self._items[item] = value
+        self._items[self._keep_key(item)] = self._keep(value)
 
     def remove(self, item: Any) -> None:
         self._check_writable()
         self._items.pop(item, None)
 
     def items(self) -> Iterable[tuple[Any, Any]]:
-        return self._items.items()
+        return tuple(zip(self._items, self.values(), strict=True))
+
+    def keys(self) -> Iterable[Any]:
+        return tuple(self._items)
+
+    def values(self) -> Iterable[Any]:
+        values = self._items.values()
+        return tuple(values) if self._copied is None else tuple(map(self._copied, values))
+
+    def clear(self) -> None:
+        self._check_writable()
+        self._items.clear()
 
     def __contains__(self, item: Any) -> bool:
         return item in self._items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys())
 
     def __len__(self) -> int:
         return len(self._items)
 
     def load(self, rows: pa.RecordBatch) -> None:
-        self._items.update((row["key"], row["value"]) for row in rows.column("value").to_pylist())
+        self._items.update((row["key"], row["value"]) for row in to_list(rows.column("value")))
 
     def freeze(self) -> list[Any]:
         return [{"key": item, "value": value} for item, value in self._items.items()]
 
     def _check_writable(self) -> None:
         if not self.writable:
-            raise JobError(f"broadcast state {self.info.name!r} can be written in process_broadcast only: elsewhere the "
-                           f"subtasks would come to hold different things")
+            raise JobError(f"broadcast state {self.info.name!r} can be written in process_broadcast only: elsewhere "
+                           f"the subtasks would come to hold different things")
 
 
 class OperatorStates:
@@ -101,6 +127,7 @@ class OperatorStates:
 
     def state(self, descriptor: Descriptor) -> Any:
         state = (BroadcastMap if descriptor.kind is StateKind.BROADCAST else OperatorList)(descriptor)
+        assert state.info.name not in self._states, f"state {state.info.name!r} is declared twice"
         self._states[state.info.name] = state
         return state
 
@@ -139,8 +166,11 @@ class FrozenItems:
     def sections(self) -> Iterator[Section]:
         for info, items in self._items:
             if items:
-                column = from_list(items, info.schema.field("value").type)
-                yield Section(info.name, None, pa.record_batch([column], schema=info.schema))
+                try:
+                    column = from_list(items, info.schema.field("value").type)
+                except SchemaError as error:
+                    raise SchemaError(f"state {info.name!r} holds something that was not declared: {error}") from error
+                yield Section(info.name, None, pa.RecordBatch.from_arrays([column], schema=info.schema))
 
     def release(self) -> None:
         """Nothing is shared with the live state."""

@@ -1,24 +1,38 @@
 """Timers: keyed state like any other, with a heap beside it that says which is due.
 
-The state `__event_timers` (and `__processing_timers`) holds, for each key, the tuple of times it is to be called at. The heap is
-derived: it is rebuilt from the state at a restore and may hold entries whose timer was deleted; the state decides. A
-timer is set at most once per key, kind and time.
+The state `__event_timers` (and `__processing_timers`) holds, for each key, the tuple of times it is to be called at. A
+timer is set at most once per key, kind and time. The heap is derived: it is rebuilt from the state at a restore, and may
+hold entries whose timer was deleted; the state decides. When there are more deleted ones than others, the heap is
+rebuilt without them.
+
+What it doesn't do: many timers of one key are kept in a tuple, and each change copies it. Timers are for a few times
+per key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime, timezone
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import count
+from operator import index
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from tidegate.errors import JobError
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import StateKind
 from tidegate.types import to_list
+
+# Below this many entries of deleted timers the heap isn't worth rebuilding.
+MIN_DELETED_COUNT = 1024
+# At the end of event time every timer is due, and one that is set again and again would be for ever.
+MAX_SET_AT_THE_END = 1_000_000
+MIN_MS, MAX_MS = -(2**63), 2**63 - 1
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TimeKind(Enum):
@@ -45,8 +59,9 @@ class TimerQueue:
         self._backend = backend
         self._cursor = backend.cursor
         self._table = backend.table(descriptor)
-        self._heap: list[tuple[int, int, Any]] = []
+        self._heap: list[tuple[int, int, Any]] = []      # time, order in which it was set, key
         self._order = count()
+        self._deleted_count = 0
 
     def set(self, at_ms: int) -> None:
         """For the current key."""
@@ -56,36 +71,62 @@ class TimerQueue:
             heappush(self._heap, (at_ms, next(self._order), self._cursor.key))
 
     def delete(self, at_ms: int) -> None:
-        times = self._table.get()
-        if at_ms in times:
-            self._keep(tuple(time for time in times if time != at_ms))
+        if self._take(at_ms):
+            self._deleted_count += 1
+            if self._deleted_count > max(MIN_DELETED_COUNT, len(self._heap) // 2):
+                self._rebuild()
 
     def due(self, now_ms: int) -> Iterator[int]:
-        """Takes out what is due, in order of time; the cursor is at the timer's key when its time is yielded."""
-        heap = self._heap
-        while heap and heap[0][0] <= now_ms:
-            at_ms, _, key = heappop(heap)
-            self._cursor.key = key
-            times = self._table.get()
-            if at_ms in times:
-                self._keep(tuple(time for time in times if time != at_ms))
+        """Takes out what is due, in order of time; the cursor is at the timer's key when its time is yielded.
+
+        Timers that are set meanwhile, and are due as well, are among them.
+        """
+        last_order = next(self._order) + (MAX_SET_AT_THE_END if now_ms == MAX_MS else MAX_MS)
+        while self._heap and self._heap[0][0] <= now_ms:
+            at_ms, order, self._cursor.key = heappop(self._heap)
+            if order > last_order:
+                raise JobError(f"{MAX_SET_AT_THE_END:,} timers were set in on_timer after the end of all input, and each is "
+                               f"due at once: set no more where ctx.watermark_ms is 2**63 - 1")
+            if self._take(at_ms):
                 yield at_ms
+            else:
+                self._deleted_count -= 1
 
     def next_ms(self) -> int | None:
+        """When there may be something due. A deleted timer may make it too early, never too late."""
         return self._heap[0][0] if self._heap else None
 
-    def load(self, keys: list[Any], rows: pa.RecordBatch) -> None:
+    def load(self, batches: Iterable[tuple[list[Any], pa.RecordBatch]]) -> None:
+        """Takes rows of a snapshot in, with their keys."""
         assert self.state is not None
-        self._backend.load(self.state, rows)
-        for key, times in zip(keys, to_list(rows.column("value")), strict=True):
-            self._heap.extend((at_ms, next(self._order), key) for at_ms in times)
+        for keys, rows in batches:
+            self._backend.load(self.state, rows)
+            for key, times in zip(keys, to_list(rows.column("value")), strict=True):
+                self._heap.extend((at_ms, next(self._order), key) for at_ms in times)
         heapify(self._heap)
 
-    def _keep(self, times: tuple[int, ...]) -> None:
-        if times:
-            self._table.set(times)
+    def _take(self, at_ms: int) -> bool:
+        """Takes a timer of the current key out of the state; whether it was there."""
+        times = self._table.get()
+        if at_ms not in times:
+            return False
+        left = tuple(time for time in times if time != at_ms)
+        if left:
+            self._table.set(left)
         else:
             self._table.clear()
+        return True
+
+    def _rebuild(self) -> None:
+        at_key = self._cursor.key
+        kept: dict[tuple[int, Any], tuple[int, int, Any]] = {}
+        for entry in sorted(self._heap):
+            at_ms, _, self._cursor.key = entry
+            if at_ms in self._table.get():
+                kept.setdefault((at_ms, self._cursor.key), entry)
+        self._cursor.key = at_key
+        self._heap = list(kept.values())        # sorted, so a heap
+        self._deleted_count = 0
 
 
 def timers_descriptor(kind: TimeKind) -> Descriptor:
@@ -95,6 +136,9 @@ def timers_descriptor(kind: TimeKind) -> Descriptor:
 def to_ms(at: int | datetime) -> int:
     """A time that a user gave: milliseconds, or a datetime (taken as UTC where it has no zone)."""
     if isinstance(at, datetime):
-        aware = at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
-        return round(aware.timestamp() * 1000)
-    return at
+        aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        return (aware - _EPOCH) // timedelta(milliseconds=1)
+    at_ms = index(at)       # a float is no time
+    if not MIN_MS <= at_ms <= MAX_MS:
+        raise ValueError(f"a timer at {at_ms} ms is beyond the end of time")
+    return at_ms

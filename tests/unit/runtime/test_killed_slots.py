@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tests.jobs import build_ledger, check_clean, check_ledger, check_order, committed, completed, until
-from tests.unit.runtime.conftest import Bench, alive
+from tests.jobs import alive, build_ledger, check_clean, check_ledger, check_order, committed, completed, until
+from tests.unit.runtime.conftest import Bench
 from tidegate.runtime import master
 from tidegate.runtime.hosting import SlotLaunch
 from tidegate.runtime.master import Deployer

@@ -1,13 +1,13 @@
 """An operator: one node of the graph at work in one subtask.
 
-Records reach an operator as Arrow batches, event time as watermarks; it passes both on to its consumers, which are further
-operators of the same chain or the writers of outgoing edges. Everything runs in the slot's single thread. Markers are not
-seen here: the subtask freezes the operators of its chain one after the other between two batches.
+Records reach an operator as Arrow batches, event time as watermarks; it passes both on to its consumers, which are
+further operators of the same chain or the writers of outgoing edges. Everything runs in the slot's single thread. Markers
+are not seen here: the subtask freezes the operators of its chain one after the other between two batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,17 +31,26 @@ class Consumer(Protocol):
 
 
 class KeyedBackend(Protocol):
-    """Where the keyed state of one operator in one subtask lives (heap now; others to come)."""
+    """Where the keyed state of one operator in one subtask lives (heap now; others to come).
+
+    What it promises is in tests/contract/test_backends.py. In short: `cursor.key` is the key that the state objects work
+    on; a frozen version never changes, whatever is done to the state afterwards, and may be read by another thread
+    meanwhile; several may be outstanding, and they are released in any order.
+    """
 
     cursor: Any
 
-    def table(self, descriptor: Descriptor) -> Any: ...
+    def table(self, descriptor: Descriptor) -> Any:
+        """The state object that the user's function calls (state/descriptors.py says with which methods)."""
 
-    def load(self, state: str, rows: pa.RecordBatch) -> None: ...
+    def load(self, state: str, rows: pa.RecordBatch) -> None:
+        """Takes rows of a snapshot in. Before the first record."""
 
-    def maintain(self, budget: int) -> None: ...
+    def maintain(self, budget: int) -> None:
+        """A step of whatever is to be done now and then. `budget` is in entries."""
 
-    def freeze(self) -> FrozenState: ...
+    def freeze(self) -> FrozenState:
+        """The state as it is now, in O(1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ class OperatorContext:
     now_ms: Callable[[], int]
     deliver: Callable[[str, str], None]                       # (sink, committable) to the driver
     make_backend: Callable[[pa.DataType], KeyedBackend]       # by the type of the key
-    restored: Mapping[str, Sequence[pa.RecordBatch]] = field(default_factory=dict)   # rows of each state, its own only
+    restored: Mapping[str, Iterable[pa.RecordBatch]] = field(default_factory=dict)   # rows of each state, its own only
     is_restored: bool = False                                 # False on the very first start
 
     def rows(self, state: str) -> Iterator[pa.RecordBatch]:

@@ -1,11 +1,11 @@
 """The broadcast operator: a main stream (keyed or not) beside a stream that every subtask sees whole.
 
 Port 0 is the main stream, whose records read the broadcast state; port 1 the broadcast side, whose records write it.
+There is no key on the broadcast side, and so neither keyed state nor timers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
-from tidegate.dataflow.operators.process import ProcessOperator, function_states
-from tidegate.dataflow.operators.user_code import blame
+from tidegate.dataflow.operators.process import Method, ProcessOperator, function_states
 from tidegate.state.sections import StateInfo
 from tidegate.types import rows_of
 
@@ -36,24 +35,16 @@ class BroadcastProcessSpec:
 
 
 class BroadcastProcessOperator(ProcessOperator):
-    def _ports(self) -> list[Callable[[Any, Any], Iterable[Any] | None]]:
+    def _ports(self) -> list[Method]:
         return [self._function.process, self._function.process_broadcast]
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         if port == 0:
             super().on_batch(batch, port)
             return
-        record: Any = None
-        out: list[Any] = []
-        self._cursor.key = None
         self._operator_states.set_writable(True)
         try:
-            for record in rows_of(batch):
-                rows = self._methods[1](record, self._context)
-                if rows is not None:
-                    out.extend(rows)
-        except Exception as error:
-            blame(self.name, error, record)
+            out = self._process(self._methods[port], rows_of(batch), keys=None)
         finally:
             self._operator_states.set_writable(False)
         self._emit_all(out)

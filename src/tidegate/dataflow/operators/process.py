@@ -1,15 +1,22 @@
 """Process operators: the user's function with state, timers and side outputs, record by record.
 
-`KeyedFunctionRunner` binds a function to its state; the operators below differ in their inputs only. The loop over the
-records of a batch is the hottest of the system: it sets the cursor to the record's key and calls the function, nothing else.
+`ProcessOperator` binds a function to its state; the kinds of function differ in their inputs only. The loop over the
+records of a batch is the hottest of the system: it sets the cursor to the record's key and calls the function, nothing
+else. Columns are converted to Python values once, for records and keys alike, and records are made one by one as the
+loop gets to them, so that each is gone before the next needs its memory.
+
+Wherever there is no key (in `open`, on a broadcast side…) the cursor is at `NO_KEY`, so that keyed state can't be used
+by mistake.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from itertools import repeat
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -19,11 +26,13 @@ from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorCon
 from tidegate.dataflow.operators.user_code import blame, fit
 from tidegate.errors import GraphError, JobError
 from tidegate.state.descriptors import descriptors_of
-from tidegate.state.heap import Cursor, key_list
+from tidegate.state.heap import NO_KEY, Cursor, held_as_it_is, key_list
 from tidegate.state.operator_state import FrozenParts, OperatorStates
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
 from tidegate.state.timers import TimeKind, TimerQueue, timers_descriptor, to_ms
-from tidegate.types import rows_of
+from tidegate.types import row_class, to_list
+
+Method: TypeAlias = Callable[[Any, Any], Iterable[Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +124,16 @@ class UserContext:
 
     @property
     def key(self) -> Any:
-        return self._cursor.key
+        key = self._cursor.key
+        return None if key is NO_KEY else key
 
     @property
     def timers(self) -> UserTimers:
         if self._timers is None:
             raise JobError("timers belong to keys: use key_by before process, and a keyed function")
+        if self._cursor.key is NO_KEY:
+            raise JobError("timers belong to keys, and there is no key here: set them in the methods that are called with "
+                           "a record of a keyed stream, and in on_timer")
         return self._timers
 
     def side(self, tag: str, row: Sequence[Any]) -> None:
@@ -134,10 +147,12 @@ class ProcessOperator(Operator):
 
     def __init__(self, node: Node, function: Any, *, keys: tuple[tuple[str, ...], ...]) -> None:
         super().__init__(node)
-        self._function = function
+        # Its own, since the states are put on it: the slots of a test may share a process, and the plan.
+        self._function = copy.copy(function)
         self._keys = keys
         self._keyed = bool(keys[0])
-        self._methods: list[Callable[[Any, Any], Iterable[Any] | None]] = []
+        self._methods: list[Method] = []
+        self._row_classes = [row_class(schema) for schema in node.input_schemas]
         self._sides: dict[str, list[Any]] = {tag: [] for tag in node.side_schemas}
         self._backend: KeyedBackend | None = None
         self._cursor = Cursor()
@@ -156,31 +171,16 @@ class ProcessOperator(Operator):
                 owner = self._backend.table
             setattr(self._function, attribute, owner(descriptor))
         for state, batches in context.restored.items():
-            for rows in batches:
-                self._load(state, rows)
+            self._load(state, batches)
         self._methods = self._ports()
         self._on_timer = getattr(self._function, "on_timer", None)
         self._call(self._function.open, self._context)
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
-        process, context, cursor = self._methods[port], self._context, self._cursor
-        record: Any = None
-        out: list[Any] = []
-        extend = out.extend
-        try:
-            if self._keyed:
-                for cursor.key, record in zip(self._key_list(batch, port), rows_of(batch), strict=True):
-                    rows = process(record, context)
-                    if rows is not None:
-                        extend(rows)
-            else:
-                for record in rows_of(batch):
-                    rows = process(record, context)
-                    if rows is not None:
-                        extend(rows)
-        except Exception as error:
-            blame(self.name, error, record)
-        self._emit_all(out)
+        columns = list(map(to_list, batch.columns))
+        records = map(tuple.__new__, repeat(self._row_classes[port]), zip(*columns, strict=True))
+        keys = self._key_list(batch, columns, port) if self._keyed else None
+        self._emit_all(self._process(self._methods[port], records, keys))
         self._since_maintenance += batch.num_rows
 
     def on_watermark(self, at_ms: int) -> None:
@@ -198,12 +198,14 @@ class ProcessOperator(Operator):
 
     def maintain(self, budget: int) -> None:
         if self._backend is not None:
-            self._backend.maintain(max(budget, 2 * self._since_maintenance))
+            self._backend.maintain(max(budget, self._since_maintenance))
             self._since_maintenance = 0
 
     def freeze(self, epoch: int) -> FrozenState | None:
         items = self._operator_states.freeze()
-        return items if self._backend is None else FrozenParts(self._backend.freeze(), items)
+        if self._backend is not None:
+            return FrozenParts(self._backend.freeze(), items)
+        return items if items.states else None
 
     def on_complete(self, epoch: int) -> None:
         self._call(self._function.on_snapshot_complete, epoch)
@@ -213,10 +215,32 @@ class ProcessOperator(Operator):
 
     # Inside.
 
-    def _ports(self) -> list[Callable[[Any, Any], Iterable[Any] | None]]:
+    def _ports(self) -> list[Method]:
         if len(self._keys) == 1:
             return [self._function.process]
         return [self._function.process_left, self._function.process_right]
+
+    def _process(self, method: Method, records: Iterable[Any], keys: Iterable[Any] | None) -> list[Any]:
+        """Calls the function with each record; the rows it gave."""
+        context, cursor = self._context, self._cursor
+        record: Any = None
+        out: list[Any] = []
+        extend = out.extend
+        try:
+            if keys is None:
+                for record in records:
+                    rows = method(record, context)
+                    if rows is not None:
+                        extend(rows)
+            else:
+                for cursor.key, record in zip(keys, records, strict=True):
+                    rows = method(record, context)
+                    if rows is not None:
+                        extend(rows)
+        except Exception as error:
+            blame(self.name, error, record)
+        cursor.key = NO_KEY
+        return out
 
     def _open_keyed(self, context: OperatorContext) -> UserTimers:
         schema = self.node.input_schemas[0]
@@ -226,20 +250,26 @@ class ProcessOperator(Operator):
         self._processing = TimerQueue(TimeKind.PROCESSING, self._backend)
         return UserTimers(self._event, self._processing)
 
-    def _load(self, state: str, rows: pa.RecordBatch) -> None:
+    def _load(self, state: str, batches: Iterable[pa.RecordBatch]) -> None:
         for timers in (self._event, self._processing):
             if timers is not None and timers.state == state:
-                timers.load(key_list(rows.column("key")), rows)
+                timers.load((key_list(rows.column("key")), rows) for rows in batches)
                 return
-        if state in self._operator_states:
-            self._operator_states.load(state, rows)
-        else:
-            assert self._backend is not None
-            self._backend.load(state, rows)
+        for rows in batches:
+            if state in self._operator_states:
+                self._operator_states.load(state, rows)
+            else:
+                assert self._backend is not None
+                self._backend.load(state, rows)
 
-    def _key_list(self, batch: pa.RecordBatch, port: int) -> list[Any]:
-        columns = [key_list(batch.column(name)) for name in self._keys[port]]
-        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    def _key_list(self, batch: pa.RecordBatch, columns: Sequence[list[Any]], port: int) -> Iterable[Any]:
+        """The records' keys; `columns` are the batch's, as Python values already."""
+        parts = []
+        for name in self._keys[port]:
+            index = batch.schema.get_field_index(name)
+            column = batch.column(index)
+            parts.append(columns[index] if held_as_it_is(column.type) else key_list(column))
+        return parts[0] if len(parts) == 1 else zip(*parts, strict=True)
 
     def _fire(self, timers: TimerQueue, now_ms: int) -> None:
         out: list[Any] = []
@@ -251,7 +281,8 @@ class ProcessOperator(Operator):
                 if rows is not None:
                     out.extend(rows)
         except Exception as error:
-            blame(self.name, error, f"timer at {at_ms} of key {self._cursor.key!r}")
+            blame(self.name, error, at=f"the timer at {at_ms} of key {self._context.key!r}")
+        self._cursor.key = NO_KEY
         self._emit_all(out)
 
     def _emit_all(self, out: list[Any]) -> None:
@@ -259,10 +290,12 @@ class ProcessOperator(Operator):
             self.emit(fit(self.name, out, self.node.schema))
         for tag, rows in self._sides.items():
             if rows:
-                self.emit_side(tag, fit(f"{self.name}, side output {tag}", rows, self.node.side_schemas[tag]))
+                self.emit_side(tag, fit(self.name, rows, self.node.side_schemas[tag], side=tag))
                 rows.clear()
 
     def _call(self, method: Callable[..., Any], *arguments: Any) -> None:
+        """Calls a method of the function that has to do with no key."""
+        self._cursor.key = NO_KEY
         try:
             method(*arguments)
         except Exception as error:
@@ -271,9 +304,13 @@ class ProcessOperator(Operator):
 
 def key_type(schema: pa.Schema, key: tuple[str, ...]) -> pa.DataType:
     """The Arrow type of a key: the column's own for one column, a struct for several."""
-    if len(key) == 1:
-        return schema.field(key[0]).type
-    return pa.struct([schema.field(name) for name in key])
+    fields = [_without_dictionary(schema.field(name)) for name in key]
+    return fields[0].type if len(fields) == 1 else pa.struct(fields)
+
+
+def _without_dictionary(field: pa.Field) -> pa.Field:
+    """How a column is encoded is no part of a key, and not kept in a snapshot."""
+    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
 
 
 def function_states(node: Node, function: Any, key: tuple[str, ...]) -> tuple[StateInfo, ...]:

@@ -84,14 +84,15 @@ class MapOperator(Operator):
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         record = None
         function = self._function
-        out = []
+        out: list[Any] = []
         append = out.append
         try:
             for record in rows_of(batch):
                 append(function(record))
         except Exception as error:
             blame(self.name, error, record)
-        self.emit(fit(self.name, out, self.node.schema))
+        if out:
+            self.emit(fit(self.name, out, self.node.schema))
 
 
 class FlatMapOperator(Operator):
@@ -143,14 +144,14 @@ class MapBatchesOperator(Operator):
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         try:
             given = self._function(batch)
-            batches = () if given is None else (given,) if isinstance(given, pa.RecordBatch) else list(given)
+            batches = () if given is None else (given,) if isinstance(given, pa.RecordBatch) else tuple(given)
         except Exception as error:
-            blame(self.name, error)
+            blame(self.name, error, at=f"a batch of {batch.num_rows} records")
         for out in batches:
             if not isinstance(out, pa.RecordBatch) or not out.schema.equals(self.node.schema):
-                got = ddl_of(out.schema) if isinstance(out, pa.RecordBatch) else type(out).__name__
-                raise SchemaError(f"operator {self.name!r} is declared with returns={ddl_of(self.node.schema)!r}, and its "
-                                  f"function gave {got!r}. Give record batches of the declared schema (RecordBatch.cast "
-                                  f"may help), or change returns=.")
+                got = ddl_of(out.schema) if isinstance(out, pa.RecordBatch) else f"a {type(out).__name__}"
+                raise SchemaError(f"operator {self.name!r} is declared with returns={ddl_of(self.node.schema)!r}, and "
+                                  f"its function gave {got!r}. Give record batches of the declared schema "
+                                  f"(RecordBatch.cast may help), or change returns=.")
             if out.num_rows:
                 self.emit(out)

@@ -1,10 +1,12 @@
 """The sink operator: two-phase commit driven by snapshots.
 
 At a marker the writer pre-commits; what it promises to be able to commit is part of the snapshot. When the snapshot is
-complete it is committed. Output of an aborted epoch stays pending and goes out with the next complete one. After a restore
-the restored committables are committed again, which writers take as idempotent, before anything else happens. What older
-attempts left behind is discarded when the first snapshot of this one is complete: by then every subtask has committed what
-it restored.
+complete it is committed. Output of an aborted epoch stays pending and goes out with the next complete one. After a
+restore the restored committables are committed again, which writers take as idempotent, before anything else happens.
+What older attempts left behind is discarded when the first snapshot of this one is complete: by then every subtask has
+committed what it restored.
+
+A pre-commit that fails, in the background, fails the job: its records are in no other epoch.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import pyarrow as pa
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator, OperatorContext
-from tidegate.dataflow.operators.user_code import blame
-from tidegate.errors import TidegateError
+from tidegate.dataflow.operators.user_code import blame, blaming
+from tidegate.errors import CommitError
 from tidegate.protocol.commit import PendingCommits
 from tidegate.state.operator_state import FrozenItems
 from tidegate.state.sections import FrozenState, Section, StateInfo, StateKind
@@ -51,45 +53,46 @@ class SinkOperator(Operator):
         self._leftovers_due = False
 
     def open(self, context: OperatorContext) -> None:
-        self._writer = writer = self._sink.open(SinkContext(
-            job=context.job, sink=self.name, subtask=context.subtask, parallelism=context.parallelism,
-            attempt=context.attempt, schema=self.node.input_schemas[0],
-            deliver=lambda committable: context.deliver(self.name, committable)))
         again = [item for rows in context.rows(COMMITTABLES.name) for item in rows.column("value").to_pylist()]
-        if again:
-            writer.commit(self._pending.restored(again))
-        # Not now: the other subtasks may not have committed what they restored. No epoch ends before all of them are open.
+        with blaming(self.name):
+            self._writer = writer = self._sink.open(SinkContext(
+                job=context.job, sink=self.name, subtask=context.subtask, parallelism=context.parallelism,
+                attempt=context.attempt, schema=self.node.input_schemas[0],
+                deliver=lambda committable: context.deliver(self.name, committable)))
+            if again:
+                writer.commit(self._pending.restored(again))
+        # Not now: the other subtasks may not have committed what they restored. No epoch ends before all are open.
         self._leftovers_due = context.subtask == 0
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         assert self._writer is not None
-        try:
+        with blaming(self.name):
             self._writer.write(batch)
-        except TidegateError:
-            raise
-        except Exception as error:
-            blame(self.name, error)
 
     def freeze(self, epoch: int) -> FrozenState:
         assert self._writer is not None
         self._take_finished()
         earlier = [prepared for _, prepared in sorted(self._prepared.items())]
-        prepared = self._prepared[epoch] = _Prepared(self._writer.pre_commit(epoch))
+        with blaming(self.name):
+            finish = self._writer.pre_commit(epoch)
+        prepared = self._prepared[epoch] = _Prepared(self.name, finish)
         return FrozenCommittables(self._pending.all(), [*earlier, prepared])
 
     def on_complete(self, epoch: int) -> None:
         assert self._writer is not None
         self._take_finished()
         committables = self._pending.complete(epoch)
-        if committables:
-            self._writer.commit(committables)
-        if self._leftovers_due:
-            self._leftovers_due = False
-            self._writer.discard_leftovers()
+        with blaming(self.name):
+            if committables:
+                self._writer.commit(committables)
+            if self._leftovers_due:
+                self._leftovers_due = False
+                self._writer.discard_leftovers()
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with blaming(self.name):
+                self._writer.close()
 
     def _take_finished(self) -> None:
         """Moves what the background thread has finished preparing to the pending commits, in the order of epochs."""
@@ -100,15 +103,22 @@ class SinkOperator(Operator):
 
 
 class _Prepared:
-    """One epoch's pre-commit, finished by a background thread."""
+    """One epoch's pre-commit, finished by a background thread: once, whatever comes of it."""
 
-    def __init__(self, finish: Callable[[], Sequence[Committable]]) -> None:
-        self._finish = finish
+    def __init__(self, sink: str, finish: Callable[[], Sequence[Committable]]) -> None:
+        self._sink = sink
+        self._finish: Callable[[], Sequence[Committable]] | None = finish
         self.committables: tuple[Committable, ...] | None = None
 
     def result(self) -> tuple[Committable, ...]:
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            try:
+                self.committables = tuple(finish())
+            except Exception as error:
+                blame(self._sink, error)        # also where it is a StoreError: that would only abort the epoch
         if self.committables is None:
-            self.committables = tuple(self._finish())
+            raise CommitError(f"sink {self._sink!r} failed to pre-commit an epoch before this one")
         return self.committables
 
 

@@ -215,26 +215,22 @@ class SimulatedBackground:
             self._begin()
 
 
-class _GivesWay:
-    """Stands for the module `time` in `state/heap.py`: where the writer sleeps, everybody else may go on."""
-
-    def __init__(self, world: World, coroutines: Coroutines) -> None:
-        self._world = world
-        self._coroutines = coroutines
-
-    def sleep(self, _: float) -> None:
-        running = self._coroutines.running
-        if running is not None:
-            running.pause(self._world.delay_us("store", HEAP_PAUSE_US))
-
-
 @contextmanager
 def heap_that_gives_way(world: World, coroutines: Coroutines) -> Iterator[None]:
     """Lets the loop go on between any few entries that the heap's writer has read, not only between thousands."""
-    modules: Any = heap
-    kept = modules.time, modules.WRITE_CHUNK_ENTRIES
-    modules.time, modules.WRITE_CHUNK_ENTRIES = _GivesWay(world, coroutines), HEAP_CHUNK_ENTRIES
+
+    class SimulatedPace:
+        """Stands for `state.cutting.Pace`, which reads a real clock."""
+
+        entries = HEAP_CHUNK_ENTRIES
+
+        def rest_if_due(self) -> None:
+            if coroutines.running is not None:
+                coroutines.running.pause(world.delay_us("store", HEAP_PAUSE_US))
+
+    module: Any = heap
+    kept, module.Pace = module.Pace, SimulatedPace
     try:
         yield
     finally:
-        modules.time, modules.WRITE_CHUNK_ENTRIES = kept
+        module.Pace = kept

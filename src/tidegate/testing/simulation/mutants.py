@@ -23,7 +23,7 @@ from tidegate.errors import CommitError, CorruptFile
 from tidegate.protocol import alignment, commit, coordinator, recovery
 from tidegate.runtime import exchange, master, slot, snapshots, subtask
 from tidegate.state import format as state_format
-from tidegate.state import heap, operator_state, timers
+from tidegate.state import heap_tables, operator_state, timers
 from tidegate.store import catalog
 from tidegate.testing.simulation.faults import FaultRates
 
@@ -124,32 +124,19 @@ def _skip_what_is_unreadable(original: Any) -> Any:
     return load
 
 
-def _shared_containers(original: Any) -> Any:
-    def own(self: Any, kind: Any) -> Any:
-        key = self.cursor.key
-        held = self.live.get(key, heap.UNSEEN)
-        if held is heap.UNSEEN:
-            held = self.below(key)
-            held = self.live[key] = kind() if held is heap.GONE else held
-        elif held is heap.GONE:
-            held = self.live[key] = kind()
-        return held
-
-    return own
-
-
 def _frozen_in_name_only(original: Any) -> Any:
-    def freeze(self: heap.HeapTable) -> Any:
-        self.readers += 1
-        return self.live, *self.frozen, self.base
+    def freeze(self: heap_tables.HeapTable) -> Any:
+        self.tidy(1_000_000)
+        return heap_tables.Version(), (self.main,)
 
     return freeze
 
 
 def _no_queue(original: Any) -> Any:
-    def load(self: timers.TimerQueue, keys: list[Any], rows: Any) -> None:
+    def load(self: timers.TimerQueue, batches: Any) -> None:
         assert self.state is not None
-        self._backend.load(self.state, rows)
+        for _, rows in batches:
+            self._backend.load(self.state, rows)
 
     return load
 
@@ -312,9 +299,9 @@ _ALL = (
     Mutant("union state doubles", "everybody's items are taken in twice", row=16, rates=RESTORES, job="hands",
            patches=((operator_state.OperatorList, "load", _union_twice),)),
     Mutant("shared containers", "a list that a snapshot is written of is changed in place", job="windows",
-           patches=((heap._HeapContainer, "_own", _shared_containers),)),
+           patches=((heap_tables.HeapTable, "owned", lambda original: lambda self, key: True),)),
     Mutant("frozen in name only", "state goes on changing while it is written",
-           patches=((heap.HeapTable, "freeze", _frozen_in_name_only),)),
+           patches=((heap_tables.HeapTable, "freeze", _frozen_in_name_only),)),
     Mutant("timers forgotten", "restored timers never fire", rates=RESTORES, job="windows",
            patches=((timers.TimerQueue, "load", _no_queue),)),
     Mutant("old links are heard", "the loss of an old link fails the attempt that is being opened",

@@ -14,14 +14,19 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tidegate as tg
+from tidegate.connectors.generator import GeneratorSource
+from tidegate.connectors.rows import split_id
+from tidegate.dataflow.contracts import Offset, SourceContext, SourceReader
 from tidegate.runtime.job import Job
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.layout import job_address
@@ -41,6 +46,48 @@ def records(split: int, start: int, count: int) -> dict[str, np.ndarray]:
     return {"key": split + SPLITS * (i * 7919 % KEYS_PER_SPLIT), "amount": (i * 2_654_435_761 + split) % 1009}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedSource(tg.Source):
+    """A generator that keeps to its rate and never ends until the file `gate` is there."""
+
+    generator: GeneratorSource
+    gate: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.generator.schema
+
+    @property
+    def bounded(self) -> bool:
+        return True
+
+    def open(self, context: SourceContext) -> SourceReader:
+        return _GatedReader(self, context)
+
+
+class _GatedReader(SourceReader):
+    def __init__(self, source: GatedSource, context: SourceContext) -> None:
+        self._source = source
+        self._context = context
+        self._open = False
+        self._reader = source.generator.open(context)
+
+    def poll(self, max_rows: int) -> pa.RecordBatch | None:
+        if not self._open and os.path.exists(self._source.gate):
+            self._open = True
+            generator = replace(self._source.generator, rate=None)
+            everybodys = dict.fromkeys(map(split_id, range(generator.split_count)), 0)
+            self._reader = generator.open(replace(self._context, restored=everybodys | dict(self._reader.offsets())))
+        return self._reader.poll(max_rows if self._open else min(max_rows, 500))
+
+    def offsets(self) -> Mapping[str, Offset]:
+        return self._reader.offsets()
+
+    @property
+    def finished(self) -> bool:
+        return self._open and self._reader.finished
+
+
 class Ledger(tg.KeyedProcess):
     number = tg.value("long", default=0)
     total = tg.value("long", default=0)
@@ -52,8 +99,12 @@ class Ledger(tg.KeyedProcess):
         yield record.key, number, total
 
 
-def build_ledger(job: Job, sink: tg.Sink, *, rows: int | None, rate: float | None = None) -> Job:
-    source = tg.sources.generator(records, schema=RECORD, rows=rows, rate=rate, splits=SPLITS)
+def build_ledger(job: Job, sink: tg.Sink, *, rows: int | None, rate: float | None = None, gate: Path | None = None) -> Job:
+    """With a `gate` the job reads at its rate, and doesn't end, until that file is there; then as fast as it can."""
+    source: tg.Source = tg.sources.generator(records, schema=RECORD, rows=rows, rate=rate, splits=SPLITS)
+    if gate is not None:
+        assert isinstance(source, GeneratorSource)
+        source = GatedSource(generator=source, gate=str(gate))
     job.source("records", source).key_by("key").process("ledger", Ledger(), returns=LEDGER).to("out", sink)
     return job
 

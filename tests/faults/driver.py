@@ -19,24 +19,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 import tidegate as tg
 from tests.faults.cluster import executor_of
-from tests.jobs import LEDGER, RECORD, SPLITS, Ledger, records
-from tidegate.connectors.generator import GeneratorSource
 from tidegate.connectors.parquet_sink import OutputFolder, ParquetSink, ParquetSinkWriter
-from tidegate.connectors.rows import split_id
-from tidegate.dataflow.contracts import Committable, Offset, SinkContext, SinkWriter, SourceContext, SourceReader
+from tidegate.dataflow.contracts import Committable, SinkContext, SinkWriter
 from tidegate.runtime.reports import EpochReport
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest
-from tidegate.types import parse_schema
 
 DAWDLE_S = 0.06
 PATIENCE_S = 120.0
@@ -44,48 +38,6 @@ PHASES = ("idle", "marker", "writing", "prepared", "committing")
 
 
 # --- the job ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedSource(tg.Source):
-    """A generator that keeps to its rate and never ends until the file `gate` is there."""
-
-    generator: GeneratorSource
-    gate: str
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.generator.schema
-
-    @property
-    def bounded(self) -> bool:
-        return True
-
-    def open(self, context: SourceContext) -> SourceReader:
-        return _GatedReader(self, context)
-
-
-class _GatedReader(SourceReader):
-    def __init__(self, source: GatedSource, context: SourceContext) -> None:
-        self._source = source
-        self._context = context
-        self._open = False
-        self._reader = source.generator.open(context)
-
-    def poll(self, max_rows: int) -> pa.RecordBatch | None:
-        if not self._open and os.path.exists(self._source.gate):
-            self._open = True
-            generator = replace(self._source.generator, rate=None)
-            everybodys = dict.fromkeys(map(split_id, range(generator.split_count)), 0)
-            self._reader = generator.open(replace(self._context, restored=everybodys | dict(self._reader.offsets())))
-        return self._reader.poll(max_rows if self._open else min(max_rows, 500))
-
-    def offsets(self) -> Mapping[str, Offset]:
-        return self._reader.offsets()
-
-    @property
-    def finished(self) -> bool:
-        return self._open and self._reader.finished
 
 
 class DawdlingSink(ParquetSink):
@@ -127,11 +79,8 @@ def build(session: Any, request: dict[str, Any]) -> tg.Job:
     job = tg.Job(request["job"], session, slots=request.get("slots", 2),
                  restart=tg.FixedDelay(attempts=len(request["kills"]) + 5, delay_ms=0),
                  snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="500 ms"))
-    generator = GeneratorSource(declared=parse_schema(RECORD), make=records, rows=request["rows"], rate=request["rate"],
-                                split_count=SPLITS)
     sink = DawdlingSink(address=str(folder / "out"), row_group_rows=65_536, compression="zstd")
-    source = GatedSource(generator=generator, gate=str(folder / "gate"))
-    job.source("records", source).key_by("key").process("ledger", Ledger(), returns=LEDGER).to("out", sink)
+    build_ledger(job, sink, rows=request["rows"], rate=request["rate"], gate=folder / "gate")
     return job
 
 

@@ -39,10 +39,16 @@ class Desk:
         return tg.Job(name, self.spark, slots=slots, restart=restart, tuning=tuning,
                       snapshots=tg.Snapshots(to=str(self.snapshots), every=every))
 
-    def ledger(self, *, rows: int | None, rate: float | None = None, out: str = "out", **rest: Any) -> tg.Handle:
+    def ledger(self, *, rows: int | None, rate: float | None = None, out: str = "out", gated: bool = False,
+               **rest: Any) -> tg.Handle:
+        """A gated one goes on at its rate until `open_gate`."""
         job = self.job(**rest)
-        build_ledger(job, tg.sinks.parquet(self.folder / out), rows=rows, rate=rate)
+        build_ledger(job, tg.sinks.parquet(self.folder / out), rows=rows, rate=rate,
+                     gate=self.folder / "gate" if gated else None)
         return self.start(job)
+
+    def open_gate(self) -> None:
+        (self.folder / "gate").touch()
 
     def start(self, job: tg.Job) -> tg.Handle:
         handle = job.start()
@@ -126,19 +132,20 @@ def test_a_folder_is_read_as_it_grows_and_the_output_is_right_at_every_moment(de
 
 
 def test_a_job_is_stopped_and_cancelled_and_goes_on_at_other_numbers_of_slots(desk: Desk) -> None:
-    rows = 40_000
-    first = desk.ledger(rows=rows, rate=20_000, slots=2)
+    rows = 20_000
+    first = desk.ledger(rows=rows, rate=5_000, slots=2, gated=True)
     assert first.status in (tg.Status.STARTING, tg.Status.RUNNING)
     until(lambda: completed(first), "a snapshot", handle=first)
     assert first.stop() is tg.Status.STOPPED is first.status
     assert first.epochs[-1].ending == "stop" and first.epochs[-1].duration_ms is not None
 
-    second = desk.ledger(rows=rows, rate=20_000, slots=3)
+    second = desk.ledger(rows=rows, rate=5_000, slots=3, gated=True)
     until(lambda: completed(second), "a snapshot", handle=second)
     assert second.cancel() is tg.Status.CANCELLED
     assert second.attempts[0].restored_epoch == first.epochs[-1].epoch
 
-    last = desk.ledger(rows=rows, slots=1)
+    desk.open_gate()
+    last = desk.ledger(rows=rows, slots=1, gated=True)
     assert last.wait(60) is tg.Status.FINISHED
     assert first.failures == second.failures == last.failures == []
     check_ledger(committed(desk.out), rows)
@@ -156,9 +163,10 @@ def test_without_a_number_the_job_takes_the_slots_that_the_session_has(desk: Des
 
 
 def test_two_jobs_run_in_one_session_at_once(desk: Desk) -> None:
-    one = desk.ledger(rows=20_000, rate=20_000, name="one", out="one")
-    two = desk.ledger(rows=20_000, rate=20_000, name="two", out="two")
-    until(lambda: one.status is two.status is tg.Status.RUNNING, "both to run")
+    one = desk.ledger(rows=20_000, rate=5_000, name="one", out="one", gated=True)
+    two = desk.ledger(rows=20_000, rate=5_000, name="two", out="two", gated=True)
+    until(lambda: one.status is two.status is tg.Status.RUNNING and completed(one) and completed(two), "both to run")
+    desk.open_gate()
     assert one.wait(60) is two.wait(60) is tg.Status.FINISHED
     for name in ("one", "two"):
         check_ledger(committed(desk.folder / name), 20_000)
@@ -215,8 +223,8 @@ def test_slots_that_are_taken_by_others_are_waited_for_and_then_asked_about(desk
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_python_process_that_is_killed_or_stopped_is_replaced(desk: Desk, blow: signal.Signals) -> None:
-    rows = 40_000
-    handle = desk.ledger(rows=rows, rate=20_000, tuning=tg.Tuning(heartbeat_ms=100, heartbeat_timeout_ms=1_500))
+    rows = 20_000
+    handle = desk.ledger(rows=rows, rate=5_000, tuning=tg.Tuning(heartbeat_ms=100, heartbeat_timeout_ms=1_500), gated=True)
     until(lambda: completed(handle), "a snapshot", handle=handle)
     victim = handle.attempts[-1].slots[1]
     os.kill(victim, blow)
@@ -224,6 +232,7 @@ def test_a_python_process_that_is_killed_or_stopped_is_replaced(desk: Desk, blow
     until(lambda: len(handle.attempts) == 2 and handle.attempts[1].running_ms, "the next attempt", handle=handle)
     print(f"{blow.name}: noticed after {handle.failures[0].at_ms - struck_ms:.0f} ms, "
           f"running again after {handle.attempts[1].running_ms - struck_ms:.0f} ms")
+    desk.open_gate()
     assert handle.wait(60) is tg.Status.FINISHED
     assert len(handle.failures) == 1
     assert handle.attempts[1].restored_epoch is not None

@@ -111,6 +111,8 @@ class Descriptor:
             return pa.struct([pa.field("key", self.map_key), pa.field("value", self.item)])
         if self.shape in ("list", "timers") and self.kind is StateKind.KEYED:
             return pa.list_(self.item)
+        if self.kind is StateKind.UNION:
+            return pa.struct([pa.field("id", pa.string()), pa.field("item", self.item)])
         return self.item
 
     @property
@@ -178,8 +180,7 @@ def aggregating(type: str | pa.DataType, *, create: Callable[[], Any], add: Call
 
 
 def operator_list(type: str | pa.DataType, *, redistribute: str = "split", name: str | None = None) -> Any:
-    """A list for each subtask. When the parallelism changes, its items are dealt out (`split`) or all go to all
-    (`union`)."""
+    """A list for each subtask. At a restore its items are dealt out (`split`), or everyone gets all of them (`union`)."""
     if redistribute not in ("split", "union"):
         raise JobError(f"redistribute={redistribute!r}: operator list state is redistributed by 'split' or 'union'")
     return Descriptor(kind=StateKind(redistribute), shape="list", item=type, name=name)

@@ -57,6 +57,50 @@ class OperatorList:
         return list(self._items)
 
 
+class UnionList(OperatorList):
+    """A list that everyone gets whole at a restore, and writes whole at the next snapshot. Each item carries an id from where it
+    was added, by which the copies are known for one: however often a job restarts, the list doesn't grow (FAULTS row 16)."""
+
+    def __init__(self, descriptor: Descriptor, *, origin: str) -> None:
+        super().__init__(descriptor)
+        self._origin = origin
+        self._added = 0
+        self._ids: list[str] = []
+
+    def add(self, item: Any) -> None:
+        super().add(item)
+        self._name_new()
+
+    def extend(self, items: Iterable[Any]) -> None:
+        super().extend(items)
+        self._name_new()
+
+    def replace(self, items: Iterable[Any]) -> None:
+        super().replace(items)
+        self._ids = []
+        self._name_new()
+
+    def clear(self) -> None:
+        super().clear()
+        self._ids = []
+
+    def load(self, rows: pa.RecordBatch) -> None:
+        known = set(self._ids)
+        for row in to_list(rows.column("value")):
+            if row["id"] not in known:
+                known.add(row["id"])
+                self._ids.append(row["id"])
+                self._items.append(row["item"])
+
+    def freeze(self) -> list[Any]:
+        return [{"id": name, "item": item} for name, item in zip(self._ids, self._items, strict=True)]
+
+    def _name_new(self) -> None:
+        while len(self._ids) < len(self._items):
+            self._ids.append(f"{self._origin}-{self._added}")
+            self._added += 1
+
+
 class BroadcastMap:
     """Broadcast state, as the user's function sees it. `writable` is True only while the broadcast side is processed.
     """
@@ -121,12 +165,19 @@ class BroadcastMap:
 class OperatorStates:
     """The operator and broadcast states of one operator in one subtask."""
 
-    def __init__(self, *, subtask: int) -> None:
+    def __init__(self, *, attempt: int, subtask: int) -> None:
+        self._attempt = attempt
         self._subtask = subtask
         self._states: dict[str, OperatorList | BroadcastMap] = {}
 
     def state(self, descriptor: Descriptor) -> Any:
-        state = (BroadcastMap if descriptor.kind is StateKind.BROADCAST else OperatorList)(descriptor)
+        state: OperatorList | BroadcastMap
+        if descriptor.kind is StateKind.BROADCAST:
+            state = BroadcastMap(descriptor)
+        elif descriptor.kind is StateKind.UNION:
+            state = UnionList(descriptor, origin=f"{self._attempt}-{self._subtask}")
+        else:
+            state = OperatorList(descriptor)
         assert state.info.name not in self._states, f"state {state.info.name!r} is declared twice"
         self._states[state.info.name] = state
         return state

@@ -29,8 +29,13 @@ class Bench:
                     tuning=tuning or tg.Tuning(),
                     snapshots=tg.Snapshots(to=str(self.snapshots), every=every, **snapshots))
 
-    def ledger(self, *, rows: int | None, rate: float | None = None, **rest: Any) -> tg.Handle:
-        return self.start(build_ledger(self.job(**rest), tg.sinks.parquet(self.out), rows=rows, rate=rate))
+    def ledger(self, *, rows: int | None, rate: float | None = None, gated: bool = False, **rest: Any) -> tg.Handle:
+        """A gated one goes on at its rate until `open_gate`."""
+        return self.start(build_ledger(self.job(**rest), tg.sinks.parquet(self.out), rows=rows, rate=rate,
+                                       gate=self.folder / "gate" if gated else None))
+
+    def open_gate(self) -> None:
+        (self.folder / "gate").touch()
 
     def start(self, job: ProcessJob) -> tg.Handle:
         handle = job.start()

@@ -59,14 +59,15 @@ def test_crashes_written_as_data_change_nothing(bench: Bench) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_killed_slot_is_replaced_and_the_output_is_that_of_a_run_without_faults(bench: Bench, seed: int) -> None:
-    rows, kills, chance = 60_000, 3, random.Random(seed)
-    handle = bench.ledger(rows=rows, rate=30_000, slots=2)
+    rows, kills, chance = 30_000, 3, random.Random(seed)
+    handle = bench.ledger(rows=rows, rate=5_000, slots=2, gated=True)
     for kill in range(kills):
         until(lambda kill=kill: len(handle.attempts) == kill + 1 and handle.status is tg.Status.RUNNING and
               any(report.attempt == kill + 1 for report in handle.epochs), "an epoch of the new attempt", handle=handle)
         time.sleep(chance.uniform(0, 0.15))       # somewhere in the epoch's life, or right behind it
         os.kill(handle.attempts[-1].slots[chance.randrange(2)], signal.SIGKILL)
         until(lambda kill=kill: len(handle.failures) == kill + 1, "the loss to be noticed", handle=handle)
+    bench.open_gate()
     assert handle.wait(60) is tg.Status.FINISHED, f"seed {seed}"
     assert all("was lost" in failure.message for failure in handle.failures)
     check_ledger(committed(bench.out), rows)
@@ -75,10 +76,11 @@ def test_a_killed_slot_is_replaced_and_the_output_is_that_of_a_run_without_fault
 
 def test_a_slot_that_says_nothing_is_given_up(bench: Bench) -> None:
     rows = 30_000
-    handle = bench.ledger(rows=rows, rate=15_000, tuning=QUICK)
+    handle = bench.ledger(rows=rows, rate=5_000, tuning=QUICK, gated=True)
     until(lambda: completed(handle), "a snapshot", handle=handle)
     stopped = handle.attempts[-1].slots[1]
     os.kill(stopped, signal.SIGSTOP)
+    bench.open_gate()
     assert handle.wait(60) is tg.Status.FINISHED
     assert [failure.message for failure in handle.failures] == ["slots [1] said nothing for 1500 ms"]
     assert not alive(stopped)
@@ -110,8 +112,8 @@ def files_in(*folders: Path) -> dict[str, int]:
 def test_a_zombie_ends_itself_and_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """FAULTS row 13: an old slot is stopped, the new attempt commits, then the old one goes on."""
     monkeypatch.setattr(master, "GONE_TIMEOUT_MS", 200)
-    rows = 40_000
-    handle = bench.ledger(rows=rows, rate=10_000, tuning=QUICK, make=UnreachableJob)
+    rows = 20_000
+    handle = bench.ledger(rows=rows, rate=5_000, tuning=QUICK, make=UnreachableJob, gated=True)
     until(lambda: completed(handle), "a snapshot", handle=handle)
     zombies = list(handle.attempts[-1].slots.values())
     # In the middle of an epoch: a trigger is on its way to it, or a marker, or files are being written.
@@ -126,6 +128,7 @@ def test_a_zombie_ends_itself_and_changes_nothing(bench: Bench, monkeypatch: pyt
         for pid in zombies:
             os.kill(pid, signal.SIGCONT)
     until(lambda: not any(map(alive, zombies)), "the zombies to end themselves")
+    bench.open_gate()
     assert handle.wait(60) is tg.Status.FINISHED
     assert len(handle.attempts) == 2
     check_ledger(committed(bench.out), rows)
@@ -135,11 +138,12 @@ def test_a_zombie_that_wakes_up_after_the_end_leaves_the_output_as_it_is(bench: 
                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master, "GONE_TIMEOUT_MS", 200)
     rows = 10_000
-    handle = bench.ledger(rows=rows, rate=10_000, tuning=QUICK, make=UnreachableJob)
+    handle = bench.ledger(rows=rows, rate=5_000, tuning=QUICK, make=UnreachableJob, gated=True)
     until(lambda: completed(handle), "a snapshot", handle=handle)
     zombies = list(handle.attempts[-1].slots.values())
     for pid in zombies:
         os.kill(pid, signal.SIGSTOP)
+    bench.open_gate()
     try:
         assert handle.wait(60) is tg.Status.FINISHED
         committed_files = {path: at for path, at in files_in(bench.out).items() if "_tidegate" not in path}

@@ -49,7 +49,7 @@ def check_ledger_prefix(bench: Bench) -> None:
 
 def test_a_stopped_job_goes_on_exactly_where_it_was(bench: Bench) -> None:
     rows = 20_000
-    handle = bench.ledger(rows=rows, rate=20_000)
+    handle = bench.ledger(rows=rows, rate=5_000, gated=True)
     until(lambda: completed(handle), "a snapshot", handle=handle)
     assert handle.stop() is tg.Status.STOPPED
     assert handle.epochs[-1].ending == "stop"
@@ -58,7 +58,8 @@ def test_a_stopped_job_goes_on_exactly_where_it_was(bench: Bench) -> None:
     assert 0 < len(before) < rows
     check_clean(bench.snapshots, "job", bench.out)
 
-    again = bench.ledger(rows=rows)
+    bench.open_gate()
+    again = bench.ledger(rows=rows, gated=True)
     assert again.wait(60) is tg.Status.FINISHED
     assert again.attempts[0].restored_epoch == handle.epochs[-1].epoch
     assert again.attempts[0].attempt > handle.attempts[-1].attempt
@@ -71,10 +72,11 @@ def test_a_stopped_job_goes_on_exactly_where_it_was(bench: Bench) -> None:
 
 def test_a_cancelled_job_goes_on_from_its_last_snapshot(bench: Bench) -> None:
     rows = 20_000
-    handle = bench.ledger(rows=rows, rate=20_000)
+    handle = bench.ledger(rows=rows, rate=5_000, gated=True)
     until(lambda: len(completed(handle)) >= 2, "two snapshots", handle=handle)
     assert handle.cancel() is tg.Status.CANCELLED
-    again = bench.ledger(rows=rows)
+    bench.open_gate()
+    again = bench.ledger(rows=rows, gated=True)
     assert again.wait(60) is tg.Status.FINISHED
     assert again.attempts[0].restored_epoch >= completed(handle)[-1]
     check_ledger(committed(bench.out), rows)
@@ -82,13 +84,14 @@ def test_a_cancelled_job_goes_on_from_its_last_snapshot(bench: Bench) -> None:
 
 
 def test_a_job_goes_on_at_any_number_of_slots(bench: Bench) -> None:
-    rows = 40_000
+    rows = 20_000
     for slots, end in ((2, tg.Handle.stop), (3, tg.Handle.cancel), (1, tg.Handle.stop)):
-        handle = bench.ledger(rows=rows, rate=20_000, slots=slots)
+        handle = bench.ledger(rows=rows, rate=5_000, slots=slots, gated=True)
         until(lambda handle=handle: completed(handle), f"a snapshot on {slots} slots", handle=handle)
         end(handle)
         assert handle.failures == []
-    last = bench.ledger(rows=rows, slots=3)
+    bench.open_gate()
+    last = bench.ledger(rows=rows, slots=3, gated=True)
     assert last.wait(60) is tg.Status.FINISHED
     check_ledger(committed(bench.out), rows)
     check_clean(bench.snapshots, "job", bench.out)
@@ -170,11 +173,12 @@ def test_a_job_can_be_cancelled_and_stopped_before_it_runs(bench: Bench) -> None
 
 def test_who_starts_a_job_a_second_time_fences_off_the_first(bench: Bench) -> None:
     rows = 20_000
-    first = bench.ledger(rows=rows, rate=5_000)
+    first = bench.ledger(rows=rows, rate=5_000, gated=True)
     until(lambda: completed(first), "a snapshot", handle=first)
-    second = bench.ledger(rows=rows, rate=40_000)
+    second = bench.ledger(rows=rows, rate=5_000, gated=True)
     with pytest.raises(JobFailed, match="FencedOff: attempt 1 is over: 2 was claimed"):
         first.wait(60)
+    bench.open_gate()
     assert second.wait(60) is tg.Status.FINISHED
     assert second.failures == []
     check_ledger(committed(bench.out), rows)

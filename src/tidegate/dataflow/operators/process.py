@@ -161,7 +161,7 @@ class ProcessOperator(Operator):
         self._since_maintenance = 0
 
     def open(self, context: OperatorContext) -> None:
-        self._operator_states = OperatorStates(subtask=context.subtask)
+        self._operator_states = OperatorStates(attempt=context.attempt, subtask=context.subtask)
         timers = self._open_keyed(context) if self._keyed else None
         self._context = UserContext(context, self._cursor, timers, self._sides)
         for attribute, descriptor in descriptors_of(self._function).items():

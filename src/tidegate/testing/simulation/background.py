@@ -5,8 +5,8 @@ Here such work runs in a coroutine: it stops at every access to the store, and w
 away, until the scheduler lets it go on. Between, anything may happen: steps of its own slot, a crash, another master.
 
 Python has no coroutines that stop inside a plain call, so each is a thread that runs only while somebody waits for it
-in `resume`. At every moment exactly one thread runs, and the scheduler says which: the run is as good as single-threaded
-and repeats exactly.
+in `resume`. At every moment exactly one thread runs, and the scheduler says which: the run is as good as
+single-threaded, and repeats exactly.
 """
 
 from __future__ import annotations
@@ -208,7 +208,8 @@ class SimulatedBackground:
         if error is not None:
             self._world.tell(f"{self._worker.name}: background work failed: {type(error).__name__}")
             if not isinstance(error, TidegateError | FencedOff):
-                self._world.violate(f"background work of {self._worker.name} failed with {type(error).__name__}: {error}")
+                self._world.violate(
+                    f"background work of {self._worker.name} failed with {type(error).__name__}: {error}")
         self._outcomes.append((then, coroutine.result, error))
         self._world.after(self._world.delay_us("cpu", OUTCOME_US), self._worker.wake)
         if self._waiting:

@@ -11,7 +11,6 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from tidegate.errors import TidegateError
 from tidegate.protocol.recovery import Redistribution
 from tidegate.runtime.messages import Complete, Message
 from tidegate.runtime.snapshots import restored_rows
@@ -101,7 +100,8 @@ class Witness:
             self._world.violate(f"epoch {epoch} of attempt {attempt} was announced after {self.announced}")
         behind = [origin for origin in self.origins if origin.attempt > attempt and origin.parent_epoch < epoch]
         if behind:
-            self._world.violate(f"epoch {epoch} of attempt {attempt} was announced, though {behind} go on from before it")
+            self._world.violate(
+                f"epoch {epoch} of attempt {attempt} was announced, though {behind} go on from before it")
         self.announced.append((epoch, attempt))
         self.announced_us.append(self._world.now_us)
 
@@ -114,9 +114,8 @@ class Witness:
 
 
 def live_manifests(memory: MemoryStore) -> list[ManifestName]:
-    origins = [parsed for name in memory.files if (parsed := layout.parse_origin_name(name)) is not None]
-    manifests = [parsed for name in memory.files if (parsed := layout.parse_manifest_name(name)) is not None]
-    return lineage({origin.attempt: origin for origin in origins}, manifests)
+    origins = {origin.attempt: origin for origin in map(layout.parse_origin_name, memory.files) if origin is not None}
+    return lineage(origins, [name for name in map(layout.parse_manifest_name, memory.files) if name is not None])
 
 
 # ------------------------------------------------------------------------------------------------- at the end
@@ -152,8 +151,8 @@ def check_outside(external: External, *, attempts: int) -> None:
     for transaction in external.prepared.values():
         discarded_us = max((at_us for (sink, attempt), at_us in external.discarded_us.items()
                             if sink == transaction.sink and attempt > transaction.attempt), default=None)
-        assert transaction.attempt < attempts and discarded_us is not None and transaction.prepared_us >= discarded_us, (
-            f"{transaction} is left open")
+        of_a_zombie = discarded_us is not None and transaction.prepared_us >= discarded_us
+        assert transaction.attempt < attempts and of_a_zombie, f"{transaction} is left open"
 
 
 class FinalState:
@@ -192,8 +191,3 @@ class FinalState:
 
 def _kind(entry: OperatorEntry, state: str) -> Redistribution:
     return next(Redistribution(each.kind) for each in entry.states if each.name == state)
-
-
-def named(error: BaseException) -> bool:
-    """Whether it is an error that the engine means."""
-    return isinstance(error, TidegateError)

@@ -1,8 +1,8 @@
 """The world outside: a transactional store that a two-phase sink writes to, and the sink.
 
-Rules of the outside: a transaction is prepared once, under a name that nobody had before; committing a prepared one makes
-its rows visible, in this order; committing again changes nothing; committing one that is unknown or was given up is an
-error. An answer can get lost after the deed.
+Rules of the outside: a transaction is prepared once, under a name that nobody had before; committing a prepared one
+makes its rows visible, in this order; committing again changes nothing; committing one that is unknown or was given up
+must never be asked for. An answer can get lost after the deed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What goes wrong, and when.
 
-A run has a handful of faults. Each waits for an *occasion* (a step, a marker, an upload, an acknowledgement, a manifest, a
-commit…) to come for the n-th time from now, so that the faults are spread over the phases of an epoch's life and not
+A run has a handful of faults. Each waits for an *occasion* (a step, a marker, an upload, an acknowledgement, a
+manifest, a commit…) to come for the n-th time, so that the faults are spread over the phases of an epoch's life and not
 over idle time; then it strikes, as a rule where the occasion is. Beside them, some runs have a store or an outside that
 fails now and then. After the last fault, or after a time, everything is healed, and from then on the job must get
 through.
@@ -268,7 +268,8 @@ class Faults:
         return f"{fault.__name__}, {'any' if operation is None else operation.value}"
 
     def _dies_at_the_store(self, _: Any) -> str:
-        operation = self.rng.choice((Operation.WRITE, Operation.CREATE, Operation.CREATE, Operation.DELETE, Operation.READ))
+        operation = self.rng.choice(
+            (Operation.WRITE, Operation.CREATE, Operation.CREATE, Operation.DELETE, Operation.READ))
         crash = self.rng.choice(("before", "after"))
         torn = operation is Operation.WRITE and crash == "after" and self.rng.random() < 0.7
         self._mishaps.append((operation, "", Mishap(fault=Tear if torn else None, part=self.rng.random(), crash=crash)))

@@ -7,106 +7,21 @@ determined, the job says what is: rows as a multiset, the order within each key,
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import pyarrow as pa
 
+from tidegate.connectors.collecting import CollectSink, delivered_rows
 from tidegate.connectors.rows import RowsSource
-from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
 from tidegate.dataflow.stream import Pipeline
 from tidegate.state import descriptors as state
-from tidegate.testing.simulation.external import External, TransactionalSink
 from tidegate.testing.simulation.faults import Trip
-from tidegate.testing.simulation.world import World
+from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf, expect_order, expect_rows
 from tidegate.types import parse_schema
-
-Row = tuple[Any, ...]
-# The items of an operator's state in the last snapshot, (key, value) pairs where it is keyed.
-StateOf = Callable[[str, str], list[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class PacedSource(Source):
-    """Rows that come bit by bit: a poll finds nothing or some, as chance has it."""
-
-    rows: RowsSource
-    world: World
-    trip: Trip
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.rows.schema
-
-    @property
-    def bounded(self) -> bool:
-        return True
-
-    def open(self, context: SourceContext) -> SourceReader:
-        return _PacedReader(self.rows.open(context), self.world, self.trip)
-
-
-class _PacedReader(SourceReader):
-    def __init__(self, reader: SourceReader, world: World, trip: Trip) -> None:
-        self._reader = reader
-        self._world = world
-        self._trip = trip
-
-    def poll(self, max_rows: int) -> pa.RecordBatch | None:
-        self._trip.at("a poll")
-        if self._world.rng.random() < 0.7:
-            return None
-        return self._reader.poll(self._world.rng.randint(1, max_rows))
-
-    def offsets(self) -> Mapping[str, Offset]:
-        return self._reader.offsets()
-
-    @property
-    def finished(self) -> bool:
-        return self._reader.finished
-
-
-@dataclass(slots=True)
-class Site:
-    """Where a job is built: the world it touches, and how parallel its operators are in the present layout."""
-
-    world: World
-    external: External
-    trip: Trip
-    slots: int
-    rng: Random
-    drawn: dict[str, int | None] = field(default_factory=dict)
-
-    def parallelism(self, operator: str) -> int | None:
-        """Drawn once per layout; None (as many as slots) as a rule."""
-        if operator not in self.drawn:
-            self.drawn[operator] = self.rng.choice((None, None, self.rng.randint(1, self.slots)))
-        return self.drawn[operator]
-
-    def sink(self) -> TransactionalSink:
-        return TransactionalSink(self.external, self.world)
-
-    def source(self, rows: RowsSource) -> PacedSource:
-        return PacedSource(rows, self.world, self.trip)
-
-
-class SimulatedJob(ABC):
-    """A dataflow, and what is to be true at its end."""
-
-    name: str
-    can_drain = True         # False where the end of event time changes the output
-
-    @abstractmethod
-    def build(self, pipeline: Pipeline, site: Site) -> None: ...
-
-    @abstractmethod
-    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
-        """`rows(sink)` is what was committed, in the order of commits. Asserts."""
 
 
 def _rows_source(values: Sequence[Row], ddl: str, splits: int = 1) -> RowsSource:
@@ -117,32 +32,6 @@ def _keys_of_splits(rng: Random, count: int, *, splits: int, keys: int) -> list[
     """A key for each row such that all rows of one key are in one split, for then their order is determined."""
     keys = max(keys, splits)
     return [rng.randrange(row % splits, keys, splits) for row in range(count)]
-
-
-def expect_rows(what: str, got: Iterable[Any], expected: Iterable[Any]) -> None:
-    """As multisets."""
-    found, wanted = Counter(got), Counter(expected)
-    lost, surplus = wanted - found, found - wanted
-    assert not lost and not surplus, (f"{what}: {lost.total()} lost ({_some(lost)}), {surplus.total()} too many "
-                                      f"({_some(surplus)}), of {wanted.total()}")
-
-
-def expect_order(what: str, rows: Iterable[Row], expected: Iterable[Row], key: Callable[[Row], Any]) -> None:
-    """The rows of each key, in order."""
-    found, wanted = _by_key(rows, key), _by_key(expected, key)
-    wrong = [each for each in wanted if found.get(each) != wanted[each]]
-    assert not wrong, f"{what}: key {wrong[0]!r} has {found.get(wrong[0])}, not {wanted[wrong[0]]}"
-
-
-def _by_key(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
-    grouped: defaultdict[Any, list[Row]] = defaultdict(list)
-    for row in rows:
-        grouped[key(row)].append(row)
-    return grouped
-
-
-def _some(counter: Counter[Any]) -> str:
-    return ", ".join(map(str, list(counter)[:6]))
 
 
 # ------------------------------------------------------------------------------------------------- running sums
@@ -169,7 +58,8 @@ class RunningSums(SimulatedJob):
         count, splits = rng.randint(40, 160), rng.randint(1, 4)
         keys = _keys_of_splits(rng, count, splits=splits, keys=rng.choice((rng.randint(1, 12), 40)))
         self._two = rng.random() < 0.5
-        self._rows = [((key, f"k{key}") if self._two else (key,)) + (number,) for number, key in enumerate(keys)]
+        self._rows: list[Row] = [(key, f"k{key}", number) if self._two else (key, number)
+                                for number, key in enumerate(keys)]
         self._ddl = "key long, also string, n long" if self._two else "key long, n long"
         self._key = ("key", "also") if self._two else ("key",)
         self._source = _rows_source(self._rows, self._ddl, splits)
@@ -179,7 +69,8 @@ class RunningSums(SimulatedJob):
         sums = (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
                 .filter(lambda row: row.n % 7 != 3)
                 .key_by(*self._key)
-                .process("sum", _Sum(site.trip), returns=self._ddl + ", total long", parallelism=site.parallelism("sum")))
+                .process("sum", _Sum(site.trip), returns=self._ddl + ", total long",
+                         parallelism=site.parallelism("sum")))
         if self._by_key_to_sink:
             sums.key_by("key").to("out", site.sink(), parallelism=site.parallelism("out"))
         else:
@@ -204,13 +95,19 @@ WINDOW_MS = 20
 _KEPT = 4
 
 
+def _moved(pair: list[int], n: int) -> list[int]:
+    pair[0] += n
+    pair[1] += 1
+    return pair
+
+
 class _Windows(KeyedProcess):
     """Sums per window by event-time timers; per record a maximum, a running pair and the last few numbers."""
 
     sums = state.map_("long", "long")
     recent = state.list_("long")
     best = state.reducing("long", max)
-    spread = state.aggregating("array<long>", create=lambda: [0, 0], add=lambda pair, n: _moved(pair, n), result=tuple)
+    spread = state.aggregating("array<long>", create=lambda: [0, 0], add=_moved, result=tuple)
     trail = state.value("array<long>")
     looks = state.value("long", default=0)
 
@@ -231,7 +128,8 @@ class _Windows(KeyedProcess):
         self.trail.set(trail[-3:])
         ctx.timers.event_time(end)
         ctx.timers.processing_time(ctx.now_ms() + 5)
-        yield (record.key, 0, record.n, self.best.get(), sum(self.spread.get()), sum(self.recent.get()) + sum(trail[-3:]))
+        last = sum(self.recent.get()) + sum(trail[-3:])
+        yield record.key, 0, record.n, self.best.get(), sum(self.spread.get()), last
 
     def on_timer(self, at: int, ctx: Any) -> Iterable[Row]:
         if at >= 1_000_000_000:
@@ -241,12 +139,6 @@ class _Windows(KeyedProcess):
         if total is not None:
             self.sums.remove(at)
             yield ctx.key, at, total, 0, 0, 0
-
-
-def _moved(pair: list[int], n: int) -> list[int]:
-    pair[0] += n
-    pair[1] += 1
-    return pair
 
 
 class Windows(SimulatedJob):
@@ -268,8 +160,8 @@ class Windows(SimulatedJob):
         (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
             .with_watermark("ts", 8, idle_after=self._idle_after)
             .key_by("key")
-            .process("windows", _Windows(site.trip), returns="key long, at long, n long, best long, spread long, recent long",
-                     parallelism=site.parallelism("windows"))
+            .process("windows", _Windows(site.trip), parallelism=site.parallelism("windows"),
+                     returns="key long, at long, n long, best long, spread long, recent long")
             .key_by("key").to("out", site.sink(), parallelism=site.parallelism("out")))
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
@@ -357,7 +249,7 @@ class Pairs(SimulatedJob):
         rights = {number: r for number, _, r in self._right}
         lefts = {number for _, number, _ in self._left}
         expect_rows("pairs", rows("out"),
-                    [(key, number, l, rights[number]) for key, number, l in self._left if number in rights])
+                    [(key, number, left, rights[number]) for key, number, left in self._left if number in rights])
         expect_rows("halves of the left", [item for _, held in state_of("pair", "lefts") for item in held],
                     lefts - rights.keys())
         expect_rows("halves of the right", [item for _, held in state_of("pair", "rights") for item in held],
@@ -394,7 +286,8 @@ class Rules(SimulatedJob):
         keys = _keys_of_splits(rng, count, splits=splits, keys=rng.choice((rng.randint(1, 9), 30)))
         self._rows = [(key, number) for number, key in enumerate(keys)]
         self._rules = [(number, 10 ** (number % 12) + number) for number in range(rng.randint(3, 20))]
-        self._sources = (_rows_source(self._rows, "key long, n long", splits), _rows_source(self._rules, "rule long, value long"))
+        self._sources = (_rows_source(self._rows, "key long, n long", splits),
+                         _rows_source(self._rules, "rule long, value long"))
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
         events = pipeline.source("events", site.source(self._sources[0]), parallelism=site.parallelism("events"))
@@ -503,7 +396,7 @@ def _upper(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Sides(SimulatedJob):
-    """Union, flat_map, side outputs, map_batches, rebalance, and two sinks."""
+    """Union, flat_map, side outputs, map_batches, rebalance, and three sinks, one of them on the driver."""
 
     name = "sides"
 
@@ -517,18 +410,26 @@ class Sides(SimulatedJob):
         one = pipeline.source("one", site.source(self._sources[0]), parallelism=site.parallelism("one"))
         two = pipeline.source("two", site.source(self._sources[1]), parallelism=site.parallelism("two"))
         sorted_out = (one.union(two.flat_map(_doubled, returns="n long"))
-                      .process("sort", _Sort(site.trip), returns="n long", side_outputs={"thirds": "n long, word string"},
-                               parallelism=site.parallelism("sort")))
+                      .process("sort", _Sort(site.trip), returns="n long", parallelism=site.parallelism("sort"),
+                               side_outputs={"thirds": "n long, word string"}))
         sorted_out.map(lambda row: (row.n, -row.n), returns="n long, minus long").to(
             "rest", site.sink(), parallelism=site.parallelism("rest"))
         sorted_out.side_output("thirds").rebalance().map_batches(
             _upper, returns="n long, word string", parallelism=site.parallelism("upper")).to("thirds", site.sink())
+        sorted_out.to("seen", CollectSink())
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
-        half = len(self._rows) // 2
-        numbers = [n for (n,) in self._rows] + [n + 1000 for (n,) in self._rows[half:]]
+        numbers = self._numbers()
         expect_rows("rest", rows("rest"), [(n, -n) for n in numbers if n % 3])
         expect_rows("thirds", rows("thirds"), [(n, "THIRD") for n in numbers if n % 3 == 0])
+
+    def check_delivered(self, delivered: Mapping[str, list[str]]) -> None:
+        expected = [n for n in self._numbers() if n % 3]
+        expect_rows("seen by the driver", [row[0] for row in delivered_rows(delivered.get("seen", []))], expected)
+
+    def _numbers(self) -> list[int]:
+        half = len(self._rows) // 2
+        return [n for (n,) in self._rows] + [n + 1000 for (n,) in self._rows[half:]]
 
 
 JOBS: dict[str, type[Any]] = {job.name: job for job in (RunningSums, Windows, Pairs, Rules, Hands, Sides)}

@@ -20,12 +20,13 @@ import pyarrow as pa
 
 from tidegate.dataflow.operators import sink, source
 from tidegate.errors import CommitError, CorruptFile
-from tidegate.protocol import alignment, commit, coordinator, recovery
-from tidegate.runtime import exchange, master, slot, snapshots, subtask
+from tidegate.protocol import alignment, coordinator, recovery
+from tidegate.runtime import exchange, master, snapshots, subtask
 from tidegate.state import format as state_format
 from tidegate.state import heap_tables, operator_state, timers
 from tidegate.store import catalog
 from tidegate.testing.simulation.faults import FaultRates
+from tidegate.testing.simulation.simulation import Simulation
 
 # For mutants that only show after a restore: more of what leads to one.
 RESTORES = FaultRates(kinds=("slot dies", "function raises", "dies at the store", "master dies"), most_faults=12)
@@ -50,6 +51,10 @@ class Mutant:
                 stack.callback(setattr, owner, attribute, original)
                 setattr(owner, attribute, mutate(original))
             yield
+
+    def simulation(self, seed: int) -> Simulation:
+        """One that may show it. To be run while the mutant is applied."""
+        return Simulation(seed, job=self.job, rates=self.rates)
 
 
 # --------------------------------------------------------------------------------- records and epochs (row 7)
@@ -160,8 +165,8 @@ def _commit_at_once(original: Any) -> Any:
         finish, writer = prepared._finish, self._writer
 
         def finish_and_commit() -> Sequence[str]:
+            assert finish is not None and writer is not None
             committables = finish()
-            assert writer is not None
             writer.commit(committables)
             return committables
 
@@ -282,7 +287,8 @@ _ALL = (
     Mutant("forget aborted output", "what an aborted epoch has written is dropped",
            patches=((sink.SinkOperator, "freeze", _forget_aborted_output),)),
     Mutant("restore an older snapshot", "not the newest complete snapshot is restored", row=4,
-           patches=((master, "newest_complete", lambda original: lambda epochs: sorted(epochs)[-2:][0] if epochs else None),)),
+           patches=((master, "newest_complete",
+                     lambda original: lambda epochs: sorted(epochs)[-2:][0] if epochs else None),)),
     Mutant("skip what is unreadable", "an unreadable manifest leads to an older snapshot", row=4,
            rates=FaultRates(kinds=("bit flips", "master dies", "slot dies"), most_faults=20),
            patches=((catalog.SnapshotCatalog, "load", _skip_what_is_unreadable),)),
@@ -290,8 +296,8 @@ _ALL = (
            rates=FaultRates(outage=0.2), patches=((sink.SinkOperator, "on_complete", _swallow_commit_errors),)),
     Mutant("discard when opened", "leftovers are given up before all has been committed again", row=11, rates=RESTORES,
            patches=((sink.SinkOperator, "open", _discard_when_opened),)),
-    Mutant("items rounded down", "operator state that can't be dealt out evenly is lost", row=11, rates=RESTORES, job="hands",
-           patches=((recovery, "_item_reads", _items_rounded_down),)),
+    Mutant("items rounded down", "operator state that can't be dealt out evenly is lost", row=11, rates=RESTORES,
+           job="hands", patches=((recovery, "_item_reads", _items_rounded_down),)),
     Mutant("discard the doubtful", "files of a manifest that may exist are deleted", row=2,
            rates=FaultRates(kinds=("store fails", "slot dies"), store_error=0.05),
            patches=((coordinator.Coordinator, "handle", _discard_doubtful),

@@ -1,9 +1,9 @@
 """Channels and control links in the simulation: first in, first out, with delays, bounds, cuts and loss.
 
-A channel belongs to one attempt. What was sent is on the wire until its time has come, and then waits at the inlet; both
-count towards the bound. When a process ends, the other ends of its channels hear of it a little later; of a process that
-died, what was still on the wire may be lost. The control links have two directions that are delayed and held up each
-by itself. What is on a link travels in its wire form.
+A channel belongs to one attempt. What was sent is on the wire until its time has come, and then waits at the inlet;
+both count towards the bound. When a process ends, the other ends of its channels hear of it a little later; of a process
+that died, what was still on the wire may be lost. The control links have two directions that are delayed and held up
+each by itself. What is on a link travels in its wire form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ NOTICE_US = 2_000
 class Channel:
     """Both ends of one channel between two slots."""
 
-    def __init__(self, world: World, channel: ChannelId, *, max_elements: int, on_marker: Callable[[SlotProcess], None]) -> None:
+    def __init__(self, world: World, channel: ChannelId, *, max_elements: int,
+                 on_marker: Callable[[SlotProcess], None]) -> None:
         self.channel = channel
         self.blocked = False
         self.schema: pa.Schema | None = None

@@ -1,8 +1,9 @@
 """The simulated processes: a slot's, and the driver's with the master in it.
 
-They stand where `runtime/hosting.py` stands in the real world, around the same `Slot` and `Master`. One turn of a process
-does one thing of those that wait for it: a message, an outcome of background work, a step. A process can be stopped for
-a while (as by SIGSTOP), can end by itself, and can die at any moment; its files, and what it sent before, stay.
+They stand where `runtime/hosting.py` stands in the real world, around the same `Slot` and `Master`. One turn of a
+process does one thing of those that wait for it: a message, an outcome of background work, a step. A process can be
+stopped for a while (as by SIGSTOP), can end by itself, and can die at any moment; its files, and what it sent before,
+stay.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class SlotProcess(_Process):
         self._inbox: deque[str | None] = deque()
         self._lost_channels: deque[str] = deque()
         self._restoring: Coroutine | None = None
-        world = SlotWorld(network=SlotNetwork(wiring, self), store=surroundings.store_for(self), clock=self._world.clock,
-                          background=self.background, tell=self._tell)
+        world = SlotWorld(network=SlotNetwork(wiring, self), store=surroundings.store_for(self),
+                          clock=self._world.clock, background=self.background, tell=self._tell)
         self.slot = Slot(index, plan=master.make_plan(), settings=settings, attempt=attempt, world=world)
         self._world.after(self._world.delay_us("boot", BOOT_US), self._boot)
 
@@ -244,8 +245,8 @@ class SimulatedDeployment:
         self._world = surroundings.world
         self._over_us: int | None = None
         self.wiring.slots.extend(
-            SlotProcess(surroundings, index=index, attempt=attempt, settings=settings, wiring=self.wiring, master=master,
-                        on_end=self._one_ended) for index in range(slots))
+            SlotProcess(surroundings, index=index, attempt=attempt, settings=settings, wiring=self.wiring,
+                        master=master, on_end=self._one_ended) for index in range(slots))
 
     @property
     def slots(self) -> list[SlotProcess]:

@@ -25,9 +25,10 @@ from tidegate.testing.simulation.background import Coroutines, heap_that_gives_w
 from tidegate.testing.simulation.checks import FinalState, Witness, check_outside, check_store
 from tidegate.testing.simulation.external import External
 from tidegate.testing.simulation.faults import FaultRates, Faults, Trip
-from tidegate.testing.simulation.jobs import JOBS, SimulatedJob, Site
+from tidegate.testing.simulation.jobs import JOBS
 from tidegate.testing.simulation.network import Wiring
 from tidegate.testing.simulation.processes import MasterProcess, SlotProcess
+from tidegate.testing.simulation.site import SimulatedJob, Site
 from tidegate.testing.simulation.store import ProcessStore, SharedMemory
 from tidegate.testing.simulation.world import MONOTONIC_START_US, Violation, World
 
@@ -123,6 +124,8 @@ class Simulation:
         self._start_master()
         if self.interruptions:
             self.world.after(self.interruptions[0].after_us, self._interrupt)
+        for _ in range(self._rng.randrange(3)):
+            self.world.after(self._rng.randrange(150_000), self._ask_snapshot)
 
     def _until(self, reached: Callable[[], bool]) -> None:
         world = self.world
@@ -144,6 +147,8 @@ class Simulation:
         assert not self.witness.announced or manifest.epoch >= max(self.witness.announced)[0]
         check_outside(self.external, attempts=self._attempts())
         self.job.check(self.external.rows, FinalState(manifest, self.shared.memory, self._rng))
+        if len(self.masters) == 1:
+            self.job.check_delivered(self.masters[0].master.delivered)
 
     def _tear_down(self) -> None:
         for slot in [slot for master in self.masters for deployment in master.deployments for slot in deployment.slots]:
@@ -199,8 +204,8 @@ class Simulation:
         fenced = why.startswith("FencedOff") and (len(self.masters) > 1 or self.faults.flipped)
         corrupt = why.startswith("CorruptFile") and self.faults.flipped
         # A store that fails at the very first access is taken for a wrong address, and told to the user at once.
-        never_ran = not master.master.attempts and bool(self.faults.struck) and why.startswith(("StoreError", "NotFound"))
-        if not (fenced or corrupt or never_ran):
+        unreachable = not master.master.attempts and why.startswith(("StoreError", "NotFound"))
+        if not (fenced or corrupt or (unreachable and self.faults.struck)):
             self.world.violate(f"{master.name} gave up: {why}")
 
     def _interrupt(self) -> None:
@@ -217,6 +222,10 @@ class Simulation:
                 self.masters[-1].request(lambda master: master.cancel())
             else:
                 self.masters[-1].request(lambda master: master.stop(drain=asked.how == "drain"))
+
+    def _ask_snapshot(self) -> None:
+        if self.masters[-1].alive:
+            self.masters[-1].request(lambda master: master.snapshot())
 
     def _new_site(self, slots: int) -> Site:
         return Site(world=self.world, external=self.external, trip=self.trip, slots=slots, rng=self._rng)

@@ -1,8 +1,8 @@
 """The snapshot store in the simulation: one memory for all, seen by each process through its own eyes.
 
-The memory is `store/memory.py` with its fault hook. A `ProcessStore` gives way before every access, asks the faults what
-is to go wrong with this one, and dies in the middle of it where they say so: before it, behind it, or with half a file
-written. What was done is shown to the witness, who knows what must never be done.
+The memory is `store/memory.py` with its fault hook. A `ProcessStore` gives way before every access, asks the faults
+what is to go wrong with this one, and dies in the middle of it where they say so: before it, behind it, or with half a
+file written. What was done is shown to the witness, who knows what must never be done.
 """
 
 from __future__ import annotations

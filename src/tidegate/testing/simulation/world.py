@@ -45,10 +45,11 @@ class SimulatedClock:
 
 
 class Trace:
-    """What happened: the last lines for people, a digest of all for comparing two runs."""
+    """What happened: the last lines for people, a digest of all for comparing two runs. `listener` gets every line."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.listener: Callable[[str], None] | None = None
         self._lines: deque[str] = deque(maxlen=TRACE_LINES_KEPT)
         self._digest = hashlib.blake2b(digest_size=16)
 
@@ -56,6 +57,8 @@ class Trace:
         self.count += 1
         self._lines.append(line)
         self._digest.update(line.encode())
+        if self.listener is not None:
+            self.listener(line)
 
     @property
     def digest(self) -> str:

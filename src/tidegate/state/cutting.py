@@ -1,0 +1,96 @@
+"""From rows of a keyed state to sections: sorted by key-group, in a background thread, beside a busy hot loop.
+
+Whoever writes a snapshot shares the interpreter's lock with the loop that processes records, and the loop must not feel
+how large the state is. So the work is cut into pieces of bounded size:
+
+- Python objects become Arrow columns in *chunks* of about `TURN_S` of work (`Pace`), with rests between them;
+- chunks are put together to *runs* of about `RUN_ROWS` rows, which are hashed and sorted by key-group. That is done by
+  numpy and Arrow without the lock. Taking the lock back has its price, too, so runs are larger than chunks;
+- the sections of a group are cut from the sorted runs, about `RUN_ROWS` rows at most in each.
+
+No call that holds the lock takes longer the more state there is, and nothing large is freed at once.
+
+Not here: which rows there are (heap.py), and how they are written (format.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.hashing import hash_columns
+from tidegate.keygroups import groups_of
+from tidegate.state.sections import Section
+
+# How long the writer works before it rests, and the rest as a multiple of the work: a fifth of the interpreter's time.
+TURN_S = 0.001
+REST_FACTOR = 4.0
+MIN_CHUNK_ENTRIES, MAX_CHUNK_ENTRIES = 64, 8192
+RUN_ROWS = 1 << 16
+
+# Rows in order of their key-groups, and where each group starts in them (one more than there are groups).
+SortedRun: TypeAlias = tuple[pa.RecordBatch, list[int]]
+
+
+class Pace:
+    """Short turns with rests between them. `entries` is how many entries make a good chunk, as far as one can tell."""
+
+    def __init__(self) -> None:
+        self.entries = 1024
+        self._started_s = time.thread_time()
+
+    def rest_if_due(self) -> None:
+        """Called after every chunk. The thread's own time counts, not what it spent waiting for the lock."""
+        spent_s = time.thread_time() - self._started_s
+        if spent_s < TURN_S / 2:
+            self.entries = min(MAX_CHUNK_ENTRIES, self.entries * 2)
+            return
+        if spent_s > TURN_S:
+            self.entries = max(MIN_CHUNK_ENTRIES, self.entries // 2)
+        time.sleep(spent_s * REST_FACTOR)
+        self._started_s = time.thread_time()
+
+
+def cut_by_group(state: str, chunks: Iterable[pa.RecordBatch], key_group_count: int) -> Iterator[Section]:
+    """The rows of all chunks as sections, by growing key-group; within a group in the order they came in."""
+    runs = [_sorted(pa.concat_batches(run), key_group_count) for run in _runs(chunks)]
+    for group in range(key_group_count):
+        parts: list[pa.RecordBatch] = []
+        row_count = 0
+        for rows, starts in runs:
+            length = starts[group + 1] - starts[group]
+            if length:
+                parts.append(rows.slice(starts[group], length))
+                row_count += length
+                if row_count >= RUN_ROWS:
+                    yield Section(state, group, pa.concat_batches(parts))
+                    parts, row_count = [], 0
+        if parts:
+            yield Section(state, group, parts[0] if len(parts) == 1 else pa.concat_batches(parts))
+    while runs:
+        runs.pop()      # one by one, so that the lock can change hands in between
+
+
+def _runs(chunks: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    run: list[pa.RecordBatch] = []
+    row_count = 0
+    for chunk in chunks:
+        run.append(chunk)
+        row_count += chunk.num_rows
+        if row_count >= RUN_ROWS:
+            yield run
+            run, row_count = [], 0
+    if run:
+        yield run
+
+
+def _sorted(rows: pa.RecordBatch, key_group_count: int) -> SortedRun:
+    groups: Any = groups_of(hash_columns([rows.column("key")]), key_group_count).astype(np.uint16)
+    order = np.argsort(groups, kind="stable")       # a radix sort, for numbers of 16 bits
+    starts = np.zeros(key_group_count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(groups, minlength=key_group_count), out=starts[1:])
+    return rows.take(pa.array(order)), starts.tolist()

@@ -1,0 +1,153 @@
+"""The form in which state holds values: one for each Arrow type, and never an object that the user holds too.
+
+A user may give a tuple for a struct, an int for a double, a numpy number for a long. What comes back from a snapshot is
+a dict, a float, an int. Did state hold what was given, a function would see other values after a recovery than without
+one, and might fail only then. So a value takes the form that a snapshot gives it at the moment it is given.
+
+Lists and dicts can be changed in place, and a snapshot may be being written of them. So they are copied on their way in
+and on their way out.
+
+Invariants:
+- `kept(value)` is, type for type, what the value would be after a snapshot: `to_list(from_list([value], type))[0]`.
+- Neither `kept(value)` nor `copied(value)` shares a list or dict with its argument.
+
+Not here: whether an int is too large for its column. That is found when a snapshot is written, and is an error there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.types import from_list, to_list
+
+
+class NoSuchValue:
+    """A Python type that no value has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How values of one Arrow type are held.
+
+    `plain`: a value of exactly this Python type is held as it is; all others go through `kept`. `copied` is None where
+    values can't be changed in place. `long` is the Python type of values that have any length: what is built up in
+    place in such a value isn't looked through again at every step.
+    """
+
+    kept: Callable[[Any], Any]
+    plain: type = NoSuchValue
+    copied: Callable[[Any], Any] | None = None
+    long: type = NoSuchValue
+
+
+@lru_cache(maxsize=1024)
+def form_of(arrow: pa.DataType) -> Form:
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        return _form_of_lists(arrow)
+    if pa.types.is_map(arrow):
+        return _form_of_maps(arrow)
+    if pa.types.is_struct(arrow):
+        return _form_of_structs(arrow)
+    if pa.types.is_timestamp(arrow) and arrow.unit == "us":
+        return _form_of_moments(arrow)
+    plain = _PLAIN.get(arrow.id, NoSuchValue)
+
+    def kept(value: Any) -> Any:
+        return value if type(value) is plain or value is None else _through_arrow(value, arrow)
+
+    return Form(kept, plain)
+
+
+def detached(value: Any) -> Any:
+    """A copy of a value of any kind, where it could be changed in place."""
+    kind = type(value)
+    if kind in _ATOMS or (issubclass(kind, tuple) and _ATOMS.issuperset(map(type, value))):
+        return value
+    return copy.deepcopy(value)
+
+
+_PLAIN: dict[int, type] = {
+    pa.bool_().id: bool, pa.int8().id: int, pa.int16().id: int, pa.int32().id: int, pa.int64().id: int,
+    pa.float64().id: float, pa.string().id: str, pa.large_string().id: str, pa.binary().id: bytes,
+    pa.large_binary().id: bytes, pa.date32().id: date,
+}
+_ATOMS = frozenset({type(None), bool, int, float, str, bytes, date, datetime, Decimal})
+
+
+def _through_arrow(value: Any, arrow: pa.DataType) -> Any:
+    """By definition the right form; raises `SchemaError` where the value is none of this type."""
+    return to_list(from_list([value], arrow))[0]
+
+
+def _form_of_moments(arrow: pa.DataType) -> Form:
+    zone = None if arrow.tz is None else UTC
+
+    def kept(value: Any) -> Any:
+        return value if value is None or (type(value) is datetime and value.tzinfo is zone) else _through_arrow(value, arrow)
+
+    return Form(kept)
+
+
+def _form_of_lists(arrow: pa.DataType) -> Form:
+    item = form_of(arrow.value_type)
+    plain_items = frozenset({item.plain, type(None)})
+
+    def kept(value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value if value is None else _through_arrow(value, arrow)
+        return list(value) if plain_items.issuperset(map(type, value)) else [item.kept(each) for each in value]
+
+    def copied(value: Any) -> Any:
+        if value is None:
+            return None
+        return list(value) if item.copied is None else list(map(item.copied, value))
+
+    return Form(kept, copied=copied, long=list)
+
+
+def _form_of_maps(arrow: pa.DataType) -> Form:
+    key, item = form_of(arrow.key_type), form_of(arrow.item_type)
+
+    def kept(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value if value is None else _through_arrow(value, arrow)
+        return {key.kept(each): item.kept(of_it) for each, of_it in value.items()}
+
+    def copied(value: Any) -> Any:
+        if value is None:
+            return None
+        return dict(value) if item.copied is None else {each: item.copied(of_it) for each, of_it in value.items()}
+
+    return Form(kept, copied=copied, long=dict)
+
+
+def _form_of_structs(arrow: pa.DataType) -> Form:
+    forms = {field.name: form_of(field.type) for field in arrow}
+    names = tuple(forms)
+    containers = {name: form.copied for name, form in forms.items() if form.copied is not None}
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, tuple) and len(value) == len(names):
+            value = dict(zip(names, value, strict=True))
+        elif not isinstance(value, dict) or value.keys() != forms.keys():
+            return value if value is None else _through_arrow(value, arrow)
+        return {name: form.kept(value[name]) for name, form in forms.items()}
+
+    def copied(value: Any) -> Any:
+        if value is None:
+            return None
+        twin = dict(value)
+        for name, copy_of in containers.items():
+            twin[name] = copy_of(twin[name])
+        return twin
+
+    has_length = any(form.long is not NoSuchValue for form in forms.values())
+    return Form(kept, copied=copied, long=dict if has_length else NoSuchValue)

@@ -1,0 +1,88 @@
+"""The real protocol, runtime, state and sink code in a simulated world where much goes wrong.
+
+`python -m tidegate.testing.simulation --seed N --trace` runs a seed again and tells all that happened.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tidegate.testing.simulation import NO_FAULTS, FaultRates, Simulation, SimulationFailed
+from tidegate.testing.simulation.__main__ import main
+from tidegate.testing.simulation.jobs import JOBS
+
+SEEDS_PER_TEST = 10
+TESTS = 30
+
+
+@pytest.mark.parametrize("first", range(0, TESTS * SEEDS_PER_TEST, SEEDS_PER_TEST))
+def test_faults_do_not_change_what_is_committed(first: int) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        Simulation(seed).run()          # the story of a failure tells its seed
+
+
+@pytest.mark.parametrize("job", sorted(JOBS))
+def test_without_faults_every_job_finishes(job: str) -> None:
+    outcome = Simulation(1, job=job, rates=NO_FAULTS).run()
+    assert not outcome.faults and outcome.epochs > 0
+
+
+def test_most_runs_have_several_faults_and_snapshots_to_go_back_to() -> None:
+    outcomes = [Simulation(seed).run() for seed in range(20)]
+    assert sum(len(outcome.faults) >= 2 for outcome in outcomes) > 10
+    assert sum(outcome.epochs >= 2 for outcome in outcomes) > 10
+    assert sum(outcome.attempts >= 2 for outcome in outcomes) > 10
+
+
+def test_one_seed_gives_one_trace() -> None:
+    assert [Simulation(seed).run() for seed in range(5)] == [Simulation(seed).run() for seed in range(5)]
+
+
+def test_one_seed_gives_one_trace_in_another_process() -> None:
+    """Where hashes of strings differ."""
+    script = ("from tidegate.testing.simulation import Simulation\n"
+              "print(*(Simulation(seed).run().digest for seed in range(3)))")
+    there = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": "7"}, check=True,
+                           capture_output=True, text=True).stdout.split()
+    assert there == [Simulation(seed).run().digest for seed in range(3)]
+
+
+def test_two_seeds_give_two_traces() -> None:
+    assert Simulation(1).run().digest != Simulation(2).run().digest
+
+
+def test_a_job_whose_state_can_not_be_read_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every read of state has a wrong bit, for as long as it takes: no output is better than a wrong one."""
+    monkeypatch.setattr("tidegate.testing.simulation.simulation.MOST_EVENTS", 20_000)
+    monkeypatch.setattr("tidegate.testing.simulation.faults.Faults._heal", lambda faults: None)
+    simulation = Simulation(3, job="running sums", rates=FaultRates(kinds=("slot dies",), flip=1.0))
+    with pytest.raises(SimulationFailed, match="doesn't come to its end"):
+        simulation.run()
+    assert {failure.message.split(":")[0] for failure in simulation.masters[-1].master.failures} == {"CorruptFile"}
+
+
+def test_a_failure_tells_its_story() -> None:
+    simulation = Simulation(4)
+    simulation.job.check = lambda rows, state_of: pytest.fail("as the test asked")      # type: ignore[method-assign]
+    with pytest.raises(SimulationFailed) as failure:
+        simulation.run()
+    story = str(failure.value)
+    assert "as the test asked" in story and "seed 4" in story and "--seed 4" in story
+    assert len(story.splitlines()) > 60
+
+
+def test_the_command_runs_seeds_and_one_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3", "--from", "5"]) == 0
+    assert "3 of 3 seeds, 0 failed" in capsys.readouterr().out
+    assert main(["--seed", "5", "--trace"]) == 0
+    assert "master 1 starts" in capsys.readouterr().out
+
+
+def test_the_command_tells_what_failed_and_how_to_run_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "2", "--mutant", "commit at once"]) == 1
+    told = capsys.readouterr().out
+    assert "no snapshot that has it is complete" in told and "--seed 0" in told

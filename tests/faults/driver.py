@@ -26,6 +26,7 @@ from typing import Any
 
 import tidegate as tg
 from tests.faults.cluster import executor_of
+from tests.jobs import build_ledger
 from tidegate.connectors.parquet_sink import OutputFolder, ParquetSink, ParquetSinkWriter
 from tidegate.dataflow.contracts import Committable, SinkContext, SinkWriter
 from tidegate.runtime.reports import EpochReport

@@ -119,7 +119,7 @@ def _state_type(state: Descriptor) -> str:
             return f"keyed {shape}"
         case StateKind.BROADCAST:
             return f"broadcast {shape}"
-        case StateKind.SPLIT | StateKind.UNION:
+        case StateKind.SPLIT | StateKind.WHOLE | StateKind.UNION:
             return f"operator {shape}, redistributed by {state.kind.value}"
 
 

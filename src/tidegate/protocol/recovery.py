@@ -9,15 +9,17 @@ written by p subtasks of an operator and is read by q:
   sequential read within each of the old pieces it touches, at any p and q.
 - *split* operator state is one list, scattered over the pieces: laid end to end in piece order and dealt out again in
   contiguous runs whose lengths differ by at most one. Its order survives any number of changes of the parallelism.
+- *whole* state stays together: what one old subtask wrote goes to one new subtask, in its order. Committables of sinks
+  are of this kind: output of several epochs of one key may be waiting to be committed, all of it in one piece, and it must
+  become visible in the order of its epochs.
 - *union* operator state goes to everyone, whole; each subtask keeps what concerns it.
 - *broadcast* state is the same everywhere, was therefore written once, by subtask 0, and is read by everyone.
 
-Invariants: of keyed and split state nothing is lost and nothing is read twice; the plan depends on its arguments only.
+Invariants: of keyed, split and whole state nothing is lost and nothing is read twice; the plan depends on its arguments only.
 A snapshot whose pieces do not make up a whole is a `RestoreError` that says what is wrong; there is no silent step
 back to an older one, because sinks may have committed output that only the newest one knows about.
 
-Not here: reading, and matching operators and schemas of the snapshot with those of the job. Committables of sinks are
-split state like any other: whoever gets one commits it.
+Not here: reading, and matching operators and schemas of the snapshot with those of the job.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Redistribution(Enum):
 
     KEYED = "keyed"
     SPLIT = "split"
+    WHOLE = "whole"
     UNION = "union"
     BROADCAST = "broadcast"
 
@@ -130,6 +133,11 @@ def _item_reads(pieces: Sequence[Piece], state: str, kind: Redistribution, *, su
             wanted = range(total)
         case Redistribution.SPLIT:
             wanted = range(subtask * total // parallelism, (subtask + 1) * total // parallelism)
+        case Redistribution.WHOLE:
+            for index in range(subtask, len(counts), parallelism):
+                if counts[index]:
+                    yield ItemsRead(index, state, 0, counts[index])
+            return
     offset = 0
     for index, count in enumerate(counts):
         part = _overlap(range(offset, offset + count), wanted)

@@ -11,6 +11,7 @@ loss of an executor the stage is submitted as soon as its successor is there.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -51,15 +52,19 @@ class SparkDeployment:
         self._task = task
         self._ended: str | None = None
         self._cancelled = threading.Event()
-        self._thread = InheritableThread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            task_slot_count(spark)
+            InheritableThread(target=self._run, name=name, daemon=True).start()
+        except Exception as error:  # noqa: BLE001  (as below)
+            self._ended = _short(error)
 
     def ended(self) -> str | None:
         return self._ended
 
     def cancel(self) -> None:
         self._cancelled.set()
-        self._spark.sparkContext.cancelJobGroup(self._name)
+        with contextlib.suppress(Exception):        # a session that is gone has nothing to cancel; the thread tells
+            self._spark.sparkContext.cancelJobGroup(self._name)
 
     def _run(self) -> None:
         outcome = "the Spark job finished"
@@ -86,6 +91,8 @@ class SparkDeployment:
 
 def task_slot_count(spark: SparkSession) -> int:
     """How many tasks can run at the same time on the executors that are there now, free or not."""
+    if spark.sparkContext._jsc is None:
+        raise ConnectionError("it was stopped")
     context = spark.sparkContext._jsc.sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
@@ -122,6 +129,8 @@ def _slot_task(payload: bytes, attempt: int, master: tuple[str, int]) -> SlotTas
 
 def _short(error: Exception) -> str:
     """What a Spark error says, without Java's and Python's frames."""
+    if isinstance(error, ConnectionError):
+        return f"the Spark session is gone ({error}): start the program again, the job goes on from its last snapshot"
     lines = [line.removeprefix(": ") for line in str(error).splitlines()
              if line[:1].strip() and not line.startswith(("Driver stacktrace", "An error occurred while calling "))]
     return "\n".join(lines[:12]) or type(error).__name__

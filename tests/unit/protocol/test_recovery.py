@@ -20,7 +20,7 @@ from tidegate.protocol.recovery import (
     plan_operator_restore,
 )
 
-KEYED, SPLIT, UNION, BROADCAST = Redistribution
+KEYED, SPLIT, WHOLE, UNION, BROADCAST = Redistribution
 GROUPS = 24
 PARALLELISM = st.integers(1, 8)
 # One subtask's part of an operator's state: its key-groups' contents by group, and a list by state.
@@ -29,7 +29,7 @@ Items = dict[str, list[str]]
 
 
 def test_the_kinds_are_called_what_manifests_call_them() -> None:
-    assert [kind.value for kind in Redistribution] == ["keyed", "split", "union", "broadcast"]
+    assert [kind.value for kind in Redistribution] == ["keyed", "split", "whole", "union", "broadcast"]
 
 
 def test_the_newest_complete_snapshot_is_the_one_to_go_on_from() -> None:
@@ -67,6 +67,21 @@ def test_split_items_are_dealt_out_in_contiguous_runs() -> None:
         (ItemsRead(0, "todo", 3, 5), ItemsRead(2, "todo", 0, 2)),
     ]
     assert all(restore.keyed == () for restore in restores), "nothing is keyed, so no key-groups are read"
+
+
+def test_whole_pieces_stay_together_so_that_committables_are_committed_in_the_order_of_their_epochs() -> None:
+    restores = plan(pieces_of(3, pending=[5, 0, 2]), {"pending": WHOLE}, 2)
+    assert [restore.items for restore in restores] == [
+        (ItemsRead(0, "pending", 0, 5), ItemsRead(2, "pending", 0, 2)),
+        (),
+    ]
+
+
+@given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=8), parallelism=st.integers(1, 8))
+def test_every_whole_piece_goes_to_exactly_one_subtask(counts: list[int], parallelism: int) -> None:
+    restores = plan(pieces_of(len(counts), pending=counts), {"pending": WHOLE}, parallelism)
+    reads = sorted((read.piece, read.start, read.stop) for restore in restores for read in restore.items)
+    assert reads == [(piece, 0, count) for piece, count in enumerate(counts) if count]
 
 
 def test_union_items_go_to_everyone() -> None:

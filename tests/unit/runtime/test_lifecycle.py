@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,18 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tests.jobs import build_ledger, check_clean, check_ledger, check_order, committed, completed, until
+from tests.jobs import (
+    KEYS_PER_SPLIT,
+    SPLITS,
+    build_ledger,
+    check_clean,
+    check_ledger,
+    check_order,
+    committed,
+    completed,
+    ledger_of,
+    until,
+)
 from tests.unit.runtime.conftest import Bench
 from tidegate.errors import JobError, JobFailed
 
@@ -43,7 +55,6 @@ def check_ledger_prefix(bench: Bench) -> None:
     rows = committed(bench.out)
     check_order(rows)
     longest = max(number for _, number, _ in rows)
-    from tests.jobs import KEYS_PER_SPLIT, SPLITS, ledger_of
     assert set(rows) <= set(ledger_of((longest + 1) * KEYS_PER_SPLIT * SPLITS))
 
 
@@ -156,10 +167,13 @@ def test_run_blocks_until_the_end(bench: Bench) -> None:
 
 
 def test_a_finished_job_that_is_started_again_finishes_again_and_adds_nothing(bench: Bench) -> None:
+    open_files = []
     for _ in range(2):
         handle = bench.ledger(rows=1_000)
         assert handle.wait(60) is tg.Status.FINISHED
         check_ledger(committed(bench.out), 1_000)
+        open_files.append(len(os.listdir("/proc/self/fd")))
+    assert open_files[1] == open_files[0], "a job leaves files or sockets open"
     assert handle.stop() is tg.Status.FINISHED
     assert handle.cancel() is tg.Status.FINISHED
 

@@ -25,7 +25,7 @@ from tidegate.protocol.commit import PendingCommits
 from tidegate.state.operator_state import FrozenItems
 from tidegate.state.sections import FrozenState, Section, StateInfo, StateKind
 
-COMMITTABLES = StateInfo("__committables", StateKind.SPLIT, "committables", pa.schema([pa.field("value", pa.string())]))
+COMMITTABLES = StateInfo("__committables", StateKind.WHOLE, "committables", pa.schema([pa.field("value", pa.string())]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,10 +320,12 @@ class Rules(SimulatedJob):
 
 
 class _Deal(Process):
-    """Keeps ids until it has three. Counts per lane in union state, which each subtask sorts out when it is opened."""
+    """Keeps ids until it has three. Counts per lane in union state, which each subtask sorts out when it is opened; some
+    ids are also kept in union state for ever, by everybody."""
 
     waiting = state.operator_list("long", redistribute="split")
     lanes = state.operator_list("struct<lane:long,n:long>", redistribute="union")
+    marks = state.operator_list("long", redistribute="union")
 
     def __init__(self, trip: Trip) -> None:
         self._trip = trip
@@ -334,12 +336,15 @@ class _Deal(Process):
             if entry["lane"] % ctx.parallelism == ctx.subtask:
                 mine[entry["lane"]] += entry["n"]
         self.lanes.replace({"lane": lane, "n": n} for lane, n in sorted(mine.items()))
+        assert len(set(self.marks)) == len(self.marks), "union state has grown by itself"
 
     def process(self, record: Any, ctx: Any) -> Iterable[Row]:
         self._trip.at(record)
         counts = Counter({entry["lane"]: entry["n"] for entry in self.lanes.get()})
         counts[record.lane] += 1
         self.lanes.replace({"lane": lane, "n": n} for lane, n in sorted(counts.items()))
+        if record.id % 8 == 0:
+            self.marks.add(record.id)
         self.waiting.add(record.id)
         if len(self.waiting) >= 3:
             yield from ((each,) for each in self.waiting)
@@ -367,8 +372,11 @@ class Hands(SimulatedJob):
         expect_rows("ids", [row[0] for row in rows("out")] + held, [number for number, _ in self._rows])
         counts: Counter[int] = Counter()
         for entry in state_of("deal", "lanes"):
-            counts[entry["lane"]] += entry["n"]
+            counts[entry["item"]["lane"]] += entry["item"]["n"]
         expect_rows("lanes", counts.items(), Counter(lane for _, lane in self._rows).items())
+        # Every subtask has written all that it was given at the last restore: copies, told by their ids.
+        expect_rows("marks", {entry["id"]: entry["item"] for entry in state_of("deal", "marks")}.values(),
+                    [number for number, _ in self._rows if number % 8 == 0])
 
 
 # -------------------------------------------------------------------------------------------------------- sides

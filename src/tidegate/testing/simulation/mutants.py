@@ -146,11 +146,11 @@ def _no_queue(original: Any) -> Any:
     return load
 
 
-def _union_twice(original: Any) -> Any:
-    def load(self: operator_state.OperatorList, rows: Any) -> None:
-        original(self, rows)
-        if self.info.kind is recovery.Redistribution.UNION:
-            original(self, rows)
+def _take_copies_in(original: Any) -> Any:
+    def load(self: operator_state.UnionList, rows: Any) -> None:
+        for row in rows.column("value").to_pylist():
+            self._ids.append(row["id"])
+            self._items.append(row["item"])
 
     return load
 
@@ -302,8 +302,8 @@ _ALL = (
            rates=FaultRates(kinds=("store fails", "slot dies"), store_error=0.05),
            patches=((coordinator.Coordinator, "handle", _discard_doubtful),
                     (catalog.SnapshotCatalog, "discard", _delete_unasked))),
-    Mutant("union state doubles", "everybody's items are taken in twice", row=16, rates=RESTORES, job="hands",
-           patches=((operator_state.OperatorList, "load", _union_twice),)),
+    Mutant("union state grows", "every copy of an item is taken in as one more", row=16, rates=RESTORES, job="hands",
+           patches=((operator_state.UnionList, "load", _take_copies_in),)),
     Mutant("shared containers", "a list that a snapshot is written of is changed in place", job="windows",
            patches=((heap_tables.HeapTable, "owned", lambda original: lambda self, key: True),)),
     Mutant("frozen in name only", "state goes on changing while it is written",

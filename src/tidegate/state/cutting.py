@@ -26,9 +26,7 @@ from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
 from tidegate.state.sections import Section
 
-# How long the writer works before it rests, and the rest as a multiple of the work: a fifth of the interpreter's time.
-TURN_S = 0.001
-REST_FACTOR = 4.0
+TURN_S = 0.001      # how long the writer works before it rests
 MIN_CHUNK_ENTRIES, MAX_CHUNK_ENTRIES = 64, 8192
 RUN_ROWS = 1 << 16
 
@@ -37,10 +35,14 @@ SortedRun: TypeAlias = tuple[pa.RecordBatch, list[int]]
 
 
 class Pace:
-    """Short turns with rests between them. `entries` is how many entries make a good chunk, as far as one can tell."""
+    """Short turns with rests between them, which are `rest_factor` times as long as the turns.
 
-    def __init__(self) -> None:
+    `entries` is how many entries make a good chunk, as far as one can tell.
+    """
+
+    def __init__(self, *, rest_factor: float) -> None:
         self.entries = 1024
+        self._rest_factor = rest_factor
         self._started_s = time.thread_time()
 
     def rest_if_due(self) -> None:
@@ -51,7 +53,7 @@ class Pace:
             return
         if spent_s > TURN_S:
             self.entries = max(MIN_CHUNK_ENTRIES, self.entries // 2)
-        time.sleep(spent_s * REST_FACTOR)
+        time.sleep(spent_s * self._rest_factor)
         self._started_s = time.thread_time()
 
 

@@ -21,13 +21,18 @@ import pyarrow.compute as pc
 from tidegate.errors import SchemaError
 from tidegate.state.cutting import Pace, cut_by_group
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap_tables import GONE, NO_KEY, Cursor, HeapTable, make_table
+from tidegate.state.heap_tables import GONE, NO_KEY, Changed, Cursor, HeapTable, make_table
 from tidegate.state.sections import Section, StateInfo
 from tidegate.types import ddl_of, from_list, to_list
 
 __all__ = ["NO_KEY", "Cursor", "FrozenHeap", "HeapBackend", "held_as_it_is", "key_list"]
 
+# Rests as multiples of the work before them. While entries are taken each write of the loop costs more, so that should
+# not last; what follows may take its time.
+TAKING_REST, WRITING_REST = 1.5, 4.0
+
 Entries: TypeAlias = tuple[list[Any], list[Any]]      # keys, and the value of each
+
 
 class HeapBackend:
     """All keyed state of one operator in one subtask."""
@@ -53,7 +58,7 @@ class HeapBackend:
     def maintain(self, budget: int) -> None:
         """A small step of tidying up, between two batches. As many as there were records keep up with any load."""
         for table in self._tables.values():
-            if not table.steady or table.waste:
+            if not table.steady or table.dirty:
                 table.tidy(budget)
 
     def freeze(self) -> FrozenHeap:
@@ -87,7 +92,7 @@ class _FrozenTable:
 
     def __init__(self, table: HeapTable) -> None:
         self.info = table.info
-        self.version, self._parts = table.freeze()
+        self.version = table.freeze()
         self._in_place = table.in_place
 
     def take(self) -> Iterable[pa.RecordBatch]:
@@ -103,13 +108,13 @@ class _FrozenTable:
 
     def _entries(self) -> Iterator[Entries]:
         """Keys and their values at the freeze, some at a time."""
-        pace = Pace()
-        for part in self._parts:
-            all_keys, all_values = iter(part), iter(part.values())
+        pace = Pace(rest_factor=TAKING_REST)
+        number = self.version.number
+        for part in self.version.parts:
+            all_keys, all_entries = iter(part), iter(part.values())
             while keys := list(islice(all_keys, pace.entries)):
-                # First what is there now, then what was put aside: see the theory above.
-                values = list(islice(all_values, len(keys)))
-                values = self.version.values_of(keys, values)
+                entries = list(islice(all_entries, len(keys)))
+                values = [entry.at(number) if type(entry) is Changed else entry for entry in entries]
                 if self.version.has_dead:
                     keys = [key for key, value in zip(keys, values, strict=True) if value is not GONE]
                     values = [value for value in values if value is not GONE]
@@ -117,7 +122,7 @@ class _FrozenTable:
                 pace.rest_if_due()
 
     def _rows(self, entries: Iterable[Entries]) -> Iterator[pa.RecordBatch]:
-        pace = Pace()
+        pace = Pace(rest_factor=WRITING_REST)
         for keys, values in entries:
             start = 0
             while start < len(keys):

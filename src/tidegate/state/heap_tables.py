@@ -1,26 +1,25 @@
 """The tables of the heap backend: one dictionary for each state, frozen in O(1).
 
-Theory of operation. A table is one dictionary, `main`. A freeze opens a `Version`, which is O(1) whatever the size of
-the state: from then on a write first puts aside, once for each key, what the key held at the freeze. The frozen state
-is what was put aside and, for all other keys, what the dictionary holds now. A background thread reads it in small
-pieces while the loop goes on (the paper, section 4.2, copies the table array and then shares chains: this is our
-copy-on-write). It takes no more than references to keys and values; as soon as it has them all, the loop stops putting
-aside, however long it takes to write them. So a read is one look-up, always; a write costs more only while there is a
-reader; and nothing has to be moved back afterwards, but for new keys.
+Theory of operation. A freeze is a number, and costs the same whatever the size of the state. From then on, and until
+the frozen version was read, a write doesn't overwrite a value but puts a `Changed` in its place, which holds the new
+value and what it `was`. A reader takes what was, if that was changed after its freeze. A background thread reads the
+table in small pieces while the loop goes on (the paper, section 4.2, copies the table array and then shares chains:
+this is our copy-on-write). It takes no more than references to keys and values; as soon as it has them all, the loop
+overwrites again, however long it takes to write them to a store. So a read is one look-up, always; a write costs more
+only while there is a reader; and there is little to tidy up afterwards.
 
 The reader and the loop touch the same dictionary from two threads with one interpreter lock between them. Invariants:
 - While there are readers, the keys of a part don't change: a new key goes to a new part (`added`), a deleted key stays
-  and is `GONE`. So a part can be iterated while it is written to. `tidy` puts that right when there are no readers.
-- What was is put aside before it is overwritten, and the reader looks at the part first and at what was put aside then.
-  So it finds the value of the freeze, however the two threads take turns.
+  and is `GONE` now. So a part can be iterated while it is written to. `tidy` puts that right when there are no readers.
+- What a reader of version n can reach from an entry that it has got never changes: a `Changed` is changed in place only
+  by the version that it was made in, and readers of that version don't look at what is `now`.
 - A key is in one part only.
 - A list or dict that a reader can see is never changed in place: a copy takes its place first. And none is held by the
   user as well: they are copied on their way in and out (values.py).
 
 What grows with the state even so: a Python dictionary that fills up is copied to twice its size at once, which takes
-some milliseconds from a hundred thousand entries on. That happens when the state grows, and only then: what is put
-aside goes to a new dictionary before it gets there. The list or dictionary of one key is copied whole when it is
-changed for the first time while there is a reader.
+some milliseconds from a hundred thousand entries on. That happens when the state grows, and only then. The list or
+dictionary of one key is copied whole when it is changed for the first time while there is a reader.
 """
 
 from __future__ import annotations
@@ -33,19 +32,42 @@ from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import StateInfo
 from tidegate.state.values import detached
 
-# A version that has put aside this many entries is followed by another one, before its dictionary becomes too large to
-# grow within a millisecond. What a batch of usual size adds until that is noticed still fits (2/3 of 2**16 entries).
-MAX_PUT_ASIDE = 32_768
 
+class Changed:
+    """Stands in for a value that was changed after freeze `version`, while there were readers.
 
-class _Sentinel:
-    __slots__ = ("name",)
+    `was` is the entry before that: a value, or a `Changed` of an older version.
+    """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    __slots__ = ("now", "version", "was")
+
+    def __init__(self, now: Any, was: Any, version: int) -> None:
+        self.now = now
+        self.was = was
+        self.version = version
+
+    def at(self, version: int) -> Any:
+        """What the key held at that freeze, which is no older than those that had readers when this was made."""
+        entry: Any = self
+        while type(entry) is Changed:
+            if entry.version < version:
+                return entry.now
+            entry = entry.was
+        return entry
+
+    def needed_since(self, version: int) -> Any:
+        """This, without what no reader of that version or a later one needs."""
+        if self.version < version:
+            return self.now
+        oldest = self
+        while type(oldest.was) is Changed and oldest.was.version >= version:
+            oldest = oldest.was
+        if type(oldest.was) is Changed:
+            oldest.was = oldest.was.now
+        return self
 
     def __repr__(self) -> str:
-        return self.name
+        return "GONE" if self is GONE else f"Changed({self.now!r}, was={self.was!r}, version={self.version})"
 
 
 class _NoKey:
@@ -59,9 +81,11 @@ class _NoKey:
         return "NO_KEY"
 
 
-UNSEEN: Any = _Sentinel("UNSEEN")
-GONE: Any = _Sentinel("GONE")
+# No value. It is a `Changed`, so that one look at an entry's type tells whether it is simply the value.
+GONE: Any = Changed(None, None, -1)
+GONE.now = GONE
 NO_KEY: Any = _NoKey()
+_ABSENT: Any = object()
 _NO_ITEMS: dict[Any, Any] = {}      # never written to
 
 
@@ -75,31 +99,15 @@ class Cursor:
 
 
 class Version:
-    """What the keys that have changed since a freeze held then. `next` has put aside what changed later.
+    """A freeze that is being read. `done` is the only thing in a table that a reader, in another thread, writes."""
 
-    `done`: nobody reads it any more. It is the only thing here that a reader, in another thread, writes. `has_dead`:
-    some keys were deleted but still there at the freeze.
-    """
+    __slots__ = ("done", "has_dead", "number", "parts")
 
-    __slots__ = ("done", "has_dead", "next", "was")
-
-    def __init__(self, *, has_dead: bool = False, done: bool = False) -> None:
-        self.was: dict[Any, Any] = {}
-        self.next: Version | None = None
-        self.has_dead = has_dead
-        self.done = done
-
-    def values_of(self, keys: list[Any], values: list[Any]) -> list[Any]:
-        """What the keys held at the freeze; `values` is what they were just seen to hold."""
-        put_aside: list[dict[Any, Any]] = []
-        version: Version | None = self
-        while version is not None:
-            if version.was:
-                put_aside.append(version.was)
-            version = version.next
-        for was in reversed(put_aside):     # the oldest counts
-            values = list(map(was.get, keys, values))
-        return values
+    def __init__(self, number: int, parts: tuple[dict[Any, Any], ...], *, has_dead: bool) -> None:
+        self.number = number
+        self.parts = parts              # where its keys are
+        self.has_dead = has_dead        # whether some of them were deleted and still there at the freeze
+        self.done = False
 
 
 class HeapTable:
@@ -108,8 +116,8 @@ class HeapTable:
     `steady`: there is no reader, and all entries are in `main`. The usual case, and the quick one.
     """
 
-    __slots__ = ("added", "copied", "cursor", "dead", "default", "in_place", "info", "keep", "main", "plain", "steady",
-                 "versions", "waste")
+    __slots__ = ("added", "copied", "cursor", "default", "dirty", "has_dead", "in_place", "info", "keep", "main", "plain",
+                 "steady", "version", "versions")
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
         self.info = info
@@ -118,30 +126,33 @@ class HeapTable:
         self.keep = descriptor.keeper()
         self.plain = descriptor.form.plain
         self.copied = descriptor.form.copied
-        self.in_place = False       # whether values are lists or dicts that are changed in place
+        self.in_place = False           # whether values are lists or dicts that are changed in place
         self.main: dict[Any, Any] = {}
         self.steady = True
-        self.versions: list[Version] = []                # oldest first; the first one has a reader
+        self.version = 0                # of the last freeze
+        self.versions: list[Version] = []                # those that have readers, oldest first
         self.added: tuple[dict[Any, Any], ...] = ()      # new keys go to the last one while there are readers
-        self.dead: list[Any] = []                        # keys deleted while there were readers
-        self.waste: list[dict[Any, Any]] = []            # what was put aside and nobody needs any more
+        self.dirty: list[Any] = []                       # keys whose entry may be a Changed
+        self.has_dead = False                            # whether one of them may be GONE
 
     # What the subclasses' methods are made of.
 
     def seen(self, key: Any) -> Any:
         """What the table holds for the key, or GONE."""
-        value = self.main.get(key, GONE)
-        return self.sought(key) if value is GONE else value
+        entry = self.main.get(key, GONE)
+        return self.sought(key, entry) if type(entry) is Changed else entry
 
-    def sought(self, key: Any) -> Any:
-        """What the table holds for a key that main doesn't hold, or GONE."""
-        for part in self.added:
-            value = part.get(key, GONE)
-            if value is not GONE:
-                return value
-        return GONE
+    def sought(self, key: Any, entry: Any) -> Any:
+        """The same where main has no plain value, but `entry`."""
+        if entry is GONE:
+            for part in self.added:
+                entry = part.get(key, GONE)
+                if entry is not GONE:
+                    break
+        return entry.now if type(entry) is Changed else entry
 
     def write(self, key: Any, value: Any) -> None:
+        """Sets the key's value, or GONE."""
         if self.steady:
             self.main[key] = value
         elif not self.versions:
@@ -149,15 +160,11 @@ class HeapTable:
                 part.pop(key, None)
             self.main[key] = value
         else:
-            old = self.main.get(key, UNSEEN)
-            if old is not UNSEEN:
-                self.versions[-1].was.setdefault(key, old)
-                self.main[key] = value
+            part = self.main if key in self.main else next((part for part in self.added if key in part), self.added[-1])
+            if part is self.added[-1]:
+                part[key] = value       # no reader knows of it
             else:
-                part = next((part for part in self.added if key in part), self.added[-1])
-                if part is not self.added[-1]:
-                    self.versions[-1].was.setdefault(key, part[key])
-                part[key] = value
+                self._change(part, key, value)
 
     def clear(self) -> None:
         key = self.cursor.key
@@ -167,85 +174,87 @@ class HeapTable:
         elif not self.versions:
             for part in (self.main, *self.added):
                 part.pop(key, None)
-        elif self.seen(key) is not GONE and self.added[-1].pop(key, UNSEEN) is UNSEEN:
+        elif self.seen(key) is not GONE and self.added[-1].pop(key, _ABSENT) is _ABSENT:
             self.write(key, GONE)
-            self.dead.append(key)
+            self.has_dead = True
 
     def owned(self, key: Any) -> bool:
         """Whether no reader can see the list or dict that the table holds for the key."""
-        return not self.versions or key in self.versions[-1].was or key in self.added[-1]
+        if not self.versions or key in self.added[-1]:
+            return True
+        entry = next(part[key] for part in (self.main, *self.added) if key in part)
+        return type(entry) is Changed and entry.version == self.version
+
+    def _change(self, part: dict[Any, Any], key: Any, value: Any) -> None:
+        entry = part[key]
+        if type(entry) is not Changed:
+            part[key] = Changed(value, entry, self.version)
+            self.dirty.append(key)
+        elif entry.version == self.version:
+            entry.now = value
+        else:
+            part[key] = Changed(value, entry.needed_since(self.versions[0].number), self.version)
 
     # Versions.
 
-    def freeze(self) -> tuple[Version, tuple[dict[Any, Any], ...]]:
-        """A new version and the parts that its entries are in. Whoever reads it says when it is `done`."""
+    def freeze(self) -> Version:
+        """A new version. Whoever reads it says when it is `done`."""
         self.tidy(0)
-        version = Version(has_dead=bool(self.dead))
-        if self.versions:
-            self.versions[-1].next = version
-        self.versions.append(version)
         full = tuple(part for part in self.added if part)
+        self.version += 1
+        version = Version(self.version, (self.main, *full), has_dead=self.has_dead)
+        self.versions.append(version)
         self.added = (*full, {})
         self.steady = False
-        return version, (self.main, *full)
+        return version
 
     def tidy(self, budget: int) -> None:
         """Takes some of the steps that are left to do after a freeze. Each kind of step has the budget for itself."""
-        versions = self.versions
-        while versions and versions[0].done:
-            self.waste.append(versions.pop(0).was)
-        if versions:
-            if len(versions[-1].was) > MAX_PUT_ASIDE:
-                versions[-1].next = Version(done=True)
-                versions.append(versions[-1].next)
-        elif not self.steady:
-            self._bury(budget)
+        if self.versions:
+            self.versions = [version for version in self.versions if not version.done]
+        if not self.versions:
+            self._settle(budget)
             self._take_in(budget)
-            self.steady = not self.dead and not self.added
-        self._throw_away(budget)
+            self.steady = not self.added
 
     def load(self, keys: Iterable[Any], values: Iterable[Any]) -> None:
         assert self.steady
         self.main.update(zip(keys, values, strict=True))
 
-    # Entries are taken out of a dictionary one by one: to drop a full one would be a single long step.
-
-    def _bury(self, budget: int) -> None:
-        """Takes deleted keys out."""
-        for _ in range(min(budget, len(self.dead))):
-            key = self.dead.pop()
+    def _settle(self, budget: int) -> None:
+        """Puts values in the place of what stands in for them."""
+        for _ in range(min(budget, len(self.dirty))):
+            key = self.dirty.pop()
             for part in (self.main, *self.added):
-                if part.get(key, UNSEEN) is GONE:
-                    del part[key]
+                entry = part.get(key)
+                if type(entry) is Changed:
+                    if entry.now is GONE:
+                        del part[key]
+                    else:
+                        part[key] = entry.now
+        if not self.dirty:
+            self.has_dead = False
 
     def _take_in(self, budget: int) -> None:
-        """Moves added entries to main. Several parts mean that it falls behind, so then it does more."""
+        """Moves added entries to main. Several parts mean that it falls behind, so then it does more.
+
+        They are taken out one by one: to drop a full dictionary would be a single long step.
+        """
         budget *= len(self.added)
-        while self.added and not self.dead:
-            part = self.added[-1]
-            if not self.main:
+        while self.added:
+            part, main = self.added[-1], self.main
+            if not main:
                 self.main, self.added = part, self.added[:-1]
                 continue
-            take, main = part.popitem, self.main
+            take = part.popitem
             steps = min(budget, len(part))
             for _ in range(steps):
-                key, value = take()
-                main[key] = value
+                key, entry = take()
+                main[key] = entry
             budget -= steps
             if part:
                 return
             self.added = self.added[:-1]
-
-    def _throw_away(self, budget: int) -> None:
-        while self.waste:
-            take = self.waste[-1].popitem
-            steps = min(budget, len(self.waste[-1]))
-            for _ in range(steps):
-                take()
-            budget -= steps
-            if self.waste[-1]:
-                return
-            self.waste.pop()
 
 
 class HeapValue(HeapTable):
@@ -253,8 +262,8 @@ class HeapValue(HeapTable):
 
     def get(self) -> Any:
         value = self.main.get(self.cursor.key, GONE)
-        if value is GONE:
-            value = self.sought(self.cursor.key)
+        if type(value) is Changed:
+            value = self.sought(self.cursor.key, value)
             if value is GONE:
                 return self.default
         return value
@@ -306,8 +315,8 @@ class HeapReducing(HeapTable):
     def add(self, item: Any) -> None:
         key = self.cursor.key
         merged = self.main.get(key, GONE)
-        if merged is GONE:
-            merged = self.sought(key)
+        if type(merged) is Changed:
+            merged = self.sought(key, merged)
         if merged is not GONE:
             item = self.function(merged if self.copied is None else self.copied(merged), item)
         if type(item) is not self.plain:
@@ -408,8 +417,8 @@ class HeapMap(HeapTable):
         self.plain_key = descriptor.key_form.plain
 
     def get(self, item: Any, default: Any = None) -> Any:
-        value = self._seen().get(item, UNSEEN)
-        if value is UNSEEN:
+        value = self._seen().get(item, _ABSENT)
+        if value is _ABSENT:
             return default
         return value if self.copied is None else self.copied(value)
 

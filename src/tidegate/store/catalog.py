@@ -59,6 +59,7 @@ class SnapshotCatalog:
         """
         attempt = self._create_claim()
         live = self._live_manifests()
+        self._require_current(attempt)      # or the newest snapshot may be a later attempt's, which is no parent of ours
         parent_attempt, self._newest_epoch = (live[-1].attempt, live[-1].epoch) if live else (0, 0)
         origin = OriginName(attempt=attempt, parent_attempt=parent_attempt, parent_epoch=self._newest_epoch)
         self._store.create(layout.origin_name(origin), b"")

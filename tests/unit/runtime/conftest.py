@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import tidegate as tg
@@ -49,6 +50,15 @@ class Bench:
         handle = self.start(job)
         assert handle.wait(60) is tg.Status.FINISHED
         return handle
+
+
+@pytest.fixture(scope="module", autouse=True)
+def functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Those of a test module, as they do for a user who writes them in a notebook. By name, every slot would have to
+    import the test module, and pytest with it."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from tidegate.errors import FencedOff, TidegateError
 from tidegate.runtime.background import Outcome
-from tidegate.state import heap
+from tidegate.state import cutting, heap
 from tidegate.testing.simulation.world import ProcessCrashed, Violation, World
 
 STORE_STEP_US = 250
@@ -220,10 +220,11 @@ class SimulatedBackground:
 def heap_that_gives_way(world: World, coroutines: Coroutines) -> Iterator[None]:
     """Lets the loop go on between any few entries that the heap's writer has read, not only between thousands."""
 
-    class SimulatedPace:
-        """Stands for `state.cutting.Pace`, which reads a real clock."""
+    class SimulatedPace(cutting.Pace):
+        """Instead of the real one, which looks at a real clock."""
 
-        entries = HEAP_CHUNK_ENTRIES
+        def __init__(self, *, rest_factor: float) -> None:
+            self.entries = HEAP_CHUNK_ENTRIES
 
         def rest_if_due(self) -> None:
             if coroutines.running is not None:

@@ -1,0 +1,101 @@
+"""Rows become sections, sorted by key-group, in pieces that don't grow with the state."""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.hashing import hash_columns
+from tidegate.keygroups import groups_of
+from tidegate.state import cutting
+from tidegate.state.cutting import MAX_CHUNK_ENTRIES, MIN_CHUNK_ENTRIES, TURN_S, Pace, cut_by_group
+from tidegate.state.sections import Section
+
+SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+
+
+def chunk(keys: list[int], first_value: int = 0) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(keys, pa.int64()), pa.array(range(first_value, first_value + len(keys)), pa.int64())],
+                           schema=SCHEMA)
+
+
+def rows(sections: list[Section]) -> list[tuple[int, int, int]]:
+    return [(section.group or 0, *row) for section in sections
+            for row in zip(*(column.to_pylist() for column in section.rows.columns), strict=True)]
+
+
+@given(sizes=st.lists(st.integers(0, 5), max_size=12), groups=st.integers(1, 9), run_rows=st.integers(1, 20))
+def test_every_row_is_in_the_section_of_its_group_in_the_order_it_came(sizes: list[int], groups: int, run_rows: int) -> None:
+    chunks, count = [], 0
+    for size in sizes:
+        chunks.append(chunk(list(range(count, count + size)), first_value=count))
+        count += size
+    real, cutting.RUN_ROWS = cutting.RUN_ROWS, run_rows
+    try:
+        sections = list(cut_by_group("state", iter(chunks), groups))
+    finally:
+        cutting.RUN_ROWS = real
+    of_key = groups_of(hash_columns([pa.array(range(count), pa.int64())]), groups).tolist() if count else []
+    assert rows(sections) == sorted((group, key, key) for key, group in enumerate(of_key))
+    assert all(section.rows.num_rows and section.state == "state" for section in sections)
+
+
+def test_a_section_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "RUN_ROWS", 10)
+    sections = list(cut_by_group("state", (chunk([number] * 4) for number in range(50)), 1))
+    assert sum(section.rows.num_rows for section in sections) == 200
+    assert max(section.rows.num_rows for section in sections) < 10 + 4
+    assert {section.group for section in sections} == {0}
+
+
+def test_no_rows_are_no_sections() -> None:
+    assert list(cut_by_group("state", [], 8)) == []
+    assert list(cut_by_group("state", [chunk([])], 8)) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ pace
+
+
+class Clock:
+    """The thread's time, moved by hand; sleeps are noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        self.slept_s: list[float] = []
+        monkeypatch.setattr(time, "thread_time", lambda: self.now_s)
+        monkeypatch.setattr(time, "sleep", self.slept_s.append)
+
+
+def test_a_rest_is_a_multiple_of_the_work_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    pace = Pace(rest_factor=3.0)
+    for _ in range(2):
+        clock.now_s += TURN_S
+        pace.rest_if_due()
+    assert clock.slept_s == pytest.approx([3 * TURN_S, 3 * TURN_S])
+
+
+def test_little_work_needs_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    pace = Pace(rest_factor=3.0)
+    clock.now_s += TURN_S / 10
+    pace.rest_if_due()
+    assert clock.slept_s == []
+    clock.now_s += TURN_S
+    pace.rest_if_due()
+    assert clock.slept_s == pytest.approx([3 * TURN_S * 1.1]), "it is not forgotten"
+
+
+@pytest.mark.parametrize(("entry_s", "expected"), [
+    (TURN_S / 500, 512), (TURN_S, MIN_CHUNK_ENTRIES), (0.0, MAX_CHUNK_ENTRIES)])
+def test_chunks_get_the_size_of_a_turn(monkeypatch: pytest.MonkeyPatch, entry_s: float, expected: int) -> None:
+    clock = Clock(monkeypatch)
+    pace = Pace(rest_factor=1.0)
+    for _ in range(20):
+        clock.now_s += pace.entries * entry_s
+        pace.rest_if_due()
+    assert expected / 2 <= pace.entries <= expected

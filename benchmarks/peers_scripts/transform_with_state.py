@@ -38,7 +38,7 @@ class KeyedSum(StatefulProcessor):
 
 def main(rows_per_batch: int, batches: int) -> None:
     spark = (SparkSession.builder.master("local[2]").appName("transformWithState")
-             .config("spark.ui.enabled", "false")
+             .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
              .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
              .config("spark.sql.shuffle.partitions", "2")
              .config("spark.sql.streaming.stateStore.providerClass",

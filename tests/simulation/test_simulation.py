@@ -62,12 +62,15 @@ def test_a_job_whose_state_can_not_be_read_does_not_go_on(monkeypatch: pytest.Mo
     simulation = Simulation(3, job="running sums", rates=FaultRates(kinds=("slot dies",), flip=1.0))
     with pytest.raises(SimulationFailed, match="doesn't come to its end"):
         simulation.run()
-    assert {failure.message.split(":")[0] for failure in simulation.masters[-1].master.failures} == {"CorruptFile"}
+    assert "CorruptFile" in {failure.message.split(":")[0] for failure in simulation.masters[-1].master.failures}
 
 
 def test_a_failure_tells_its_story() -> None:
+    def refuse(rows: object, state_of: object) -> None:
+        raise AssertionError("as the test asked")
+
     simulation = Simulation(4)
-    simulation.job.check = lambda rows, state_of: pytest.fail("as the test asked")      # type: ignore[method-assign]
+    simulation.job.check = refuse       # type: ignore[method-assign]
     with pytest.raises(SimulationFailed) as failure:
         simulation.run()
     story = str(failure.value)

@@ -10,14 +10,14 @@ written by p subtasks of an operator and is read by q:
 - *split* operator state is one list, scattered over the pieces: laid end to end in piece order and dealt out again in
   contiguous runs whose lengths differ by at most one. Its order survives any number of changes of the parallelism.
 - *whole* state stays together: what one old subtask wrote goes to one new subtask, in its order. Committables of sinks
-  are of this kind: output of several epochs of one key may be waiting to be committed, all of it in one piece, and it must
-  become visible in the order of its epochs.
+  are of this kind: output of several epochs of one key may be waiting to be committed, all of it in one piece, and it
+  must become visible in the order of its epochs.
 - *union* operator state goes to everyone, whole; each subtask keeps what concerns it.
 - *broadcast* state is the same everywhere, was therefore written once, by subtask 0, and is read by everyone.
 
-Invariants: of keyed, split and whole state nothing is lost and nothing is read twice; the plan depends on its arguments only.
-A snapshot whose pieces do not make up a whole is a `RestoreError` that says what is wrong; there is no silent step
-back to an older one, because sinks may have committed output that only the newest one knows about.
+Invariants: of keyed, split and whole state nothing is lost and nothing is read twice; the plan depends on its arguments
+only. A snapshot whose pieces do not make up a whole is a `RestoreError` that says what is wrong; there is no silent
+step back to an older one, because sinks may have committed output that only the newest one knows about.
 
 Not here: reading, and matching operators and schemas of the snapshot with those of the job.
 """

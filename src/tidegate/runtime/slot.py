@@ -9,6 +9,7 @@ dropped; a failure has been reported by then.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +53,7 @@ from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest
 
 CHANNEL_LOST_PATIENCE_MS = 5_000
+QUIET_STEPS = 8192
 
 
 class Network(Protocol):
@@ -77,27 +79,31 @@ class SlotWorld:
 
 
 class StepTimes:
-    """How long steps take, usually and while a snapshot is being written: what a snapshot costs the hot loop."""
+    """What a snapshot costs the hot loop: the longest step while one is being written, and the longest in just as long
+    a time before it, which is what the machine does to the loop anyway."""
 
     def __init__(self) -> None:
         self._writing = 0
+        self._began_s = 0.0
         self._longest_ms = 0.0
-        self._usual_ms = 0.0
+        self._quiet: deque[tuple[float, float]] = deque(maxlen=QUIET_STEPS)     # when a step ended, and what it took
 
-    def took(self, step_ms: float) -> None:
+    def took(self, now_s: float, step_ms: float) -> None:
         if self._writing:
             self._longest_ms = max(self._longest_ms, step_ms)
         else:
-            self._usual_ms += (step_ms - self._usual_ms) / 32
+            self._quiet.append((now_s, step_ms))
 
     def begin(self) -> None:
         if not self._writing:
-            self._longest_ms = 0.0
+            self._longest_ms, self._began_s = 0.0, time.perf_counter()
         self._writing += 1
 
     def end(self) -> dict[str, float]:
         self._writing -= 1
-        return {"longest_step_ms": round(self._longest_ms, 3), "usual_step_ms": round(self._usual_ms, 3)}
+        since_s = 2 * self._began_s - time.perf_counter()
+        quiet_ms = max((step_ms for ended_s, step_ms in self._quiet if ended_s >= since_s), default=0.0)
+        return {"longest_step_ms": round(self._longest_ms, 3), "quiet_step_ms": round(quiet_ms, 3)}
 
 
 class Slot:
@@ -139,7 +145,8 @@ class Slot:
                     progress = True
                     subtask.maintain()
             if progress:
-                self._steps.took((time.perf_counter() - started) * 1000)
+                ended = time.perf_counter()
+                self._steps.took(ended, (ended - started) * 1000)
             return progress
         except Exception as error:  # noqa: BLE001
             self._fail(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -29,16 +30,17 @@ def write_part(part: Part, *, store: Store, attempt: int, epoch: int, subtask: i
     states = part.frozen.states
     encoder = StateFileEncoder()
     name = state_file_name(attempt=attempt, operator=part.operator, subtask=subtask, epoch=epoch)
-    groups = key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count)
+    keyed = {info.name for info in states if info.kind is Redistribution.KEYED}
+    # Without keyed state the key-groups mean nothing, and there may be more subtasks than groups.
+    groups = key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count) if keyed else range(0)
     sections = iter(part.frozen.sections())
     first = next(sections, None)
     files: tuple[FileEntry, ...] = ()
     if first is not None:
-        store.write(name, encoder.chunks(states, _chain(first, sections)))
+        store.write(name, encoder.chunks(states, chain((first,), sections)))
         summary = encoder.summary
         files = (FileEntry(name=name, bytes=summary.bytes, checksum=summary.checksum, index_bytes=summary.index_bytes,
                            index_checksum=summary.index_checksum),)
-    keyed = {info.name for info in states if info.kind is Redistribution.KEYED}
     counts = {state: rows for state, rows in encoder.summary.rows.items() if state not in keyed} if files else {}
     entry = PieceEntry(subtask=subtask, key_groups=(groups.start, groups.stop), files=files, item_counts=counts)
     return {"parallelism": parallelism, "piece": entry.to_json(),
@@ -76,11 +78,6 @@ def _rows(state: StateEntry, plan: SubtaskRestore, readers: Sequence[Sequence[St
 def _reader(store: Store, file: FileEntry) -> StateFileReader:
     return StateFileReader(partial(store.read, file.name), name=file.name, bytes=file.bytes, index_bytes=file.index_bytes,
                            index_checksum=file.index_checksum)
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def check_restorable(manifest: Manifest, *, operators: Mapping[str, Sequence[tuple[str, str, pa.Schema]]],

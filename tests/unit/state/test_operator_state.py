@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.errors import JobError
+from tidegate.errors import JobError, SchemaError
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.operator_state import OperatorStates
+from tidegate.state.operator_state import FrozenParts, OperatorStates
+from tidegate.state.sections import Section, StateInfo
 
 
 def declared(descriptor: Descriptor) -> Descriptor:
@@ -92,3 +95,119 @@ def test_what_is_read_or_given_can_be_changed_without_changing_the_state() -> No
     items.get()[0].append(3)
     assert items.get() == ([1],)
     assert owner.freeze().states[0].name == "state"
+
+
+@pytest.mark.parametrize("redistribute", ["split", "union"])
+def test_a_frozen_list_stays_as_it_was(redistribute: str) -> None:
+    descriptor = declared(tg.operator_list("array<long>", redistribute=redistribute))
+    ((owner, items),) = subtasks(descriptor, 1, attempt=1)
+    items.extend([[1], [2]])
+    frozen = owner.freeze()
+    items.add([3])
+    items.replace([[4]])
+    items.clear()
+    assert (items.get(), list(items), len(items)) == ((), [], 0)
+    (section,) = frozen.sections()
+    (again,) = subtasks(descriptor, 1, attempt=2)
+    again[0].load("state", section.rows)
+    assert again[1].get() == ([1], [2])
+    assert section.group is None and section.state == "state"
+
+
+@pytest.mark.parametrize("type", ["map<string, array<long>>", "struct<m: map<long, timestamp>>", "date"])
+def test_values_of_any_type_come_back(type: str) -> None:
+    value = {"map<string, array<long>>": {"a": [1, None]}, "date": date(2024, 5, 1),
+             "struct<m: map<long, timestamp>>": {"m": {1: datetime(2024, 5, 1, tzinfo=UTC)}}}[type]
+    lists = [tg.operator_list(type, redistribute=redistribute) for redistribute in ("split", "union")]
+    for descriptor in (*lists, tg.broadcast_map("string", type)):
+        ((owner, state),) = subtasks(declared(descriptor), 1, attempt=1)
+        owner.set_writable(True)
+        if hasattr(state, "put"):
+            state.put("key", value)
+        else:
+            state.add(value)
+        ((fresh, restored),) = subtasks(descriptor, 1, attempt=2)
+        for rows in snapshot([(owner, state)]):
+            fresh.load("state", rows)
+        got = restored.get("key") if hasattr(state, "put") else restored.get()[0]
+        assert got == value and repr(got) == repr(value)
+
+
+def test_broadcast_state_is_a_dictionary() -> None:
+    ((owner, rules),) = subtasks(declared(tg.broadcast_map("string", "array<long>")), 1, attempt=1)
+    owner.set_writable(True)
+    given = [1]
+    rules.put("a", given)
+    rules.put("b", [])
+    rules.remove("nothing")
+    for handed_out in (given, rules.get("a"), dict(rules.items())["a"], next(iter(rules.values()))):
+        handed_out.append(9)
+    assert (rules.get("a"), rules.get("c"), rules.get("c", 0)) == ([1], None, 0)
+    assert list(rules) == list(rules.keys()) == ["a", "b"] and len(rules) == 2
+    assert "a" in rules and "c" not in rules
+    for name in rules:
+        rules.remove(name)
+    rules.put("z", [])
+    rules.clear()
+    assert len(rules) == 0
+
+
+@pytest.mark.parametrize("write", [
+    lambda rules: rules.put("a", 1), lambda rules: rules.remove("a"), lambda rules: rules.clear()])
+def test_broadcast_state_can_t_be_written_on_the_main_side(write: Any) -> None:
+    ((_, rules),) = subtasks(declared(tg.broadcast_map("string", "long")), 1, attempt=1)
+    with pytest.raises(JobError, match="'state' can be written in process_broadcast only"):
+        write(rules)
+
+
+@pytest.mark.parametrize("write", [lambda items: items.add("x"), lambda items: items.extend([1, "x"]),
+                                   lambda items: items.replace(["x"])])
+def test_an_item_that_doesn_t_fit_is_refused_at_once(write: Any) -> None:
+    for redistribute in ("split", "union"):
+        ((_, items),) = subtasks(declared(tg.operator_list("long", redistribute=redistribute)), 1, attempt=1)
+        with pytest.raises(SchemaError, match="state 'state' is declared with 'long'"):
+            write(items)
+        assert items.get() == ()
+
+
+def test_what_doesn_t_fit_its_column_fails_the_snapshot_by_the_state_s_name() -> None:
+    ((owner, items),) = subtasks(declared(tg.operator_list("long")), 1, attempt=1)
+    items.add(2**70)
+    with pytest.raises(SchemaError, match="'state'"):
+        list(owner.freeze().sections())
+
+
+def test_states_without_items_are_named_but_not_written() -> None:
+    owner = OperatorStates(attempt=1, subtask=1)
+    rules = owner.state(tg.broadcast_map("string", "long", name="rules"))
+    owner.state(tg.operator_list("long", name="items"))
+    owner.set_writable(True)
+    rules.put("a", 1)
+    assert "rules" in owner and "items" in owner and "more" not in owner
+    frozen = owner.freeze()
+    assert [info.name for info in frozen.states] == ["rules", "items"]
+    assert list(frozen.sections()) == []
+    frozen.release()
+
+
+def test_parts_are_one_after_the_other() -> None:
+    released = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.info = tg.operator_list("long", name=name).info()
+
+        @property
+        def states(self) -> tuple[StateInfo, ...]:
+            return (self.info,)
+
+        def sections(self) -> Iterator[Section]:
+            yield Section(self.info.name, None, pa.record_batch([pa.array([1])], schema=self.info.schema))
+
+        def release(self) -> None:
+            released.append(self.info.name)
+
+    parts = FrozenParts(Part("a"), Part("b"))
+    assert [info.name for info in parts.states] == [section.state for section in parts.sections()] == ["a", "b"]
+    parts.release()
+    assert released == ["a", "b"]

@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     turns = [(list(seeds[start:start + SEEDS_PER_TURN]), options.job, options.mutant)
              for start in range(0, len(seeds), SEEDS_PER_TURN)]
     if options.processes == 1:
-        return _report(map(_run_some, turns), len(seeds))
+        return _report(map(_run_some, turns), len(seeds), options.mutant)
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        return _report(pool.imap_unordered(_run_some, turns), len(seeds))
+        return _report(pool.imap_unordered(_run_some, turns), len(seeds), options.mutant)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,7 +89,7 @@ def _broken(mutant: str | None) -> AbstractContextManager[None]:
     return nullcontext() if mutant is None else MUTANTS[mutant].applied()
 
 
-def _report(turns: Iterable[list[Finding]], total: int) -> int:
+def _report(turns: Iterable[list[Finding]], total: int, mutant: str | None) -> int:
     started, told = time.monotonic(), 0.0
     failed: list[int] = []
     runs: list[Outcome] = []
@@ -110,7 +110,8 @@ def _report(turns: Iterable[list[Finding]], total: int) -> int:
               f"{sum(len(run.faults) for run in runs) / len(runs):.1f} faults")
     if failed:
         print(f"failed: {' '.join(map(str, sorted(failed)))}\n"
-              f"again:  python -m tidegate.testing.simulation --seed {min(failed)} --trace")
+              f"again:  python -m tidegate.testing.simulation --seed {min(failed)} --trace"
+              + ("" if mutant is None else f" --mutant {mutant!r}"))
     return 1 if failed else 0
 
 

@@ -130,9 +130,9 @@ def _skip_what_is_unreadable(original: Any) -> Any:
 
 
 def _frozen_in_name_only(original: Any) -> Any:
-    def freeze(self: heap_tables.HeapTable) -> Any:
+    def freeze(self: heap_tables.HeapTable) -> heap_tables.Version:
         self.tidy(1_000_000)
-        return heap_tables.Version(), (self.main,)
+        return heap_tables.Version(self.version, (self.main,), has_dead=False)     # and nobody knows of its reader
 
     return freeze
 

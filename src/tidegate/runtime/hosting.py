@@ -44,7 +44,7 @@ MASTER_TICK_S = 0.01
 CONNECT_TIMEOUT_S = 60.0
 
 # A background thread that computes must not keep the hot loop waiting for the default 5 ms at every turn.
-SWITCH_INTERVAL_S = 0.0002
+SWITCH_INTERVAL_S = 0.0005
 # The hot loop makes many short-lived tuples and no cycles; the collector would walk the whole state for nothing.
 GC_THRESHOLDS = (200_000, 50, 1000)
 # glibc's names for what mallopt sets.

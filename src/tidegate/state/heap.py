@@ -29,7 +29,7 @@ __all__ = ["NO_KEY", "Cursor", "FrozenHeap", "HeapBackend", "held_as_it_is", "ke
 
 # Rests as multiples of the work before them. While entries are taken each write of the loop costs more, so that should
 # not last; what follows may take its time.
-TAKING_REST, WRITING_REST = 0.5, 6.0
+TAKING_REST, WRITING_REST = 1.5, 4.0
 
 Entries: TypeAlias = tuple[list[Any], list[Any]]      # keys, and the value of each
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 import tidegate as tg
-from benchmarks.workloads import KEYS, Records, keyed_sum_job, measure, session
+from benchmarks.workloads import KEYS, Records, measure, session
 
 CAPACITY_ROWS = 8_000_000
 SECONDS = 15
@@ -26,7 +26,8 @@ WARM_UP_S = 4
 
 def run(scale: float) -> Iterator[dict[str, Any]]:
     rows = int(CAPACITY_ROWS * scale)
-    capacity = measure(keyed_sum_job(session(), rows=rows, every="1 s"), rows).records_per_s
+    unpaced = Clocked(rate=1e12, seconds=rows / 1e12)
+    capacity = measure(_job(unpaced, tempfile.mkdtemp(prefix="tidegate-latency-")), rows).records_per_s
     rate = capacity / 2
     latencies_ms = _latencies_ms(rate, SECONDS * max(1.0, scale))
     p50, p99 = (float(np.percentile(latencies_ms, at)) for at in (50, 99))
@@ -48,12 +49,16 @@ class Latest(tg.KeyedProcess):
 
 def _latencies_ms(rate: float, seconds: float) -> np.ndarray[Any, Any]:
     folder = tempfile.mkdtemp(prefix="tidegate-latency-")
+    _job(Clocked(rate=rate, seconds=seconds + WARM_UP_S), folder).start().wait(600)
+    return np.concatenate([np.load(file) for file in sorted(Path(folder).glob("*.npy"))])
+
+
+def _job(source: Clocked, folder: str) -> tg.Job:
     job = tg.Job("latency", session(), slots=2, restart=tg.NoRestart(),
                  snapshots=tg.Snapshots(every="1 s", to=tempfile.mkdtemp(prefix="tidegate-bench-")))
-    job.source("records", Clocked(rate=rate, seconds=seconds + WARM_UP_S)).key_by("key").process(
+    job.source("records", source).key_by("key").process(
         "sum", Latest(), returns="key long, total long, created_ns long").to("out", Stopwatch(folder))
-    job.start().wait(600)
-    return np.concatenate([np.load(file) for file in sorted(Path(folder).glob("*.npy"))])
+    return job
 
 
 @dataclass(frozen=True)
@@ -133,4 +138,4 @@ class _StopwatchWriter(tg.SinkWriter):
         return lambda: ()
 
     def close(self) -> None:
-        np.save(self._file, np.concatenate(self._ages))
+        np.save(self._file, np.concatenate([np.zeros(0), *self._ages]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from tidegate.errors import SchemaError
 from tidegate.state.cutting import Pace, cut_by_group
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap_tables import GONE, NO_KEY, Changed, Cursor, HeapTable, make_table
+from tidegate.state.heap_tables import GONE, NO_KEY, Cursor, HeapTable, make_table
 from tidegate.state.sections import Section, StateInfo
 from tidegate.types import ddl_of, from_list, to_list
 
@@ -29,9 +29,12 @@ __all__ = ["NO_KEY", "Cursor", "FrozenHeap", "HeapBackend", "held_as_it_is", "ke
 
 # Rests as multiples of the work before them. While entries are taken each write of the loop costs more, so that should
 # not last; what follows may take its time.
-TAKING_REST, WRITING_REST = 1.5, 4.0
+TAKING_REST, WRITING_REST = 1.0, 4.0
+
+SHARD_ENTRIES = 32_768
 
 Entries: TypeAlias = tuple[list[Any], list[Any]]      # keys, and the value of each
+T = TypeVar("T")
 
 
 class HeapBackend:
@@ -56,9 +59,9 @@ class HeapBackend:
         table.load(key_list(rows.column("key")), to_list(rows.column("value")))
 
     def maintain(self, budget: int) -> None:
-        """A small step of tidying up, between two batches. As many as there were records keep up with any load."""
+        """A small step of tidying up, between two batches."""
         for table in self._tables.values():
-            if not table.steady or table.dirty:
+            if table.versions or table.waste or not table.steady:
                 table.tidy(budget)
 
     def freeze(self) -> FrozenHeap:
@@ -78,13 +81,14 @@ class FrozenHeap:
 
     def sections(self) -> Iterator[Section]:
         # All is taken before the first section goes on its way: how long that takes, the loop needn't know.
-        rows = [table.take() for table in self._tables]
-        for info, chunks in zip(self.states, rows, strict=True):
-            yield from cut_by_group(info.name, chunks, self._key_group_count)
+        for table in self._tables:
+            table.take()
+        for table in self._tables:
+            yield from cut_by_group(table.info.name, table.rows(), self._key_group_count)
 
     def release(self) -> None:
         for table in self._tables:
-            table.version.done = True
+            table.version.released = True
 
 
 class _FrozenTable:
@@ -94,44 +98,45 @@ class _FrozenTable:
         self.info = table.info
         self.version = table.freeze()
         self._in_place = table.in_place
+        self._entries: list[Entries] = []
+        self._log: list[tuple[list[Any], list[Any], int]] = []
+        self._rows: list[pa.RecordBatch] = []
 
-    def take(self) -> Iterable[pa.RecordBatch]:
-        """The entries as Arrow rows. When it returns, nothing in the table is needed any more."""
-        entries = self._entries()
-        rows: Iterable[pa.RecordBatch]
-        if self._in_place:
-            rows = list(self._rows(entries))        # the values are about to be changed by the loop
-        else:
-            rows = self._rows(_emptying(list(entries)))
-        self.version.done = True
-        return rows
-
-    def _entries(self) -> Iterator[Entries]:
-        """Keys and their values at the freeze, some at a time."""
+    def take(self) -> None:
+        """Takes references to all entries. When it returns, the loop needs to log no more."""
         pace = Pace(rest_factor=TAKING_REST)
-        number = self.version.number
         for part in self.version.parts:
-            all_keys, all_entries = iter(part), iter(part.values())
+            all_keys, all_values = iter(part), iter(part.values())
             while keys := list(islice(all_keys, pace.entries)):
-                entries = list(islice(all_entries, len(keys)))
-                values = [entry.at(number) if type(entry) is Changed else entry for entry in entries]
-                if self.version.has_dead:
-                    keys = [key for key, value in zip(keys, values, strict=True) if value is not GONE]
-                    values = [value for value in values if value is not GONE]
-                yield keys, values
+                self._entries.append((keys, list(islice(all_values, len(keys)))))
                 pace.rest_if_due()
+        # After the entries, as the theory wants it, and before the loop stops logging.
+        self._log = self.version.log_so_far()
+        if self._in_place:
+            self._rows = list(self._to_rows())      # the loop is about to change the values
+        self.version.taken = True
 
-    def _rows(self, entries: Iterable[Entries]) -> Iterator[pa.RecordBatch]:
+    def rows(self) -> Iterable[pa.RecordBatch]:
+        return _emptying(self._rows) if self._in_place else self._to_rows()
+
+    def _to_rows(self) -> Iterator[pa.RecordBatch]:
+        """The entries as they were at the freeze, some at a time."""
         pace = Pace(rest_factor=WRITING_REST)
-        for keys, values in entries:
+        was = Corrections(self._log, pace)
+        for keys, values in _emptying(self._entries):
             start = 0
             while start < len(keys):
                 stop = start + pace.entries
-                yield self._batch(keys[start:stop], values[start:stop])
+                rows = self._batch(keys[start:stop], was.corrected(keys[start:stop], values[start:stop]))
+                if rows.num_rows:
+                    yield rows
                 pace.rest_if_due()
                 start = stop
 
     def _batch(self, keys: list[Any], values: list[Any]) -> pa.RecordBatch:
+        if self.version.has_dead:
+            keys = [key for key, value in zip(keys, values, strict=True) if value is not GONE]
+            values = [value for value in values if value is not GONE]
         key_type, value_type = (field.type for field in self.info.schema)
         try:
             columns = [_keys_to_arrow(keys, key_type), from_list(values, value_type)]
@@ -141,11 +146,41 @@ class _FrozenTable:
         return pa.RecordBatch.from_arrays(columns, schema=self.info.schema)
 
 
-def _emptying(entries: list[Entries]) -> Iterator[Entries]:
+class Corrections:
+    """What the keys in a log held at the freeze: what was logged for them first.
+
+    It is spread over dictionaries of about `SHARD_ENTRIES`, none of which takes long to grow.
+    """
+
+    def __init__(self, log: list[tuple[list[Any], list[Any], int]], pace: Pace) -> None:
+        self._mask = mask = (1 << (sum(count for _, _, count in log) // SHARD_ENTRIES).bit_length()) - 1
+        self._was: list[dict[Any, Any]] = [{} for _ in range(mask + 1)]
+        for keys, values, count in reversed(log):
+            stop = count
+            while stop:
+                start = max(0, stop - pace.entries)
+                # Backwards, so that what was logged first has the last word.
+                some = zip(keys[start:stop][::-1], values[start:stop][::-1], strict=True)
+                if mask:
+                    for key, value in some:
+                        self._was[hash(key) & mask][key] = value
+                else:
+                    self._was[0].update(some)
+                pace.rest_if_due()
+                stop = start
+
+    def corrected(self, keys: list[Any], values: list[Any]) -> list[Any]:
+        was, mask = self._was, self._mask
+        if mask:
+            return [was[hash(key) & mask].get(key, value) for key, value in zip(keys, values, strict=True)]
+        return list(map(was[0].get, keys, values)) if was[0] else values
+
+
+def _emptying(things: list[T]) -> Iterator[T]:
     """Lets go of what was used."""
-    entries.reverse()
-    while entries:
-        yield entries.pop()
+    things.reverse()
+    while things:
+        yield things.pop()
 
 
 def key_list(column: pa.Array) -> list[Any]:

@@ -1,25 +1,26 @@
 """The tables of the heap backend: one dictionary for each state, frozen in O(1).
 
-Theory of operation. A freeze is a number, and costs the same whatever the size of the state. From then on, and until
-the frozen version was read, a write doesn't overwrite a value but puts a `Changed` in its place, which holds the new
-value and what it `was`. A reader takes what was, if that was changed after its freeze. A background thread reads the
-table in small pieces while the loop goes on (the paper, section 4.2, copies the table array and then shares chains:
-this is our copy-on-write). It takes no more than references to keys and values; as soon as it has them all, the loop
-overwrites again, however long it takes to write them to a store. So a read is one look-up, always; a write costs more
-only while there is a reader; and there is little to tidy up afterwards.
+Theory of operation. A table is one dictionary, `main`. A freeze opens a `Version`, which costs the same whatever the size
+of the state: from then on a write first logs the key and what it held. The frozen state is what the dictionary holds now,
+but for the keys in the log, which hold what was logged for them first. A background thread reads it in small pieces while
+the loop goes on (the paper, section 4.2, copies the table array and then shares chains: this is our copy-on-write). It
+takes no more than references to keys and values; as soon as it has them all, the loop stops logging, however long it
+takes to write them to a store. So a read is one look-up, always; a write costs a little more only while there is a
+reader; and there is little to tidy up afterwards.
 
 The reader and the loop touch the same dictionary from two threads with one interpreter lock between them. Invariants:
 - While there are readers, the keys of a part don't change: a new key goes to a new part (`added`), a deleted key stays
-  and is `GONE` now. So a part can be iterated while it is written to. `tidy` puts that right when there are no readers.
-- What a reader of version n can reach from an entry that it has got never changes: a `Changed` is changed in place only
-  by the version that it was made in, and readers of that version don't look at what is `now`.
-- A key is in one part only.
+  and is `GONE`. So a part can be iterated while it is written to. `tidy` puts that right when there are no readers.
+- What was is logged before it is overwritten, and the reader looks at the part first and at the log then. So it finds
+  the value of the freeze, however the two threads take turns.
 - A list or dict that a reader can see is never changed in place: a copy takes its place first. And none is held by the
   user as well: they are copied on their way in and out (values.py).
+- A key is in one part only.
 
 What grows with the state even so: a Python dictionary that fills up is copied to twice its size at once, which takes
-some milliseconds from a hundred thousand entries on. That happens when the state grows, and only then. The list or
-dictionary of one key is copied whole when it is changed for the first time while there is a reader.
+some milliseconds from a hundred thousand entries on. That happens to a part when the state grows, and only then. The
+list or dictionary of one key is copied whole when it is changed for the first time while there is a reader. Nothing here
+makes an object for each entry that Python's garbage collector would have to walk.
 """
 
 from __future__ import annotations
@@ -30,44 +31,18 @@ from typing import Any
 from tidegate.errors import JobError
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import StateInfo
-from tidegate.state.values import detached
+from tidegate.state.values import NoSuchValue, detached
+
+# What is left to do after a freeze is done in this many steps between batches, more or less. Few would be long ones.
+BACKLOG_STEPS = 64
 
 
-class Changed:
-    """Stands in for a value that was changed after freeze `version`, while there were readers.
-
-    `was` is the entry before that: a value, or a `Changed` of an older version.
-    """
-
-    __slots__ = ("now", "version", "was")
-
-    def __init__(self, now: Any, was: Any, version: int) -> None:
-        self.now = now
-        self.was = was
-        self.version = version
-
-    def at(self, version: int) -> Any:
-        """What the key held at that freeze, which is no older than those that had readers when this was made."""
-        entry: Any = self
-        while type(entry) is Changed:
-            if entry.version < version:
-                return entry.now
-            entry = entry.was
-        return entry
-
-    def needed_since(self, version: int) -> Any:
-        """This, without what no reader of that version or a later one needs."""
-        if self.version < version:
-            return self.now
-        oldest = self
-        while type(oldest.was) is Changed and oldest.was.version >= version:
-            oldest = oldest.was
-        if type(oldest.was) is Changed:
-            oldest.was = oldest.was.now
-        return self
+class _Sentinel:
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __repr__(self) -> str:
-        return "GONE" if self is GONE else f"Changed({self.now!r}, was={self.was!r}, version={self.version})"
+        return self._name
 
 
 class _NoKey:
@@ -81,11 +56,9 @@ class _NoKey:
         return "NO_KEY"
 
 
-# No value. It is a `Changed`, so that one look at an entry's type tells whether it is simply the value.
-GONE: Any = Changed(None, None, -1)
-GONE.now = GONE
+GONE: Any = _Sentinel("GONE")
 NO_KEY: Any = _NoKey()
-_ABSENT: Any = object()
+_ABSENT: Any = _Sentinel("ABSENT")
 _NO_ITEMS: dict[Any, Any] = {}      # never written to
 
 
@@ -99,25 +72,43 @@ class Cursor:
 
 
 class Version:
-    """A freeze that is being read. `done` is the only thing in a table that a reader, in another thread, writes."""
+    """A freeze, and a log of what was changed since then, until the next freeze.
 
-    __slots__ = ("done", "has_dead", "number", "parts")
+    `taken`: its reader has seen all entries; `released`: it needs the log no more. A reader, in another thread, writes
+    nothing but `taken`.
+    """
 
-    def __init__(self, number: int, parts: tuple[dict[Any, Any], ...], *, has_dead: bool) -> None:
-        self.number = number
+    __slots__ = ("changed_keys", "has_dead", "next", "old_values", "parts", "released", "taken")
+
+    def __init__(self, parts: tuple[dict[Any, Any], ...], *, has_dead: bool) -> None:
         self.parts = parts              # where its keys are
         self.has_dead = has_dead        # whether some of them were deleted and still there at the freeze
-        self.done = False
+        self.changed_keys: list[Any] = []
+        self.old_values: list[Any] = []
+        self.next: Version | None = None
+        self.taken = False
+        self.released = False
+
+    def log_so_far(self) -> list[tuple[list[Any], list[Any], int]]:
+        """Keys that were changed since the freeze, what they held before, and how many of both there are now; in pieces,
+        oldest first. A key may be there again."""
+        pieces = []
+        version: Version | None = self
+        while version is not None:
+            pieces.append((version.changed_keys, version.old_values, len(version.old_values)))
+            version = version.next
+        return pieces
 
 
 class HeapTable:
     """The entries of one state. Its subclasses add the methods that the user's function calls.
 
-    `steady`: there is no reader, and all entries are in `main`. The usual case, and the quick one.
+    `steady`: there is no reader, and all entries are in `main`. The usual case, and the quick one: a value of the Python
+    type `quick` is simply set then.
     """
 
-    __slots__ = ("added", "copied", "cursor", "default", "dirty", "has_dead", "in_place", "info", "keep", "main", "plain",
-                 "steady", "version", "versions")
+    __slots__ = ("added", "copied", "cursor", "dead", "default", "in_place", "info", "keep", "main", "own", "plain", "quick",
+                 "read", "steady", "versions", "waste")
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
         self.info = info
@@ -129,119 +120,115 @@ class HeapTable:
         self.in_place = False           # whether values are lists or dicts that are changed in place
         self.main: dict[Any, Any] = {}
         self.steady = True
-        self.version = 0                # of the last freeze
-        self.versions: list[Version] = []                # those that have readers, oldest first
+        self.quick = self.plain         # as long as the table is steady
+        self.read = False               # whether there is a reader
+        self.versions: list[Version] = []                # those that were not released yet, oldest first
         self.added: tuple[dict[Any, Any], ...] = ()      # new keys go to the last one while there are readers
-        self.dirty: list[Any] = []                       # keys whose entry may be a Changed
-        self.has_dead = False                            # whether one of them may be GONE
+        self.dead: list[Any] = []                        # keys deleted while there were readers
+        self.own: set[Any] = set()                       # keys whose list or dict no reader can see, while there are any
+        self.waste: list[list[Any]] = []                 # logs that nobody needs any more
 
     # What the subclasses' methods are made of.
 
     def seen(self, key: Any) -> Any:
         """What the table holds for the key, or GONE."""
-        entry = self.main.get(key, GONE)
-        return self.sought(key, entry) if type(entry) is Changed else entry
+        value = self.main.get(key, GONE)
+        return self.sought(key) if value is GONE else value
 
-    def sought(self, key: Any, entry: Any) -> Any:
-        """The same where main has no plain value, but `entry`."""
-        if entry is GONE:
-            for part in self.added:
-                entry = part.get(key, GONE)
-                if entry is not GONE:
-                    break
-        return entry.now if type(entry) is Changed else entry
+    def sought(self, key: Any) -> Any:
+        """The same for a key that main doesn't hold."""
+        for part in self.added:
+            value = part.get(key, GONE)
+            if value is not GONE:
+                return value
+        return GONE
 
     def write(self, key: Any, value: Any) -> None:
         """Sets the key's value, or GONE."""
         if self.steady:
             self.main[key] = value
-        elif not self.versions:
+        elif self.read:
+            part = self.main
+            old = part.get(key, _ABSENT)
+            if old is _ABSENT:
+                part = next((part for part in self.added if key in part), self.added[-1])
+                old = part.get(key, _ABSENT)
+            if part is not self.added[-1]:      # or no reader knows of it
+                newest = self.versions[-1]
+                newest.changed_keys.append(key)
+                newest.old_values.append(old)
+            part[key] = value
+            if self.in_place:
+                self.own.add(key)
+        else:
             for part in self.added:
                 part.pop(key, None)
             self.main[key] = value
-        else:
-            part = self.main if key in self.main else next((part for part in self.added if key in part), self.added[-1])
-            if part is self.added[-1]:
-                part[key] = value       # no reader knows of it
-            else:
-                self._change(part, key, value)
 
     def clear(self) -> None:
         key = self.cursor.key
         if self.steady:
             if key in self.main:
                 del self.main[key]
-        elif not self.versions:
+        elif not self.read:
             for part in (self.main, *self.added):
                 part.pop(key, None)
         elif self.seen(key) is not GONE and self.added[-1].pop(key, _ABSENT) is _ABSENT:
             self.write(key, GONE)
-            self.has_dead = True
+            self.dead.append(key)
 
     def owned(self, key: Any) -> bool:
         """Whether no reader can see the list or dict that the table holds for the key."""
-        if not self.versions or key in self.added[-1]:
-            return True
-        entry = next(part[key] for part in (self.main, *self.added) if key in part)
-        return type(entry) is Changed and entry.version == self.version
-
-    def _change(self, part: dict[Any, Any], key: Any, value: Any) -> None:
-        entry = part[key]
-        if type(entry) is not Changed:
-            part[key] = Changed(value, entry, self.version)
-            self.dirty.append(key)
-        elif entry.version == self.version:
-            entry.now = value
-        else:
-            part[key] = Changed(value, entry.needed_since(self.versions[0].number), self.version)
+        return not self.read or key in self.own
 
     # Versions.
 
     def freeze(self) -> Version:
-        """A new version. Whoever reads it says when it is `done`."""
+        """A new version. It is to be `taken` or `released`."""
         self.tidy(0)
         full = tuple(part for part in self.added if part)
-        self.version += 1
-        version = Version(self.version, (self.main, *full), has_dead=self.has_dead)
+        version = Version((self.main, *full), has_dead=bool(self.dead))
+        if self.versions:
+            self.versions[-1].next = version
         self.versions.append(version)
         self.added = (*full, {})
-        self.steady = False
+        self.own = set()
+        self.read, self.steady, self.quick = True, False, NoSuchValue
         return version
 
     def tidy(self, budget: int) -> None:
-        """Takes some of the steps that are left to do after a freeze. Each kind of step has the budget for itself."""
-        if self.versions:
-            self.versions = [version for version in self.versions if not version.done]
-        if not self.versions:
-            self._settle(budget)
+        """Takes some of the steps that are left to do after a freeze: `budget`, and more the more there are left."""
+        versions = self.versions
+        while versions and versions[0].released:
+            oldest = versions.pop(0)
+            self.waste += [log for log in (oldest.changed_keys, oldest.old_values) if log]
+        self.read = not all(version.taken or version.released for version in versions)
+        if not self.read and not self.steady:
+            self.own = set()
+            self._bury(budget)
             self._take_in(budget)
-            self.steady = not self.added
+            if not self.dead and not self.added:
+                self.steady, self.quick = True, self.plain
+        self._throw_away(budget)
 
     def load(self, keys: Iterable[Any], values: Iterable[Any]) -> None:
         assert self.steady
         self.main.update(zip(keys, values, strict=True))
 
-    def _settle(self, budget: int) -> None:
-        """Puts values in the place of what stands in for them."""
-        for _ in range(min(budget, len(self.dirty))):
-            key = self.dirty.pop()
+    # Dictionaries and lists are emptied bit by bit: to drop a full one would be a single long step.
+
+    def _bury(self, budget: int) -> None:
+        """Takes deleted keys out."""
+        for _ in range(min(budget + len(self.dead) // BACKLOG_STEPS, len(self.dead))):
+            key = self.dead.pop()
             for part in (self.main, *self.added):
-                entry = part.get(key)
-                if type(entry) is Changed:
-                    if entry.now is GONE:
-                        del part[key]
-                    else:
-                        part[key] = entry.now
-        if not self.dirty:
-            self.has_dead = False
+                if part.get(key, _ABSENT) is GONE:
+                    del part[key]
 
     def _take_in(self, budget: int) -> None:
-        """Moves added entries to main. Several parts mean that it falls behind, so then it does more.
-
-        They are taken out one by one: to drop a full dictionary would be a single long step.
-        """
-        budget *= len(self.added)
-        while self.added:
+        """Moves added entries to main."""
+        budget += sum(map(len, self.added)) // BACKLOG_STEPS
+        while self.added and not self.dead:
             part, main = self.added[-1], self.main
             if not main:
                 self.main, self.added = part, self.added[:-1]
@@ -249,12 +236,23 @@ class HeapTable:
             take = part.popitem
             steps = min(budget, len(part))
             for _ in range(steps):
-                key, entry = take()
-                main[key] = entry
+                key, value = take()
+                main[key] = value
             budget -= steps
             if part:
                 return
             self.added = self.added[:-1]
+
+    def _throw_away(self, budget: int) -> None:
+        """Drops logs."""
+        budget += sum(map(len, self.waste)) // BACKLOG_STEPS
+        while self.waste and budget > 0:
+            log = self.waste[-1]
+            steps = min(budget, len(log))
+            del log[len(log) - steps:]
+            budget -= steps
+            if not log:
+                self.waste.pop()
 
 
 class HeapValue(HeapTable):
@@ -262,19 +260,17 @@ class HeapValue(HeapTable):
 
     def get(self) -> Any:
         value = self.main.get(self.cursor.key, GONE)
-        if type(value) is Changed:
-            value = self.sought(self.cursor.key, value)
+        if value is GONE:
+            value = self.sought(self.cursor.key)
             if value is GONE:
                 return self.default
         return value
 
     def set(self, value: Any) -> None:
-        if type(value) is not self.plain:
-            value = self.keep(value)
-        if self.steady:
+        if type(value) is self.quick:
             self.main[self.cursor.key] = value
         else:
-            self.write(self.cursor.key, value)
+            self.write(self.cursor.key, value if type(value) is self.plain else self.keep(value))
 
 
 class HeapContainerValue(HeapValue):
@@ -289,13 +285,13 @@ class HeapContainerValue(HeapValue):
 
 
 class HeapTimes(HeapValue):
-    """A key's timers: tuples of times, which only timers.py sets."""
+    """A key's timers: lists of times, which only timers.py sets, and never changes in place."""
 
     __slots__ = ()
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
         super().__init__(descriptor, info, cursor)
-        self.plain = tuple
+        self.plain = self.quick = list
 
 
 class HeapReducing(HeapTable):
@@ -315,16 +311,14 @@ class HeapReducing(HeapTable):
     def add(self, item: Any) -> None:
         key = self.cursor.key
         merged = self.main.get(key, GONE)
-        if type(merged) is Changed:
-            merged = self.sought(key, merged)
+        if merged is GONE:
+            merged = self.sought(key)
         if merged is not GONE:
             item = self.function(merged if self.copied is None else self.copied(merged), item)
-        if type(item) is not self.plain:
-            item = self.keep(item)
-        if self.steady:
+        if type(item) is self.quick:
             self.main[key] = item
         else:
-            self.write(key, item)
+            self.write(key, item if type(item) is self.plain else self.keep(item))
 
 
 class HeapAggregating(HeapTable):

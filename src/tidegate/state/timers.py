@@ -1,11 +1,11 @@
 """Timers: keyed state like any other, with a heap beside it that says which is due.
 
-The state `__event_timers` (and `__processing_timers`) holds, for each key, the tuple of times it is to be called at. A
+The state `__event_timers` (and `__processing_timers`) holds, for each key, the list of times it is to be called at. A
 timer is set at most once per key, kind and time. The heap is derived: it is rebuilt from the state at a restore, and may
 hold entries whose timer was deleted; the state decides. When there are more deleted ones than others, the heap is
 rebuilt without them.
 
-What it doesn't do: many timers of one key are kept in a tuple, and each change copies it. Timers are for a few times
+What it doesn't do: many timers of one key are kept in one list, and each change copies it. Timers are for a few times
 per key.
 """
 
@@ -67,7 +67,7 @@ class TimerQueue:
         """For the current key."""
         times = self._table.get()
         if at_ms not in times:
-            self._table.set((*times, at_ms))
+            self._table.set([*times, at_ms])
             heappush(self._heap, (at_ms, next(self._order), self._cursor.key))
 
     def delete(self, at_ms: int) -> None:
@@ -110,7 +110,7 @@ class TimerQueue:
         times = self._table.get()
         if at_ms not in times:
             return False
-        left = tuple(time for time in times if time != at_ms)
+        left = [time for time in times if time != at_ms]
         if left:
             self._table.set(left)
         else:

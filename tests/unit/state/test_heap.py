@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.state import descriptors as tg
-from tidegate.state import heap
+from tidegate.state import heap, heap_tables
+from tidegate.state.cutting import Pace
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap import FrozenHeap, HeapBackend, held_as_it_is, key_list
-from tidegate.state.heap_tables import GONE, Changed, HeapTable
+from tidegate.state.heap import Corrections, FrozenHeap, HeapBackend, held_as_it_is, key_list
+from tidegate.state.heap_tables import GONE, HeapTable
 from tidegate.state.sections import Section
 from tidegate.types import to_list
 
@@ -77,9 +78,10 @@ _turns = st.lists(st.lists(_writes | _others, max_size=6), max_size=30)
 
 
 @pytest.mark.parametrize("shape", ["value", "list"])
+@pytest.mark.parametrize("shard_entries", [2, 1000])
 @given(before=st.lists(_writes, max_size=12), turns=_turns)
 def test_a_version_is_read_right_however_reader_and_loop_take_turns(
-        shape: str, before: list[tuple[str, int]], turns: list[list[tuple[str, int]]]) -> None:
+        shape: str, shard_entries: int, before: list[tuple[str, int]], turns: list[list[tuple[str, int]]]) -> None:
     """At every rest of a reader the loop writes, freezes, and lets other readers read, which rest in turn."""
     backend, state = backend_with(tg.value("long") if shape == "value" else tg.list_("long"))
     oracle: dict[int, Any] = {}
@@ -117,6 +119,7 @@ def test_a_version_is_read_right_however_reader_and_loop_take_turns(
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(heap, "Pace", Turns(turn))
+        patched.setattr(heap, "SHARD_ENTRIES", shard_entries)
         for step in before:
             act(*step)
         outstanding.append((backend.freeze(), copy.deepcopy(oracle)))
@@ -124,7 +127,7 @@ def test_a_version_is_read_right_however_reader_and_loop_take_turns(
             read(*outstanding.pop())
             turn()
     assert held(backend, state) == oracle
-    for _ in range(10):
+    for _ in range(100):
         backend.maintain(5)
     check_tidy(state)
     assert held(backend, state) == oracle == entries(backend.freeze().sections())
@@ -132,16 +135,16 @@ def test_a_version_is_read_right_however_reader_and_loop_take_turns(
 
 def check_tidy(table: HeapTable) -> None:
     """Nothing is left of versions: every entry is a value in main."""
-    assert table.steady and not table.added and not table.dirty and not table.versions and not table.has_dead
-    assert not any(type(entry) is Changed for entry in table.main.values())
+    assert table.steady and not (table.added or table.dead or table.own or table.versions or table.waste)
+    assert GONE not in table.main.values()
 
 
 def test_a_freeze_copies_nothing() -> None:
     backend, state = filled(1000)
     main = state.main
     frozen = backend.freeze()
-    assert state.main is main and state.added == ({},) and state.dirty == []
-    assert [version.parts for version in state.versions] == [(main,)]
+    assert state.main is main and state.added == ({},)
+    assert [version.parts for version in state.versions] == [(main,)] and not state.versions[0].changed_keys
     frozen.release()
 
 
@@ -154,6 +157,24 @@ def test_the_loop_is_done_with_a_version_when_its_entries_were_taken_not_when_th
     for backend.cursor.key in range(1000):
         state.set(-1)
     assert entries([first, *sections]) == {key: key for key in range(1000)}
+
+
+def test_a_log_that_begins_again_later_says_nothing_about_the_version_before() -> None:
+    """The first version is taken but not written yet; the second logs what keys held then, which is something else."""
+    backend, _ = filled(10)
+    other = backend.table(tg.value("long", name="other"))
+    for backend.cursor.key in range(10):
+        other.set(1)
+    sections = iter(backend.freeze().sections())
+    assert next(sections).state == "state"
+    backend.maintain(0)
+    for backend.cursor.key in range(10):
+        other.set(2)        # not logged: there is no reader
+    newer = backend.freeze()
+    for backend.cursor.key in range(10):
+        other.set(3)
+    assert entries(section for section in sections if section.state == "other") == dict.fromkeys(range(10), 1)
+    assert entries(section for section in newer.sections() if section.state == "other") == dict.fromkeys(range(10), 2)
 
 
 def test_lists_that_change_in_place_while_sections_are_made_are_written_as_they_were() -> None:
@@ -203,18 +224,34 @@ def test_a_version_that_is_never_read_is_given_up_by_its_release() -> None:
 def test_a_step_of_maintenance_does_no_more_than_its_budget() -> None:
     backend, state = filled(50)
     frozen = backend.freeze()
-    for backend.cursor.key in range(100):
+    for backend.cursor.key in range(25):
+        state.clear()
+    for backend.cursor.key in range(25, 100):
         state.set(-1)
     frozen.release()
-    changed, added = 50, 50
-    while not state.steady or state.dirty:
-        assert sum(type(entry) is Changed for entry in state.main.values()) == changed
+    dead, added = 25, 50
+    while not state.steady or state.waste:
+        assert sum(value is GONE for value in state.main.values()) == len(state.dead) == dead
         assert sum(map(len, state.added)) == added
-        assert held(backend, state) == dict.fromkeys(range(100), -1), "whatever is where"
+        assert held(backend, state) == dict.fromkeys(range(25, 100), -1), "whatever is where"
         backend.maintain(7)
-        changed, added = max(0, changed - 7), max(0, added - 7)
-    assert changed == added == 0
+        dead, added = max(0, dead - 7), added if dead > 7 else max(0, added - 7)
+    assert dead == added == 0
     check_tidy(state)
+
+
+def test_the_more_there_is_to_do_the_more_is_done_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap_tables, "BACKLOG_STEPS", 5)
+    backend, state = filled(1)
+    frozen = backend.freeze()
+    for backend.cursor.key in range(1, 101):
+        state.set(1)
+    frozen.release()
+    left = []
+    while state.added:
+        left.append(sum(map(len, state.added)))
+        backend.maintain(1)
+    assert left[:3] == [100, 79, 63] and len(left) < 20
 
 
 def test_writes_and_deletions_between_two_steps_are_kept() -> None:
@@ -228,7 +265,7 @@ def test_writes_and_deletions_between_two_steps_are_kept() -> None:
         state.set(-2)
     for backend.cursor.key in (3, 7):
         state.clear()
-    while not state.steady or state.dirty:
+    while not state.steady or state.waste:
         backend.maintain(1)
     check_tidy(state)
     assert held(backend, state) == {0: 0, 1: 1, 2: -2, 4: -1, 5: -1, 6: -2}
@@ -240,8 +277,9 @@ def test_deleted_keys_leave_nothing_behind() -> None:
     for backend.cursor.key in range(100):
         state.clear()
     assert len(state.main) == 100 and entries(frozen.sections()).keys() == set(range(100))
+    frozen.release()
     backend.maintain(1000)
-    assert state.main == {} and not state.dirty
+    assert state.main == {}
     check_tidy(state)
 
 
@@ -251,7 +289,7 @@ def test_keys_that_come_and_go_while_a_version_is_read_are_not_even_remembered()
     backend.cursor.key = 50
     state.set(1)
     state.clear()
-    assert state.added == ({},) and not state.dirty
+    assert state.added == ({},) and not state.dead and not state.versions[0].changed_keys
     assert entries(frozen.sections()) == {0: 0}
 
 
@@ -268,8 +306,8 @@ def test_the_first_entries_of_an_empty_table_are_taken_in_without_moving_them() 
     assert state.main is added and state.steady
 
 
-def test_many_versions_without_a_pause_leave_no_chains() -> None:
-    """There is always a reader, as with a slow store: what an entry drags along is bounded by the versions read."""
+def test_many_versions_without_a_pause_are_let_go() -> None:
+    """There is always a reader, as with a slow store."""
     backend, state = filled(3)
     frozen = backend.freeze()
     for number in range(100):
@@ -279,13 +317,38 @@ def test_many_versions_without_a_pause_leave_no_chains() -> None:
         frozen.release()
         backend.maintain(10)
         frozen = newer
-    assert max(depth(entry) for entry in state.main.values()) <= 2
-    assert len(state.dirty) == 3 and len(state.versions) == 1
+    assert len(state.versions) == 1 and not state.waste
     assert entries(frozen.sections()) == dict.fromkeys(range(3), 98)
 
 
-def depth(entry: Any) -> int:
-    return 1 + depth(entry.was) if type(entry) is Changed else 0
+@pytest.mark.parametrize("shard_entries", [10, 1000])
+def test_what_was_is_looked_up_in_small_dictionaries(monkeypatch: pytest.MonkeyPatch, shard_entries: int) -> None:
+    """So that none of them takes long to grow."""
+    monkeypatch.setattr(heap, "SHARD_ENTRIES", shard_entries)
+    twice: list[Any] = list(range(50)) * 2
+    later: list[Any] = [7, 99, 0]
+    was = Corrections([(twice, list(range(100)), 100), (later, ["x", "y", "z"], 2)], Pace(rest_factor=0.0))
+    assert max(map(len, was._was)) == (51 if shard_entries == 1000 else 4)
+    keys = [*range(100), None]
+    assert was.corrected(keys, ["now"] * 101) == [*range(50), *["now"] * 49, "y", "now"], "the first one counts"
+
+
+def test_logs_are_dropped_bit_by_bit_when_nobody_needs_them() -> None:
+    backend, state = filled(100)
+    older, newer = backend.freeze(), backend.freeze()
+    for backend.cursor.key in range(100):
+        state.set(-1)
+    newer.release()
+    backend.maintain(10)
+    assert state.waste == [], "the older one needs it, too"
+    assert entries(older.sections()) == {key: key for key in range(100)}
+    older.release()
+    left = []
+    while state.waste or not left:
+        backend.maintain(30)
+        left.append(sum(map(len, state.waste)))
+    assert left[:2] == [200 - 30 - 3, 200 - 30 - 3 - 30 - 2]
+    check_tidy(state)
 
 
 def test_state_takes_at_most_twice_the_memory_of_a_dictionary_even_while_it_is_read() -> None:

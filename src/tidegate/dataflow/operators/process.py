@@ -158,7 +158,6 @@ class ProcessOperator(Operator):
         self._cursor = Cursor()
         self._event: TimerQueue | None = None
         self._processing: TimerQueue | None = None
-        self._since_maintenance = 0
 
     def open(self, context: OperatorContext) -> None:
         self._operator_states = OperatorStates(attempt=context.attempt, subtask=context.subtask)
@@ -181,7 +180,6 @@ class ProcessOperator(Operator):
         records = map(tuple.__new__, repeat(self._row_classes[port]), zip(*columns, strict=True))
         keys = self._key_list(batch, columns, port) if self._keyed else None
         self._emit_all(self._process(self._methods[port], records, keys))
-        self._since_maintenance += batch.num_rows
 
     def on_watermark(self, at_ms: int) -> None:
         self._context.watermark_ms = at_ms
@@ -198,8 +196,7 @@ class ProcessOperator(Operator):
 
     def maintain(self, budget: int) -> None:
         if self._backend is not None:
-            self._backend.maintain(max(budget, self._since_maintenance))
-            self._since_maintenance = 0
+            self._backend.maintain(budget)
 
     def freeze(self, epoch: int) -> FrozenState | None:
         items = self._operator_states.freeze()

@@ -66,8 +66,8 @@ from tidegate.runtime.messages import (
     Trigger,
 )
 from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, Status
+from tidegate.runtime.restoring import check_restorable
 from tidegate.runtime.settings import JobSettings
-from tidegate.runtime.snapshots import check_restorable
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest, OperatorEntry, PieceEntry, StateEntry
 

@@ -45,8 +45,9 @@ from tidegate.runtime.messages import (
     Start,
     Trigger,
 )
+from tidegate.runtime.restoring import restored_rows
 from tidegate.runtime.settings import JobSettings
-from tidegate.runtime.snapshots import restored_rows, write_part
+from tidegate.runtime.snapshots import write_part
 from tidegate.runtime.subtask import InnerSubtask, Input, Part, SourceSubtask, Subtask
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog

@@ -27,7 +27,8 @@ import pyarrow as pa
 from tidegate.errors import CorruptFile, ProtocolError, RestoreError, StoreError
 from tidegate.store.layout import check_name
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+ROWS = "rows"
 
 Json: TypeAlias = dict[str, Any]
 _Entry = TypeVar("_Entry")
@@ -37,13 +38,19 @@ _ENVELOPE = re.compile(rb'\{"crc32":"([0-9a-f]{8})","manifest":(\{.*\})\}\n', re
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file of the store. `checksum` is the CRC-32 of all of it, `index_checksum` that of its index."""
+    """One file of the store. `checksum` is the CRC-32 of all of it, `index_checksum` that of its index.
+
+    `form` says what is in it: "rows" (state/format.py), or the name of a backend whose own file it is, which the backend
+    knows under the name `local`. Those have no index.
+    """
 
     name: str
     bytes: int
     checksum: int
-    index_bytes: int
-    index_checksum: int
+    index_bytes: int = 0
+    index_checksum: int = 0
+    form: str = ROWS
+    local: str = ""
 
     def __post_init__(self) -> None:
         try:
@@ -56,7 +63,8 @@ class FileEntry:
 
     def to_json(self) -> Json:
         return {"name": self.name, "bytes": self.bytes, "checksum": self.checksum,
-                "index_bytes": self.index_bytes, "index_checksum": self.index_checksum}
+                "index_bytes": self.index_bytes, "index_checksum": self.index_checksum, "form": self.form,
+                "local": self.local}
 
     @classmethod
     def from_json(cls, value: object) -> FileEntry:
@@ -245,9 +253,10 @@ def _parse_piece(value: object, where: str) -> PieceEntry:
 
 
 def _parse_file(value: object, where: str) -> FileEntry:
-    fields = _object(value, where, "name", "bytes", "checksum", "index_bytes", "index_checksum")
-    numbers = {key: _integer(fields[key], f"{where}.{key}") for key in fields if key != "name"}
-    return FileEntry(name=_text(fields["name"], f"{where}.name"), **numbers)
+    numbers, texts = ("bytes", "checksum", "index_bytes", "index_checksum"), ("name", "form", "local")
+    fields = _object(value, where, *numbers, *texts)
+    return FileEntry(**{key: _integer(fields[key], f"{where}.{key}") for key in numbers},
+                     **{key: _text(fields[key], f"{where}.{key}") for key in texts})
 
 
 def _received(parse: Callable[[object, str], _Entry], value: object, what: str) -> _Entry:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import RestoreError
-from tidegate.runtime.snapshots import check_restorable
+from tidegate.runtime.restoring import check_restorable
 from tidegate.store.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
 
 LONGS = pa.schema([("key", pa.int64()), ("value", pa.int64())])

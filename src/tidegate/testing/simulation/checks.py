@@ -13,7 +13,7 @@ from typing import Any
 
 from tidegate.protocol.recovery import Redistribution
 from tidegate.runtime.messages import Complete, Message
-from tidegate.runtime.snapshots import restored_rows
+from tidegate.runtime.restoring import restored_rows
 from tidegate.state.heap import key_list
 from tidegate.store import layout
 from tidegate.store.catalog import SnapshotCatalog, lineage

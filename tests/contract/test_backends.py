@@ -10,9 +10,10 @@ A backend is added by one line in `BACKENDS`.
 from __future__ import annotations
 
 import copy
+import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,14 +31,18 @@ from tidegate.state import descriptors as tg
 from tidegate.state.descriptors import Descriptor, descriptors_of
 from tidegate.state.format import StateFileEncoder, StateFileReader
 from tidegate.state.heap import HeapBackend, key_list
-from tidegate.state.sections import FrozenState, Section
+from tidegate.state.merging import LayerInMemory, resolved_rows
+from tidegate.state.rocksdb import RocksSettings
+from tidegate.state.sections import FrozenState, Section, deleted_schema
 from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.types import parse_type, to_list
 
 GROUPS = 7
+IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None      # thousands of small databases: no disk needs to spin
 
 BACKENDS: dict[str, Callable[[pa.DataType], KeyedBackend]] = {
     "heap": lambda key_type: HeapBackend(key_type=key_type, key_group_count=GROUPS),
+    "rocksdb": lambda key_type: RocksSettings("16 MB", IN_MEMORY).create(key_type=key_type, key_group_count=GROUPS),
 }
 
 # For each type of key some keys, each in the spellings that mean the same key. Several columns are a struct.
@@ -84,6 +89,8 @@ def _append(seen: list[Any], x: list[int]) -> list[Any]:
 
 
 Entries = dict[str, dict[int, Any]]      # state → number of the key → what it holds
+Rows = dict[str, list[pa.RecordBatch]]   # state → all its rows
+Reading = tuple[FrozenState, Entries, list[Section], threading.Thread]
 
 
 @dataclass
@@ -96,6 +103,7 @@ class World:
     states: dict[str, Any] = field(init=False)
     timers: TimerQueue = field(init=False)
     oracle: Entries = field(init=False)
+    newest: Outstanding | None = field(init=False, default=None)      # the newest frozen version
     spellings: list[list[Any]] = field(init=False)      # of each key, as the cursor takes them
 
     def __post_init__(self) -> None:
@@ -180,13 +188,15 @@ _steps = st.one_of(
 
 
 class Outstanding:
-    """A frozen version, what it must hold, and what was read of it so far."""
+    """A frozen version, what it must hold with those before it, and what was read of it so far."""
 
     def __init__(self, world: World) -> None:
         self.frozen: FrozenState = world.backend.freeze()
         self.expected = copy.deepcopy(world.oracle)
         self.sections: list[Section] = []
         self._unread: Iterator[Section] | None = None
+        self._before = world.newest
+        world.newest = self
 
     def read(self, count: int) -> bool:
         """Reads on; whether that was all."""
@@ -203,7 +213,19 @@ class Outstanding:
         while not self.read(100):
             pass
         check_sections(world, self.frozen, self.sections)
-        assert entries_of(world, self.sections) == _without_empty(self.expected)
+        assert entries_of(world, self.rows(world)) == _without_empty(self.expected)
+
+    def layers(self, world: World) -> list[LayerInMemory]:
+        """This one over those before it, as far as they are needed."""
+        while not self.read(100):
+            pass
+        layer = LayerInMemory(self.sections, key_group_count=GROUPS)
+        older = [] if self.frozen.complete or self._before is None else self._before.layers(world)
+        return [*older, layer]
+
+    def rows(self, world: World) -> Rows:
+        layers = self.layers(world)
+        return {state: list(resolved_rows(state, layers, range(GROUPS))) for state in world.oracle}
 
 
 def run(world: World, steps: Sequence[tuple[Any, ...]]) -> list[Outstanding]:
@@ -360,23 +382,24 @@ def check_sections(world: World, frozen: FrozenState, sections: Sequence[Section
     """States in their order, key-groups growing within each, every key in the group of its hash, the right schema."""
     names = [info.name for info in frozen.states]
     assert sorted(names) == sorted(world.oracle)
-    places = [(names.index(section.state), section.group) for section in sections]
-    assert places == sorted(places), "by state, then by growing key-group"
+    places = [(names.index(section.state), section.deleted, section.groups.start) for section in sections if section.groups]
+    assert places == sorted(places) and len(places) == len(sections), "by state, then by growing key-group"
     schemas = {info.name: info.schema for info in frozen.states}
     for section in sections:
         assert section.rows.num_rows, "empty sections are left out"
-        assert section.rows.schema.equals(schemas[section.state])
+        schema = schemas[section.state]
+        assert section.rows.schema.equals(deleted_schema(schema) if section.deleted else schema)
         groups = groups_of(hash_columns([section.rows.column("key")]), GROUPS)
-        assert set(groups.tolist()) == {section.group}
+        assert set(groups.tolist()) <= set(section.groups or ())
 
 
-def entries_of(world: World, sections: Sequence[Section]) -> Entries:
+def entries_of(world: World, rows: Rows) -> Entries:
     entries: Entries = {state: {} for state in world.oracle}
-    for section in sections:
-        values = to_list(section.rows.column("value"))
-        for key, value in zip(world.number_of(section.rows.column("key")), values, strict=True):
-            assert key not in entries[section.state], "a key is there once"
-            entries[section.state][key] = [value] if section.state in ("number", "order") else value
+    for state, batches in rows.items():
+        for batch in batches:
+            for key, value in zip(world.number_of(batch.column("key")), to_list(batch.column("value")), strict=True):
+                assert key not in entries[state], "a key is there once"
+                entries[state][key] = [value] if state in ("number", "order") else value
     return _without_empty(entries)
 
 
@@ -390,14 +413,15 @@ def _without_empty(entries: Entries) -> Entries:
 _EMPTY_IS_NOTHING = ("words", "pairs", "counts", "lists", "__event_timers")
 
 
-def restored(world: World, sections: Sequence[Section]) -> World:
-    """Another backend, with what the sections hold."""
+def restored(world: World, rows: Rows) -> World:
+    """Another backend, with these rows."""
     fresh = World(world.name, world.key_type)
-    for section in sections:
-        if section.state == "__event_timers":
-            fresh.timers.load([(key_list(section.rows.column("key")), section.rows)])
+    for state, batches in rows.items():
+        if state == "__event_timers":
+            fresh.timers.load([(key_list(batch.column("key")), batch) for batch in batches], known=False)
         else:
-            fresh.backend.load(section.state, section.rows)
+            for batch in batches:
+                fresh.backend.load(state, batch, known=False)
     return fresh
 
 
@@ -421,7 +445,7 @@ def test_a_restored_backend_goes_on_like_the_one_that_was_frozen(
         name: str, key_type: str, before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]) -> None:
     first = World(name, key_type)
     (frozen,) = run(first, [*before, ("freeze",)])
-    second = restored(first, frozen.sections)
+    second = restored(first, frozen.rows(first))
     second.oracle = copy.deepcopy(frozen.expected)
     second.check_live()
     run(second, after)
@@ -433,14 +457,14 @@ def test_a_restored_backend_goes_on_like_the_one_that_was_frozen(
 @given(steps=st.lists(_operations, max_size=40))
 def test_what_goes_through_a_state_file_is_restored(name: str, steps: list[tuple[Any, ...]]) -> None:
     first = World(name, "struct<a: long, b: string>")
-    (frozen,) = run(first, [*steps, ("freeze",)])
-    encoder = StateFileEncoder()
+    *_, frozen = run(first, [*steps, ("freeze",)])
+    encoder = StateFileEncoder(key_group_count=GROUPS)
     content = b"".join(encoder.chunks(frozen.frozen.states, frozen.sections))
     summary = encoder.summary
     reader = StateFileReader(lambda offset, length: content[offset:offset + length], bytes=summary.bytes,
                              index_bytes=summary.index_bytes, index_checksum=summary.index_checksum)
-    sections = [section for info in reader.states for section in reader.read_sections(info.name, range(GROUPS))]
-    second = restored(first, sections)
+    rows = {info.name: list(resolved_rows(info.name, [reader], range(GROUPS))) for info in reader.states}
+    second = restored(first, rows)
     second.oracle = frozen.expected
     second.check_live()
 
@@ -471,37 +495,52 @@ def test_versions_are_read_by_another_thread_while_the_state_is_written(name: st
                 held["words"].setdefault(key, []).append(value)
 
     write(30_000)
-    readings: list[tuple[FrozenState, Entries, list[Section], threading.Thread]] = []
+    readings: list[Reading] = []
+    versions: list[Reading] = []
     for _ in range(6):
         frozen, expected = backend.freeze(), copy.deepcopy(held)
         sections: list[Section] = []
         thread = threading.Thread(target=lambda frozen=frozen, sections=sections: sections.extend(frozen.sections()))
         thread.start()
         readings.append((frozen, expected, sections, thread))
+        versions.append(readings[-1])
         for _ in range(10):
             write(1_000)
             backend.maintain(1_000)
         if len(readings) >= 3:
-            _check_reading(*readings.pop(rng.randrange(3)))
+            _check_reading(readings.pop(rng.randrange(3)), versions)
     for reading in readings:
-        _check_reading(*reading)
+        _check_reading(reading, versions)
     for _ in range(100):
         backend.maintain(10_000)
     frozen = backend.freeze()
-    assert _plain(frozen.sections()) == held
+    versions.append((frozen, held, list(frozen.sections()), threading.Thread()))
+    assert _plain(versions) == held
 
 
-def _check_reading(frozen: FrozenState, expected: Entries, sections: list[Section], thread: threading.Thread) -> None:
+def _check_reading(reading: Reading, versions: Sequence[Reading]) -> None:
+    frozen, expected, _, thread = reading
     thread.join()
     frozen.release()
-    assert _plain(sections) == expected
+    before = versions[: versions.index(reading) + 1]
+    for _, _, _, earlier in before:
+        earlier.join()
+    assert _plain(before) == expected
 
 
-def _plain(sections: Iterable[Section]) -> Entries:
+def _plain(versions: Sequence[Reading]) -> Entries:
+    """What the last of them holds."""
     found: Entries = {"total": {}, "words": {}}
-    for section in sections:
-        keys, values = (to_list(column) for column in section.rows.columns)
-        found[section.state].update(zip(keys, values, strict=True))
+    for frozen, _, sections, _ in versions:
+        if frozen.complete:
+            found = {"total": {}, "words": {}}
+        for section in sections:
+            keys, values = (to_list(section.rows.column(0)), to_list(section.rows.column(section.rows.num_columns - 1)))
+            for key, value in zip(keys, values, strict=True):
+                if section.deleted:
+                    found[section.state].pop(key, None)
+                else:
+                    found[section.state][key] = value
     return found
 
 
@@ -589,6 +628,6 @@ def test_a_value_has_the_same_form_before_and_after_a_restore(name: str, type: s
     backend.cursor.key = second.cursor.key = 1
     before.set(given)
     for section in backend.freeze().sections():
-        second.load(section.state, section.rows)
+        second.load(section.state, section.rows, known=False)
     for got in (before.get(), after.get()):
         assert got == kept and repr(got) == repr(kept)

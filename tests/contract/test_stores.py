@@ -14,6 +14,7 @@ from tidegate.errors import AlreadyExists, CorruptFile, NotFound, StoreError
 from tidegate.store.arrow import ArrowStore
 from tidegate.store.base import Store
 from tidegate.store.local import LocalStore
+from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.memory import MemoryStore
 
 
@@ -22,14 +23,24 @@ def _arrow_on_a_subtree(folder: Path) -> Store:
     return ArrowStore(pafs.SubTreeFileSystem(str(folder), pafs.LocalFileSystem()), "job")
 
 
+def _with_copies(store: Store, folder: Path, *, limit_bytes: int = 1 << 30) -> Store:
+    return LocalCopyStore(store, folder.with_name("copies"), limit_bytes=limit_bytes)
+
+
 STORES: dict[str, Callable[[Path], Store]] = {
     "local": LocalStore,
     "memory": lambda folder: MemoryStore(folder.name),
     "arrow-local": lambda folder: ArrowStore(pafs.LocalFileSystem(), str(folder)),
     "arrow-subtree": _arrow_on_a_subtree,
     "arrow-without-links": lambda folder: ArrowStore(pafs._MockFileSystem(), "bucket/job"),
+    "local-with-copies": lambda folder: _with_copies(LocalStore(folder), folder),
+    "memory-with-copies": lambda folder: _with_copies(MemoryStore(folder.name), folder),
+    "arrow-with-few-copies": lambda folder: _with_copies(ArrowStore(pafs._MockFileSystem(), "bucket/job"), folder,
+                                                         limit_bytes=100_000),
+    "local-with-no-place-for-copies": lambda folder: LocalCopyStore(LocalStore(folder), "/dev/null/copies",
+                                                                    limit_bytes=1 << 30),
 }
-EXCLUSIVE = ("local", "memory", "arrow-local")
+EXCLUSIVE = ("local", "memory", "arrow-local", "local-with-copies")
 
 
 @pytest.fixture(params=STORES)

@@ -19,9 +19,15 @@ __all__ = ["MAX_WATERMARK_MS", "MIN_WATERMARK_MS", "Element", "End", "Idle", "Ma
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Ends `epoch` on this channel."""
+    """Ends `epoch` on this channel.
+
+    `base` is the newest epoch that was complete when this one was triggered (0: none): increments build on it. `full`: the
+    snapshot shall build on nothing.
+    """
 
     epoch: int
+    base: int = 0
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,9 @@ LARGE_PAYLOAD_BYTES = CHUNK_BYTES // 4
 MAX_BUFFERS_PER_WRITE = 64
 
 _HEADER = struct.Struct("<IB")
-_MARKER_PAYLOAD = struct.Struct("<Q")
+_MARKER_PAYLOAD = struct.Struct("<QQ?")
 _WATERMARK_PAYLOAD = struct.Struct("<q")
-_MARKER_FRAME = struct.Struct("<IBQ")
+_MARKER_FRAME = struct.Struct("<IBQQ?")
 _WATERMARK_FRAME = struct.Struct("<IBq")
 
 
@@ -122,7 +122,8 @@ def encode(element: Element, schema: pa.Schema, *, max_batch_bytes: int = MAX_BA
             raise SchemaError(f"a batch with columns\n{element.schema}\nwas sent on a channel with\n{schema}")
         return _encode_batch(element, max_batch_bytes)
     if isinstance(element, Marker):
-        return [_MARKER_FRAME.pack(_MARKER_PAYLOAD.size, Kind.MARKER, element.epoch)]
+        return [_MARKER_FRAME.pack(_MARKER_PAYLOAD.size, Kind.MARKER, element.epoch, element.base,
+                                   element.full)]
     if isinstance(element, Watermark):
         return [_WATERMARK_FRAME.pack(_WATERMARK_PAYLOAD.size, Kind.WATERMARK, element.at_ms)]
     if isinstance(element, Idle):
@@ -147,7 +148,7 @@ def decode(kind: int, payload: bytes | pa.Buffer, schema: pa.Schema) -> Element:
     if kind == Kind.BATCH:
         return _decode_batch(payload, schema)
     if kind == Kind.MARKER:
-        return Marker(_MARKER_PAYLOAD.unpack(payload)[0])
+        return Marker(*_MARKER_PAYLOAD.unpack(payload))
     if kind == Kind.WATERMARK:
         return Watermark(_WATERMARK_PAYLOAD.unpack(payload)[0])
     if kind == Kind.IDLE:

@@ -60,6 +60,18 @@ def check_name(what: str, name: object) -> str:
     return name
 
 
+def check_aliases(what: str, name: str, alias: object) -> tuple[str, ...]:
+    """The names that an operator had before: a text, or a list of texts."""
+    given = (alias,) if isinstance(alias, str) else alias
+    if not isinstance(given, list | tuple):
+        raise GraphError(f"{what} {name!r}: alias={_shown(alias)}; give the name that it had, or a list of names")
+    aliases = tuple(check_name(f"{what} {name!r}, alias", each) for each in given)
+    if name in aliases or len(set(aliases)) < len(aliases):
+        raise GraphError(f"{what} {name!r}: alias={_shown(alias)}; give names that it had before, each once, and not the "
+                         f"one that it has")
+    return aliases
+
+
 def check_parallelism(operator: str, parallelism: object) -> int | None:
     if parallelism is None:
         return None

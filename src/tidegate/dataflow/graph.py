@@ -64,6 +64,7 @@ class Node:
     side_schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
     parallelism: int | None = None                      # None: the job's slots
     named_by_user: bool = False
+    aliases: tuple[str, ...] = ()                       # names under which older snapshots may have its state
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ an operator runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
@@ -38,6 +38,8 @@ from tidegate.types import ddl_of
 # Spark DDL text such as "auction long, price double", a pyarrow.Schema or a pyspark StructType.
 SchemaLike: TypeAlias = Any
 Duration: TypeAlias = str | int | float | timedelta
+# Names that an operator had: what snapshots hold under one of them is its state.
+Names: TypeAlias = "str | Sequence[str]"
 S = TypeVar("S", bound="Stream | KeyedStream | BroadcastStream")
 
 _NO_OUTPUT = pa.schema([])
@@ -49,13 +51,19 @@ class Pipeline:
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._names: dict[str, Node] = {}
+        self._aliases: dict[str, Node] = {}
         self._functions: dict[int, str] = {}      # id of a process function → the operator that has it
 
-    def source(self, name: str, source: Source, *, parallelism: int | None = None) -> Stream:
-        """A stream of the records of a source. Its offsets are kept in snapshots under `name`."""
+    def source(self, name: str, source: Source, *, parallelism: int | None = None, alias: Names = ()) -> Stream:
+        """A stream of the records of a source. Its offsets are kept in snapshots under `name`.
+
+        To rename something that has state (a source, a process, a sink), give its old name as `alias`: it goes on from a
+        snapshot that has it under that one.
+        """
         name = self._new_name("source", name)
         schema = checks.check_source(name, source)
-        return self._add(SourceSpec(source), name=name, schema=schema, parallelism=parallelism, named_by_user=True)
+        return self._add(SourceSpec(source), name=name, schema=schema, parallelism=parallelism, named_by_user=True,
+                         aliases=self._new_aliases("source", name, alias))
 
     def build(self) -> LogicalGraph:
         """The graph as it is now, checked for loose ends."""
@@ -67,7 +75,7 @@ class Pipeline:
         """A name that no operator has yet: the user's, or a generated one (such as "map-1") where that is None."""
         if name is None:
             number = 1 + sum(not node.named_by_user and node.spec.kind == kind for node in self._nodes)
-            while f"{kind}-{number}" in self._names:
+            while f"{kind}-{number}" in self._names | self._aliases:
                 number += 1
             return f"{kind}-{number}"
         name = checks.check_name(kind, name)
@@ -76,23 +84,38 @@ class Pipeline:
             whose = "" if taken.named_by_user else ", by a generated name"
             raise GraphError(f"{kind} {name!r}: the name is already taken by a {taken.spec.kind}{whose}; names are "
                              f"unique in a job, since state is found by them: choose another")
+        if name in self._aliases:
+            raise GraphError(f"{kind} {name!r}: the name is an alias of {self._aliases[name].name!r}, and what a snapshot "
+                             f"holds under a name goes to one operator: leave that alias away, or choose another name")
         return name
+
+    def _new_aliases(self, kind: str, name: str, alias: Names) -> tuple[str, ...]:
+        aliases = checks.check_aliases(kind, name, alias)
+        for each in aliases:
+            taken = self._names.get(each) or self._aliases.get(each)
+            if taken is not None:
+                raise GraphError(f"{kind} {name!r}, alias={each!r}: that is a name or alias of the {taken.spec.kind} "
+                                 f"{taken.name!r}, and what a snapshot holds under a name goes to one operator")
+        return aliases
 
     def _add(self, spec: Spec, *, name: str, schema: pa.Schema, edges: tuple[Edge, ...] = (),
              input_schemas: tuple[pa.Schema, ...] = (), side_schemas: Mapping[str, pa.Schema] | None = None,
-             parallelism: int | None = None, named_by_user: bool) -> Stream:
+             parallelism: int | None = None, named_by_user: bool, aliases: tuple[str, ...] = ()) -> Stream:
         parallelism = checks.check_parallelism(name, parallelism)
         node = Node(id=len(self._nodes), name=name, spec=spec, inputs=edges, schema=schema, input_schemas=input_schemas,
-                    side_schemas=dict(side_schemas or {}), parallelism=parallelism, named_by_user=named_by_user)
+                    side_schemas=dict(side_schemas or {}), parallelism=parallelism, named_by_user=named_by_user,
+                    aliases=aliases)
         self._nodes.append(node)
         self._names[name] = node
+        self._aliases |= dict.fromkeys(aliases, node)
         return Stream(self, (Edge(node.id, None, 0, Partitioning.FORWARD),), schema)
 
     def _add_process(self, spec: Spec, function: Any, *, takes: _Takes, name: str, inputs: tuple[_Input, ...],
                      returns: SchemaLike, side_outputs: Mapping[str, SchemaLike] | None,
-                     parallelism: int | None) -> Stream:
+                     parallelism: int | None, alias: Names) -> Stream:
         """A node with a process function. `inputs` are by port."""
         name = self._new_name("operator", name)
+        aliases = self._new_aliases("operator", name, alias)
         checks.check_function(name, function, expected=takes.expected, here=takes.here)
         checks.check_states(name, function, keyed=takes.keyed)
         other = self._functions.get(id(function))
@@ -103,7 +126,7 @@ class Pipeline:
         stream = self._add(
             spec, name=name, schema=schema, edges=tuple(edge for input in inputs for edge in input.edges),
             input_schemas=tuple(input.schema for input in inputs), parallelism=parallelism, named_by_user=True,
-            side_schemas=checks.declared_sides(name, {} if side_outputs is None else side_outputs))
+            aliases=aliases, side_schemas=checks.declared_sides(name, {} if side_outputs is None else side_outputs))
         self._functions[id(function)] = name
         return stream
 
@@ -166,16 +189,17 @@ class Stream:
         return self._simple("map_batches", MapBatchesSpec(function), function, returns, name, parallelism)
 
     def process(self, name: str, function: Process, returns: SchemaLike = None, *,
-                side_outputs: Mapping[str, SchemaLike] | None = None, parallelism: int | None = None) -> Stream:
+                side_outputs: Mapping[str, SchemaLike] | None = None, parallelism: int | None = None,
+                alias: Names = ()) -> Stream:
         """Runs a `Process`. Leave `returns` away for one that emits nothing on its main output.
 
         `side_outputs={"late": "auction long, ts long"}` declares what `ctx.side("late", row)` takes; get the stream
-        with `.side_output("late")` on what this returns.
+        with `.side_output("late")` on what this returns. `alias` is the name that the operator had before, if any.
         """
         takes = _Takes(Process, "a stream without key", keyed=False)
         return self._pipeline._add_process(
             ProcessSpec(function), function, takes=takes, name=name, inputs=(self._input(),), returns=returns,
-            side_outputs=side_outputs, parallelism=parallelism)
+            side_outputs=side_outputs, parallelism=parallelism, alias=alias)
 
     def with_watermark(self, column: str, delay: Duration, *, idle_after: Duration | None = None,
                        name: str | None = None) -> Stream:
@@ -196,9 +220,9 @@ class Stream:
             WatermarkSpec(column, delay_ms, idle_after_ms), name=name, schema=self._schema, edges=input.edges,
             input_schemas=(self._schema,), parallelism=self._common_parallelism(), named_by_user=given)
 
-    def to(self, name: str, sink: Sink, *, parallelism: int | None = None) -> None:
+    def to(self, name: str, sink: Sink, *, parallelism: int | None = None, alias: Names = ()) -> None:
         """Writes the records to a sink. Its pending commits are kept in snapshots under `name`."""
-        _add_sink(self._pipeline, self._input(), name, sink, parallelism)
+        _add_sink(self._pipeline, self._input(), name, sink, parallelism, alias)
 
     # How the next operator gets the records.
 
@@ -303,13 +327,14 @@ class KeyedStream:
         return self._key
 
     def process(self, name: str, function: KeyedProcess, returns: SchemaLike = None, *,
-                side_outputs: Mapping[str, SchemaLike] | None = None, parallelism: int | None = None) -> Stream:
-        """Runs a `KeyedProcess`. `returns` and `side_outputs` are as in `Stream.process`."""
+                side_outputs: Mapping[str, SchemaLike] | None = None, parallelism: int | None = None,
+                alias: Names = ()) -> Stream:
+        """Runs a `KeyedProcess`. The other arguments are as in `Stream.process`."""
         takes = _Takes(KeyedProcess, f"a stream keyed by {_columns(self._key)}", keyed=True)
         return self._pipeline._add_process(
             KeyedProcessSpec(function, self._key), function, takes=takes, name=name,
             inputs=(_Input(self._edges, self._schema),), returns=returns, side_outputs=side_outputs,
-            parallelism=parallelism)
+            parallelism=parallelism, alias=alias)
 
     def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams:
         """Two streams keyed alike for one `CoProcess`, or this one and a broadcast one for a `BroadcastProcess`."""
@@ -322,9 +347,9 @@ class KeyedStream:
                                         right=[other._schema.field(column) for column in other._key])
         return ConnectedStreams(self, _connectable(where, self, other))
 
-    def to(self, name: str, sink: Sink, *, parallelism: int | None = None) -> None:
+    def to(self, name: str, sink: Sink, *, parallelism: int | None = None, alias: Names = ()) -> None:
         """Writes the records to a sink; those of one key to one subtask of it, in their order."""
-        _add_sink(self._pipeline, _Input(self._edges, self._schema), name, sink, parallelism)
+        _add_sink(self._pipeline, _Input(self._edges, self._schema), name, sink, parallelism, alias)
 
     def __repr__(self) -> str:
         return f"<stream of {self._origin()} keyed by {_columns(self._key)}: {ddl_of(self._schema)}>"
@@ -372,7 +397,8 @@ class ConnectedStreams:
         self._right = right
 
     def process(self, name: str, function: CoProcess | BroadcastProcess, returns: SchemaLike = None, *,
-                side_outputs: Mapping[str, SchemaLike] | None = None, parallelism: int | None = None) -> Stream:
+                side_outputs: Mapping[str, SchemaLike] | None = None, parallelism: int | None = None,
+                alias: Names = ()) -> Stream:
         """Runs a `CoProcess`, or a `BroadcastProcess` where the right stream is broadcast."""
         left, right = self._left, self._right
         key = left.key if isinstance(left, KeyedStream) else ()
@@ -387,7 +413,7 @@ class ConnectedStreams:
                   _Input(tuple(replace(edge, port=1) for edge in right._edges), right.schema))
         return left._pipeline._add_process(
             spec, function, takes=takes, name=name, inputs=inputs, returns=returns, side_outputs=side_outputs,
-            parallelism=parallelism)
+            parallelism=parallelism, alias=alias)
 
     def __repr__(self) -> str:
         return f"<{self._left!r} connected with {self._right!r}>"
@@ -396,11 +422,12 @@ class ConnectedStreams:
 # ---------------------------------------------------------------------------------------------------------- shared
 
 
-def _add_sink(pipeline: Pipeline, input: _Input, name: str, sink: Sink, parallelism: int | None) -> None:
+def _add_sink(pipeline: Pipeline, input: _Input, name: str, sink: Sink, parallelism: int | None, alias: Names) -> None:
     name = pipeline._new_name("sink", name)
+    aliases = pipeline._new_aliases("sink", name, alias)
     checks.check_sink(name, sink, input.schema)
     pipeline._add(SinkSpec(sink), name=name, schema=_NO_OUTPUT, edges=input.edges, input_schemas=(input.schema,),
-                  parallelism=parallelism, named_by_user=True)
+                  parallelism=parallelism, named_by_user=True, aliases=aliases)
 
 
 def _repartitioned(edges: tuple[Edge, ...], partitioning: Partitioning, key: tuple[str, ...] = ()) -> tuple[Edge, ...]:

@@ -28,6 +28,10 @@ Final epochs: when all sources have ended, or a stop was asked for, a last epoch
 active, and again under a new number if it is aborted. `Ending` says what sources do at it. After it has completed
 nothing follows. A stop that is asked for after the input has ended changes nothing.
 
+Full epochs: their snapshots build on no earlier one. Final epochs are full, and those that are asked to be, for a
+savepoint. Such a request outlives an aborted epoch: the next one is full in its place. Every other epoch names the newest
+complete one (`base`), on which increments build; it is retained as long as an epoch that names it is active.
+
 Invariants: epochs grow strictly and are never used twice, even if aborted; at most one is active; nobody is told that
 an epoch is complete before its manifest was created; the newest `retain` complete snapshots are never released.
 
@@ -117,7 +121,12 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequested:
-    """A snapshot is wanted now. Met by the next epoch to be triggered; not repeated if that one is aborted."""
+    """A snapshot is wanted now. Met by the next epoch to be triggered; not repeated if that one is aborted.
+
+    A `full` one is repeated with the next epoch, until one is complete or a final one takes its place.
+    """
+
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +148,13 @@ Event: TypeAlias = (TimePassed | SnapshotAcknowledged | SnapshotDeclined | Sourc
 
 @dataclass(frozen=True, slots=True)
 class TriggerEpoch:
-    """To all source subtasks."""
+    """To all source subtasks. `base` is the newest complete epoch (0: none), on which the snapshot may build unless it
+    is `full`."""
 
     epoch: int
     ending: Ending | None
+    full: bool
+    base: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +213,7 @@ class _ActiveEpoch:
     epoch: int
     ending: Ending | None
     triggered_ms: int
+    asked_full: bool         # and not only full because it is the last
     payloads: dict[SubtaskId, Any] = field(default_factory=dict, repr=False)
     storing: bool = False    # the manifest has been asked for
 
@@ -226,6 +239,7 @@ class Coordinator:
         self._ended: set[SubtaskId] = set()
         self._stop: Ending | None = None
         self._requested = False
+        self._full_wanted = False
         self._over = False                              # a final epoch completed, or the job failed
         self._unanswered: dict[int, set[SubtaskId]] = {}    # aborted epochs, and whose pieces may still come
         self._doubtful: list[_ActiveEpoch] = []         # their manifests may exist although creating them failed
@@ -278,6 +292,7 @@ class Coordinator:
                 return self._on_stop(event)
             case SnapshotRequested():
                 self._requested = True
+                self._full_wanted |= event.full
                 return []
             case ManifestCreated():
                 return self._on_manifest_created(event)
@@ -366,6 +381,9 @@ class Coordinator:
     def _abort(self, active: _ActiveEpoch, reason: AbortReason, message: str) -> list[Effect]:
         self._end(active)
         self._failures += 1
+        if active.asked_full:
+            self._full_wanted = True
+            self._requested |= self._settings.interval_ms is None      # or there would be no next epoch to meet it
         effects: list[Effect] = [NotifyAborted(active.epoch, reason, message)]
         if self._failures > self._settings.tolerable_failures:
             self._over = True
@@ -394,11 +412,12 @@ class Coordinator:
         deadline_ms = self.deadline_ms()
         if ending is None and not self._requested and (deadline_ms is None or self._now_ms < deadline_ms):
             return []
-        self._active = _ActiveEpoch(self._next_epoch, ending, self._now_ms)
+        self._active = _ActiveEpoch(self._next_epoch, ending, self._now_ms, asked_full=self._full_wanted)
         self._next_epoch += 1
         self._triggered_ms = self._now_ms
-        self._requested = False
-        return [TriggerEpoch(self._active.epoch, ending)]
+        full = self._full_wanted or ending is not None
+        self._requested = self._full_wanted = False
+        return [TriggerEpoch(self._active.epoch, ending, full, self._retained[-1] if self._retained else 0)]
 
     def _tell(self, event: Event, complaint: str) -> str:
         lines = [f"  {past} -> {', '.join(map(str, effects)) or 'nothing'}" for past, effects in self._story]

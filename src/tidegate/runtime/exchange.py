@@ -53,8 +53,8 @@ class EdgeWriter:
     def on_end(self) -> None:
         self._send_all(End())
 
-    def send_marker(self, epoch: int) -> None:
-        self._send_all(Marker(epoch))
+    def send_marker(self, marker: Marker) -> None:
+        self._send_all(marker)
 
     def _send_all(self, element: Element) -> None:
         for outlet in self._outlets:

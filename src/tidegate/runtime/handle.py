@@ -7,24 +7,33 @@ from any thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidegate.connectors.collecting import delivered_rows
-from tidegate.errors import JobFailed
+from tidegate.errors import JobError, JobFailed, TidegateError
+from tidegate.runtime.deployment import Layout, Rescaling
 from tidegate.runtime.master import Master
 from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, Status
+from tidegate.runtime.savepoints import SavepointOrder
+from tidegate.store.savepoints import SavepointInfo, resolved
 
 _POLL_S = 0.02
 
 
+Relayout = Callable[[int | None, Mapping[str, int]], Layout]
+
+
 class Handle:
+    """`relayout(slots, parallelism by operator)` plans the job anew; it raises `JobError` where that can't be."""
+
     def __init__(self, name: str, master: Master, post: Callable[[Callable[[], None]], None],
-                 close: Callable[[], None]) -> None:
+                 close: Callable[[], None], relayout: Relayout) -> None:
         self.name = name
         self._master = master
         self._post = post
         self._close = close
+        self._relayout = relayout
 
     @property
     def status(self) -> Status:
@@ -32,7 +41,8 @@ class Handle:
 
     @property
     def epochs(self) -> list[EpochReport]:
-        """Every epoch since the start, oldest first: when it was triggered and completed, its size and times."""
+        """The newest 1,000 epochs since the start, oldest first: when each was triggered and completed, its size and
+        times."""
         return list(self._master.epochs)
 
     @property
@@ -55,23 +65,71 @@ class Handle:
 
     def snapshot(self, timeout_s: float = 60.0) -> EpochReport:
         """Takes a snapshot now and waits until it is complete."""
-        before = len(self._master.epochs)
+        before = self.epochs[-1:]
         self._post(self._master.snapshot)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and not self.status.terminal:
-            for report in self.epochs[before:]:
-                if report.completed_ms is not None:
+            for report in self.epochs:
+                if report.completed_ms is not None and (not before or report.epoch > before[0].epoch):
                     return report
             time.sleep(_POLL_S)
         raise TimeoutError(f"job {self.name!r} ({self.status.value}) completed no snapshot within {timeout_s} s")
 
-    def stop(self, *, drain: bool = False, timeout_s: float | None = 120.0) -> Status:
+    def savepoint(self, to: str, timeout_s: float = 600.0) -> SavepointInfo:
+        """Takes a savepoint into the folder `to`, which must be empty or not there, while the job goes on; waits for it.
+
+        It is a complete snapshot that stands by itself: the folder can be moved and copied, nothing deletes it, and any
+        job can begin with it (`Job(…, restore_from=…)`), on any backend and any number of slots.
+        """
+        order = SavepointOrder(resolved(to))
+        self._post(lambda: self._master.savepoint(order))
+        deadline = time.monotonic() + timeout_s
+        while not self._settled(order) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if not self._settled(order):
+            error = TimeoutError(f"job {self.name!r} ({self.status.value}) took no savepoint within {timeout_s} s")
+            self._post(lambda: self._master.withdraw(order, error))
+            raise error
+        return self._outcome(order)
+
+    def stop(self, *, drain: bool = False, savepoint: str | None = None, timeout_s: float | None = 120.0) -> Status:
         """Ends the job with a final snapshot, from which it goes on when it is started again, and waits for that.
 
-        `drain=True` also ends event time: all event-time timers fire first.
+        `drain=True` also ends event time: all event-time timers fire first. `savepoint` is a folder, as for `savepoint()`,
+        for a copy of that final snapshot; where there can't be one, the error is raised and the job goes on.
         """
-        self._post(lambda: self._master.stop(drain=drain))
-        return self.wait(timeout_s)
+        if savepoint is None:
+            self._post(lambda: self._master.stop(drain=drain))
+            return self.wait(timeout_s)
+        order = SavepointOrder(resolved(savepoint))
+        self._post(lambda: self._master.stop(drain=drain, savepoint=order))
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._settled(order) and (deadline is None or time.monotonic() < deadline):
+            time.sleep(_POLL_S)
+        if order.error is None:
+            self.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+        self._outcome(order)
+        return self.status
+
+    def rescale(self, slots: int | None = None, *, operators: Mapping[str, int] | None = None,
+                timeout_s: float = 300.0) -> None:
+        """Goes on at another number of slots, from a final snapshot at the present one, and waits until that runs.
+
+        `operators` gives the parallelism of single operators by name. `JobError` where there is no such plan; then
+        nothing was stopped. Where an attempt fails meanwhile, the job is restarted as ever, at the new parallelism.
+        """
+        rescaling = Rescaling(self._relayout(slots, operators or {}))
+        self._post(lambda: self._master.rescale(rescaling))
+        deadline = time.monotonic() + timeout_s
+        while not rescaling.done and not self.status.terminal:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s} s")
+            time.sleep(_POLL_S)
+        if rescaling.done and rescaling.error is None:
+            return
+        if self.status is Status.FAILED:
+            self.wait()
+        raise JobError(f"job {self.name!r} was not rescaled: {rescaling.error or f'it is {self.status.value}'}")
 
     def cancel(self, timeout_s: float | None = 60.0) -> Status:
         """Ends the job at once. It can be started again from its last complete snapshot."""
@@ -89,6 +147,19 @@ class Handle:
         if self.status is Status.FAILED:
             raise _failed(self.name, self._master.failures)
         return self.status
+
+    def _settled(self, order: SavepointOrder) -> bool:
+        if self.status.terminal and not order.done:
+            self._close()       # the master's thread may still tell; afterwards nobody does
+            return True
+        return order.done
+
+    def _outcome(self, order: SavepointOrder) -> SavepointInfo:
+        if order.error is not None:
+            raise order.error
+        if order.info is None:
+            raise TidegateError(f"job {self.name!r} is {self.status.value}: no savepoint was taken")
+        return order.info
 
 
 def _failed(name: str, failures: list[Failure]) -> JobFailed:

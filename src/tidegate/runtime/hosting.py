@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
@@ -30,10 +30,12 @@ from tidegate.dataflow.operators.sink import SinkSpec
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import JobError, ProtocolError
 from tidegate.protocol.ids import ChannelId
+from tidegate.runtime.attempts import Restore
 from tidegate.runtime.background import BackgroundThread
 from tidegate.runtime.clock import SystemClock
+from tidegate.runtime.deployment import Deployer, Layout
 from tidegate.runtime.handle import Handle
-from tidegate.runtime.master import Deployer, Master
+from tidegate.runtime.master import Master
 from tidegate.runtime.messages import Message, Register, from_wire, to_wire
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.slot import Slot, SlotWorld
@@ -60,6 +62,7 @@ class SlotLaunch:
     settings: JobSettings
     store: str
     secret: bytes = field(repr=False)
+    restore: Restore = field(default_factory=Restore)
 
     def packed(self) -> bytes:
         """As `run_slot` takes it; `JobError` where a user's function can't travel."""
@@ -82,21 +85,33 @@ def _travels(spec: Any) -> bool:
     return True
 
 
-class MasterHost:
-    """Runs the master of one job until it has ended."""
+MakeDeployer = Callable[[SlotLaunch, tuple[str, int]], Deployer]
+Replan = Callable[[int, Mapping[str, int]], Plan]
 
-    def __init__(self, launch: SlotLaunch, make_deployer: Callable[[SlotLaunch, tuple[str, int]], Deployer]) -> None:
+
+class MasterHost:
+    """Runs the master of one job until it has ended. `replan(slots, parallelism by operator)` gives another plan of it,
+    and `explain` what savepoints say of one."""
+
+    def __init__(self, launch: SlotLaunch, make_deployer: MakeDeployer, *, replan: Replan,
+                 explain: Callable[[Plan], str], versions: Mapping[str, str]) -> None:
         self._launch = launch
+        self._make_deployer = make_deployer
+        self._replan = replan
+        self._explain = explain
+        self._parallelism: dict[str, int] = {}          # by operator, as `rescale` was told so far
         self._selector = selectors.DefaultSelector()
         self._waker = Waker(self._selector)
         self._requests: deque[Callable[[], None]] = deque()
         self._links = SlotLinks(self._selector, launch)
         self._background = BackgroundThread("tidegate-master-store", self._waker.wake)
+        self._copies = BackgroundThread("tidegate-savepoints", self._waker.wake)
         try:
             self._master = Master(
                 plan=launch.plan, settings=launch.settings, catalog=SnapshotCatalog(open_store(launch.store)),
                 deployer=make_deployer(launch, self._links.address), links=self._links, clock=SystemClock(),
-                background=self._background)
+                background=self._background, copies=self._copies, restore=launch.restore, graph=explain(launch.plan),
+                versions=versions)
         except BaseException:
             self._close()
             raise
@@ -107,7 +122,15 @@ class MasterHost:
     def start(self) -> Handle:
         self._master.start()
         self._thread.start()
-        return Handle(self._launch.settings.name, self._master, self._post, self._thread.join)
+        return Handle(self._launch.settings.name, self._master, self._post, self._thread.join, self._relayout)
+
+    def _relayout(self, slots: int | None, parallelism: Mapping[str, int]) -> Layout:
+        """In the thread of whoever asks. Nothing has changed where this raises."""
+        wanted = {**self._parallelism, **parallelism}
+        plan = self._replan(self._master.plan.slots if slots is None else slots, wanted)
+        deployer = self._make_deployer(replace(self._launch, plan=plan), self._links.address)
+        self._parallelism = wanted
+        return Layout(plan, deployer, self._explain(plan))
 
     def _post(self, request: Callable[[], None]) -> None:
         self._requests.append(request)
@@ -119,6 +142,7 @@ class MasterHost:
             while not master.status.terminal:
                 serve(self._selector, MASTER_TICK_S)
                 self._background.deliver()
+                self._copies.deliver()
                 while self._requests:
                     self._requests.popleft()()
                 master.tick()
@@ -130,6 +154,7 @@ class MasterHost:
     def _close(self) -> None:
         self._links.close()
         self._background.close(finish=True)     # deletions, as a rule
+        self._copies.close(finish=True)         # answers to those who asked for savepoints
         self._waker.close()
         self._selector.close()
 
@@ -182,7 +207,8 @@ class SlotLinks:
 
     def _connected(self, link: Link, hello: Mapping[str, Any]) -> None:
         slot = hello.get("slot")
-        if not isinstance(slot, int) or not 0 <= slot < self._launch.plan.slots or slot in self._by_slot:
+        slots = 0 if self.master is None else self.master.plan.slots
+        if not isinstance(slot, int) or not 0 <= slot < slots or slot in self._by_slot:
             link.close()
             return
         self._by_slot[slot] = link

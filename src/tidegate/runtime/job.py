@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import secrets
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tidegate.dataflow.explain import explain_logical, explain_optimised, explain_physical
 from tidegate.dataflow.optimiser import make_plan
@@ -15,51 +17,79 @@ from tidegate.dataflow.plan import Plan
 from tidegate.dataflow.stream import Pipeline
 from tidegate.errors import JobError
 from tidegate.protocol.restart import RestartStrategy
+from tidegate.runtime.attempts import Restore
+from tidegate.runtime.deployment import Deployer
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.hosting import MasterHost, SlotLaunch
-from tidegate.runtime.master import Deployer
 from tidegate.runtime.reports import Status
 from tidegate.runtime.settings import DEFAULT_RESTART, Backend, Heap, JobSettings, Snapshots, Tuning
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
+from tidegate.store.savepoints import resolved, versions_here
 
 _SECRET_BYTES = 32
 
 
 class Job(Pipeline):
-    """Sources, operators and sinks, and how they run. Built like a `Pipeline`; then `run()` or `start()`."""
+    """Sources, operators and sinks, and how they run. Built like a `Pipeline`; then `run()` or `start()`.
+
+    `restore_from` is what the job begins with as long as it has no snapshots of its own: the folder of a savepoint, another
+    job's folder of snapshots, or a manifest in it. `claim=True` gives the savepoint away: it is deleted as soon as the job
+    has a snapshot of its own. `drop_state` names operators ("count") and states ("count.total") that the snapshot holds
+    and the job doesn't have any more, on purpose.
+    """
 
     def __init__(self, name: str, *, slots: int, backend: Backend | None = None, snapshots: Snapshots | None = None,
-                 restart: RestartStrategy = DEFAULT_RESTART, tuning: Tuning | None = None) -> None:
+                 restart: RestartStrategy = DEFAULT_RESTART, tuning: Tuning | None = None, restore_from: str | None = None,
+                 claim: bool = False, drop_state: Sequence[str] = ()) -> None:
         super().__init__()
         if not name or not isinstance(name, str):
             raise JobError(f"a job needs a name: its snapshots are kept under it (got {name!r})")
         if slots < 1:
             raise JobError(f"slots={slots}: a job needs at least one")
+        if claim and restore_from is None:
+            raise JobError("claim=True says that what the job begins with may be deleted, and there is no restore_from")
+        if isinstance(drop_state, str):
+            raise JobError(f"drop_state={drop_state!r}: give a list of names, as in drop_state=[{drop_state!r}]")
         self.name = name
         self.slots = slots
+        self._restore = Restore(path=None if restore_from is None else resolved(restore_from), claim=claim)
         self._settings = JobSettings(
-            name=name, restart=restart, tuning=tuning or Tuning(), backend=backend or Heap(),
+            name=name, restart=restart, tuning=tuning or Tuning(), backend=backend or Heap(), drop_state=tuple(drop_state),
             snapshots=snapshots or Snapshots(to=tempfile.mkdtemp(prefix="tidegate-")))
 
     def plan(self) -> Plan:
         """The physical plan at this job's slots."""
-        tuning = self._settings.tuning
-        return make_plan(self.build(), slots=self.slots, key_group_count=tuning.key_group_count, chaining=tuning.chaining)
+        return self._plan_at(self.slots, {})
+
+    def _plan_at(self, slots: int, parallelism: Mapping[str, int]) -> Plan:
+        """At other slots, and with another parallelism of some operators, than the program says."""
+        tuning, graph = self._settings.tuning, self.build()
+        names = {node.name for node in graph.nodes}
+        for name, count in parallelism.items():
+            if name not in names:
+                raise JobError(f"there is no operator {name!r} to rescale; there are {sorted(names)}")
+            if count < 1:
+                raise JobError(f"operator {name!r}: parallelism={count}, it needs at least one")
+        graph = replace(graph, nodes=tuple(
+            replace(node, parallelism=parallelism.get(node.name, node.parallelism)) for node in graph.nodes))
+        return make_plan(graph, slots=slots, key_group_count=tuning.key_group_count, chaining=tuning.chaining)
 
     def explain(self) -> str:
         """Three graphs: what you wrote, what the optimiser made of it, and what is deployed."""
-        plan = self.plan()
+        return self._explain(self.plan())
+
+    def _explain(self, plan: Plan) -> str:
         return "\n\n".join((explain_logical(self.build()), explain_optimised(plan), explain_physical(plan)))
 
     def start(self) -> Handle:
         """Starts the job and returns at once. Where its folder holds snapshots it goes on from the newest complete
-        one."""
+        one, else it begins with `restore_from`."""
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
         launch = SlotLaunch(plan=plan, settings=self._settings, store=store.address,
-                            secret=secrets.token_bytes(_SECRET_BYTES))
-        host = MasterHost(launch, self._deployer)
+                            secret=secrets.token_bytes(_SECRET_BYTES), restore=self._restore)
+        host = MasterHost(launch, self._deployer, replan=self._plan_at, explain=self._explain, versions=self._versions())
         return host.start()
 
     def run(self) -> Status:
@@ -75,6 +105,10 @@ class Job(Pipeline):
     def _deployer(self, launch: SlotLaunch, master: tuple[str, int]) -> Deployer:
         """How this job's slots are brought up."""
         raise AssertionError(f"{type(self).__name__} doesn't say how slots are deployed")
+
+    def _versions(self) -> dict[str, str]:
+        """Of what runs the job, for its savepoints."""
+        return versions_here()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, slots={self.slots})"

@@ -8,19 +8,22 @@ snapshot → deploy → all slots register → `Deploy` → all are ready → `S
 failure the restart strategy decides; the next attempt begins only when the old deployment is gone and every store
 operation before it is done (the background is first in, first out), so that it sees whether the last manifest was
 created.
+
+The plan may change in between (`rescale`): the attempt that runs is stopped with a final snapshot, and the next one goes on
+from it with the new plan. An attempt that fails meanwhile is followed by one with the new plan as well.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from tidegate.dataflow.operators.source import SourceSpec
 from tidegate.dataflow.plan import Plan
-from tidegate.errors import CorruptFile, FencedOff, StoreError
+from tidegate.errors import CorruptFile, FencedOff, NotFound, StoreError
 from tidegate.protocol.coordinator import (
     AbortReason,
     Coordinator,
@@ -45,8 +48,10 @@ from tidegate.protocol.coordinator import (
 from tidegate.protocol.ids import SubtaskId
 from tidegate.protocol.recovery import newest_complete
 from tidegate.protocol.restart import GiveUp, decide
+from tidegate.runtime.attempts import Beginning, Opened, Restore, beginning, named_point, operators_in, written_by
 from tidegate.runtime.background import Background
 from tidegate.runtime.clock import Clock
+from tidegate.runtime.deployment import Deployer, Deployment, Layout, Links, Rescaling
 from tidegate.runtime.messages import (
     Abort,
     Acknowledge,
@@ -66,42 +71,25 @@ from tidegate.runtime.messages import (
     Trigger,
 )
 from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, Status
-from tidegate.runtime.restoring import check_restorable
+from tidegate.runtime.restore_plan import declared_operators, plan_restore
+from tidegate.runtime.savepoints import SavepointDesk, SavepointOrder
 from tidegate.runtime.settings import JobSettings
 from tidegate.store.catalog import SnapshotCatalog
-from tidegate.store.manifest import Manifest, OperatorEntry, PieceEntry, StateEntry
+from tidegate.store.manifest import Manifest
+from tidegate.store.savepoints import RestorePoint, remove_savepoint
 
 # How long a cancelled deployment may take to end before the next attempt starts without waiting for it.
 GONE_TIMEOUT_MS = 60_000
-
-
-class Deployment(Protocol):
-    """Slots that were asked for. They connect by themselves."""
-
-    def ended(self) -> str | None:
-        """None while it runs; a text that says how it ended once all its slots are gone."""
-
-    def cancel(self) -> None:
-        """Ends it soon, without waiting."""
-
-
-class Deployer(Protocol):
-    def deploy(self, attempt: int) -> Deployment: ...
-
-
-class Links(Protocol):
-    """Connections to the slots of the present attempt; those of older ones are refused."""
-
-    def expect(self, attempt: int) -> None:
-        """From now on only this attempt's slots are let in; links of others are dropped."""
-
-    def send(self, slot: int, message: Message) -> None:
-        """To a slot that has registered. A lost link swallows it; `Master.on_lost` follows."""
+# How many epochs are reported on; the older ones are forgotten.
+KEPT_REPORTS = 1_000
 
 
 class Master:
+    """`copies` is where savepoints are copied, which may take long; by default, in the background with everything else."""
+
     def __init__(self, *, plan: Plan, settings: JobSettings, catalog: SnapshotCatalog, deployer: Deployer, links: Links,
-                 clock: Clock, background: Background) -> None:
+                 clock: Clock, background: Background, copies: Background | None = None, restore: Restore | None = None,
+                 graph: str = "", versions: Mapping[str, str] | None = None) -> None:
         self.status = Status.STARTING
         self.attempt = 0
         self.epochs: list[EpochReport] = []
@@ -110,24 +98,29 @@ class Master:
         self.metrics: dict[str, dict[str, Any]] = {}
         self.delivered: dict[str, list[str]] = {}
         self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False    # whether it took it
+        self._layout = Layout(plan, deployer, graph)
         self._plan = plan
         self._settings = settings
         self._catalog = catalog
-        self._deployer = deployer
         self._links = links
         self._clock = clock
         self._background = background
-        self._subtasks = frozenset(SubtaskId(vertex.id, index) for vertex in plan.vertices
-                                   for index in range(vertex.parallelism))
-        self._sources = frozenset(subtask for subtask in self._subtasks
-                                  if isinstance(plan.vertices[subtask.vertex].head.spec, SourceSpec))
+        self._copies = copies or background
+        self._restore = restore or Restore()
+        self._versions = dict(versions or {})
+        self._desk = SavepointDesk(catalog=catalog, background=self._copies, clock=clock, want=self._want_full_epoch,
+                                   release=self._release)
+        self._rescaling: Rescaling | None = None
+        self._claim_due = False                         # what the job began with is to be deleted, once it can be
+        self._subtasks: frozenset[SubtaskId] = frozenset()
+        self._sources: frozenset[SubtaskId] = frozenset()
         self._deployment: Deployment | None = None
         self._coordinator: Coordinator | None = None
         self._addresses: dict[int, tuple[str, int]] = {}
         self._heard_ms: dict[int, int] = {}
         self._ready: set[int] = set()
         self._done: set[int] = set()
-        self._restored: Manifest | None = None
+        self._begun = Beginning(None, None, None)
         self._retained: list[int] = []
         self._swept_for = 0                             # the attempt that has swept a second time
         self._next_epoch = 1
@@ -138,13 +131,26 @@ class Master:
         self._stop_asked: bool | None = None            # the drain flag of a stop that came before the job ran
         self._failed_at_ms: list[int] = []
 
+    @property
+    def plan(self) -> Plan:
+        """That of the present attempt, or of the one that is being opened."""
+        return self._plan
+
     # What the user asks for.
 
     def start(self) -> None:
+        if self._rescaling is not None:
+            self._layout = self._rescaling.layout
+            self._plan = self._layout.plan
+            self.metrics = {}
         self._opening = True
         self._background.submit(self._open_attempt, self._attempt_opened)
 
-    def stop(self, *, drain: bool) -> None:
+    def stop(self, *, drain: bool, savepoint: SavepointOrder | None = None) -> None:
+        """With a savepoint only if there can be one."""
+        if savepoint is not None:
+            self._desk.take(savepoint, partial(self._stop_with_savepoint, drain))
+            return
         self._stop_asked = drain
         if self._coordinator is not None:
             self._feed(StopRequested(drain))
@@ -153,9 +159,39 @@ class Master:
         if self._coordinator is not None:
             self._feed(SnapshotRequested())
 
+    def savepoint(self, order: SavepointOrder) -> None:
+        self._desk.take(order)
+
+    def withdraw(self, order: SavepointOrder, error: BaseException) -> None:
+        self._desk.withdraw(order, error)
+
+    def rescale(self, rescaling: Rescaling) -> None:
+        if self._final is not None or self.status.terminal:
+            rescaling.error, rescaling.done = "it is at its end", True
+        elif self._rescaling is not None:
+            rescaling.error, rescaling.done = "it is being rescaled already", True
+        else:
+            self._rescaling = rescaling
+            if self._coordinator is not None:
+                self._feed(StopRequested(drain=False))
+
     def cancel(self) -> None:
         if not self.status.terminal and self._final is None:
             self._wind_down(Status.CANCELLED)
+
+    def _stop_with_savepoint(self, drain: bool) -> None:
+        self.stop(drain=drain)
+        if self._desk.wanted:
+            self._want_full_epoch()
+
+    def _want_full_epoch(self) -> None:
+        """For a savepoint. Where the job doesn't run, it is asked for again when it does."""
+        if self._coordinator is None:
+            return
+        if self._coordinator.active_epoch is not None and self.epochs[-1].ending is not None:
+            self._desk.on_triggered(self.epochs[-1].epoch)      # nothing follows it: it holds all that there will be
+        else:
+            self._feed(SnapshotRequested(full=True))
 
     # What the world tells.
 
@@ -176,14 +212,15 @@ class Master:
                 self._feed(SourceEnded(SubtaskId(vertex, subtask)))
             case Heartbeat(_, metrics):
                 self.metrics.update(metrics)
+                if self.attempts[-1].first_record_ms is None and any(of.get("records_in") for of in metrics.values()):
+                    self.attempts[-1] = replace(self.attempts[-1], first_record_ms=self._clock.now_ms())
             case Delivered(sink, committable):
                 if not self.on_delivered(sink, committable):
                     self.delivered.setdefault(sink, []).append(committable)
             case Done():
                 self._done.add(slot)
                 if len(self._done) == self._plan.slots:
-                    report = self.epochs[-1]
-                    self._wind_down(Status.FINISHED if report.ending == "input-ended" else Status.STOPPED)
+                    self._all_done(self.epochs[-1].ending)
             case Failed(_, text, operator, user_traceback, record, permanent):
                 self._attempt_failed(Failure(text, slot, operator, user_traceback, record, permanent))
             case _:
@@ -207,6 +244,7 @@ class Master:
             if self._deployment is not None:
                 self._deployment.cancel()
         finally:
+            self._job_over("failed", cancel=True)
             self.status = Status.FAILED
 
     def tick(self) -> None:
@@ -223,6 +261,7 @@ class Master:
             self._check_heartbeats(now_ms)
             if self._coordinator is not None:
                 self._feed(TimePassed(now_ms))
+                self._desk.look_for_requests(self.attempt)
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
             missing = sorted(set(range(self._plan.slots)) - self._ready)
             self._attempt_failed(Failure(
@@ -231,25 +270,31 @@ class Master:
 
     # An attempt begins.
 
-    def _open_attempt(self) -> tuple[int, list[int], Manifest | None, int]:
+    def _open_attempt(self) -> Opened:
         """In the background: fences older attempts and finds where to go on."""
         if self._catalog.is_superseded():
             # To claim the next number would be to fence the other driver in turn, and so on.
             raise FencedOff(f"attempt {self.attempt} is over: another driver runs this job now")
-        attempt = self._catalog.claim_attempt()
+        named = named_point(self._restore)
+        if named is not None:
+            self._beginning(self._catalog.epochs(), named)      # before a driver that runs is fenced off for nothing
+        attempt = self._catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, RestorePoint) else 0)
         epochs = self._catalog.epochs()
-        newest = newest_complete(epochs)
-        manifest = None if newest is None else self._catalog.load(newest)
-        if manifest is not None:
-            states = {node.name: [(info.name, info.kind.value, info.schema) for info in node.spec.states(node)]
-                      for vertex in self._plan.vertices for node in vertex.nodes if node.spec.states(node)}
-            check_restorable(manifest, operators=states, key_group_count=self._plan.key_group_count)
+        begun = self._beginning(epochs, named)
         highest = max([self._catalog.highest_epoch_seen(), *epochs], default=0)
+        if begun.manifest is not None:
+            plan_restore(begun.manifest, operators=declared_operators(self._plan), drop=self._settings.drop_state,
+                         key_group_count=self._plan.key_group_count).check()
+            highest = max(highest, begun.manifest.epoch)
         self._catalog.sweep(attempt)
-        return attempt, epochs, manifest, highest + 1
+        return Opened(attempt, epochs, begun, highest + 1)
 
-    def _attempt_opened(self, opened: tuple[int, list[int], Manifest | None, int] | None,
-                        error: BaseException | None) -> None:
+    def _beginning(self, epochs: list[int], named: RestorePoint | NotFound | None) -> Beginning:
+        newest = newest_complete(epochs)
+        own = None if newest is None else self._catalog.load(newest)
+        return beginning(own, named, self._restore, store=self._catalog.store.address)
+
+    def _attempt_opened(self, opened: Opened | None, error: BaseException | None) -> None:
         self._opening = False
         if self._final is not None or self.status.terminal:
             return
@@ -259,25 +304,37 @@ class Master:
                 self._attempt_failed(failure)       # it worked before: the store may come back
                 return
             self.failures.append(failure)
+            self._job_over("failed", cancel=True)
             self.status = Status.FAILED
             return
-        self.attempt, self._retained, self._restored, next_epoch = opened
-        self._next_epoch = max(self._next_epoch, next_epoch)
+        self.attempt, self._retained, self._begun = opened.attempt, opened.epochs, opened.beginning
+        self._next_epoch = max(self._next_epoch, opened.next_epoch)
+        self._subtasks = frozenset(SubtaskId(vertex.id, index) for vertex in self._plan.vertices
+                                   for index in range(vertex.parallelism))
+        self._sources = frozenset(subtask for subtask in self._subtasks
+                                  if isinstance(self._plan.vertices[subtask.vertex].head.spec, SourceSpec))
         self._addresses, self._ready, self._done, self._heard_ms = {}, set(), set(), {}
         self._coordinator = None
         self._links.expect(self.attempt)
         now_ms = self._clock.monotonic_ms()
         self._deadline_ms = now_ms + self._settings.tuning.deploy_timeout_ms
-        self.attempts.append(AttemptReport(self.attempt, self._clock.now_ms(),
-                                           None if self._restored is None else self._restored.epoch))
-        self._deployment = self._deployer.deploy(self.attempt)
+        manifest, point = self._begun.manifest, self._begun.point
+        self.attempts.append(AttemptReport(
+            self.attempt, self._clock.now_ms(), None if manifest is None else manifest.epoch,
+            restored_from=None if point is None else point.origin.path))
+        self._claim_due = self._restore.claim
+        if self._begun.point is None:
+            self._claim_if_due()
+        self._deployment = self._layout.deployer.deploy(self.attempt)
 
     def _on_register(self, slot: int, address: tuple[str, int], pid: int) -> None:
         self._addresses[slot] = address
         self.attempts[-1].slots[slot] = pid
         if len(self._addresses) == self._plan.slots:
             addresses = [list(self._addresses[index]) for index in range(self._plan.slots)]
-            self._tell_all(Deploy(addresses, None if self._restored is None else self._restored.epoch))
+            manifest, point = self._begun.manifest, self._begun.point
+            self._tell_all(Deploy(addresses, None if manifest is None else manifest.epoch,
+                                  None if point is None else point.address))
 
     def _on_ready(self, slot: int) -> None:
         self._ready.add(slot)
@@ -291,8 +348,12 @@ class Master:
         self.attempts[-1] = replace(self.attempts[-1], running_ms=self._clock.now_ms())
         self._heard_ms = dict.fromkeys(range(self._plan.slots), self._clock.monotonic_ms())
         self._tell_all(Start())
-        if self._stop_asked is not None:
-            self._feed(StopRequested(self._stop_asked))
+        if self._rescaling is not None and self._rescaling.layout is self._layout:
+            self._rescaling.done, self._rescaling = True, None
+        if self._stop_asked is not None or self._rescaling is not None:
+            self._feed(StopRequested(bool(self._stop_asked)))
+        if self._desk.wanted:
+            self._want_full_epoch()
 
     # Epochs.
 
@@ -314,10 +375,13 @@ class Master:
     def _execute(self, effect: Effect) -> None:
         now_ms = self._clock.now_ms()
         match effect:
-            case TriggerEpoch(epoch, ending):
+            case TriggerEpoch(epoch, ending, full, base):
                 name = None if ending is None else ending.value
-                self.epochs.append(EpochReport(epoch, self.attempt, now_ms, name))
-                self._tell_all(Trigger(epoch, name))
+                self.epochs.append(EpochReport(epoch, self.attempt, now_ms, name, full))
+                del self.epochs[:-KEPT_REPORTS]
+                if full:
+                    self._desk.on_triggered(epoch)
+                self._tell_all(Trigger(epoch, name, full, base))
             case CreateManifest(epoch, payloads):
                 manifest = self._manifest(epoch, payloads)
                 self._background.submit(partial(self._catalog.commit, manifest),
@@ -325,15 +389,17 @@ class Master:
             case NotifyComplete(epoch, ending):
                 self._report(epoch).completed_ms = now_ms
                 self._tell_all(Complete(epoch, None if ending is None else ending.value))
+                self._claim_if_due()
                 if self._swept_for < self.attempt:
                     # Slots of older attempts may have written files after the sweep that this attempt began with.
                     self._swept_for = self.attempt
                     self._background.submit(partial(self._catalog.sweep, self.attempt), _forget)
             case NotifyAborted(epoch, reason, message):
                 self._report(epoch).aborted = f"{reason.value}: {message}"
+                self._desk.on_aborted(epoch)
                 self._tell_all(Abort(epoch))
             case ReleaseSnapshots(epochs):
-                self._background.submit(partial(self._catalog.release, epochs, attempt=self.attempt), _forget)
+                self._release(epochs)
             case Discard(payloads):
                 names = [file["name"] for payload in payloads for operator in payload.values()
                          for file in operator["piece"]["files"]]
@@ -341,25 +407,40 @@ class Master:
             case FailJob(_, message):
                 self._attempt_failed(Failure(f"too many snapshots failed in a row: {message}"))
 
+    def _release(self, epochs: Collection[int]) -> None:
+        """All but those that a savepoint is being copied from; they come here again."""
+        free = self._desk.releasable(epochs)
+        if free:
+            self._background.submit(partial(self._catalog.release, free, attempt=self.attempt), _forget)
+
+    def _claim_if_due(self) -> None:
+        """The job has a complete snapshot of its own: what it began with, if the user gave it away, is deleted now."""
+        path, origin = self._restore.path, self._begun.origin
+        if not self._claim_due or path is None or origin is None:
+            return
+        self._claim_due = False
+
+        def remove(attempt: int = self.attempt) -> None:
+            if self._catalog.is_current(attempt):
+                remove_savepoint(path, origin.id)
+
+        self._copies.submit(remove, _forget)
+
     def _manifest(self, epoch: int, payloads: Mapping[SubtaskId, Any]) -> Manifest:
-        operators: dict[str, OperatorEntry] = {}
-        for _, operators_of in sorted(payloads.items()):
-            for name, part in operators_of.items():
-                piece = PieceEntry.from_json(part["piece"])
-                earlier = operators[name].pieces if name in operators else ()
-                operators[name] = OperatorEntry(
-                    parallelism=part["parallelism"], pieces=(*earlier, piece),
-                    states=tuple(StateEntry.from_json(state) for state in part["states"]))
+        operators = operators_in(payloads)
         report = self._report(epoch)
         report.bytes = sum(file.bytes for entry in operators.values() for piece in entry.pieces for file in piece.files)
+        assert self._begun.point is None or written_by(self.attempt, operators), "what the job began with may be deleted"
         return Manifest(job=self._settings.name, epoch=epoch, attempt=self.attempt, created_ms=self._clock.now_ms(),
                         key_group_count=self._plan.key_group_count, ending=report.ending, operators=operators,
+                        restored_from=self._begun.origin,
                         stats={"triggered_ms": report.triggered_ms, "bytes": report.bytes, "subtasks": report.subtasks})
 
     def _manifest_created(self, attempt: int, manifest: Manifest, _: None, error: BaseException | None) -> None:
         if attempt != self.attempt or self._gone_by_ms is not None or self.status.terminal:
             return      # the next attempt finds out from the store
         if error is None:
+            self._desk.on_complete(manifest, graph=self._layout.graph, versions=self._versions)
             self._feed(ManifestCreated(manifest.epoch))
         elif isinstance(error, FencedOff):
             # Another driver runs this job now. To restart would be to fence it in turn, and so on.
@@ -386,27 +467,56 @@ class Master:
             self._deadline_ms = now_ms + decision.delay_ms
             self._let_go(now_ms)
 
+    def _all_done(self, ending: str | None) -> None:
+        """The final epoch is committed everywhere."""
+        if ending == "input-ended":
+            self._wind_down(Status.FINISHED)
+        elif self._rescaling is not None and (self._stop_asked is None or (self._stop_asked and ending == "stop")):
+            # A job that is to be drained as well is drained when it runs again.
+            self.status = Status.RESCALING
+            self._deadline_ms = self._clock.monotonic_ms()
+            self._let_go(self._deadline_ms, cancel=False)
+        else:
+            self._wind_down(Status.STOPPED)
+
     def _wind_down(self, final: Status) -> None:
         self._final = final
-        self._let_go(self._clock.monotonic_ms())
+        self._job_over(final.value, cancel=final is Status.CANCELLED)
+        self._let_go(self._clock.monotonic_ms(), cancel=final not in (Status.FINISHED, Status.STOPPED))
 
-    def _let_go(self, now_ms: int) -> None:
+    def _job_over(self, how: str, *, cancel: bool) -> None:
+        """What was asked for and never will be is told so."""
+        self._desk.on_job_over(f"the job {self._settings.name!r} has {_PAST[how]}", cancel=cancel)
+        if self._rescaling is not None:
+            self._rescaling.error, self._rescaling.done = f"it has {_PAST[how]} before", True
+            self._rescaling = None
+
+    def _let_go(self, now_ms: int, *, cancel: bool = True) -> None:
         if self.epochs and self.epochs[-1].completed_ms is None and self.epochs[-1].aborted is None:
             self.epochs[-1].aborted = "the attempt ended"      # whether its manifest exists, the next attempt finds out
+        if self.attempts and self.attempts[-1].ended_ms is None:
+            self.attempts[-1] = replace(self.attempts[-1], ended_ms=self._clock.now_ms())
         self._coordinator = None
+        self._desk.on_attempt_over()
         self._gone_by_ms = now_ms + GONE_TIMEOUT_MS
         self._tell_all(Shutdown("the attempt is over"))
-        if self._deployment is not None and self._final not in (Status.FINISHED, Status.STOPPED):
+        if self._deployment is not None and cancel:
             self._deployment.cancel()
 
     def _wait_until_gone(self, now_ms: int, gone: bool) -> None:
         assert self._gone_by_ms is not None
         if not gone and now_ms < self._gone_by_ms:
             return
+        if self.attempts and self.attempts[-1].gone_ms is None:
+            self.attempts[-1] = replace(self.attempts[-1], gone_ms=self._clock.now_ms())
         if self._final is not None:
+            if self._desk.copying and self._final is not Status.CANCELLED:
+                return      # the job is over when its savepoints are
             self.status = self._final
             self._gone_by_ms = None
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
+            if not gone and self._deployment is not None:
+                self._deployment.cancel()
             self._gone_by_ms = None
             self._deployment = None
             self._deadline_ms = None
@@ -421,6 +531,9 @@ class Master:
     def _tell_all(self, message: Message) -> None:
         for slot in self._addresses:
             self._links.send(slot, message)
+
+
+_PAST = {"finished": "finished", "stopped": "stopped", "cancelled": "been cancelled", "failed": "failed"}
 
 
 def _forget(_: Any, error: BaseException | None) -> None:

@@ -98,10 +98,14 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """Connect to these addresses (by slot) and restore this epoch's snapshot (None: start empty)."""
+    """Connect to these addresses (by slot) and restore this epoch's snapshot (None: start empty).
+
+    It is in the job's own store, or where `restore_from` says: what `store.savepoints.load_savepoint` takes.
+    """
 
     addresses: list[Any]
     epoch: int | None
+    restore_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +115,15 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """End this epoch at the sources. `ending` says why nothing follows, where nothing does."""
+    """End this epoch at the sources. `ending` says why nothing follows, where nothing does.
+
+    `full`: its snapshot builds on no earlier one; otherwise increments build on that of epoch `base` (0: there is none).
+    """
 
     epoch: int
     ending: str | None
+    full: bool = False
+    base: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ class Status(Enum):
     STARTING = "starting"          # slots are being deployed
     RUNNING = "running"
     RESTARTING = "restarting"      # rolling back after a failure
+    RESCALING = "rescaling"        # between the final snapshot at the old parallelism and the first record at the new one
     FINISHED = "finished"          # the input is at its end and everything is committed
     STOPPED = "stopped"            # by the user, with a final snapshot
     CANCELLED = "cancelled"        # by the user, at once
@@ -44,6 +45,7 @@ class EpochReport:
     attempt: int
     triggered_ms: int
     ending: str | None = None
+    full: bool = False          # its snapshot builds on no earlier one
     completed_ms: int | None = None
     aborted: str | None = None
     bytes: int = 0
@@ -56,10 +58,19 @@ class EpochReport:
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """One deployment: when it was claimed, from which epoch it was restored and when it ran."""
+    """One deployment: when it was claimed, from which epoch it was restored and when it ran.
+
+    `running_ms` is when all slots were ready and were told to start, `first_record_ms` when the first of them had told
+    of a record (as often as they tell: `Tuning.heartbeat_ms`), `ended_ms` when it had failed or had come to its end, and
+    `gone_ms` when its slots were gone. Where the job is rescaled, the final epoch's `triggered_ms` is when it stopped.
+    """
 
     attempt: int
     claimed_ms: int
     restored_epoch: int | None
     running_ms: int | None = None
     slots: dict[int, int] = field(default_factory=dict)    # process id by slot
+    restored_from: str | None = None                       # where, if not the job's own snapshots
+    first_record_ms: int | None = None
+    ended_ms: int | None = None
+    gone_ms: int | None = None

@@ -7,48 +7,56 @@ from the manifest alone. Who takes rows in never sees how they are kept: a chain
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 
 import pyarrow as pa
 
 from tidegate.errors import RestoreError
 from tidegate.protocol.recovery import Piece, Redistribution, SubtaskRestore, plan_operator_restore
+from tidegate.runtime.restore_plan import RestorePlan
+from tidegate.runtime.snapshots import row_reader
 from tidegate.state.format import StateFileReader
+from tidegate.state.merging import resolved_rows
 from tidegate.store.base import Store
-from tidegate.store.manifest import FileEntry, Manifest, OperatorEntry, StateEntry
+from tidegate.store.manifest import Manifest, OperatorEntry, StateEntry
 from tidegate.types import ddl_of
 
 
-def restored_rows(manifest: Manifest, operator: str, *, store: Store, subtask: int,
-                  parallelism: int) -> Mapping[str, Iterable[pa.RecordBatch]]:
-    """The rows of each state that belong to this subtask now. Read when iterated, once."""
+def restored_rows(manifest: Manifest, operator: str, *, store: Store, subtask: int, parallelism: int,
+                  plan: RestorePlan | None = None) -> Mapping[str, Iterable[pa.RecordBatch]]:
+    """The rows of each state that belong to this subtask now. Read when iterated, once.
+
+    With a plan they are what the job declares: under its names, in its types, without what is dropped; nothing at all is
+    read where something is refused. Without one they are what the snapshot has.
+    """
+    if plan is not None:
+        plan.check()
+        planned = plan.of(operator)
+        if planned is None or planned.was is None:
+            return {}
+        rows = restored_rows(manifest, planned.was, store=store, subtask=subtask, parallelism=parallelism)
+        return {state.name: rows[state.was] if state.convert is None else map(state.convert, rows[state.was])
+                for state in planned.states if state.taken_in and state.was is not None}
     entry = manifest.operators.get(operator)
     if entry is None:
         return {}
-    plan = plan_operator_restore(
+    reads = plan_operator_restore(
         [Piece(subtask=piece.subtask, key_groups=range(*piece.key_groups), item_counts=piece.item_counts)
          for piece in entry.pieces],
         {state.name: Redistribution(state.kind) for state in entry.states},
         parallelism=parallelism, key_group_count=manifest.key_group_count)[subtask]
-    readers = [[_reader(store, file) for file in piece.files] for piece in entry.pieces]
-    return {state.name: _rows(state, plan, readers) for state in entry.states}
+    readers = [[row_reader(store, file) for file in piece.files] for piece in entry.pieces]
+    return {state.name: _rows(state, reads, readers) for state in entry.states}
 
 
 def _rows(state: StateEntry, plan: SubtaskRestore, readers: Sequence[Sequence[StateFileReader]]) -> Iterator[pa.RecordBatch]:
     if state.kind == "keyed":
         for read in plan.keyed:
-            for reader in readers[read.piece]:
-                yield from reader.read_groups(state.name, read.groups)
+            yield from resolved_rows(state.name, readers[read.piece], read.groups)
     else:
         for items in plan.items:
             if items.state == state.name:
-                for reader in readers[items.piece]:
-                    yield from reader.read_items(state.name, items.start, items.stop)
-
-
-def _reader(store: Store, file: FileEntry) -> StateFileReader:
-    return StateFileReader(partial(store.read, file.name), name=file.name, bytes=file.bytes, index_bytes=file.index_bytes,
-                           index_checksum=file.index_checksum)
+                # Operator state is written whole every time: the last file of a chain has it all.
+                yield from readers[items.piece][-1].read_items(state.name, items.start, items.stop)
 
 
 def check_restorable(manifest: Manifest, *, operators: Mapping[str, Sequence[tuple[str, str, pa.Schema]]],

@@ -102,3 +102,4 @@ class JobSettings:
     restart: RestartStrategy = DEFAULT_RESTART
     tuning: Tuning = field(default_factory=Tuning)
     backend: Backend = field(default_factory=Heap)
+    drop_state: tuple[str, ...] = ()

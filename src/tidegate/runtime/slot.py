@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from tidegate.channels.elements import Marker
 from tidegate.channels.memory import MemoryChannel
 from tidegate.channels.ports import Inlet, Outlet
+from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
@@ -45,13 +47,15 @@ from tidegate.runtime.messages import (
     Start,
     Trigger,
 )
+from tidegate.runtime.restore_plan import RestorePlan, declared_operators, plan_restore
 from tidegate.runtime.restoring import restored_rows
 from tidegate.runtime.settings import JobSettings
-from tidegate.runtime.snapshots import write_part
+from tidegate.runtime.snapshots import Chain, PartWriter, chain_to_go_on_from
 from tidegate.runtime.subtask import InnerSubtask, Input, Part, SourceSubtask, Subtask
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest
+from tidegate.store.savepoints import load_savepoint
 
 CHANNEL_LOST_PATIENCE_MS = 5_000
 QUIET_STEPS = 8192
@@ -119,6 +123,7 @@ class Slot:
         self._running = False
         self._next_heartbeat_ms = 0
         self._steps = StepTimes()
+        self._writers: dict[str, PartWriter] = {}
         self._lost: tuple[str, int] | None = None       # a channel that is gone, and until when we wait to hear why
 
     # What the driver of the loop calls.
@@ -182,15 +187,16 @@ class Slot:
 
     def _handle(self, message: Message) -> None:
         match message:
-            case Deploy(addresses, epoch):
-                self._deploy([(host, port) for host, port in addresses], epoch)
+            case Deploy(addresses, epoch, restore_from):
+                self._deploy([(host, port) for host, port in addresses], self._restore_point(epoch, restore_from))
                 self._world.tell(Ready(self.index))
             case Start():
                 self._running = True
-            case Trigger(epoch, ending):
+            case Trigger(epoch, ending, full, base):
+                marker = Marker(epoch, base=base, full=full)
                 for subtask in self._subtasks:
                     if isinstance(subtask, SourceSubtask):
-                        subtask.trigger(epoch, None if ending is None else Ending(ending))
+                        subtask.trigger(marker, None if ending is None else Ending(ending))
             case Complete(epoch, ending):
                 for subtask in self._subtasks:
                     subtask.complete(epoch)
@@ -228,20 +234,19 @@ class Slot:
 
     # Snapshots.
 
-    def _take_parts(self, subtask: Subtask, epoch: int, parts: Sequence[Part]) -> None:
+    def _take_parts(self, subtask: Subtask, marker: Marker, parts: Sequence[Part]) -> None:
         """Writes the frozen parts in the background, then acknowledges."""
         stats = dict(subtask.counters.last)
         self._steps.begin()
 
         def write() -> dict[str, Any]:
             started = time.perf_counter()
-            written = {part.operator: write_part(
-                part, store=self._world.store, attempt=self._attempt, epoch=epoch, subtask=subtask.id.subtask,
-                parallelism=subtask.vertex.parallelism, key_group_count=self._plan.key_group_count) for part in parts}
+            written = {part.operator: self._writers[part.operator].write(
+                part.frozen, epoch=marker.epoch, base=marker.base, full=marker.full) for part in parts}
             stats["write_ms"] = round((time.perf_counter() - started) * 1000, 3)
             return written
 
-        self._world.background.submit(write, partial(self._parts_written, subtask, epoch, parts, stats))
+        self._world.background.submit(write, partial(self._parts_written, subtask, marker.epoch, parts, stats))
 
     def _parts_written(self, subtask: Subtask, epoch: int, parts: Sequence[Part], stats: dict[str, Any],
                        written: dict[str, Any] | None, error: BaseException | None) -> None:
@@ -262,14 +267,24 @@ class Slot:
 
     # Deployment.
 
-    def _deploy(self, addresses: Sequence[tuple[str, int]], epoch: int | None) -> None:
-        manifest = None if epoch is None else SnapshotCatalog(self._world.store).load(epoch)
+    def _restore_point(self, epoch: int | None, restore_from: str | None) -> _RestorePoint | None:
+        if epoch is None:
+            return None
+        if restore_from is None:
+            store, manifest = self._world.store, SnapshotCatalog(self._world.store).load(epoch)
+        else:
+            store, manifest = load_savepoint(restore_from)
+        plan = plan_restore(manifest, operators=declared_operators(self._plan), key_group_count=self._plan.key_group_count,
+                            drop=self._settings.drop_state)
+        return _RestorePoint(store, manifest, plan, is_own=restore_from is None)
+
+    def _deploy(self, addresses: Sequence[tuple[str, int]], point: _RestorePoint | None) -> None:
         channels = _Channels(self._plan, self.index, self._world.network, addresses)
         timed = _timed_vertices(self._plan)
-        built = [self._build(vertex, channels, timed, manifest) for vertex in self._plan.subtasks_in(self.index)]
+        built = [self._build(vertex, channels, timed, point) for vertex in self._plan.subtasks_in(self.index)]
         self._subtasks = built[::-1]
 
-    def _build(self, vertex: Vertex, channels: _Channels, timed: set[int], manifest: Manifest | None) -> Subtask:
+    def _build(self, vertex: Vertex, channels: _Channels, timed: set[int], point: _RestorePoint | None) -> Subtask:
         operators = {node.id: node.spec.create(node) for node in vertex.nodes}
         writers = []
         for node in vertex.nodes[1:]:
@@ -282,7 +297,7 @@ class Slot:
             writers.append(writer)
             _attach(operators[out.source_node], out.tag, writer)
         for node in vertex.nodes:
-            operators[node.id].open(self._context(vertex, node.name, manifest))
+            operators[node.id].open(self._context(vertex, node, point))
         tuning = self._settings.tuning
         rest: dict[str, Any] = dict(vertex=vertex, index=self.index, operators=list(operators.values()), writers=writers,
                                     take_parts=self._take_parts, max_batch_rows=tuning.max_batch_rows)
@@ -293,17 +308,37 @@ class Slot:
                   for edge in self._plan.inputs_of(vertex) for channel in self._plan.origins(edge, self.index)]
         return InnerSubtask(inputs=inputs, **rest)
 
-    def _context(self, vertex: Vertex, operator: str, manifest: Manifest | None) -> OperatorContext:
-        restored = {} if manifest is None else restored_rows(
-            manifest, operator, store=self._world.store, subtask=self.index, parallelism=vertex.parallelism)
+    def _context(self, vertex: Vertex, node: Node, point: _RestorePoint | None) -> OperatorContext:
+        chain: Chain | None = None
+        restored: Mapping[str, Iterable[pa.RecordBatch]] = {}
+        if point is not None:
+            here: dict[str, int] = dict(subtask=self.index, parallelism=vertex.parallelism)
+            restored = restored_rows(point.manifest, node.name, store=point.store, plan=point.plan, **here)
+            if point.is_own:
+                chain = chain_to_go_on_from(point.manifest, node.name, node.spec.states(node), **here)
+        self._writers[node.name] = PartWriter(
+            node.name, store=self._world.store, attempt=self._attempt, subtask=self.index, parallelism=vertex.parallelism,
+            key_group_count=self._plan.key_group_count,
+            restored=None if point is None or chain is None else (point.manifest.epoch, chain))
         return OperatorContext(
             job=self._settings.name, subtask=self.index, parallelism=vertex.parallelism, attempt=self._attempt,
             key_group_count=self._plan.key_group_count, now_ms=self._world.clock.now_ms,
             deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
-            make_backend=self._make_backend, restored=restored, is_restored=manifest is not None)
+            make_backend=self._make_backend, restored=restored, is_restored=point is not None,
+            goes_on=chain is not None)
 
     def _make_backend(self, key_type: pa.DataType) -> KeyedBackend:
         return self._settings.backend.create(key_type=key_type, key_group_count=self._plan.key_group_count)
+
+
+@dataclass(frozen=True, slots=True)
+class _RestorePoint:
+    """What a slot begins with. `is_own`: it is one of the job's own snapshots, which the next one may build on."""
+
+    store: Store
+    manifest: Manifest
+    plan: RestorePlan
+    is_own: bool
 
 
 class _Channels:

@@ -1,38 +1,138 @@
-"""Writing a subtask's part of a snapshot. Runs on the background thread, over frozen state."""
+"""Writing a subtask's part of a snapshot. Runs on the background thread, over frozen state.
+
+Theory of operation. A piece is a chain of files: a base with all of the state, and deltas with what changed since. An
+epoch builds on the newest complete one that its marker names (`base`): the piece is that epoch's chain and one more delta,
+with everything that changed since then. What belongs to epochs that are not known to be complete is kept in memory, so
+that the changes of an aborted one are in the next; no piece refers to a file of an epoch that may be aborted (FAULTS rows
+1 and 2). The marker says it, and not what this subtask has heard itself, because an older chain than that may be
+deleted by the time the piece is listed.
+
+Chains stay short. A layer that holds all of the state begins a new one. When the deltas are half as large as the base,
+they are merged with it to a new base; when they are many, with one another. Merging reads the files back.
+
+Operator state is small and always written whole: of a chain, the last file's counts.
+"""
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from tidegate.keygroups import key_groups_of
-from tidegate.protocol.recovery import Redistribution
-from tidegate.runtime.subtask import Part
-from tidegate.state.format import StateFileEncoder
+from tidegate.state.format import StateFileEncoder, StateFileReader
+from tidegate.state.merging import LayerInMemory, merged_sections
+from tidegate.state.sections import FrozenState, Section, SectionReader, StateInfo, StateKind
 from tidegate.store.base import Store
 from tidegate.store.layout import state_file_name
-from tidegate.store.manifest import FileEntry, PieceEntry, StateEntry
+from tidegate.store.manifest import ROWS, FileEntry, Manifest, PieceEntry, StateEntry
+
+MAX_DELTAS = 32
+MAX_DELTA_SHARE = 0.5       # of the base, in bytes
+
+Chain = tuple[FileEntry, ...]
 
 
-def write_part(part: Part, *, store: Store, attempt: int, epoch: int, subtask: int, parallelism: int,
-               key_group_count: int) -> dict[str, Any]:
-    """Writes one operator's frozen state; what the acknowledgement says about it."""
-    states = part.frozen.states
-    encoder = StateFileEncoder()
-    name = state_file_name(attempt=attempt, operator=part.operator, subtask=subtask, epoch=epoch)
-    keyed = {info.name for info in states if info.kind is Redistribution.KEYED}
-    # Without keyed state the key-groups mean nothing, and there may be more subtasks than groups.
-    groups = key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count) if keyed else range(0)
-    sections = iter(part.frozen.sections())
-    first = next(sections, None)
-    files: tuple[FileEntry, ...] = ()
-    if first is not None:
-        store.write(name, encoder.chunks(states, chain((first,), sections)))
+class PartWriter:
+    """Writes one operator's state in one subtask, epoch after epoch.
+
+    `restored` is the epoch and the chain that the subtask went on from, where its state is just that.
+    """
+
+    def __init__(self, operator: str, *, store: Store, attempt: int, subtask: int, parallelism: int, key_group_count: int,
+                 restored: tuple[int, Chain] | None = None) -> None:
+        self._operator = operator
+        self._store = store
+        self._attempt = attempt
+        self._subtask = subtask
+        self._parallelism = parallelism
+        self._key_group_count = key_group_count
+        self._written: dict[int, Chain] = dict([restored]) if restored else {}
+        self._pending: dict[int, LayerInMemory] = {}
+
+    def write(self, frozen: FrozenState, *, epoch: int, base: int, full: bool) -> dict[str, Any]:
+        """What the acknowledgement says about it. `base` is the newest complete epoch when this one was triggered, or 0."""
+        states = frozen.states
+        keyed = {info.name for info in states if info.kind is StateKind.KEYED}
+        sections = list(frozen.sections())
+        items = [section for section in sections if section.state not in keyed]
+        layer = LayerInMemory((section for section in sections if section.state in keyed),
+                              key_group_count=self._key_group_count)
+        self._written = {each: chain for each, chain in self._written.items() if each >= base}
+        self._pending = {each: older for each, older in self._pending.items() if each > base}
+        chain, layers = self._links(layer, complete=frozen.complete, base=base, full=full)
+        if keyed:
+            self._pending[epoch] = layer
+        files = chain + self._write_file(epoch, states, self._merged(states, layers, items, keep_deleted=bool(chain)))
+        self._written[epoch] = files
+        # Without keyed state the key-groups mean nothing, and there may be more subtasks than groups.
+        groups = key_groups_of(self._subtask, parallelism=self._parallelism,
+                               key_group_count=self._key_group_count) if keyed else range(0)
+        counts = {info.name: sum(section.rows.num_rows for section in items if section.state == info.name)
+                  for info in states if info.name not in keyed}
+        piece = PieceEntry(subtask=self._subtask, key_groups=(groups.start, groups.stop), files=files,
+                           item_counts={state: count for state, count in counts.items() if count})
+        return {"parallelism": self._parallelism, "piece": piece.to_json(),
+                "states": [StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape,
+                                         schema=info.schema).to_json() for info in states]}
+
+    def _links(self, layer: LayerInMemory, *, complete: bool, base: int,
+               full: bool) -> tuple[Chain, list[SectionReader]]:
+        """The chain that stays, and the layers that are merged to its new end."""
+        if complete:
+            return (), [layer]
+        layers: list[SectionReader] = [*self._pending.values(), layer]
+        chain = self._written.get(base, ())
+        delta_bytes = sum(file.bytes for file in chain[1:]) + layer.bytes
+        if chain and (full or delta_bytes > MAX_DELTA_SHARE * chain[0].bytes):
+            return (), [*self._readers(chain), *layers]
+        if len(chain) > MAX_DELTAS:
+            return chain[:1], [*self._readers(chain[1:]), *layers]
+        return chain, layers
+
+    def _merged(self, states: Sequence[StateInfo], layers: Sequence[SectionReader], items: Sequence[Section], *,
+                keep_deleted: bool) -> Iterator[Section]:
+        for info in states:
+            if info.kind is StateKind.KEYED:
+                yield from merged_sections(info, layers, key_group_count=self._key_group_count, keep_deleted=keep_deleted)
+            else:
+                yield from (section for section in items if section.state == info.name)
+
+    def _write_file(self, epoch: int, states: Sequence[StateInfo], sections: Iterator[Section]) -> Chain:
+        first = next(sections, None)
+        if first is None:
+            return ()
+        name = state_file_name(attempt=self._attempt, operator=self._operator, subtask=self._subtask, epoch=epoch)
+        encoder = StateFileEncoder(key_group_count=self._key_group_count)
+        self._store.write(name, encoder.chunks(states, _chained(first, sections)))
         summary = encoder.summary
-        files = (FileEntry(name=name, bytes=summary.bytes, checksum=summary.checksum, index_bytes=summary.index_bytes,
-                           index_checksum=summary.index_checksum),)
-    counts = {state: rows for state, rows in encoder.summary.rows.items() if state not in keyed} if files else {}
-    entry = PieceEntry(subtask=subtask, key_groups=(groups.start, groups.stop), files=files, item_counts=counts)
-    return {"parallelism": parallelism, "piece": entry.to_json(),
-            "states": [StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape, schema=info.schema).to_json()
-                       for info in states]}
+        return (FileEntry(name=name, bytes=summary.bytes, checksum=summary.checksum, index_bytes=summary.index_bytes,
+                          index_checksum=summary.index_checksum),)
+
+    def _readers(self, chain: Chain) -> list[StateFileReader]:
+        return [row_reader(self._store, file) for file in chain]
+
+
+def row_reader(store: Store, file: FileEntry) -> StateFileReader:
+    assert file.form == ROWS, file
+    return StateFileReader(partial(store.read, file.name), name=file.name, bytes=file.bytes, index_bytes=file.index_bytes,
+                           index_checksum=file.index_checksum)
+
+
+def chain_to_go_on_from(manifest: Manifest, operator: str, states: Sequence[StateInfo], *, subtask: int,
+                        parallelism: int) -> Chain | None:
+    """The chain of this very subtask, where what it holds is what the subtask takes in: nothing was rescaled, renamed or
+    converted."""
+    entry = manifest.operators.get(operator)
+    if entry is None or entry.parallelism != parallelism:
+        return None
+    now = {info.name: (info.kind.value, info.shape, info.schema) for info in states}
+    if any(now.get(state.name) != (state.kind, state.shape, state.arrow_schema()) for state in entry.states):
+        return None
+    files = entry.pieces[subtask].files
+    return files if all(file.form == ROWS for file in files) else None
+
+
+def _chained(first: Section, rest: Iterator[Section]) -> Iterator[Section]:
+    yield first
+    yield from rest

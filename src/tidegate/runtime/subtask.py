@@ -26,7 +26,7 @@ from tidegate.protocol.watermarks import Advanced, WatermarkMerge
 from tidegate.runtime.exchange import EdgeWriter
 from tidegate.state.sections import FrozenState
 
-# Entries of a frozen layer that are merged after every unit of work, at least.
+# Entries that a backend may tidy up after every unit of work.
 MAINTENANCE_BUDGET = 512
 
 
@@ -58,7 +58,7 @@ class Counters:
     last: dict[str, Any] = field(default_factory=dict)
 
 
-TakeParts = Callable[["Subtask", int, Sequence[Part]], None]
+TakeParts = Callable[["Subtask", Marker, Sequence[Part]], None]
 
 
 class Subtask:
@@ -73,6 +73,7 @@ class Subtask:
         self._writers = tuple(writers)
         self._take_parts = take_parts
         self._alignment: Alignment
+        self._marker = Marker(0)                # of the epoch in progress
         self._align_started: float | None = None
 
     def step(self) -> bool:
@@ -120,8 +121,9 @@ class Subtask:
                 case TakeSnapshot(epoch):
                     self._snapshot(epoch)
                 case ForwardMarker(epoch):
+                    assert self._marker.epoch == epoch
                     for writer in self._writers:
-                        writer.send_marker(epoch)
+                        writer.send_marker(self._marker)
                 case Unblock(channels):
                     self._set_blocked(channels, False)
 
@@ -138,7 +140,8 @@ class Subtask:
         self.counters.snapshot_pause_ms = max(self.counters.snapshot_pause_ms, pause_ms)
         self.counters.alignment_ms = alignment_ms
         self.counters.last = {"alignment_ms": round(alignment_ms, 3), "pause_ms": round(pause_ms, 3)}
-        self._take_parts(self, epoch, parts)
+        assert self._marker.epoch == epoch
+        self._take_parts(self, self._marker, parts)
 
 
 class InnerSubtask(Subtask):
@@ -181,6 +184,8 @@ class InnerSubtask(Subtask):
         elif isinstance(element, Marker):
             if self._alignment.epoch_in_progress is None:
                 self._align_started = time.perf_counter()
+            if element.epoch > self._marker.epoch:
+                self._marker = element
             self._run(self._alignment.on_marker(channel, element.epoch))
         elif isinstance(element, Watermark):
             if channel in self._timed:
@@ -255,9 +260,10 @@ class SourceSubtask(Subtask):
     def wait_until_ms(self) -> int | None:
         return None if self._source.ended or self._stopped or self.full else self._not_before_ms
 
-    def trigger(self, epoch: int, ending: Ending | None) -> None:
+    def trigger(self, marker: Marker, ending: Ending | None) -> None:
         if ending is Ending.DRAIN and not self._source.ended:
             self._source.end()
-        self._run(self._alignment.on_trigger(epoch))
+        self._marker = marker
+        self._run(self._alignment.on_trigger(marker.epoch))
         if ending is Ending.STOP:
             self._stopped = True

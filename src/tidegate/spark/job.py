@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidegate.protocol.restart import RestartStrategy
 from tidegate.runtime import job
+from tidegate.runtime.deployment import Deployer
 from tidegate.runtime.hosting import SlotLaunch
-from tidegate.runtime.master import Deployer
 from tidegate.runtime.settings import DEFAULT_RESTART, Backend, Snapshots, Tuning
 
 if TYPE_CHECKING:
@@ -27,16 +28,23 @@ class Job(job.Job):
 
     def __init__(self, name: str, spark: SparkSession | None = None, *, slots: int | None = None,
                  backend: Backend | None = None, snapshots: Snapshots | None = None,
-                 restart: RestartStrategy = DEFAULT_RESTART, tuning: Tuning | None = None) -> None:
+                 restart: RestartStrategy = DEFAULT_RESTART, tuning: Tuning | None = None, restore_from: str | None = None,
+                 claim: bool = False, drop_state: Sequence[str] = ()) -> None:
         if slots is None:
             slots = DEFAULT_LOCAL_SLOTS if spark is None else spark.sparkContext.defaultParallelism
-        super().__init__(name, slots=slots, backend=backend, snapshots=snapshots, restart=restart, tuning=tuning)
+        super().__init__(name, slots=slots, backend=backend, snapshots=snapshots, restart=restart, tuning=tuning,
+                         restore_from=restore_from, claim=claim, drop_state=drop_state)
         self._spark = spark
 
     def _deployer(self, launch: SlotLaunch, master: tuple[str, int]) -> Deployer:
         from tidegate.spark.deploy import SparkDeployer
 
         return SparkDeployer(self._spark or local_session(self.slots), launch, master)
+
+    def _versions(self) -> dict[str, str]:
+        import pyspark
+
+        return {**super()._versions(), "spark": pyspark.__version__}
 
 
 def local_session(slots: int) -> SparkSession:

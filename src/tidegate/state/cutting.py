@@ -6,7 +6,8 @@ how large the state is. So the work is cut into pieces of bounded size:
 - Python objects become Arrow columns in *chunks* of about `TURN_S` of work (`Pace`), with rests between them;
 - chunks are put together to *runs* of about `RUN_ROWS` rows, which are hashed and sorted by key-group. That is done by
   numpy and Arrow without the lock. Taking the lock back has its price, too, so runs are larger than chunks;
-- the sections of a group are cut from the sorted runs, about `RUN_ROWS` rows at most in each.
+- sections are cut from the sorted runs: a group of its own where there are many rows, several groups together up to
+  `SECTION_ROWS` where there are few, and about `RUN_ROWS` rows at most.
 
 No call that holds the lock takes longer the more state there is, and nothing large is freed at once.
 
@@ -29,9 +30,10 @@ from tidegate.state.sections import Section
 TURN_S = 0.001      # how long the writer works before it rests
 MIN_CHUNK_ENTRIES, MAX_CHUNK_ENTRIES = 64, 8192
 RUN_ROWS = 1 << 16
+SECTION_ROWS = 1 << 12
 
 # Rows in order of their key-groups, and where each group starts in them (one more than there are groups).
-SortedRun: TypeAlias = tuple[pa.RecordBatch, list[int]]
+SortedRun: TypeAlias = tuple[pa.RecordBatch, np.ndarray[Any, Any]]
 
 
 class Pace:
@@ -57,24 +59,28 @@ class Pace:
         self._started_s = time.thread_time()
 
 
-def cut_by_group(state: str, chunks: Iterable[pa.RecordBatch], key_group_count: int) -> Iterator[Section]:
-    """The rows of all chunks as sections, by growing key-group; within a group in the order they came in."""
+def cut_by_group(state: str, chunks: Iterable[pa.RecordBatch], key_group_count: int, *,
+                 deleted: bool = False) -> Iterator[Section]:
+    """The rows of all chunks as sections, by growing key-group. The rows of a key stay in the order they came in."""
     runs = [_sorted(pa.concat_batches(run), key_group_count) for run in _runs(chunks)]
-    for group in range(key_group_count):
-        parts: list[pa.RecordBatch] = []
-        row_count = 0
-        for rows, starts in runs:
-            length = starts[group + 1] - starts[group]
-            if length:
-                parts.append(rows.slice(starts[group], length))
-                row_count += length
-                if row_count >= RUN_ROWS:
-                    yield Section(state, group, pa.concat_batches(parts))
-                    parts, row_count = [], 0
-        if parts:
-            yield Section(state, group, parts[0] if len(parts) == 1 else pa.concat_batches(parts))
+    if not runs:
+        return
+    ends = np.sum([starts for _, starts in runs], axis=0)       # ends[g]: rows in the groups before g
+    first = 0
+    while first < key_group_count:
+        stop = int(np.searchsorted(ends, ends[first] + SECTION_ROWS, side="left"))
+        stop = min(max(stop, first + 1), key_group_count)
+        for rows in _bounded(rows.slice(starts[first], starts[stop] - starts[first]) for rows, starts in runs):
+            yield Section(state, range(first, stop), rows, deleted)
+        first = stop
     while runs:
         runs.pop()      # one by one, so that the lock can change hands in between
+
+
+def _bounded(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of all parts, in batches of about `RUN_ROWS` at most."""
+    for run in _runs(part for part in parts if part.num_rows):
+        yield run[0] if len(run) == 1 else pa.concat_batches(run)
 
 
 def _runs(chunks: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -95,4 +101,4 @@ def _sorted(rows: pa.RecordBatch, key_group_count: int) -> SortedRun:
     order = np.argsort(groups, kind="stable")       # a radix sort, for numbers of 16 bits
     starts = np.zeros(key_group_count + 1, dtype=np.int64)
     np.cumsum(np.bincount(groups, minlength=key_group_count), out=starts[1:])
-    return rows.take(pa.array(order)), starts.tolist()
+    return rows.take(pa.array(order)), starts

@@ -5,8 +5,9 @@
     index                an Arrow IPC stream: a row for each section; the states with their schemas in its metadata
     trailer (20 bytes)   index length (8), CRC-32 of the index (4), magic (8); little-endian
 
-Sections come state by state, keyed ones by growing key-group, and several may be of one group. So a restore of some
-key-groups reads one stretch of the file from front to back.
+Sections come state by state; keyed ones by growing key-group, then the deleted keys in the same way. A section may
+hold several groups, and several sections may be of one. So a restore of some key-groups reads one stretch of the file from
+front to back, and leaves out what it doesn't want of the first and last section.
 
 Invariants: no byte is believed before its checksum was compared (FAULTS row 14). The manifest holds the checksum of the
 index, the index that of every section, and together they cover the file without a gap. The manifest also holds the
@@ -34,17 +35,18 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import CorruptFile, SchemaError
-from tidegate.state.sections import Section, StateInfo, StateKind
+from tidegate.state.sections import Section, StateInfo, StateKind, deleted_schema, within
 
-MAGIC = b"TGSTATE\x01"
+MAGIC = b"TGSTATE\x02"
 BLOCK_BYTES = 256 * 1024
 READ_BYTES = 8 * 1024 * 1024
 
 _TRAILER = struct.Struct("<QI8s")
 _NO_GROUP = -1
 _STATES_KEY = b"tidegate.states"
-_INDEX_COLUMNS = {"state": pa.int32(), "group": pa.int32(), "offset": pa.int64(), "length": pa.int64(),
-                  "rows": pa.int64(), "crc32": pa.uint32()}
+_GROUP_COUNT_KEY = b"tidegate.key_group_count"
+_INDEX_COLUMNS = {"state": pa.int32(), "deleted": pa.bool_(), "group": pa.int32(), "stop": pa.int32(), "offset": pa.int64(),
+                  "length": pa.int64(), "rows": pa.int64(), "crc32": pa.uint32()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class FileSummary:
 class StateFileEncoder:
     """Encodes one file: `chunks` once, to the end; then `summary`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, key_group_count: int) -> None:
+        self._key_group_count = key_group_count
         self._summary: FileSummary | None = None
         self._begun = False
 
@@ -76,7 +79,7 @@ class StateFileEncoder:
         """The bytes of the file in order. Sections without rows are left out."""
         assert not self._begun, "an encoder makes one file"
         self._begun = True
-        index = _IndexRows(states)
+        index = _IndexRows(states, self._key_group_count)
         size_bytes = len(MAGIC)
         checksum = 0
         block: list[Any] = [MAGIC]
@@ -128,18 +131,19 @@ class StateFileReader:
     def row_count(self, state: str) -> int:
         return int(self._index.rows[self._index.sections_of(state)].sum())
 
-    def read_groups(self, state: str, groups: range) -> Iterator[pa.RecordBatch]:
-        """The rows of a keyed state in these key-groups; a batch for each section."""
-        return (section.rows for section in self.read_sections(state, groups))
-
     def read_sections(self, state: str, groups: range) -> Iterator[Section]:
-        """Like `read_groups`, with the key-group of each batch."""
+        """What the file holds of a keyed state in these key-groups; the deleted keys come last."""
         assert groups.step == 1
         index = self._index
-        mine = index.sections_of(state, keyed=True)
-        first, last = np.searchsorted(index.group[mine], (groups.start, groups.stop))
-        for position, rows in self._read_run(mine.start + int(first), mine.start + int(last)):
-            yield Section(state, int(index.group[position]), rows)
+        for deleted in (False, True):
+            mine = index.sections_of(state, keyed=True, deleted=deleted)
+            first = int(np.searchsorted(index.stop[mine], groups.start, side="right"))
+            last = int(np.searchsorted(index.group[mine], groups.stop, side="left"))
+            for position, rows in self._read_run(mine.start + first, mine.start + last):
+                found = range(int(index.group[position]), int(index.stop[position]))
+                section = within(Section(state, found, rows, deleted), groups, key_group_count=index.key_group_count)
+                if section.rows.num_rows:
+                    yield section
 
     def read_items(self, state: str, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Rows start…stop (half-open) of an operator state."""
@@ -209,7 +213,8 @@ class StateFileReader:
         if zlib.crc32(message) != int(index.crc32[position]):
             raise self._corrupt(f"the checksum of a section of state {info.name!r} doesn't match")
         try:
-            rows = pa.ipc.read_record_batch(pa.py_buffer(message), info.schema)
+            schema = deleted_schema(info.schema) if index.deleted[position] else info.schema
+            rows = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
         except (ValueError, OSError, pa.ArrowException) as error:
             raise self._corrupt(f"a section of state {info.name!r} can't be decoded: {error}") from error
         if rows.num_rows != int(index.rows[position]):
@@ -231,9 +236,10 @@ class _IndexRows:
     """The index while the file is written."""
 
     states: Sequence[StateInfo]
+    key_group_count: int
     columns: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in _INDEX_COLUMNS})
     positions: dict[str, int] = field(init=False)
-    last: tuple[int, int] = (0, _NO_GROUP)
+    last: tuple[int, bool, int] = (0, False, _NO_GROUP)
 
     def __post_init__(self) -> None:
         self.positions = {info.name: position for position, info in enumerate(self.states)}
@@ -246,19 +252,23 @@ class _IndexRows:
     def append(self, section: Section, *, offset: int, length: int, crc32: int) -> None:
         position = self.positions[section.state]
         info = self.states[position]
-        group = _NO_GROUP if section.group is None else section.group
-        assert (group == _NO_GROUP) == (info.kind is not StateKind.KEYED), f"{info} with key-group {section.group}"
-        assert (position, group) >= self.last, f"state {section.state!r}, key-group {section.group} comes too late"
-        assert section.rows.schema.equals(info.schema), f"{section.rows.schema} is not the schema of {info}"
-        self.last = (position, group)
-        values = (position, group, offset, length, section.rows.num_rows, crc32)
+        groups = range(_NO_GROUP, 0) if section.groups is None else section.groups
+        assert (section.groups is None) == (info.kind is not StateKind.KEYED), f"{info} with key-groups {groups}"
+        assert groups.start < groups.stop <= self.key_group_count, f"state {section.state!r}: key-groups {groups}"
+        place = (position, section.deleted, groups.start)
+        assert place >= self.last, f"state {section.state!r}, key-groups {groups} come too late"
+        schema = deleted_schema(info.schema) if section.deleted else info.schema
+        assert section.rows.schema.equals(schema), f"{section.rows.schema} is not the schema of {info}"
+        self.last = place
+        values = (position, section.deleted, groups.start, groups.stop, offset, length, section.rows.num_rows, crc32)
         for column, value in zip(self.columns.values(), values, strict=True):
             column.append(value)
 
     def encode(self) -> bytes:
         described = [{"name": info.name, "kind": info.kind.value, "shape": info.shape,
                       "schema": base64.b64encode(info.schema.serialize()).decode("ascii")} for info in self.states]
-        schema = pa.schema(_INDEX_COLUMNS.items(), metadata={_STATES_KEY: json.dumps(described)})
+        schema = pa.schema(_INDEX_COLUMNS.items(), metadata={_STATES_KEY: json.dumps(described),
+                                                             _GROUP_COUNT_KEY: str(self.key_group_count)})
         arrays = [pa.array(self.columns[column.name], column.type) for column in schema]
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema) as stream:
@@ -274,7 +284,7 @@ class _IndexRows:
 
     def groups(self) -> range:
         keyed = [group for group in self.columns["group"] if group != _NO_GROUP]
-        return range(min(keyed), max(keyed) + 1) if keyed else range(0)
+        return range(min(keyed), max(self.columns["stop"])) if keyed else range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,8 +292,11 @@ class _Index:
     """The index as read, a numpy array for each column."""
 
     states: tuple[StateInfo, ...]
+    key_group_count: int
     state: np.ndarray[Any, Any]
+    deleted: np.ndarray[Any, Any]
     group: np.ndarray[Any, Any]
+    stop: np.ndarray[Any, Any]
     offset: np.ndarray[Any, Any]
     length: np.ndarray[Any, Any]
     rows: np.ndarray[Any, Any]
@@ -293,20 +306,24 @@ class _Index:
     def decode(cls, content: memoryview, *, sections_stop: int) -> _Index:
         table = pa.ipc.open_stream(pa.py_buffer(content)).read_all()
         states = tuple(_state_info(described) for described in json.loads(table.schema.metadata[_STATES_KEY]))
-        index = cls(states, **{name: table.column(name).to_numpy() for name in _INDEX_COLUMNS})
+        index = cls(states, int(table.schema.metadata[_GROUP_COUNT_KEY]),
+                    **{name: table.column(name).to_numpy() for name in _INDEX_COLUMNS})
         # The sections follow one another without a gap, so that every byte of the file is under some checksum.
         ends = np.append(len(MAGIC), index.offset + index.length)
         if (ends[:-1] != index.offset).any() or ends[-1] != sections_stop:
             raise ValueError("the sections don't fill the file")
         return index
 
-    def sections_of(self, state: str, *, keyed: bool | None = None) -> slice:
-        """Where this state's sections are in the index. `keyed` is what the caller takes the state for."""
+    def sections_of(self, state: str, *, keyed: bool | None = None, deleted: bool | None = None) -> slice:
+        """Where this state's sections are in the index; none where the file doesn't know the state. `keyed` is what the
+        caller takes the state for."""
         position = next((position for position, info in enumerate(self.states) if info.name == state), None)
-        assert position is not None, f"no state {state!r} among {[info.name for info in self.states]}"
+        if position is None:
+            return slice(0, 0)
         assert keyed is None or keyed == (self.states[position].kind is StateKind.KEYED), self.states[position]
-        first, last = np.searchsorted(self.state, (position, position + 1))
-        return slice(int(first), int(last))
+        first, last = (int(found) for found in np.searchsorted(self.state, (position, position + 1)))
+        live = first + int(np.count_nonzero(~self.deleted[first:last]))
+        return slice(live if deleted else first, live if deleted is False else last)
 
 
 def _state_info(described: Mapping[str, str]) -> StateInfo:

@@ -205,6 +205,8 @@ class OperatorStates:
 class FrozenItems:
     """Copies of operator states; also the way in which sources and sinks hand in their offsets and committables."""
 
+    complete = True
+
     def __init__(self) -> None:
         self._items: list[tuple[StateInfo, list[Any]]] = []
 
@@ -237,6 +239,10 @@ class FrozenParts:
     @property
     def states(self) -> tuple[StateInfo, ...]:
         return tuple(info for part in self._parts for info in part.states)
+
+    @property
+    def complete(self) -> bool:
+        return all(part.complete for part in self._parts)
 
     def sections(self) -> Iterator[Section]:
         for part in self._parts:

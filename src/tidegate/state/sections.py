@@ -3,6 +3,9 @@
 Every state of an operator becomes rows of one Arrow schema. Keyed state (timers included) has the columns `key` and
 `value` and is cut by key-group; operator state has the column `value` and has no key-group. This is all that the file
 format, the stores and the recovery know about state, so backends can differ freely.
+
+A layer is what changed between two freezes of keyed state: rows that were set, and keys that were deleted. The state is
+all its layers one over the other, the last one on top (merging.py).
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from tidegate.hashing import hash_columns
+from tidegate.keygroups import groups_of
 from tidegate.protocol.recovery import Redistribution
 
 # How a state is redistributed when the parallelism changes.
@@ -31,11 +36,41 @@ class StateInfo:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Rows of one state; of one key-group where the state is keyed (`group` is None otherwise)."""
+    """Rows of one state; of some consecutive key-groups where the state is keyed (`groups` is None otherwise).
+
+    `deleted`: the rows have the column `key` only, and these keys are gone.
+    """
 
     state: str
-    group: int | None
+    groups: range | None
     rows: pa.RecordBatch
+    deleted: bool = False
+
+
+def deleted_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema of the deleted keys of a keyed state."""
+    return pa.schema([schema.field("key")])
+
+
+def within(section: Section, groups: range, *, key_group_count: int) -> Section:
+    """The part of a keyed section that is in these key-groups."""
+    assert section.groups is not None
+    start, stop = max(section.groups.start, groups.start), min(section.groups.stop, groups.stop)
+    if (start, stop) == (section.groups.start, section.groups.stop):
+        return section
+    found = groups_of(hash_columns([section.rows.column("key")]), key_group_count)
+    rows = section.rows.filter(pa.array((found >= start) & (found < stop)))
+    return Section(section.state, range(start, max(start, stop)), rows, section.deleted)
+
+
+class SectionReader(Protocol):
+    """Where sections of keyed state can be read by key-group: a file, or a layer in memory."""
+
+    def read_sections(self, state: str, groups: range) -> Iterable[Section]:
+        """What there is of the state in these key-groups and no others. Deleted keys come last."""
+
+    def row_count(self, state: str) -> int:
+        """Rows of the state, deleted ones included."""
 
 
 class FrozenState(Protocol):
@@ -44,8 +79,14 @@ class FrozenState(Protocol):
     @property
     def states(self) -> tuple[StateInfo, ...]: ...
 
+    @property
+    def complete(self) -> bool:
+        """Whether the sections are all of the state. If not, keyed state is only what changed since the freeze before.
+        Known when the sections were taken."""
+
     def sections(self) -> Iterable[Section]:
-        """State by state in the order of `states`, keyed ones by growing key-group. Empty sections are left out."""
+        """State by state in the order of `states`, keyed ones by growing key-group, the deleted keys of a state after its
+        rows. Empty sections are left out."""
 
     def release(self) -> None:
-        """Called in the slot's loop when the snapshot was written or given up; the backend may merge its layers."""
+        """Called in the slot's loop when the snapshot was written or given up."""

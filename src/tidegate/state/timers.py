@@ -47,7 +47,7 @@ class KeyedTables(Protocol):
 
     def table(self, descriptor: Descriptor) -> Any: ...
 
-    def load(self, state: str, rows: pa.RecordBatch) -> None: ...
+    def load(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None: ...
 
 
 class TimerQueue:
@@ -96,11 +96,11 @@ class TimerQueue:
         """When there may be something due. A deleted timer may make it too early, never too late."""
         return self._heap[0][0] if self._heap else None
 
-    def load(self, batches: Iterable[tuple[list[Any], pa.RecordBatch]]) -> None:
-        """Takes rows of a snapshot in, with their keys."""
+    def load(self, batches: Iterable[tuple[list[Any], pa.RecordBatch]], *, known: bool) -> None:
+        """Takes rows of a snapshot in, with their keys. `known` is as in `KeyedBackend.load`."""
         assert self.state is not None
         for keys, rows in batches:
-            self._backend.load(self.state, rows)
+            self._backend.load(self.state, rows, known=known)
             for key, times in zip(keys, to_list(rows.column("value")), strict=True):
                 self._heap.extend((at_ms, next(self._order), key) for at_ms in times)
         heapify(self._heap)

@@ -37,9 +37,10 @@ class NoSuchValue:
 class Form:
     """How values of one Arrow type are held.
 
-    `plain`: a value of exactly this Python type is held as it is; all others go through `kept`. `copied` is None where
-    values can't be changed in place. `long` is the Python type of values that have any length: what is built up in
-    place in such a value isn't looked through again at every step.
+    `kept` makes what is held of what the user gave, `copied` what the user gets of what is held. `copied` is None where
+    that is the very same, because it can't be changed in place. `plain`: a value of exactly this Python type is held as it
+    is; all others go through `kept`. `long` is the Python type of values that have any length: what is built up in place
+    in such a value isn't looked through again at every step.
     """
 
     kept: Callable[[Any], Any]

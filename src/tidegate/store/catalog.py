@@ -27,6 +27,7 @@ from __future__ import annotations
 import json
 import uuid
 import zlib
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
 from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound
@@ -37,6 +38,8 @@ from tidegate.store.manifest import Manifest
 
 KEPT_ATTEMPTS = 10
 """How many claims `sweep` leaves. Several, so that a claimant that slept can't take a number a second time."""
+
+REMEMBERED_DISCARDS = 100_000
 
 _READ_BYTES = 8 * 1024 * 1024
 
@@ -51,13 +54,18 @@ class SnapshotCatalog:
         self._newest_epoch = 0
         # Manifests never change, so what one lists is read once.
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
+        self._discarded: deque[str] = deque(maxlen=REMEMBERED_DISCARDS)
 
-    def claim_attempt(self) -> int:
-        """The number of a new attempt, higher than every one before; it fences all of them.
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    def claim_attempt(self, *, above: int = 0) -> int:
+        """The number of a new attempt, higher than every one before and than `above`; it fences all of them.
 
         From now on `epochs` is what this attempt goes on from. FencedOff where a newer attempt came in between.
         """
-        attempt = self._create_claim()
+        attempt = self._create_claim(above)
         live = self._live_manifests()
         self._require_current(attempt)      # or the newest snapshot may be a later attempt's, which is no parent of ours
         parent_attempt, self._newest_epoch = (live[-1].attempt, live[-1].epoch) if live else (0, 0)
@@ -66,9 +74,14 @@ class SnapshotCatalog:
         self._require_current(attempt)
         return attempt
 
+    def attempts(self) -> list[int]:
+        """Those that were claimed; the oldest may be forgotten."""
+        parsed = map(layout.parse_attempt_name, self._store.list(layout.ATTEMPTS))
+        return [attempt for attempt in parsed if attempt is not None]
+
     def is_current(self, attempt: int) -> bool:
         """Whether no newer attempt was claimed."""
-        if attempt != max(self._attempts(), default=0):
+        if attempt != max(self.attempts(), default=0):
             return False
         # Where the store's create is not quite exclusive, another claimant may have taken our number.
         claim = self._claims.get(attempt)
@@ -76,7 +89,7 @@ class SnapshotCatalog:
 
     def is_superseded(self) -> bool:
         """Whether this catalog has claimed an attempt and somebody else a newer one."""
-        newest = max(self._attempts(), default=0)
+        newest = max(self.attempts(), default=0)
         if not self._claims or not newest:
             return False
         return newest not in self._claims or self._store.read(layout.attempt_name(newest)) != self._claims[newest]
@@ -117,8 +130,12 @@ class SnapshotCatalog:
         """Completes the epoch. Only when this returns may anyone be told, and sinks commit.
 
         FencedOff where a newer attempt was claimed. After any other StoreError the outcome is unknown: the snapshot may
-        be there, and is as good as any, but must not be announced; go on with a higher epoch.
+        be there, and is as good as any, but must not be announced; go on with a higher epoch. A manifest that lists what
+        was discarded with an aborted epoch is not created at all (row 2).
         """
+        gone = _names_in(manifest).intersection(self._discarded)
+        if gone:
+            raise NotFound(f"epoch {manifest.epoch} builds on {min(gone)}, which was deleted with an aborted epoch")
         assert manifest.epoch > self._newest_epoch, f"epoch {manifest.epoch} after {self._newest_epoch}"
         name = ManifestName(epoch=manifest.epoch, attempt=manifest.attempt)
         self._require_current(manifest.attempt)
@@ -143,7 +160,9 @@ class SnapshotCatalog:
         self._require_current(attempt)
         # Names may come from slots: whatever isn't a state file is not theirs to delete.
         state_files = {name for name in files if layout.parse_state_file_name(name) is not None}
-        return self._delete((), state_files - self._files_listed_by(self._live_manifests()))
+        unneeded = state_files - self._files_listed_by(self._live_manifests())
+        self._discarded.extend(unneeded)
+        return self._delete((), unneeded)
 
     def sweep(self, current_attempt: int) -> list[str]:
         """Deletes what older attempts left: state files that no snapshot lists, dead manifests, old claims.
@@ -161,9 +180,9 @@ class SnapshotCatalog:
                 if (parsed := layout.parse_state_file_name(name)) is not None and parsed.attempt < current_attempt}
         return self._delete(dead, left - needed) + self._prune_claims(current_attempt, live, origins)
 
-    def _create_claim(self) -> int:
+    def _create_claim(self, above: int) -> int:
         while True:
-            attempt = max(self._attempts(), default=0) + 1
+            attempt = max(above, *self.attempts(), 0) + 1
             claim = json.dumps({"attempt": attempt, "claimant": self._claimant}).encode("utf-8")
             self._claims[attempt] = claim       # before it is known: where the answer gets lost, the claim may be ours
             try:
@@ -176,7 +195,7 @@ class SnapshotCatalog:
     def _require_current(self, attempt: int) -> None:
         if not self.is_current(attempt):
             where = layout.shown(self._store.address)
-            raise FencedOff(f"attempt {attempt} is over: {max(self._attempts(), default=0)} was claimed in {where}")
+            raise FencedOff(f"attempt {attempt} is over: {max(self.attempts(), default=0)} was claimed in {where}")
 
     def _delete(self, manifests: Iterable[ManifestName], files: Iterable[str]) -> list[str]:
         names = [layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt) for manifest in manifests]
@@ -189,7 +208,7 @@ class SnapshotCatalog:
                       origins: Mapping[int, OriginName]) -> list[str]:
         # The lineage goes through the attempts of its manifests: their origins are needed and their numbers taken.
         oldest = min([current_attempt - KEPT_ATTEMPTS + 1, *(manifest.attempt for manifest in live)])
-        claims = [layout.attempt_name(attempt) for attempt in self._attempts() if attempt < oldest]
+        claims = [layout.attempt_name(attempt) for attempt in self.attempts() if attempt < oldest]
         return self._delete((), claims + [layout.origin_name(o) for o in origins.values() if o.attempt < oldest])
 
     def _read(self, manifest: ManifestName) -> Manifest:
@@ -209,10 +228,6 @@ class SnapshotCatalog:
 
     def _live_manifests(self) -> list[ManifestName]:
         return lineage(self._origins(), self._manifests())
-
-    def _attempts(self) -> list[int]:
-        parsed = map(layout.parse_attempt_name, self._store.list(layout.ATTEMPTS))
-        return [attempt for attempt in parsed if attempt is not None]
 
     def _origins(self) -> dict[int, OriginName]:
         parsed = map(layout.parse_origin_name, self._store.list(layout.ORIGINS))

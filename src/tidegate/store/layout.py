@@ -6,6 +6,15 @@ A job has a store of its own, at `job_address(where_the_user_said, job_name)`. I
     origins/0000000007-from-0000000012-a0000000005            attempt 7 goes on from epoch 12, which attempt 5 completed
     manifests/0000000013-a0000000007.json                     epoch 13 is complete, says attempt 7
     state/a0000000007-e0000000013-s00002-count.tgs            state of operator "count", subtask 2, for that epoch
+    requests/0123456789abcdef0123456789abcdef.json            someone asks the running job for a savepoint
+    requests/0123456789abcdef0123456789abcdef-answer.json     what came of it
+
+A savepoint is a store of its own, which can be moved as a whole:
+
+    savepoint.json                                            its manifest, created last: without it there is no savepoint
+    state/…                                                   the files that it lists
+    incomplete.json                                           it is being written, or whoever wrote it died
+    claimed.json                                              it is being deleted, by the job that claimed it
 
 Invariants: every name of a file that is not exclusively created carries its attempt, so no two attempts ever write one
 name (FAULTS row 13); each `parse_…` is the exact inverse of its maker and gives None for anything else, so that nobody
@@ -26,6 +35,11 @@ ATTEMPTS = "attempts"
 ORIGINS = "origins"
 MANIFESTS = "manifests"
 STATE = "state"
+REQUESTS = "requests"
+
+SAVEPOINT = "savepoint.json"
+INCOMPLETE = "incomplete.json"
+CLAIMED = "claimed.json"
 
 _PART_MAX_CHARS = 255
 _SLUG_MAX_CHARS = 64
@@ -39,6 +53,8 @@ _ATTEMPT = re.compile(r"attempts/(\d{10,})")
 _ORIGIN = re.compile(r"origins/(\d{10,})-from-(\d{10,})-a(\d{10,})")
 _MANIFEST = re.compile(r"manifests/(\d{10,})-a(\d{10,})\.json")
 _STATE_FILE = re.compile(r"state/a(\d{10,})-e(\d{10,})-s(\d{5,})-([A-Za-z0-9_-]{1,64})\.tgs")
+_REQUEST = re.compile(r"requests/([0-9a-f]{32})\.json")
+_ANSWER = re.compile(r"requests/([0-9a-f]{32})-answer\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +118,24 @@ def job_address(where: str, job: str) -> str:
     return f"{path.rstrip('/')}/{job_id(job)}{mark}{query}"
 
 
+def inside(address: str, name: str) -> str:
+    """The URI of a file in the store at that address. A query stays at the end."""
+    path, mark, query = address.partition("?") if "://" in address else (address, "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{query}"
+
+
+def split_manifest_address(address: str) -> tuple[str, str] | None:
+    """The store's address and the name in it, where the address is that of a manifest; else None."""
+    path, mark, query = address.partition("?") if "://" in address else (address, "", "")
+    folder, _, name = path.rpartition("/")
+    if name == SAVEPOINT:
+        return (folder or "/") + mark + query, name
+    folder, _, parent = folder.rpartition("/")
+    if parent != MANIFESTS or parse_manifest_name(f"{parent}/{name}") is None:
+        return None
+    return (folder or "/") + mark + query, f"{parent}/{name}"
+
+
 def shown(address: str) -> str:
     """The address without user, password and query: for messages and logs, where a secret must not go."""
     scheme, separator, rest = address.partition("://")
@@ -130,6 +164,24 @@ def state_file_name(*, attempt: int, operator: str, subtask: int, epoch: int) ->
     """`operator` is the user's name for it."""
     assert attempt > 0 and subtask >= 0 and epoch > 0
     return f"{STATE}/a{attempt:010d}-e{epoch:010d}-s{subtask:05d}-{slug(operator)}.tgs"
+
+
+def request_name(request: str) -> str:
+    return f"{REQUESTS}/{request}.json"
+
+
+def answer_name(request: str) -> str:
+    return f"{REQUESTS}/{request}-answer.json"
+
+
+def parse_request_name(name: str) -> str | None:
+    match = _REQUEST.fullmatch(name)
+    return match[1] if match else None
+
+
+def parse_answer_name(name: str) -> str | None:
+    match = _ANSWER.fullmatch(name)
+    return match[1] if match else None
 
 
 def parse_attempt_name(name: str) -> int | None:

@@ -8,6 +8,9 @@ an operator has exactly one piece (an empty one lists no files), pieces are in t
 and checksum is in its range, and a file name is one that a store accepts. Unknown and missing keys are errors; a later
 format raises `FORMAT_VERSION`.
 
+A savepoint's manifest is one like any other, with a `savepoint` part that says what people want to know of it. What a
+job went on from, where that was not a snapshot of its own, is handed down from manifest to manifest (`restored_from`).
+
 Pieces and states come from slots over the control link: their `from_json` raises ProtocolError, where a whole manifest
 raises CorruptFile. This module does no I/O and knows nothing of what is inside the files.
 """
@@ -33,6 +36,7 @@ ROWS = "rows"
 Json: TypeAlias = dict[str, Any]
 _Entry = TypeVar("_Entry")
 
+_SAVEPOINT_ID = re.compile(r"[0-9a-f]{32}")
 _ENVELOPE = re.compile(rb'\{"crc32":"([0-9a-f]{8})","manifest":(\{.*\})\}\n', re.DOTALL)
 
 
@@ -155,6 +159,37 @@ class OperatorEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class SavepointEntry:
+    """What a savepoint says of itself. `graph` is the job as `explain()` showed it, `versions` that of tidegate, python
+    and, on Spark, spark; `operator_bytes` is the size of each operator's files."""
+
+    id: str
+    created_ms: int
+    graph: str
+    versions: Mapping[str, str]
+    operator_bytes: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        _require(bool(_SAVEPOINT_ID.fullmatch(self.id)), f"{self.id!r:.80} is not the id of a savepoint")
+
+    def to_json(self) -> Json:
+        return {"id": self.id, "created_ms": self.created_ms, "graph": self.graph, "versions": dict(self.versions),
+                "operator_bytes": dict(self.operator_bytes)}
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredFrom:
+    """The snapshot, not the job's own, that a job once began with. `id` is a savepoint's id, and for anything else where
+    it was; `path` is where it was found, without secrets."""
+
+    id: str
+    path: str
+
+    def to_json(self) -> Json:
+        return {"id": self.id, "path": self.path}
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A complete snapshot. `ending` says why it is the last one of its run, where it is. `stats` is free JSON."""
 
@@ -166,6 +201,8 @@ class Manifest:
     ending: str | None
     operators: Mapping[str, OperatorEntry]
     stats: Mapping[str, Any] = field(default_factory=dict)
+    restored_from: RestoredFrom | None = None
+    savepoint: SavepointEntry | None = None
 
     def __post_init__(self) -> None:
         _require(self.epoch > 0 and self.attempt > 0, f"epoch {self.epoch} or attempt {self.attempt} isn't positive")
@@ -175,6 +212,13 @@ class Manifest:
                                                                    f"of {operator.parallelism} subtasks")
             beyond = [piece.key_groups for piece in operator.pieces if piece.key_groups[1] > self.key_group_count]
             _require(not beyond, f"operator {name!r}: key-groups {beyond} of {self.key_group_count}")
+        if self.savepoint is not None:
+            _require(self.savepoint.operator_bytes == self.operator_bytes(), "the savepoint's sizes aren't its files'")
+
+    def operator_bytes(self) -> dict[str, int]:
+        """How many bytes of files each operator has; one that several pieces share counts once."""
+        return {name: sum({file.name: file.bytes for piece in operator.pieces for file in piece.files}.values())
+                for name, operator in self.operators.items()}
 
     def files(self) -> Iterator[FileEntry]:
         """Every file that the snapshot needs. A file that two pieces share comes twice."""
@@ -187,7 +231,9 @@ class Manifest:
             {"format": FORMAT_VERSION, "job": self.job, "epoch": self.epoch, "attempt": self.attempt,
              "created_ms": self.created_ms, "key_group_count": self.key_group_count, "ending": self.ending,
              "operators": {name: operator.to_json() for name, operator in self.operators.items()},
-             "stats": dict(self.stats)},
+             "stats": dict(self.stats),
+             "restored_from": None if self.restored_from is None else self.restored_from.to_json(),
+             "savepoint": None if self.savepoint is None else self.savepoint.to_json()},
             sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
         return b'{"crc32":"%08x","manifest":%b}\n' % (zlib.crc32(body), body)
 
@@ -211,7 +257,8 @@ class Manifest:
 
 def _parse_manifest(value: object) -> Manifest:
     fields = _object(value, "manifest", "format", "job", "epoch", "attempt", "created_ms", "key_group_count", "ending",
-                     "operators", "stats")
+                     "operators", "stats", "restored_from", "savepoint")
+    origin, savepoint = fields["restored_from"], fields["savepoint"]
     operators = _mapping(fields["operators"], "operators")
     return Manifest(
         job=_text(fields["job"], "job"),
@@ -221,7 +268,24 @@ def _parse_manifest(value: object) -> Manifest:
         key_group_count=_integer(fields["key_group_count"], "key_group_count"),
         ending=None if fields["ending"] is None else _text(fields["ending"], "ending"),
         operators={name: _parse_operator(entry, f"operators[{name!r}]") for name, entry in operators.items()},
-        stats=_mapping(fields["stats"], "stats"))
+        stats=_mapping(fields["stats"], "stats"),
+        restored_from=None if origin is None else _parse_restored_from(origin, "restored_from"),
+        savepoint=None if savepoint is None else _parse_savepoint(savepoint, "savepoint"))
+
+
+def _parse_restored_from(value: object, where: str) -> RestoredFrom:
+    fields = _object(value, where, "id", "path")
+    return RestoredFrom(**{key: _text(text, f"{where}.{key}") for key, text in fields.items()})
+
+
+def _parse_savepoint(value: object, where: str) -> SavepointEntry:
+    fields = _object(value, where, "id", "created_ms", "graph", "versions", "operator_bytes")
+    versions, sizes = (_mapping(fields[key], f"{where}.{key}") for key in ("versions", "operator_bytes"))
+    return SavepointEntry(
+        id=_text(fields["id"], f"{where}.id"), created_ms=_integer(fields["created_ms"], f"{where}.created_ms"),
+        graph=_text(fields["graph"], f"{where}.graph"),
+        versions={name: _text(version, f"{where}.versions[{name!r}]") for name, version in versions.items()},
+        operator_bytes={name: _integer(size, f"{where}.operator_bytes[{name!r}]") for name, size in sizes.items()})
 
 
 def _parse_operator(value: object, where: str) -> OperatorEntry:
@@ -253,10 +317,12 @@ def _parse_piece(value: object, where: str) -> PieceEntry:
 
 
 def _parse_file(value: object, where: str) -> FileEntry:
-    numbers, texts = ("bytes", "checksum", "index_bytes", "index_checksum"), ("name", "form", "local")
-    fields = _object(value, where, *numbers, *texts)
-    return FileEntry(**{key: _integer(fields[key], f"{where}.{key}") for key in numbers},
-                     **{key: _text(fields[key], f"{where}.{key}") for key in texts})
+    fields = _object(value, where, "name", "bytes", "checksum", "index_bytes", "index_checksum", "form", "local")
+    size, checksum, index_bytes, index_checksum = (
+        _integer(fields[key], f"{where}.{key}") for key in ("bytes", "checksum", "index_bytes", "index_checksum"))
+    name, form, local = (_text(fields[key], f"{where}.{key}") for key in ("name", "form", "local"))
+    return FileEntry(name=name, bytes=size, checksum=checksum, index_bytes=index_bytes, index_checksum=index_checksum,
+                     form=form, local=local)
 
 
 def _received(parse: Callable[[object, str], _Entry], value: object, what: str) -> _Entry:

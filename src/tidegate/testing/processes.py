@@ -14,8 +14,8 @@ import sys
 import cloudpickle
 
 from tidegate.runtime import job
+from tidegate.runtime.deployment import Deployer
 from tidegate.runtime.hosting import SlotLaunch
-from tidegate.runtime.master import Deployer
 
 _BODY = """
 import pickle, sys

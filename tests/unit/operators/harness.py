@@ -10,7 +10,11 @@ import pyarrow as pa
 from tidegate.dataflow.graph import Node, Spec
 from tidegate.dataflow.operators.base import Operator, OperatorContext
 from tidegate.state.heap import HeapBackend
+from tidegate.state.merging import LayerInMemory, resolved_rows
+from tidegate.state.sections import StateKind
 from tidegate.types import batch_of, parse_schema, rows_of
+
+GROUPS = 16
 
 Restored = dict[str, list[pa.RecordBatch]]
 
@@ -64,13 +68,14 @@ class Bench:
                          {tag: parse_schema(declared) for tag, declared in (sides or {}).items()})
         self.operator: Operator = spec.create(self.node)
         self.out = Collected()
+        self.layers: list[LayerInMemory] = []
         self.sides = {tag: Collected() for tag in self.node.side_schemas}
         self.clock = Clock()
         self.delivered: list[tuple[str, str]] = []
         self.context = OperatorContext(
-            job="job", subtask=subtask, parallelism=parallelism, attempt=7, key_group_count=16, now_ms=self.clock,
+            job="job", subtask=subtask, parallelism=parallelism, attempt=7, key_group_count=GROUPS, now_ms=self.clock,
             deliver=lambda sink, committable: self.delivered.append((sink, committable)),
-            make_backend=lambda key_type: HeapBackend(key_type=key_type, key_group_count=16), restored=restored or {},
+            make_backend=lambda key_type: HeapBackend(key_type=key_type, key_group_count=GROUPS), restored=restored or {},
             is_restored=restored is not None)
         self.operator.consumers.append(self.out)
         for tag, collected in self.sides.items():
@@ -88,8 +93,11 @@ class Bench:
         """The state as another operator is given it."""
         frozen = self.operator.freeze(epoch)
         assert frozen is not None
-        restored: Restored = {info.name: [] for info in frozen.states}
-        for section in frozen.sections():
-            restored[section.state].append(section.rows)
+        sections = list(frozen.sections())
         frozen.release()
-        return restored
+        keyed = [section for section in sections if section.groups is not None]
+        if frozen.complete:
+            self.layers.clear()
+        self.layers.append(LayerInMemory(keyed, key_group_count=GROUPS))
+        return {info.name: list(resolved_rows(info.name, self.layers, range(GROUPS))) if info.kind is StateKind.KEYED else
+                [section.rows for section in sections if section.state == info.name] for info in frozen.states}

@@ -59,6 +59,10 @@ def completed(epoch: int) -> list[Event]:
     return [*acknowledged(epoch), ManifestCreated(epoch)]
 
 
+def triggers(epoch: int, ending: Ending | None, *, base: int = 0, full: bool = False) -> TriggerEpoch:
+    return TriggerEpoch(epoch, ending, full or ending is not None, base)
+
+
 def declined(epoch: int, subtask: SubtaskId = T) -> SnapshotDeclined:
     return SnapshotDeclined(subtask, epoch, AbortReason.DECLINED, "disk full")
 
@@ -66,7 +70,7 @@ def declined(epoch: int, subtask: SubtaskId = T) -> SnapshotDeclined:
 def test_an_epoch_goes_from_trigger_over_acknowledgements_and_manifest_to_completion() -> None:
     subject = coordinator()
     assert subject.handle(TimePassed(999)) == []
-    assert subject.handle(TimePassed(1_000)) == [TriggerEpoch(1, None)]
+    assert subject.handle(TimePassed(1_000)) == [triggers(1, None)]
     assert subject.active_epoch == 1
     assert subject.waiting_for == SUBTASKS
     assert handle_all(subject, *acknowledged(1, S0, S1)) == []
@@ -83,13 +87,13 @@ def test_the_interval_counts_from_trigger_to_trigger() -> None:
     handle_all(subject, TimePassed(1_000), TimePassed(1_700), *completed(1))
     assert subject.deadline_ms() == 2_000
     assert subject.handle(TimePassed(1_999)) == []
-    assert subject.handle(TimePassed(2_000)) == [TriggerEpoch(2, None)]
+    assert subject.handle(TimePassed(2_000)) == [triggers(2, None, base=1)]
 
 
 def test_the_next_epoch_is_triggered_at_once_where_the_last_took_longer_than_the_interval() -> None:
     subject = coordinator()
     handle_all(subject, TimePassed(1_000), TimePassed(2_500), *acknowledged(1))
-    assert subject.handle(ManifestCreated(1)) == [NotifyComplete(1, None), TriggerEpoch(2, None)]
+    assert subject.handle(ManifestCreated(1)) == [NotifyComplete(1, None), triggers(2, None, base=1)]
 
 
 @pytest.mark.parametrize("end", [completed(1), [declined(1)]])
@@ -98,29 +102,29 @@ def test_the_pause_counts_from_the_end_of_the_last_epoch_however_it_ended(end: l
     handle_all(subject, TimePassed(1_000), TimePassed(1_500), *end)
     assert subject.deadline_ms() == 2_200
     assert subject.handle(TimePassed(2_199)) == []
-    assert subject.handle(TimePassed(2_200)) == [TriggerEpoch(2, None)]
+    assert subject.handle(TimePassed(2_200)) == [triggers(2, None, base=1 if len(end) > 1 else 0)]
 
 
 def test_time_never_goes_back() -> None:
     subject = coordinator(replace(SETTINGS, min_pause_ms=1_500), now_ms=5_000)
     assert handle_all(subject, TimePassed(6_000), TimePassed(0), *completed(1))[-1] == NotifyComplete(1, None)
     assert subject.handle(TimePassed(7_499)) == [], "the pause began at 6,000"
-    assert subject.handle(TimePassed(7_500)) == [TriggerEpoch(2, None)]
+    assert subject.handle(TimePassed(7_500)) == [triggers(2, None, base=1)]
 
 
 def test_without_an_interval_only_requested_epochs_are_triggered() -> None:
     subject = coordinator(replace(SETTINGS, interval_ms=None))
     assert subject.deadline_ms() is None
     assert subject.handle(TimePassed(10**9)) == []
-    assert subject.handle(SnapshotRequested()) == [TriggerEpoch(1, None)]
+    assert subject.handle(SnapshotRequested()) == [triggers(1, None)]
     handle_all(subject, *completed(1))
     assert subject.handle(TimePassed(10**9 + 1)) == []
 
 
 def test_a_requested_snapshot_waits_for_the_active_epoch_but_not_for_the_pause() -> None:
     subject = coordinator(replace(SETTINGS, min_pause_ms=5_000))
-    assert handle_all(subject, TimePassed(1_000), SnapshotRequested(), SnapshotRequested()) == [TriggerEpoch(1, None)]
-    assert handle_all(subject, *completed(1))[1:] == [NotifyComplete(1, None), TriggerEpoch(2, None)]
+    assert handle_all(subject, TimePassed(1_000), SnapshotRequested(), SnapshotRequested()) == [triggers(1, None)]
+    assert handle_all(subject, *completed(1))[1:] == [NotifyComplete(1, None), triggers(2, None, base=1)]
     assert handle_all(subject, *completed(2))[1:] == [NotifyComplete(2, None), ReleaseSnapshots((1,))]
 
 
@@ -133,7 +137,7 @@ def test_a_time_out_aborts_and_names_who_is_missing() -> None:
     assert subject.handle(TimePassed(10_999)) == []
     message = "epoch 1: no acknowledgement from v0[1], v1[0] within 10000 ms"
     assert subject.handle(TimePassed(11_000)) == [
-        NotifyAborted(1, AbortReason.TIMED_OUT, message), Discard(("v0[0]@1",)), TriggerEpoch(2, None)]
+        NotifyAborted(1, AbortReason.TIMED_OUT, message), Discard(("v0[0]@1",)), triggers(2, None)]
 
 
 def test_a_long_list_of_missing_subtasks_is_cut() -> None:
@@ -150,7 +154,7 @@ def test_a_declined_epoch_is_aborted_and_its_number_is_not_used_again() -> None:
     assert subject.handle(declined(8)) == [
         NotifyAborted(8, AbortReason.DECLINED, "epoch 8: v1[0]: disk full"), Discard(("v0[0]@8",))]
     assert subject.next_epoch == 9
-    assert subject.handle(TimePassed(2_000)) == [TriggerEpoch(9, None)]
+    assert subject.handle(TimePassed(2_000)) == [triggers(9, None, base=7)]
 
 
 def test_once_the_manifest_is_asked_for_nothing_but_its_outcome_ends_the_epoch() -> None:
@@ -181,7 +185,7 @@ def test_more_failures_in_a_row_than_tolerated_fail_the_job() -> None:
     subject = coordinator(replace(SETTINGS, tolerable_failures=1))
     effects = handle_all(subject, TimePassed(1_000), declined(1), TimePassed(2_000), *acknowledged(2, S0), declined(2))
     message = "epoch 2: v1[0]: disk full"
-    assert effects[2:] == [TriggerEpoch(2, None), NotifyAborted(2, AbortReason.DECLINED, message),
+    assert effects[2:] == [triggers(2, None), NotifyAborted(2, AbortReason.DECLINED, message),
                            Discard(("v0[0]@2",)), FailJob(AbortReason.DECLINED, message)]
     assert subject.deadline_ms() is None
     assert handle_all(subject, TimePassed(10**9), SnapshotRequested(), StopRequested(drain=False)) == []
@@ -263,7 +267,7 @@ def test_an_aborted_epoch_releases_nothing() -> None:
 def test_when_all_sources_have_ended_a_final_epoch_is_triggered_at_once_and_nothing_after_it() -> None:
     subject = coordinator(replace(SETTINGS, min_pause_ms=10**6))
     assert handle_all(subject, SourceEnded(S0), SourceEnded(S0)) == []
-    assert subject.handle(SourceEnded(S1)) == [TriggerEpoch(1, Ending.INPUT_ENDED)]
+    assert subject.handle(SourceEnded(S1)) == [triggers(1, Ending.INPUT_ENDED)]
     assert handle_all(subject, *completed(1))[1:] == [NotifyComplete(1, Ending.INPUT_ENDED)]
     assert subject.deadline_ms() is None
     assert handle_all(subject, TimePassed(10**9), SnapshotRequested(), StopRequested(drain=True)) == []
@@ -271,14 +275,14 @@ def test_when_all_sources_have_ended_a_final_epoch_is_triggered_at_once_and_noth
 
 def test_the_final_epoch_waits_for_the_active_one_but_not_for_the_pause() -> None:
     subject = coordinator(replace(SETTINGS, min_pause_ms=10**6))
-    assert handle_all(subject, TimePassed(1_000), SourceEnded(S0), SourceEnded(S1)) == [TriggerEpoch(1, None)]
-    assert handle_all(subject, *completed(1))[1:] == [NotifyComplete(1, None), TriggerEpoch(2, Ending.INPUT_ENDED)]
+    assert handle_all(subject, TimePassed(1_000), SourceEnded(S0), SourceEnded(S1)) == [triggers(1, None)]
+    assert handle_all(subject, *completed(1))[1:] == [NotifyComplete(1, None), triggers(2, Ending.INPUT_ENDED, base=1)]
 
 
 def test_an_aborted_final_epoch_is_tried_again_under_a_new_number() -> None:
     subject = coordinator(replace(SETTINGS, tolerable_failures=1))
     handle_all(subject, SourceEnded(S0), SourceEnded(S1))
-    assert subject.handle(declined(1))[-1] == TriggerEpoch(2, Ending.INPUT_ENDED)
+    assert subject.handle(declined(1))[-1] == triggers(2, Ending.INPUT_ENDED)
     handle_all(subject, *acknowledged(2))
     assert subject.handle(ManifestFailed(2, "no answer")) == [
         NotifyAborted(2, AbortReason.STORE_FAILED, "no answer"), FailJob(AbortReason.STORE_FAILED, "no answer")]
@@ -287,8 +291,8 @@ def test_an_aborted_final_epoch_is_tried_again_under_a_new_number() -> None:
 @pytest.mark.parametrize(("drain", "ending"), [(False, Ending.STOP), (True, Ending.DRAIN)])
 def test_a_stop_ends_the_job_with_a_final_epoch(drain: bool, ending: Ending) -> None:
     subject = coordinator(replace(SETTINGS, interval_ms=None))
-    assert subject.handle(StopRequested(drain=drain)) == [TriggerEpoch(1, ending)]
-    assert subject.handle(declined(1))[-1] == TriggerEpoch(2, ending)
+    assert subject.handle(StopRequested(drain=drain)) == [triggers(1, ending)]
+    assert subject.handle(declined(1))[-1] == triggers(2, ending)
     assert handle_all(subject, SourceEnded(S0), SourceEnded(S1)) == [], "drained sources end"
     assert handle_all(subject, *completed(2))[1:] == [NotifyComplete(2, ending)]
 
@@ -296,7 +300,7 @@ def test_a_stop_ends_the_job_with_a_final_epoch(drain: bool, ending: Ending) -> 
 def test_a_stop_after_the_end_of_the_input_changes_nothing() -> None:
     subject = coordinator()
     handle_all(subject, TimePassed(1_000), SourceEnded(S0), SourceEnded(S1), StopRequested(drain=False))
-    assert handle_all(subject, *completed(1))[-1] == TriggerEpoch(2, Ending.INPUT_ENDED)
+    assert handle_all(subject, *completed(1))[-1] == triggers(2, Ending.INPUT_ENDED, base=1)
 
 
 def test_draining_overrides_stopping_and_not_the_other_way_round() -> None:
@@ -304,7 +308,62 @@ def test_draining_overrides_stopping_and_not_the_other_way_round() -> None:
         subject = coordinator()
         subject.handle(TimePassed(1_000))
         handle_all(subject, *(StopRequested(drain=drain) for drain in requests))
-        assert handle_all(subject, *completed(1))[-1] == TriggerEpoch(2, Ending.DRAIN)
+        assert handle_all(subject, *completed(1))[-1] == triggers(2, Ending.DRAIN, base=1)
+
+
+# ----------------------------------------------------------------------------------------------------- full epochs
+
+def test_an_epoch_that_is_asked_to_be_full_is_and_the_next_is_not() -> None:
+    subject = coordinator()
+    assert subject.handle(SnapshotRequested(full=True)) == [triggers(1, None, full=True)]
+    handle_all(subject, *completed(1))
+    assert subject.handle(TimePassed(1_000)) == [triggers(2, None, base=1)]
+
+
+def test_a_full_request_is_not_met_by_the_epoch_that_was_under_way_but_by_the_next() -> None:
+    subject = coordinator()
+    handle_all(subject, TimePassed(1_000), SnapshotRequested(full=True))
+    assert handle_all(subject, *completed(1))[-1] == triggers(2, None, full=True, base=1)
+
+
+def test_a_full_request_outlives_aborted_epochs() -> None:
+    subject = coordinator()
+    handle_all(subject, SnapshotRequested(full=True), declined(1))
+    assert subject.handle(TimePassed(999)) == [], "it is repeated with the next epoch, not at once"
+    assert subject.handle(TimePassed(1_000)) == [triggers(2, None, full=True)]
+    handle_all(subject, *acknowledged(2), ManifestFailed(2, "no answer"))
+    assert subject.handle(TimePassed(2_000)) == [triggers(3, None, full=True)]
+    handle_all(subject, *completed(3))
+    assert subject.handle(TimePassed(3_000)) == [triggers(4, None, base=3)]
+
+
+def test_without_an_interval_an_aborted_full_request_is_repeated_at_once() -> None:
+    subject = coordinator(replace(SETTINGS, interval_ms=None, tolerable_failures=1))
+    subject.handle(SnapshotRequested(full=True))
+    assert subject.handle(declined(1))[-1] == triggers(2, None, full=True)
+    assert isinstance(subject.handle(declined(2))[-1], FailJob), "not for ever"
+
+
+def test_a_plain_request_is_not_repeated_and_not_made_full() -> None:
+    subject = coordinator(replace(SETTINGS, interval_ms=None))
+    assert subject.handle(SnapshotRequested()) == [triggers(1, None)]
+    assert handle_all(subject, declined(1))[1:] == []
+
+
+def test_a_final_epoch_is_full_and_takes_the_place_of_a_full_request() -> None:
+    subject = coordinator()
+    handle_all(subject, TimePassed(1_000), SnapshotRequested(full=True), StopRequested(drain=False))
+    assert handle_all(subject, *completed(1))[-1] == triggers(2, Ending.STOP, full=True, base=1)
+    assert handle_all(subject, *completed(2))[-2:] == [NotifyComplete(2, Ending.STOP), ReleaseSnapshots((1,))]
+
+
+def test_increments_build_on_complete_epochs_only() -> None:
+    subject = coordinator(next_epoch=8, retained=(5, 7))
+    assert subject.handle(TimePassed(1_000)) == [triggers(8, None, base=7)]
+    handle_all(subject, *acknowledged(8), ManifestFailed(8, "no answer"))
+    assert subject.handle(TimePassed(2_000)) == [triggers(9, None, base=7)], "8 is doubtful"
+    handle_all(subject, *completed(9))
+    assert subject.handle(TimePassed(3_000)) == [triggers(10, None, base=9)]
 
 
 # ---------------------------------------------------------------------------------------------------- illegal events
@@ -378,6 +437,8 @@ class AnySequence(RuleBasedStateMachine):
         self.stopping = False
         self.over = False
         self.failures = 0
+        self.full_wanted = False
+        self.full_epochs: set[int] = set()                  # those that were asked to be
         self.urgent = False                                 # something other than the interval may trigger
 
     def feed(self, event: Event) -> None:
@@ -399,8 +460,13 @@ class AnySequence(RuleBasedStateMachine):
 
     def check(self, effect: Effect, cause: Event) -> None:
         match effect:
-            case TriggerEpoch(epoch, ending):
+            case TriggerEpoch(epoch, ending, full, base):
                 assert not self.over
+                assert base == max(self.complete), "increments build on the newest complete epoch"
+                assert full or (ending is None and not self.full_wanted)
+                assert not full or ending is not None or self.full_wanted
+                self.full_epochs |= {epoch} if self.full_wanted else set()
+                self.full_wanted = False
                 assert self.active() is None
                 assert epoch > max([*self.triggered, 4]), "epochs grow strictly"
                 assert (ending is not None) == (self.stopping or self.sources_ended == SOURCES)
@@ -426,6 +492,9 @@ class AnySequence(RuleBasedStateMachine):
                 assert self.manifest != epoch, "it may exist"
                 self.ended[epoch] = self.now_ms
                 self.failures += 1
+                if epoch in self.full_epochs:
+                    self.full_wanted = True
+                    self.urgent |= self.settings.interval_ms is None
                 assert self.failures <= self.settings.tolerable_failures + 1
             case ReleaseSnapshots(epochs):
                 assert isinstance(cause, ManifestCreated)
@@ -482,10 +551,11 @@ class AnySequence(RuleBasedStateMachine):
             self.doubtful.add(epoch)
         self.feed(ManifestFailed(epoch, "no answer") if fails else ManifestCreated(epoch))
 
-    @rule()
-    def snapshot_is_requested(self) -> None:
+    @rule(full=st.booleans())
+    def snapshot_is_requested(self, full: bool) -> None:
         self.urgent = True
-        self.feed(SnapshotRequested())
+        self.full_wanted |= full
+        self.feed(SnapshotRequested(full))
 
     @precondition(lambda self: len(self.triggered) > 4)
     @rule(subtask=st.sampled_from(sorted(SOURCES)))

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import tidegate as tg
+from tidegate.dataflow.plan import Plan
 from tidegate.protocol.ids import SubtaskId
+from tidegate.runtime.attempts import Restore
 from tidegate.runtime.master import Master
-from tidegate.runtime.messages import Acknowledge, Failed, Heartbeat, Message, Ready, Register, Shutdown, Start, Trigger
+from tidegate.runtime.messages import (
+    Acknowledge,
+    Done,
+    Failed,
+    Heartbeat,
+    Message,
+    Ready,
+    Register,
+    Shutdown,
+    Start,
+    Trigger,
+)
 from tidegate.runtime.settings import JobSettings, Snapshots, Tuning
+from tidegate.store import layout
 from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.manifest import FileEntry, PieceEntry
 from tidegate.store.memory import Access, Fail, Fault, MemoryStore, Operation
 from tidegate.testing.processes import ProcessJob
 
@@ -78,16 +94,25 @@ class Slots:
         self.said.append((slot, message))
 
 
+def plan_of(slots: int) -> Plan:
+    job = ProcessJob("m", slots=slots, snapshots=Snapshots(to="unused"))
+    job.source("in", tg.sources.rows([(1,)], "n long", splits=2)).to("out", tg.sinks.collect())
+    return job.plan()
+
+
 class World:
-    def __init__(self, restart: Any = None, *, tuning: Tuning | None = None, store: MemoryStore | None = None) -> None:
-        job = ProcessJob("m", slots=2, snapshots=Snapshots(to="unused"))
-        job.source("in", tg.sources.rows([(1,)], "n long", splits=2)).to("out", tg.sinks.collect())
+    """`held` is a second background, for the copies of savepoints, that works only when told to."""
+
+    def __init__(self, restart: Any = None, *, tuning: Tuning | None = None, store: MemoryStore | None = None,
+                 restore: Restore | None = None, retain: int = 2, tolerable_failures: int = 0) -> None:
         self.store = store or MemoryStore()
-        self.clock, self.background, self.slots = FakeClock(), Inline(), Slots()
+        self.clock, self.background, self.slots, self.held = FakeClock(), Inline(), Slots(), Inline()
         self.master = Master(
-            plan=job.plan(), catalog=SnapshotCatalog(self.store), deployer=self.slots, links=self.slots, clock=self.clock,
-            background=self.background, settings=JobSettings(
-                name="m", snapshots=Snapshots(to="unused", every="1 s", tolerable_failures=0),
+            plan=plan_of(2), catalog=SnapshotCatalog(self.store), deployer=self.slots, links=self.slots, clock=self.clock,
+            background=self.background, copies=self.held, restore=restore, graph="the graph", versions={"python": "3"},
+            settings=JobSettings(
+                name="m", snapshots=Snapshots(to="unused", every="1 s", tolerable_failures=tolerable_failures,
+                                              retain=retain),
                 restart=restart or tg.NoRestart(), tuning=tuning or Tuning()))
         self.master.start()
         self.turn()
@@ -99,13 +124,51 @@ class World:
         self.background.deliver()
 
     def run(self) -> World:
-        """Both slots register and get ready."""
-        for slot in range(2):
+        """All slots register and get ready."""
+        for slot in range(self.master.plan.slots):
             self.master.on_message(slot, Register(slot, "h", 1, 100 + slot))
-        for slot in range(2):
+        for slot in range(self.master.plan.slots):
             self.master.on_message(slot, Ready(slot))
         assert self.master.status is tg.Status.RUNNING
         return self
+
+    def acknowledge(self) -> int:
+        """The epoch under way, by all slots, each with a file of its own."""
+        epoch, slots = self.master.epochs[-1].epoch, self.master.plan.slots
+        for slot in range(slots):
+            parts = {}
+            for operator in ("in", "out"):
+                name = layout.state_file_name(attempt=self.master.attempt, operator=operator, subtask=slot, epoch=epoch)
+                self.store.write(name, [b"state"])
+                file = FileEntry(name=name, bytes=5, checksum=zlib.crc32(b"state"))
+                piece = PieceEntry(subtask=slot, key_groups=(0, 0), files=(file,), item_counts={})
+                parts[operator] = {"parallelism": slots, "states": [], "piece": piece.to_json()}
+            self.master.on_message(slot, Acknowledge(0, slot, epoch, parts, {}))
+        return epoch
+
+    def complete(self, passed_ms: int = 0) -> int:
+        """The epoch that is under way then."""
+        if passed_ms:
+            self.turn(passed_ms)
+        epoch = self.acknowledge()
+        self.turn()
+        assert SnapshotCatalog(self.store).load(epoch)
+        return epoch
+
+    def done(self) -> None:
+        for slot in range(self.master.plan.slots):
+            self.master.on_message(slot, Done(slot))
+        self.slots.running = False
+        self.turn()
+
+    def epochs_kept(self) -> list[int]:
+        return SnapshotCatalog(self.store).epochs()
+
+    def check_reachable(self) -> None:
+        """Every file of a retained snapshot exists and is right."""
+        catalog = SnapshotCatalog(self.store)
+        for epoch in catalog.epochs():
+            catalog.verify(epoch)
 
     def only(self, operation: Operation) -> Callable[[Access], Fault | None]:
         return lambda access: Fail() if access.operation is operation else None
@@ -248,7 +311,8 @@ def test_a_stop_that_comes_before_the_job_runs_is_not_forgotten() -> None:
     world = World()
     world.master.stop(drain=False)
     world.run()
-    assert [message for _, message in world.slots.said[-4:]] == [Start(), Start(), Trigger(1, "stop"), Trigger(1, "stop")]
+    assert [message for _, message in world.slots.said[-4:]] == [
+        Start(), Start(), Trigger(1, "stop", full=True), Trigger(1, "stop", full=True)]
 
 
 def test_epochs_grow_across_attempts_even_where_they_left_no_trace() -> None:

@@ -6,15 +6,18 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import CorruptFile, SchemaError
+from tidegate.hashing import hash_columns
+from tidegate.keygroups import groups_of
 from tidegate.state import format as state_format
 from tidegate.state.format import FileSummary, StateFileEncoder, StateFileReader
-from tidegate.state.sections import Section, StateInfo, StateKind
+from tidegate.state.sections import Section, StateInfo, StateKind, deleted_schema
 
 KEYED = pa.schema([("key", pa.string()), ("value", pa.int64())])
 ITEMS = pa.schema([("value", pa.list_(pa.float64()))])
@@ -42,19 +45,28 @@ class File:
 
 
 def _encode(states: Sequence[StateInfo], sections: Sequence[Section]) -> File:
-    encoder = StateFileEncoder()
+    encoder = StateFileEncoder(key_group_count=128)
     content = b"".join(encoder.chunks(states, sections))
     return File(content, encoder.summary)
 
 
 def _keyed(state: StateInfo, group: int, *numbers: int) -> Section:
     rows = [{"key": f"k{number}", "value": number} for number in numbers]
-    return Section(state.name, group, pa.RecordBatch.from_pylist(rows, schema=state.schema))
+    return Section(state.name, range(group, group + 1), pa.RecordBatch.from_pylist(rows, schema=state.schema))
+
+
+def _deleted(state: StateInfo, group: int, *numbers: int) -> Section:
+    rows = pa.record_batch([pa.array([f"k{number}" for number in numbers])], schema=deleted_schema(state.schema))
+    return Section(state.name, range(group, group + 1), rows, deleted=True)
 
 
 def _items(state: StateInfo, *numbers: int) -> Section:
     rows = [{"value": [float(number)]} for number in numbers]
     return Section(state.name, None, pa.RecordBatch.from_pylist(rows, schema=state.schema))
+
+
+def _groups(reader: StateFileReader, state: str, groups: range) -> Iterator[pa.RecordBatch]:
+    return (section.rows for section in reader.read_sections(state, groups))
 
 
 def _values(batches: Iterator[pa.RecordBatch]) -> list[object]:
@@ -68,18 +80,18 @@ SECTIONS = (_keyed(COUNT, 3, 1, 2), _keyed(COUNT, 3, 3), _keyed(COUNT, 4, 4), _k
 
 def test_key_groups_come_back_by_range() -> None:
     reader = _encode(STATES, SECTIONS).reader()
-    assert _values(reader.read_groups("count", range(128))) == [1, 2, 3, 4, 5, 6, 7]
-    assert _values(reader.read_groups("count", range(3, 4))) == [1, 2, 3]
-    assert _values(reader.read_groups("count", range(4, 9))) == [4]
-    assert _values(reader.read_groups("count", range(5, 9))) == []
-    assert _values(reader.read_groups("count", range(9, 10))) == [5, 6, 7]
-    assert _values(reader.read_groups("count", range(0))) == []
-    assert _values(reader.read_groups("seen", range(128))) == [8]
+    assert _values(_groups(reader, "count", range(128))) == [1, 2, 3, 4, 5, 6, 7]
+    assert _values(_groups(reader, "count", range(3, 4))) == [1, 2, 3]
+    assert _values(_groups(reader, "count", range(4, 9))) == [4]
+    assert _values(_groups(reader, "count", range(5, 9))) == []
+    assert _values(_groups(reader, "count", range(9, 10))) == [5, 6, 7]
+    assert _values(_groups(reader, "count", range(0))) == []
+    assert _values(_groups(reader, "seen", range(128))) == [8]
 
 
 def test_sections_say_their_key_group() -> None:
     found = list(_encode(STATES, SECTIONS).reader().read_sections("count", range(4, 128)))
-    assert [(section.state, section.group) for section in found] == [("count", 4), ("count", 9)]
+    assert [(section.state, section.groups) for section in found] == [("count", range(4, 5)), ("count", range(9, 10))]
     assert _values(section.rows for section in found) == [4, 5, 6, 7]
 
 
@@ -120,7 +132,7 @@ def test_a_file_without_sections_is_a_file() -> None:
         assert file.reader().states == states
         assert file.summary.groups == range(0)
         file.reader().verify(file.summary.checksum)
-    assert list(file.reader().read_groups("count", range(128))) == []
+    assert list(_groups(file.reader(), "count", range(128))) == []
     assert list(file.reader().read_items("offsets", 0, 0)) == []
     assert file.reader().row_count("rules") == 0
 
@@ -132,8 +144,8 @@ def test_sections_without_rows_are_left_out() -> None:
 
 def test_a_slice_of_a_batch_is_stored_as_just_that() -> None:
     whole = _keyed(COUNT, 1, *range(10_000)).rows
-    file = _encode([COUNT], [Section("count", 1, whole.slice(17, 2))])
-    assert _values(file.reader().read_groups("count", range(2))) == [17, 18]
+    file = _encode([COUNT], [Section("count", range(1, 2), whole.slice(17, 2))])
+    assert _values(_groups(file.reader(), "count", range(2))) == [17, 18]
     assert file.summary.bytes < 10_000
 
 
@@ -156,26 +168,55 @@ def test_every_type_of_spark_comes_back_with_its_nulls(declared: pa.DataType) ->
 def test_a_dictionary_type_is_refused_by_name(declared: pa.DataType) -> None:
     info = StateInfo("coded", StateKind.SPLIT, "list", pa.schema([("value", declared)]))
     with pytest.raises(SchemaError, match="coded"):
-        list(StateFileEncoder().chunks([info], []))
+        list(StateFileEncoder(key_group_count=128).chunks([info], []))
 
 
 @pytest.mark.parametrize("sections", [
     [_keyed(COUNT, 4, 1), _keyed(COUNT, 3, 1)],                             # key-groups grow
     [_items(OFFSETS, 1), _keyed(COUNT, 3, 1)],                              # states come in their order
-    [Section("offsets", 3, _items(OFFSETS, 1).rows)],                       # only keyed states have key-groups
+    [Section("offsets", range(3, 4), _items(OFFSETS, 1).rows)],                       # only keyed states have key-groups
     [Section("count", None, _keyed(COUNT, 1, 1).rows)],                     # and they have one
-    [Section("count", 3, _items(OFFSETS, 1).rows)]])                        # rows fit the state's schema
+    [Section("count", range(3, 4), _items(OFFSETS, 1).rows)],   # rows fit the state's schema
+    [Section("count", range(3, 129), _keyed(COUNT, 1, 1).rows)],            # there are 128
+    [_deleted(COUNT, 3, 1), _keyed(COUNT, 4, 1)]])                           # deleted keys come last
 def test_sections_that_break_the_contract_are_a_bug(sections: list[Section]) -> None:
     with pytest.raises(AssertionError):
-        list(StateFileEncoder().chunks(STATES, sections))
+        list(StateFileEncoder(key_group_count=128).chunks(STATES, sections))
 
 
 def test_a_state_is_not_read_as_what_it_is_not() -> None:
     reader = _encode(STATES, SECTIONS).reader()
-    for wrong in (reader.read_groups("offsets", range(128)), reader.read_items("count", 0, 1),
-                  reader.read_groups("nosuch", range(128))):
+    for wrong in (_groups(reader, "offsets", range(128)), reader.read_items("count", 0, 1)):
         with pytest.raises(AssertionError):
             list(wrong)
+
+
+def test_a_state_that_the_file_doesn_t_know_has_no_rows() -> None:
+    """It was declared later than the file was written."""
+    reader = _encode(STATES, SECTIONS).reader()
+    assert list(_groups(reader, "nosuch", range(128))) == [] and reader.row_count("nosuch") == 0
+
+
+def test_of_a_section_with_several_groups_only_those_asked_for_come_back() -> None:
+    keys = pa.array([f"k{number}" for number in range(500)])
+    groups = groups_of(hash_columns([keys]), 128)
+    order = np.argsort(groups, kind="stable")
+    rows = pa.record_batch([keys.take(pa.array(order)), pa.array(groups[order].astype(np.int64))], schema=KEYED)
+    gone = pa.record_batch([keys.take(pa.array(order))], schema=deleted_schema(KEYED))
+    half = int(np.searchsorted(groups[order], 64))
+    reader = _encode([COUNT], [
+        Section("count", range(64), rows.slice(0, half)), Section("count", range(64, 128), rows.slice(half)),
+        Section("count", range(128), gone, deleted=True)]).reader()
+    assert reader.row_count("count") == 1000
+    for start, stop in [(0, 128), (0, 1), (60, 70), (64, 128), (127, 128), (5, 5)]:
+        found = list(reader.read_sections("count", range(start, stop)))
+        wanted = sorted(group for group in groups.tolist() if start <= group < stop)
+        assert sorted(_values(section.rows for section in found if not section.deleted)) == wanted
+        deleted = [key for section in found if section.deleted for key in section.rows.column("key").to_pylist()]
+        assert deleted == [key for key, group in zip(keys.take(pa.array(order)).to_pylist(), sorted(groups), strict=True)
+                           if start <= group < stop]
+        assert all(section.groups is not None and start <= section.groups.start and section.groups.stop <= stop
+                   for section in found)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), max_size=40), st.integers(0, 20), st.integers(0, 20))
@@ -183,10 +224,10 @@ def test_any_range_of_any_file_holds_just_its_groups(cut: list[tuple[int, int]],
     cut = sorted(cut)
     sections = [_keyed(COUNT, group, *range(number * 10, number * 10 + rows))
                 for number, (group, rows) in enumerate(cut)]
-    expected = [value for section in sections if section.group is not None and start <= section.group < stop
+    expected = [value for section in sections if section.groups is not None and start <= section.groups.start < stop
                 for value in section.rows.column("value").to_pylist()]
     file = _encode([COUNT], sections)
-    assert _values(file.reader().read_groups("count", range(start, stop))) == expected
+    assert _values(_groups(file.reader(), "count", range(start, stop))) == expected
     file.reader().verify(file.summary.checksum)
 
 
@@ -197,12 +238,12 @@ def test_adjacent_sections_are_read_at_once_and_others_not_at_all() -> None:
     file = _encode(STATES, SECTIONS)
     reader = file.reader()
     assert file.reads == []
-    list(reader.read_groups("count", range(4)))
+    list(_groups(reader, "count", range(4)))
     index, sections = file.reads
     assert sum(index) == file.summary.bytes
     assert sections[0] == len(state_format.MAGIC)
     file.reads.clear()
-    list(reader.read_groups("count", range(128)))
+    list(_groups(reader, "count", range(128)))
     list(reader.read_items("offsets", 2, 4))
     assert len(file.reads) == 2
     assert file.reads[0][0] + file.reads[0][1] < file.reads[1][0]
@@ -215,7 +256,7 @@ def test_a_read_is_bounded_unless_one_section_is_larger(monkeypatch: pytest.Monk
     reader = file.reader()
     assert reader.states == (COUNT,)
     file.reads.clear()
-    assert len(_values(reader.read_groups("count", range(20)))) == 390
+    assert len(_values(_groups(reader, "count", range(20)))) == 390
     larger = [length for _, length in file.reads if length > 2000]
     assert len(larger) == 1
     assert 2 < len(file.reads) < 20
@@ -230,12 +271,12 @@ def test_chunks_stream_and_small_sections_are_put_together() -> None:
 
     def sections() -> Iterator[Section]:
         nonlocal taken_bytes
-        for group in range(200):
+        for group in range(120):
             taken_bytes += section_bytes
             yield _keyed(COUNT, group, *range(1000))
 
     written_bytes, sizes = 0, []
-    encoder = StateFileEncoder()
+    encoder = StateFileEncoder(key_group_count=128)
     for chunk in encoder.chunks([COUNT], sections()):
         written_bytes += len(chunk)
         sizes.append(len(chunk))
@@ -252,7 +293,7 @@ def test_the_first_chunk_comes_before_the_last_section_is_asked_for() -> None:
         yield large
         raise ZeroDivisionError
 
-    chunks = StateFileEncoder().chunks([COUNT], sections())
+    chunks = StateFileEncoder(key_group_count=128).chunks([COUNT], sections())
     first = next(chunks)
     assert bytes(first) == state_format.MAGIC
     assert isinstance(next(chunks), memoryview)
@@ -261,7 +302,7 @@ def test_the_first_chunk_comes_before_the_last_section_is_asked_for() -> None:
 
 
 def test_there_is_no_summary_before_the_end_and_no_second_file() -> None:
-    encoder = StateFileEncoder()
+    encoder = StateFileEncoder(key_group_count=128)
     chunks = encoder.chunks(STATES, SECTIONS)
     with pytest.raises(AssertionError):
         _ = encoder.summary
@@ -276,7 +317,7 @@ def test_there_is_no_summary_before_the_end_and_no_second_file() -> None:
 
 def _everything(reader: StateFileReader) -> list[object]:
     return [reader.states,
-            *(_values(reader.read_groups(name, range(128))) for name in ("count", "seen")),
+            *(_values(_groups(reader, name, range(128))) for name in ("count", "seen")),
             _values(reader.read_items("offsets", 0, 6))]
 
 
@@ -329,7 +370,7 @@ def test_two_sections_that_changed_places_are_noticed() -> None:
     swapped = File(whole.content[:start] + second + first + whole.content[start + 2 * length :], whole.summary)
     assert len(swapped.content) == len(whole.content)
     with pytest.raises(CorruptFile):
-        list(swapped.reader().read_groups("count", range(2)))
+        list(_groups(swapped.reader(), "count", range(2)))
 
 
 def test_a_file_that_is_whole_but_not_the_one_listed_is_refused() -> None:
@@ -354,7 +395,7 @@ def test_what_is_read_before_the_damage_is_right() -> None:
     whole = _encode([COUNT], sections)
     damaged = bytearray(whole.content)
     damaged[len(state_format.MAGIC) + (len(damaged) - whole.summary.index_bytes) // 2] ^= 1
-    batches = File(bytes(damaged), whole.summary).reader().read_groups("count", range(10))
+    batches = _groups(File(bytes(damaged), whole.summary).reader(), "count", range(10))
     found: list[object] = []
     with pytest.raises(CorruptFile):
         found.extend(value for batch in batches for value in batch.column("value").to_pylist())

@@ -111,7 +111,7 @@ def test_a_frozen_list_stays_as_it_was(redistribute: str) -> None:
     (again,) = subtasks(descriptor, 1, attempt=2)
     again[0].load("state", section.rows)
     assert again[1].get() == ([1], [2])
-    assert section.group is None and section.state == "state"
+    assert section.groups is None and section.state == "state"
 
 
 @pytest.mark.parametrize("type", ["map<string, array<long>>", "struct<m: map<long, timestamp>>", "date"])
@@ -194,6 +194,8 @@ def test_parts_are_one_after_the_other() -> None:
     released = []
 
     class Part:
+        complete = True
+
         def __init__(self, name: str) -> None:
             self.info = tg.operator_list("long", name=name).info()
 

@@ -9,7 +9,16 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import CorruptFile, ProtocolError, RestoreError
-from tidegate.store.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
+from tidegate.store.manifest import (
+    FORMAT_VERSION,
+    FileEntry,
+    Manifest,
+    OperatorEntry,
+    PieceEntry,
+    RestoredFrom,
+    SavepointEntry,
+    StateEntry,
+)
 
 SCHEMA = pa.schema([pa.field("key", pa.struct([("a", pa.int64()), ("b", pa.string())]), nullable=False),
                     pa.field("value", pa.map_(pa.string(), pa.list_(pa.decimal128(10, 2))))], metadata={"hint": "é"})
@@ -28,9 +37,9 @@ def _enveloped(body: bytes) -> bytes:
     return b'{"crc32":"%08x","manifest":%b}\n' % (zlib.crc32(body), body)
 
 
-def _with(path: tuple[Any, ...], value: object) -> bytes:
+def _with(path: tuple[Any, ...], value: object, *, of: Manifest = MANIFEST) -> bytes:
     """The manifest with one value replaced (or removed, where it is `...`) under a checksum that fits."""
-    body = json.loads(MANIFEST.to_bytes())["manifest"]
+    body = json.loads(of.to_bytes())["manifest"]
     inner = body
     for step in path[:-1]:
         inner = inner[step]
@@ -45,6 +54,31 @@ def test_a_manifest_comes_back_as_it_was() -> None:
     assert Manifest.from_bytes(MANIFEST.to_bytes(), name="m") == MANIFEST
     ended = replace(MANIFEST, ending="stop", operators={}, stats={})
     assert Manifest.from_bytes(ended.to_bytes(), name="m") == ended
+
+
+SAVEPOINT = SavepointEntry(id="0123456789abcdef" * 2, created_ms=1_700_000_000_001, graph="in → count → out",
+                           versions={"tidegate": "0.1", "python": "3.11"}, operator_bytes=MANIFEST.operator_bytes())
+
+
+def test_a_savepoints_manifest_comes_back_as_it_was() -> None:
+    whole = replace(MANIFEST, savepoint=SAVEPOINT, restored_from=RestoredFrom(id="a", path="file:///somewhere"))
+    assert Manifest.from_bytes(whole.to_bytes(), name="m") == whole
+
+
+def test_a_file_that_pieces_share_counts_once_in_the_size_of_its_operator() -> None:
+    shared = replace(PIECES[1], files=(FILE,))
+    assert replace(MANIFEST, operators={"count": replace(OPERATOR, pieces=(PIECES[0], shared))}).operator_bytes() == {
+        "count": 100}
+
+
+@pytest.mark.parametrize(("path", "value"), [
+    (("savepoint", "id"), "x"), (("savepoint", "id"), ...), (("savepoint", "operator_bytes", ""), 99),
+    (("savepoint", "versions", "python"), 3), (("savepoint", "surprise"), 1), (("savepoint",), []),
+    (("restored_from",), "x"), (("restored_from", "path"), ...), (("restored_from", "id"), None)])
+def test_what_a_savepoint_says_of_itself_is_checked_as_well(path: tuple[Any, ...], value: object) -> None:
+    whole = replace(MANIFEST, savepoint=SAVEPOINT, restored_from=RestoredFrom(id="a", path="b"))
+    with pytest.raises(CorruptFile, match="manifests/7"):
+        Manifest.from_bytes(_with(path, value, of=whole), name="manifests/7")
 
 
 def test_a_manifest_is_plain_json() -> None:
@@ -116,8 +150,8 @@ def test_what_python_can_not_take_for_json_is_corrupt(body: bytes) -> None:
 
 
 def test_a_later_format_is_not_called_corrupt() -> None:
-    with pytest.raises(RestoreError, match="format 2"):
-        Manifest.from_bytes(_with(("format",), 2), name="m")
+    with pytest.raises(RestoreError, match=f"format {FORMAT_VERSION + 1}"):
+        Manifest.from_bytes(_with(("format",), FORMAT_VERSION + 1), name="m")
 
 
 def test_pieces_travel_by_themselves() -> None:

@@ -43,14 +43,15 @@ class KeyedBackend(Protocol):
     def table(self, descriptor: Descriptor) -> Any:
         """The state object that the user's function calls (state/descriptors.py says with which methods)."""
 
-    def load(self, state: str, rows: pa.RecordBatch) -> None:
-        """Takes rows of a snapshot in. Before the first record."""
+    def load(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
+        """Takes rows of a snapshot in. Before the first record. `known`: the next snapshot builds on that one, so that
+        they are no changes."""
 
     def maintain(self, budget: int) -> None:
         """A step of whatever is to be done now and then. `budget` is in entries."""
 
     def freeze(self) -> FrozenState:
-        """The state as it is now, in O(1)."""
+        """What changed since the last freeze, or all of the state as it is now; in O(1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class OperatorContext:
     make_backend: Callable[[pa.DataType], KeyedBackend]       # by the type of the key
     restored: Mapping[str, Iterable[pa.RecordBatch]] = field(default_factory=dict)   # rows of each state, its own only
     is_restored: bool = False                                 # False on the very first start
+    goes_on: bool = False                                     # whether the next snapshot builds on the restored one
 
     def rows(self, state: str) -> Iterator[pa.RecordBatch]:
         return iter(self.restored.get(state, ()))

@@ -170,7 +170,7 @@ class ProcessOperator(Operator):
                 owner = self._backend.table
             setattr(self._function, attribute, owner(descriptor))
         for state, batches in context.restored.items():
-            self._load(state, batches)
+            self._load(state, batches, known=context.goes_on)
         self._methods = self._ports()
         self._on_timer = getattr(self._function, "on_timer", None)
         self._call(self._function.open, self._context)
@@ -247,17 +247,17 @@ class ProcessOperator(Operator):
         self._processing = TimerQueue(TimeKind.PROCESSING, self._backend)
         return UserTimers(self._event, self._processing)
 
-    def _load(self, state: str, batches: Iterable[pa.RecordBatch]) -> None:
+    def _load(self, state: str, batches: Iterable[pa.RecordBatch], *, known: bool) -> None:
         for timers in (self._event, self._processing):
             if timers is not None and timers.state == state:
-                timers.load((key_list(rows.column("key")), rows) for rows in batches)
+                timers.load(((key_list(rows.column("key")), rows) for rows in batches), known=known)
                 return
         for rows in batches:
             if state in self._operator_states:
                 self._operator_states.load(state, rows)
             else:
                 assert self._backend is not None
-                self._backend.load(state, rows)
+                self._backend.load(state, rows, known=known)
 
     def _key_list(self, batch: pa.RecordBatch, columns: Sequence[list[Any]], port: int) -> Iterable[Any]:
         """The records' keys; `columns` are the batch's, as Python values already."""

@@ -125,6 +125,8 @@ class _Prepared:
 class FrozenCommittables:
     """What a sink has pending at a marker. Reading it finishes the pre-commits, in the background."""
 
+    complete = True
+
     def __init__(self, pending: Sequence[Committable], prepared: Sequence[_Prepared]) -> None:
         self._pending = pending
         self._prepared = prepared

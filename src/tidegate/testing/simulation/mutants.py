@@ -61,15 +61,16 @@ class Mutant:
 
 
 def _freeze_behind_the_marker(original: Any) -> Any:
-    def trigger(self: subtask.SourceSubtask, epoch: int, ending: Any) -> None:
+    def trigger(self: subtask.SourceSubtask, marker: Any, ending: Any) -> None:
         if ending is None and not self._source.ended and not self._stopped:
             for writer in self._writers:
-                writer.send_marker(epoch)
-            self._alignment.on_trigger(epoch)
+                writer.send_marker(marker)
+            self._marker = marker
+            self._alignment.on_trigger(marker.epoch)
             self._source.poll(self._max_batch_rows)
-            self._snapshot(epoch)
+            self._snapshot(marker.epoch)
         else:
-            original(self, epoch, ending)
+            original(self, marker, ending)
 
     return trigger
 
@@ -130,18 +131,17 @@ def _skip_what_is_unreadable(original: Any) -> Any:
 
 
 def _frozen_in_name_only(original: Any) -> Any:
-    def freeze(self: heap_tables.HeapTable) -> heap_tables.Version:
-        self.tidy(1_000_000)
-        return heap_tables.Version(self.version, (self.main,), has_dead=False)     # and nobody knows of its reader
+    def freeze(self: heap_tables.HeapTable) -> heap_tables.Layer:
+        return heap_tables.Layer(self.main, entry_count=len(self.main))     # and the loop goes on writing to it
 
     return freeze
 
 
 def _no_queue(original: Any) -> Any:
-    def load(self: timers.TimerQueue, batches: Any) -> None:
+    def load(self: timers.TimerQueue, batches: Any, *, known: bool) -> None:
         assert self.state is not None
         for _, rows in batches:
-            self._backend.load(self.state, rows)
+            self._backend.load(self.state, rows, known=known)
 
     return load
 

@@ -1,0 +1,245 @@
+"""What changed between two snapshots, row by row.
+
+Keyed state is compared some key-groups at a time, each time the rows of both sides: memory is bounded by what is in them,
+which is one group where there are at most `MAX_SLICES`. Both sides come resolved from runtime/restoring.py, whatever the
+backend, the chain of files and the parallelism they were written with.
+
+A key with one row on each side is *changed* or *unchanged*; otherwise rows are *added* or *removed*. State without keys
+is compared as a whole, as a bag of rows: what was changed there was removed and added. Values are compared, not bytes:
+the order in which a map lists its entries makes no difference, NaN is NaN, and a number that was widened is the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from tidegate.cli.exporting import rewritten
+from tidegate.cli.finding import SnapshotFolder
+from tidegate.runtime.restoring import restored_rows
+from tidegate.store.base import Store
+from tidegate.store.local import LocalStore
+from tidegate.store.manifest import ROWS, Manifest, StateEntry
+from tidegate.store.savepoints import export_snapshot
+from tidegate.types import to_list
+
+MAX_SLICES = 1024
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two snapshots."""
+
+    store: Store
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, folder: SnapshotFolder, epoch: int) -> Side:
+        return cls(folder.store, folder.load(epoch))
+
+    def states(self, operator: str) -> dict[str, StateEntry]:
+        entry = self.manifest.operators.get(operator)
+        return {} if entry is None else {state.name: state for state in entry.states}
+
+    def rows(self, operator: str, state: str, *, subtask: int = 0, parallelism: int = 1) -> pa.Table | None:
+        """None where this side doesn't have the state."""
+        found = self.states(operator).get(state)
+        if found is None:
+            return None
+        batches = restored_rows(self.manifest, operator, store=self.store, subtask=subtask, parallelism=parallelism)[state]
+        return pa.Table.from_batches(batches, schema=found.arrow_schema())
+
+
+@contextmanager
+def readable(side: Side) -> Iterator[Side]:
+    """The same snapshot, to be read by key-group as often as one likes. A backend's own files would have to be opened as a
+    database each time: where there are any, all is copied in canonical form to a temporary folder first."""
+    if all(file.form == ROWS for file in side.manifest.files()):
+        yield side
+        return
+    with TemporaryDirectory(prefix="tidegate-diff-") as folder:
+        store = LocalStore(folder)
+        manifest = export_snapshot(side.store, side.manifest, store, created_ms=side.manifest.created_ms, rewrite=rewritten)
+        yield Side(store, manifest)
+
+
+@dataclass(slots=True)
+class StateDifference:
+    """`examples` are a few keys with the value on either side; `note` says why rows weren't compared."""
+
+    operator: str
+    state: str
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    note: str = ""
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+
+def compare(one: Side, other: Side, *, examples: int = 0,
+            on_step: Callable[[str, int, int], None] = lambda what, done, total: None) -> Iterator[StateDifference]:
+    """From `one` to `other`, state by state. `on_step` is told how many of the key-groups of a state are done."""
+    for operator in _union(one.manifest.operators, other.manifest.operators):
+        before, after = one.states(operator), other.states(operator)
+        for state in _union(before, after):
+            difference = StateDifference(operator, state)
+            known = [side[state] for side in (before, after) if state in side]
+            if len({each.kind for each in known}) > 1:
+                difference.note = f"not compared: it was {known[0].kind} and is {known[1].kind}"
+            elif known[0].kind != "keyed":
+                _compare_bags(difference, one.rows(operator, state), other.rows(operator, state), examples)
+            elif len({each.arrow_schema().field("key").type for each in known}) > 1:
+                difference.note = "not compared: the type of the key differs"
+            else:
+                _compare_keyed(difference, one, other, examples, on_step)
+            yield difference
+
+
+def structure(one: Side, other: Side) -> list[str]:
+    """Differences that are not in the rows: operators, states, their types, parallelism, key-groups."""
+    found: list[str] = []
+    before, after = one.manifest, other.manifest
+    if before.job != after.job:
+        found.append(f"the job was {before.job!r} and is {after.job!r}")
+    if before.key_group_count != after.key_group_count:
+        found.append(f"there were {before.key_group_count} key-groups and are {after.key_group_count}")
+    for operator in _union(before.operators, after.operators):
+        if operator not in after.operators:
+            found.append(f"operator {operator!r} is gone")
+        elif operator not in before.operators:
+            found.append(f"operator {operator!r} is new")
+        else:
+            was, now = before.operators[operator].parallelism, after.operators[operator].parallelism
+            if was != now:
+                found.append(f"operator {operator!r} had parallelism {was} and has {now}")
+            found += _states(operator, one.states(operator), other.states(operator))
+    return found
+
+
+def _states(operator: str, before: dict[str, StateEntry], after: dict[str, StateEntry]) -> Iterator[str]:
+    for state in _union(before, after):
+        where = f"state {state!r} of operator {operator!r}"
+        if state not in after:
+            yield f"{where} is gone"
+        elif state not in before:
+            yield f"{where} is new"
+        else:
+            was, now = before[state], after[state]
+            if (was.kind, was.shape) != (now.kind, now.shape):
+                yield f"{where} was {was.kind} {was.shape} and is {now.kind} {now.shape}"
+            if was.arrow_schema() != now.arrow_schema():
+                yield f"{where} had the type ({was.type}) and has ({now.type})"
+
+
+def _compare_keyed(difference: StateDifference, one: Side, other: Side, examples: int,
+                   on_step: Callable[[str, int, int], None]) -> None:
+    counts = {one.manifest.key_group_count, other.manifest.key_group_count}
+    # With other key-groups, the same key is elsewhere: then all there is is compared at once.
+    slices = min(MAX_SLICES, *counts) if len(counts) == 1 else 1
+    for index in range(slices):
+        before, after = (side.rows(difference.operator, difference.state, subtask=index, parallelism=slices)
+                         for side in (one, other))
+        _compare_by_key(difference, before, after, examples)
+        on_step(f"{difference.operator} {difference.state}", index + 1, slices)
+
+
+def _compare_by_key(difference: StateDifference, before: pa.Table | None, after: pa.Table | None, examples: int) -> None:
+    if before is not None and after is not None and before.equals(after):
+        difference.unchanged += before.num_rows
+        return
+    was, now = _by_key(before), _by_key(after)
+    room = examples - len(difference.examples)
+    differing: list[Hashable] = []
+    for key in _union(was, now):
+        if not _count(difference, was.get(key) or Counter(), now.get(key) or Counter()) and len(differing) < room:
+            differing.append(key)
+    if differing:
+        originals = [_originals(table, set(differing)) for table in (before, after)]
+        for key in differing:
+            shown = next(found[key][0] for found in originals if key in found)
+            values = [found[key][1] if key in found else [] for found in originals]
+            difference.examples.append({"key": shown, "before": values[0], "after": values[1]})
+
+
+def _count(difference: StateDifference, before: Counter[Hashable], after: Counter[Hashable]) -> bool:
+    """Counts the rows of one key. Whether they are the same."""
+    if before == after:
+        difference.unchanged += before.total()
+        return True
+    difference.unchanged += (before & after).total()
+    gone, new = (before - after).total(), (after - before).total()
+    changed = min(gone, new)
+    difference.changed += changed
+    difference.removed += gone - changed
+    difference.added += new - changed
+    return False
+
+
+def _by_key(table: pa.Table | None) -> dict[Hashable, Counter[Hashable]]:
+    found: dict[Hashable, Counter[Hashable]] = {}
+    for key, value in _pairs(table):
+        found.setdefault(comparable(key), Counter())[comparable(value)] += 1
+    return found
+
+
+def _originals(table: pa.Table | None, keys: set[Hashable]) -> dict[Hashable, tuple[Any, list[Any]]]:
+    """Of these keys: the key and its values as a user knows them."""
+    found: dict[Hashable, tuple[Any, list[Any]]] = {}
+    for key, value in _pairs(table):
+        if (same := comparable(key)) in keys:
+            found.setdefault(same, (key, []))[1].append(value)
+    return found
+
+
+def _pairs(table: pa.Table | None) -> Iterator[tuple[Any, Any]]:
+    for batch in () if table is None else table.to_batches():
+        yield from zip(to_list(batch.column("key")), to_list(batch.column("value")), strict=True)
+
+
+def _compare_bags(difference: StateDifference, before: pa.Table | None, after: pa.Table | None, examples: int) -> None:
+    was, now = _bag(before), _bag(after)
+    gone, new = was - now, now - was
+    difference.unchanged += (was & now).total()
+    difference.removed += gone.total()
+    difference.added += new.total()
+    for table, rows, place in ((before, gone, "before"), (after, new, "after")):
+        for value in _values(table):
+            if rows[comparable(value)] and len(difference.examples) < examples:
+                rows[comparable(value)] -= 1
+                difference.examples.append({"key": None, "before": [], "after": [], place: [value]})
+
+
+def _bag(table: pa.Table | None) -> Counter[Hashable]:
+    return Counter(map(comparable, _values(table)))
+
+
+def _values(table: pa.Table | None) -> Iterator[Any]:
+    for batch in () if table is None else table.to_batches():
+        yield from to_list(batch.column("value"))
+
+
+def comparable(value: Any) -> Hashable:
+    """Equal for values that are the same to a user, and hashable."""
+    if isinstance(value, float):
+        # NaN differs from itself; and a whole number stays what it was when its column is widened.
+        return "NaN" if value != value else value
+    if isinstance(value, dict):
+        return frozenset((comparable(key), comparable(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(comparable(item) for item in value)
+    hashed: Hashable = value
+    return hashed
+
+
+def _union(one: Iterable[_T], other: Iterable[_T]) -> list[_T]:
+    """In the order of the first, then what is new."""
+    return list(dict.fromkeys((*one, *other)))

@@ -1,0 +1,88 @@
+"""What is in a snapshot, as plain data: the content of `snapshots list` and `snapshots show`.
+
+Only manifests are read, and for the row counts of `show` the indexes of files. Whether the files are right is
+verifying.py's question.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from tidegate.cli.finding import SnapshotFolder
+from tidegate.errors import StoreError, TidegateError
+from tidegate.runtime.snapshots import row_reader
+from tidegate.store.base import Store
+from tidegate.store.manifest import ROWS, Manifest, OperatorEntry, StateEntry
+
+Json = dict[str, Any]
+
+
+def listing(folder: SnapshotFolder) -> list[Json]:
+    """A row for each snapshot, ascending by epoch. One whose manifest can't be read has only `epoch` and `problem`."""
+    rows: list[Json] = []
+    before: dict[str, int] = {}
+    for epoch in folder.manifests:
+        try:
+            manifest = folder.load(epoch)
+        except TidegateError as error:
+            rows.append({"folder": folder.shown, "epoch": epoch, "problem": str(error)})
+            continue
+        files = file_sizes(manifest)
+        total = sum(files.values())
+        shared = sum(size for name, size in files.items() if name in before)
+        rows.append({"folder": folder.shown, "job": manifest.job, "epoch": epoch, "attempt": manifest.attempt,
+                     "created": moment(manifest.created_ms), "created_ms": manifest.created_ms, "bytes": total,
+                     "files": len(files), "shared_bytes": shared, "new_bytes": total - shared,
+                     "ending": manifest.ending, "savepoint": manifest.savepoint is not None})
+        before = files
+    return rows
+
+
+def description(folder: SnapshotFolder, manifest: Manifest) -> Json:
+    """All that the manifest says, and how many rows each state has where that can be known from indexes."""
+    files = file_sizes(manifest)
+    return {
+        "folder": folder.shown, "job": manifest.job, "epoch": manifest.epoch, "attempt": manifest.attempt,
+        "created": moment(manifest.created_ms), "created_ms": manifest.created_ms,
+        "key_group_count": manifest.key_group_count, "ending": manifest.ending, "bytes": sum(files.values()),
+        "files": len(files), "stats": dict(manifest.stats),
+        "restored_from": None if manifest.restored_from is None else manifest.restored_from.to_json(),
+        "savepoint": None if manifest.savepoint is None else manifest.savepoint.to_json(),
+        "operators": {name: _operator(entry, folder.store) for name, entry in manifest.operators.items()},
+    }
+
+
+def file_sizes(manifest: Manifest) -> dict[str, int]:
+    """The files of a snapshot, each once."""
+    return {file.name: file.bytes for file in manifest.files()}
+
+
+def moment(created_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(created_ms / 1000, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{created_ms} ms"
+
+
+def _operator(entry: OperatorEntry, store: Store) -> Json:
+    pieces = [{"subtask": piece.subtask, "key_groups": list(piece.key_groups), "item_counts": dict(piece.item_counts),
+               "files": [{"name": file.name, "bytes": file.bytes, "form": file.form} for file in piece.files]}
+              for piece in entry.pieces]
+    states = [{"name": state.name, "kind": state.kind, "shape": state.shape, "type": state.type,
+               "rows": _rows(entry, state, store)} for state in entry.states]
+    return {"parallelism": entry.parallelism, "states": states, "pieces": pieces}
+
+
+def _rows(entry: OperatorEntry, state: StateEntry, store: Store) -> int | None:
+    """None where only reading all rows would tell: in chains, where a later file may replace or delete an earlier one's
+    rows, and in a backend's own files."""
+    if state.kind != "keyed":
+        return sum(piece.item_counts.get(state.name, 0) for piece in entry.pieces)
+    files = [file for piece in entry.pieces for file in piece.files]
+    if any(file.form != ROWS for file in files) or any(len(piece.files) > 1 for piece in entry.pieces):
+        return None
+    try:
+        return sum(row_reader(store, file).row_count(state.name) for file in files)
+    except StoreError:
+        return None

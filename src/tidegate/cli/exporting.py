@@ -1,0 +1,70 @@
+"""A piece of a snapshot in canonical form: one row file, whatever chain or backend it was kept in.
+
+This is what lets a savepoint be made of a snapshot without the job. The rows are the same, in the same key-groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import StoreError
+from tidegate.hashing import hash_columns
+from tidegate.keygroups import groups_of
+from tidegate.runtime.restoring import restored_rows
+from tidegate.runtime.snapshots import row_reader
+from tidegate.state.format import StateFileEncoder
+from tidegate.state.merging import merged_sections
+from tidegate.state.sections import Section, StateInfo, StateKind
+from tidegate.store.base import Store
+from tidegate.store.layout import state_file_name
+from tidegate.store.manifest import ROWS, FileEntry, Manifest, PieceEntry
+
+
+def rewritten(source: Store, manifest: Manifest, operator: str, piece: PieceEntry, target: Store) -> PieceEntry:
+    """Writes the piece to `target` as one file; for `store.savepoints.export_snapshot`."""
+    states = [StateInfo(state.name, StateKind(state.kind), state.shape, state.arrow_schema())
+              for state in manifest.operators[operator].states]
+    sections = (section for info in states for section in _sections(source, manifest, operator, piece, info))
+    first = next(sections, None)
+    if first is None:
+        return replace(piece, files=())
+    name = state_file_name(attempt=manifest.attempt, operator=operator, subtask=piece.subtask, epoch=manifest.epoch)
+    encoder = StateFileEncoder(key_group_count=manifest.key_group_count)
+    target.write(name, encoder.chunks(states, chain((first,), sections)))
+    summary = encoder.summary
+    return replace(piece, files=(FileEntry(name=name, bytes=summary.bytes, checksum=summary.checksum,
+                                           index_bytes=summary.index_bytes, index_checksum=summary.index_checksum),))
+
+
+def _sections(source: Store, manifest: Manifest, operator: str, piece: PieceEntry, info: StateInfo) -> Iterator[Section]:
+    row_files = [file for file in piece.files if file.form == ROWS]
+    if info.kind is not StateKind.KEYED:
+        count = piece.item_counts.get(info.name, 0)
+        if count:
+            for rows in row_reader(source, row_files[-1]).read_items(info.name, 0, count):
+                yield Section(info.name, None, rows)
+    elif len(row_files) == len(piece.files):
+        yield from merged_sections(info, [row_reader(source, file) for file in row_files],
+                                   key_group_count=manifest.key_group_count, keep_deleted=False)
+    else:
+        # The pieces of an operator are those of its subtasks, so that its own parallelism gives just this one's rows.
+        rows = restored_rows(manifest, operator, store=source, subtask=piece.subtask,
+                             parallelism=manifest.operators[operator].parallelism)[info.name]
+        yield from _in_order(info.name, rows, manifest.key_group_count)
+
+
+def _in_order(state: str, batches: Iterable[pa.RecordBatch], key_group_count: int) -> Iterator[Section]:
+    """A database gives its rows by growing key-group, so that they go on as they come."""
+    behind = 0
+    for rows in batches:
+        if rows.num_rows:
+            groups = groups_of(hash_columns([rows.column("key")]), key_group_count)
+            if groups[0] < behind or (np.diff(groups) < 0).any():
+                raise StoreError(f"the rows of state {state!r} don't come in the order of their key-groups")
+            behind = int(groups[-1])
+            yield Section(state, range(int(groups[0]), behind + 1), rows)

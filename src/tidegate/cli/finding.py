@@ -1,0 +1,123 @@
+"""From the path that a user gives to the snapshots there.
+
+A path (or URI) is one of: the folder of `Snapshots(to=)` with a folder for each job; one job's folder in it; a savepoint's
+folder; the file of one manifest. Reading only: nothing here claims, deletes or repairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidegate.errors import CorruptFile, NotFound, RestoreError
+from tidegate.store import layout
+from tidegate.store.base import Store
+from tidegate.store.catalog import lineage
+from tidegate.store.manifest import Manifest
+from tidegate.store.opening import open_store
+from tidegate.store.savepoints import resolved
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFolder:
+    """The snapshots of one job, or one savepoint. `manifests` maps each complete epoch, ascending, to its manifest's name.
+
+    `whole` says whether these are all there are, so that a file that none of them lists is needed by nobody.
+    """
+
+    address: str
+    store: Store
+    manifests: Mapping[int, str]
+    whole: bool = True
+
+    @property
+    def shown(self) -> str:
+        return layout.shown(self.address)
+
+    @property
+    def newest(self) -> int:
+        return max(self.manifests)
+
+    def load(self, epoch: int) -> Manifest:
+        """NotFound where there is no such epoch, CorruptFile where its manifest can't be believed."""
+        if epoch not in self.manifests:
+            raise NotFound(f"epoch {epoch} is not a complete snapshot in {self.shown}; there are: "
+                           f"{', '.join(map(str, self.manifests))}")
+        name = self.manifests[epoch]
+        manifest = Manifest.from_bytes(self.store.read(name), name=name)
+        if name == layout.SAVEPOINT and manifest.savepoint is None:
+            raise CorruptFile(f"{name} is not the manifest of a savepoint")
+        if name not in (layout.SAVEPOINT, layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)):
+            raise CorruptFile(f"{name} holds the manifest of epoch {manifest.epoch}, attempt {manifest.attempt}")
+        return manifest
+
+
+def find_folders(path: str) -> list[SnapshotFolder]:
+    """All jobs' snapshots at this path, at least one; `RestoreError` where there are none."""
+    path = resolved(path)
+    named = layout.split_manifest_address(path)
+    if named is not None:
+        return [_of_manifest(*named)]
+    store = open_store(path)
+    names = store.list("")
+    if layout.SAVEPOINT in names:
+        return [_of_savepoint(path, store)]
+    if any(layout.parse_manifest_name(name) for name in names):
+        return [_of_job(path, store)]
+    jobs = sorted({job for name in names for job, _, rest in [name.partition("/")] if layout.parse_manifest_name(rest)})
+    if jobs:
+        addresses = [layout.inside(path, job) for job in jobs]
+        return [_of_job(address, open_store(address)) for address in addresses]
+    if layout.INCOMPLETE in names:
+        raise RestoreError(f"the savepoint in {layout.shown(path)} was never finished")
+    what = f"{len(names)} other files are there" if names else "it is empty or does not exist"
+    raise RestoreError(f"no snapshots in {layout.shown(path)}: {what}. Give the folder of Snapshots(to=…), a job's folder "
+                       f"in it, a savepoint's folder, or the file of a manifest")
+
+
+def find_folder(path: str) -> SnapshotFolder:
+    """The snapshots of the one job at this path; `RestoreError` where there are none or several jobs'."""
+    folders = find_folders(path)
+    if len(folders) > 1:
+        raise RestoreError(f"{layout.shown(path)} holds the snapshots of {len(folders)} jobs, give one of: "
+                           f"{', '.join(folder.shown for folder in folders)}")
+    return folders[0]
+
+
+def find_job(path: str) -> str:
+    """The address of the one job at this path that ever ran, whether or not it has a snapshot."""
+    path = resolved(path)
+    names = open_store(path).list("")
+    if any(layout.parse_attempt_name(name) for name in names):
+        return path
+    jobs = sorted({job for name in names for job, _, rest in [name.partition("/")] if layout.parse_attempt_name(rest)})
+    if len(jobs) == 1:
+        return layout.inside(path, jobs[0])
+    what = f"the folders of {len(jobs)} jobs, give one: {', '.join(jobs)}" if jobs else "no job's folder"
+    raise RestoreError(f"{layout.shown(path)} holds {what}")
+
+
+def _of_job(address: str, store: Store) -> SnapshotFolder:
+    origins = {origin.attempt: origin for origin in map(layout.parse_origin_name, store.list(layout.ORIGINS)) if origin}
+    found = [manifest for manifest in map(layout.parse_manifest_name, store.list(layout.MANIFESTS)) if manifest]
+    names = {manifest.epoch: layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)
+             for manifest in lineage(origins, found)}
+    if not names:
+        raise RestoreError(f"no complete snapshot in {layout.shown(address)}")
+    return SnapshotFolder(address, store, names)
+
+
+def _of_savepoint(address: str, store: Store) -> SnapshotFolder:
+    try:
+        epoch = Manifest.from_bytes(store.read(layout.SAVEPOINT), name=layout.SAVEPOINT).epoch
+    except CorruptFile:
+        epoch = 0       # told when it is loaded
+    return SnapshotFolder(address, store, {epoch: layout.SAVEPOINT})
+
+
+def _of_manifest(address: str, name: str) -> SnapshotFolder:
+    store = open_store(address)
+    parsed = layout.parse_manifest_name(name)
+    if parsed is None:
+        return _of_savepoint(address, store)
+    return SnapshotFolder(address, store, {parsed.epoch: name}, whole=False)

@@ -1,0 +1,221 @@
+"""The command `tidegate`: looks at snapshots, and makes savepoints.
+
+    tidegate snapshots list PATH
+    tidegate snapshots show PATH [--epoch N]
+    tidegate snapshots verify PATH [--epoch N | --all]
+    tidegate snapshots diff PATH [PATH] [--epochs A B] [--keys N]
+    tidegate savepoint create SNAPSHOTS TO
+    tidegate savepoint export SNAPSHOTS TO [--epoch N]
+
+Exit codes: 0 fine; 1 something is wrong with the snapshots; 2 the question can't be answered (no such path, bad options).
+Every command takes `--json`. Thin: what is said is worked out in the other modules of this package.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import ParamSpec, TypeVar
+
+import click
+import pyarrow as pa
+
+from tidegate.cli import comparing, describing, printing, verifying
+from tidegate.cli.comparing import Side, readable
+from tidegate.cli.exporting import rewritten
+from tidegate.cli.finding import find_folder, find_folders, find_job
+from tidegate.errors import TidegateError
+from tidegate.store.opening import open_store
+from tidegate.store.savepoints import (
+    REQUEST_TIMEOUT_S,
+    SavepointInfo,
+    export_snapshot,
+    request_savepoint,
+    resolved,
+    versions_here,
+    wait_for_savepoint,
+)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class NoAnswer(click.ClickException):
+    """One line and exit code 2."""
+
+    exit_code = 2
+
+
+def answering(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """What is wrong with the input is said in one line, without a traceback."""
+
+    @functools.wraps(command)
+    def answer(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return command(*args, **kwargs)
+        except (TidegateError, OSError, ValueError, pa.ArrowException) as error:
+            raise NoAnswer(" ".join(str(error).split()) or type(error).__name__) from error
+
+    return answer
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="For programs: JSON on standard output.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tidegate")
+def main() -> None:
+    """Tidegate's snapshots and savepoints."""
+
+
+@main.group()
+def snapshots() -> None:
+    """Looks at snapshots. Nothing is changed.
+
+    PATH is the folder of Snapshots(to=…), one job's folder in it, a savepoint's folder, or the file of a manifest; a path
+    or a URI such as s3://bucket/folder.
+    """
+
+
+@snapshots.command("list")
+@click.argument("path")
+@as_json
+@answering
+def list_snapshots(path: str, as_json: bool) -> None:
+    """The complete snapshots, and what each has in common with the one before."""
+    rows = [row for folder in find_folders(path) for row in describing.listing(folder)]
+    if as_json:
+        printing.print_json({"snapshots": rows})
+    else:
+        printing.print_listing(rows)
+    if any("problem" in row for row in rows):
+        sys.exit(1)
+
+
+@snapshots.command()
+@click.argument("path")
+@click.option("--epoch", type=int, help="Which one; the newest by default.")
+@as_json
+@answering
+def show(path: str, epoch: int | None, as_json: bool) -> None:
+    """What is in a snapshot: operators, states, types, key-groups, files."""
+    folder = find_folder(path)
+    found = describing.description(folder, folder.load(folder.newest if epoch is None else epoch))
+    if as_json:
+        printing.print_json(found)
+    else:
+        printing.print_description(found)
+
+
+@snapshots.command()
+@click.argument("path")
+@click.option("--epoch", type=int, help="Which one; the newest by default.")
+@click.option("--all", "every", is_flag=True, help="All that are there.")
+@as_json
+@answering
+def verify(path: str, epoch: int | None, every: bool, as_json: bool) -> None:
+    """Reads every byte against its checksum, and checks that the key-groups tile and every key is in its own.
+
+    Exit code 1 where anything is wrong.
+    """
+    if every and epoch is not None:
+        raise click.UsageError("give --epoch or --all, not both")
+    folder = find_folder(path)
+    epochs = list(folder.manifests) if every else [folder.newest if epoch is None else epoch]
+    if epoch is not None and epoch not in folder.manifests:
+        folder.load(epoch)      # says what there is
+    with printing.progress(quiet=as_json) as bar:
+        task = bar.add_task("verifying")
+        report = verifying.verify(folder, epochs, on_total=lambda total: bar.update(task, total=total),
+                                  on_read=lambda count: bar.advance(task, count))
+    if as_json:
+        printing.print_json(printing.report_json(report))
+    else:
+        printing.print_report(report)
+    if report.problems:
+        sys.exit(1)
+
+
+@snapshots.command()
+@click.argument("path_a")
+@click.argument("path_b", required=False)
+@click.option("--epochs", type=int, nargs=2, help="Which ones; by default the newest of each path, or the two newest.")
+@click.option("--keys", type=click.IntRange(min=0), default=0, help="Shows so many keys of each state that differ.")
+@as_json
+@answering
+def diff(path_a: str, path_b: str | None, epochs: tuple[int, int] | None, keys: int, as_json: bool) -> None:
+    """What changed from one snapshot to another, per operator and state, in rows.
+
+    With one path: between two snapshots of it.
+    """
+    before = find_folder(path_a)
+    after = before if path_b is None else find_folder(path_b)
+    if epochs is None and path_b is None:
+        if len(before.manifests) < 2:
+            raise NoAnswer(f"{before.shown} has one snapshot: give a second path to compare it with")
+        newest = list(before.manifests)[-2:]
+        epochs = newest[0], newest[1]
+    first, second = epochs if epochs is not None else (before.newest, after.newest)
+    one, other = Side.of(before, first), Side.of(after, second)
+    with readable(one) as one, readable(other) as other, printing.steps(quiet=as_json) as on_step:
+        differences = list(comparing.compare(one, other, examples=keys, on_step=on_step))
+    structure = comparing.structure(one, other)
+    if as_json:
+        printing.print_json({"from": {"folder": before.shown, "epoch": first},
+                             "to": {"folder": after.shown, "epoch": second},
+                             "structure": structure, "states": [asdict(each) for each in differences]})
+    else:
+        printing.print_differences(structure, differences)
+
+
+@main.group()
+def savepoint() -> None:
+    """Makes savepoints: copies of a job's state that stand by themselves.
+
+    SNAPSHOTS is the folder of Snapshots(to=…) or the job's folder in it, TO an empty or new folder; paths or URIs.
+    """
+
+
+@savepoint.command()
+@click.argument("snapshots")
+@click.argument("to")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=REQUEST_TIMEOUT_S,
+              show_default=True, help="Seconds to wait for the job.")
+@as_json
+@answering
+def create(snapshots: str, to: str, timeout_s: float, as_json: bool) -> None:
+    """Asks the running job for a savepoint of its state as it is now, and waits for it."""
+    job = find_job(snapshots)
+    request = request_savepoint(job, to, timeout_s=timeout_s)
+    _made(wait_for_savepoint(job, request, timeout_s=timeout_s), as_json)
+
+
+@savepoint.command()
+@click.argument("snapshots")
+@click.argument("to")
+@click.option("--epoch", type=int, help="Which snapshot; the newest by default.")
+@as_json
+@answering
+def export(snapshots: str, to: str, epoch: int | None, as_json: bool) -> None:
+    """Makes a savepoint of a complete snapshot. The job need not run."""
+    folder = find_folder(snapshots)
+    manifest = folder.load(folder.newest if epoch is None else epoch)
+    target = open_store(resolved(to))
+    made = export_snapshot(folder.store, manifest, target, created_ms=round(time.time() * 1000), versions=versions_here(),
+                           rewrite=rewritten)
+    size_bytes = sum(describing.file_sizes(made).values())
+    _made(SavepointInfo(path=target.address, epoch=made.epoch, bytes=size_bytes), as_json)
+
+
+def _made(info: SavepointInfo, as_json: bool) -> None:
+    if as_json:
+        printing.print_json(asdict(info))
+    else:
+        printing.print_savepoint(info)
+
+
+if __name__ == "__main__":
+    main()

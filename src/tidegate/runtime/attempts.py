@@ -1,0 +1,101 @@
+"""What an attempt goes on from, the job's own snapshots or a savepoint that the user named, and what it adds to them.
+
+The rules. A job's own snapshots win where they descend from that very savepoint, so that the same program can be started
+again and again. Where they descend from something else, or from nothing, the two contradict each other, and nobody but
+the user knows which is meant: `RestoreError`. Where there are none, the job begins with the savepoint, at epochs and
+attempts above the savepoint's. A savepoint that is gone is not missed by a job whose snapshots say that they came from
+that path: with `claim` it was deleted by the job itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.errors import NotFound, RestoreError
+from tidegate.protocol.ids import SubtaskId
+from tidegate.store.layout import parse_state_file_name, shown
+from tidegate.store.manifest import Manifest, OperatorEntry, PieceEntry, RestoredFrom, StateEntry
+from tidegate.store.savepoints import RestorePoint, find_restore_point, shown_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """What the user said about where to begin, and whether what is there may be deleted."""
+
+    path: str | None = None
+    claim: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What an attempt goes on from. `point` is given where it isn't the job's own snapshot."""
+
+    manifest: Manifest | None
+    point: RestorePoint | None
+    origin: RestoredFrom | None     # what all of the job's snapshots descend from
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An attempt that was claimed, with the job's own complete epochs and the number of its first one."""
+
+    attempt: int
+    epochs: list[int]
+    beginning: Beginning
+    next_epoch: int
+
+
+def named_point(restore: Restore) -> RestorePoint | NotFound | None:
+    """What is at the path that the user gave; an error where nothing is, which may turn out not to matter."""
+    if restore.path is None:
+        return None
+    try:
+        point = find_restore_point(restore.path)
+    except NotFound as error:
+        return error
+    if restore.claim and not point.is_savepoint:
+        raise RestoreError(f"claim=True deletes what the job began with, and {shown(restore.path)} is no savepoint but "
+                           f"snapshots of the job {point.manifest.job!r}, which are its own to delete: leave claim out")
+    return point
+
+
+def beginning(own: Manifest | None, point: RestorePoint | NotFound | None, restore: Restore, *, store: str) -> Beginning:
+    """`own` is the newest of the job's own snapshots, which are in the store at that address."""
+    if restore.path is None or point is None:
+        return Beginning(own, None, None if own is None else own.restored_from)
+    if own is None:
+        if isinstance(point, NotFound):
+            raise point
+        return Beginning(point.manifest, point, point.origin)
+    theirs = own.restored_from
+    if isinstance(point, NotFound):
+        if theirs is None or theirs.path != shown_path(restore.path):
+            raise point
+    elif theirs is None or theirs.id != point.origin.id:
+        descend = "were not begun with any" if theirs is None else f"descend from {theirs.path}"
+        raise RestoreError(
+            f"the job has snapshots of its own in {shown(store)}, up to epoch {own.epoch}, which {descend}: they and "
+            f"restore_from={shown(restore.path)!r} contradict each other. To begin with the latter, give the job a new "
+            f"folder, Snapshots(to=…); to go on from its own, leave restore_from out")
+    return Beginning(own, None, theirs)
+
+
+def operators_in(payloads: Mapping[SubtaskId, Any]) -> dict[str, OperatorEntry]:
+    """What the manifest lists, out of all subtasks' acknowledgements."""
+    operators: dict[str, OperatorEntry] = {}
+    for _, operators_of in sorted(payloads.items()):
+        for name, part in operators_of.items():
+            piece = PieceEntry.from_json(part["piece"])
+            earlier = operators[name].pieces if name in operators else ()
+            operators[name] = OperatorEntry(parallelism=part["parallelism"], pieces=(*earlier, piece),
+                                            states=tuple(StateEntry.from_json(state) for state in part["states"]))
+    return operators
+
+
+def written_by(attempt: int, operators: Mapping[str, OperatorEntry]) -> bool:
+    """Whether no file is of another attempt, as far as names tell."""
+    parsed = (parse_state_file_name(file.name) for entry in operators.values() for piece in entry.pieces
+              for file in piece.files)
+    return all(name is None or name.attempt == attempt for name in parsed)

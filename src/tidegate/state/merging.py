@@ -1,0 +1,125 @@
+"""Layers of keyed state as one: what a chain of files holds, and the merging of its parts.
+
+A layer is what changed between two freezes: rows that were set and keys that were deleted, a key once. Of several layers
+the last one that knows a key has the word. Merging is done by Arrow and numpy, without Python per row, some key-groups at
+a time: memory is bounded by `BLOCK_ROWS`, as far as one key-group doesn't have more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.state.cutting import cut_by_group
+from tidegate.state.sections import Section, SectionReader, StateInfo, deleted_schema, within
+
+BLOCK_ROWS = 1 << 18
+
+# Rows that are set, and keys that are deleted, of some key-groups.
+Block: TypeAlias = tuple[list[pa.RecordBatch], list[pa.RecordBatch]]
+
+
+class LayerInMemory:
+    """A layer that is in no file yet."""
+
+    def __init__(self, sections: Iterable[Section], *, key_group_count: int) -> None:
+        self._sections = sorted(sections, key=lambda section: section.deleted)
+        self._key_group_count = key_group_count
+
+    def read_sections(self, state: str, groups: range) -> Iterator[Section]:
+        for section in self._sections:
+            assert section.groups is not None
+            if section.state == state and section.groups.start < groups.stop and groups.start < section.groups.stop:
+                part = within(section, groups, key_group_count=self._key_group_count)
+                if part.rows.num_rows:
+                    yield part
+
+    def row_count(self, state: str) -> int:
+        return sum(section.rows.num_rows for section in self._sections if section.state == state)
+
+    @property
+    def bytes(self) -> int:
+        return sum(section.rows.nbytes for section in self._sections)
+
+
+def resolved_rows(state: str, layers: Sequence[SectionReader], groups: range) -> Iterator[pa.RecordBatch]:
+    """What the state holds in these key-groups. The first layer is the oldest and builds on nothing."""
+    for rows, _ in _blocks(state, layers, groups):
+        yield from rows
+
+
+def merged_sections(info: StateInfo, layers: Sequence[SectionReader], *, key_group_count: int,
+                    keep_deleted: bool) -> Iterator[Section]:
+    """The layers as one. `keep_deleted` where it will lie on others."""
+    gone: list[pa.RecordBatch] = []
+    groups = range(key_group_count)
+    if len(layers) == 1:
+        yield from (part for part in layers[0].read_sections(info.name, groups) if keep_deleted or not part.deleted)
+        return
+    for rows, deleted in _blocks(info.name, layers, groups):
+        yield from cut_by_group(info.name, rows, key_group_count)
+        gone += deleted
+    if keep_deleted and gone:
+        yield from cut_by_group(info.name, gone, key_group_count, deleted=True)
+
+
+def _blocks(state: str, layers: Sequence[SectionReader], groups: range) -> Iterator[Block]:
+    row_count = sum(layer.row_count(state) for layer in layers)
+    step = max(1, len(groups) * BLOCK_ROWS // max(row_count, 1))
+    for start in range(groups.start, groups.stop, step):
+        block = range(start, min(start + step, groups.stop))
+        found = [sections for layer in layers if (sections := list(layer.read_sections(state, block)))]
+        if len(found) == 1:
+            yield ([section.rows for section in found[0] if not section.deleted],
+                   [section.rows for section in found[0] if section.deleted])
+        elif found:
+            yield _last_wins([section for sections in found for section in sections])
+
+
+def _last_wins(sections: Sequence[Section]) -> Block:
+    keys = _whole(pa.chunked_array([section.rows.column("key") for section in sections]))
+    deleted = np.repeat([section.deleted for section in sections], [section.rows.num_rows for section in sections])
+    codes = key_codes(keys)
+    last = np.zeros(int(codes.max()) + 1, dtype=np.int64)
+    last[codes] = np.arange(len(codes))                     # where an index is repeated, the last value stays
+    stays = np.zeros(len(codes), dtype=bool)
+    stays[last] = True
+    rows = pa.concat_batches([section.rows for section in sections if not section.deleted]) if not deleted.all() else None
+    live = [] if rows is None else [rows.filter(pa.array(stays[~deleted]))]
+    gone = pa.RecordBatch.from_arrays([keys.filter(pa.array(stays & deleted))],
+                                      schema=deleted_schema(sections[0].rows.schema))
+    return [batch for batch in live if batch.num_rows], [gone] if gone.num_rows else []
+
+
+def key_codes(keys: pa.Array) -> np.ndarray[Any, Any]:
+    """A number for each key, the same for equal ones and small."""
+    kind = keys.type
+    if pa.types.is_struct(kind):
+        codes = np.zeros(len(keys), dtype=np.int64)
+        for field in keys.flatten():
+            more = key_codes(field)
+            codes = _dense(pa.array(codes * (int(more.max()) + 1) + more))
+        return codes
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        known: dict[Any, int] = {}
+        items = keys.flatten()
+        flat = iter(key_codes(items).tolist() if len(items) else ())
+        lists = (None if length is None else tuple(islice(flat, length)) for length in pc.list_value_length(keys).to_pylist())
+        return np.fromiter((known.setdefault(each, len(known)) for each in lists), np.int64, len(keys))
+    return _dense(keys)
+
+
+def _dense(values: pa.Array) -> np.ndarray[Any, Any]:
+    encoded = values.dictionary_encode(null_encoding="encode")
+    codes: np.ndarray[Any, Any] = encoded.indices.to_numpy().astype(np.int64)
+    return codes
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    return whole if isinstance(whole, pa.Array) else whole.chunk(0)

@@ -1,0 +1,419 @@
+"""The lists and dictionaries of a key in the RocksDB backend, which are never written whole for one item.
+
+Each is several entries of RocksDB behind the key:
+
+- a **list** is a row of chunks. What was added since the last write becomes one more chunk, under a number that grows.
+  So adding reads nothing and rewrites nothing. A short list of many chunks is put together when it is written again;
+- a **map** has one entry for each of its own. Its value begins with a number that says when the item came in: a Python
+  dictionary keeps that order, so a map does too, here and after a restore. An item that is put without being read may
+  be there already, with a number: that is looked up when it is written, for all such items of all keys at once.
+
+The cache holds a list or a map as far as it is known. It is known whole when it was read whole, when it was made here, or
+when it was cleared; then it is the dictionary or list that the heap would hold, and behaves like it in every detail.
+
+Not here: prefetching. Which items a function will ask for isn't known before, and adding needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from tidegate.errors import SchemaError
+from tidegate.state.descriptors import Descriptor
+from tidegate.state.rocks_keys import Spelled, as_list, in_order, read_column, spelled_column
+from tidegate.state.rocks_tables import ABSENT, ENTRY_BYTES, RocksTable, TableHost, delete_all, put_all
+from tidegate.state.sections import StateInfo
+from tidegate.types import from_list, to_list
+
+NUMBER_BYTES = 8
+# A list of up to so many items in more than so many chunks is written anew when it is written at all.
+SHORT_LIST, MANY_CHUNKS = 4096, 32
+OBJECT_BYTES = 400      # of a `ListEntry` or `MapEntry`
+
+
+class _Collections(RocksTable):
+    """What both have in common: entries that know which of their parts are to be written."""
+
+    __slots__ = ("item_count", "older_bytes")
+    prefetched: ClassVar[bool] = False
+
+    def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
+        super().__init__(descriptor, info, host, head, complete=complete)
+        self.item_count = 0     # in `cache`, about
+        self.older_bytes = 0.0
+        self.wanted = False
+
+    def entry(self, key: Any) -> Any:
+        """What the cache has for the key; None for nothing."""
+        entry = self.cache.get(key)
+        if entry is None:
+            entry = self.older.get(key)
+            if entry is not None:
+                self.cache[key] = entry
+        return entry
+
+    def scan(self, key: Any) -> list[tuple[bytes, bytes]]:
+        """What RocksDB has behind the key: the rest of each key, and the value."""
+        self.faults += 1
+        start = self.head + self.host.spelled_one(key)
+        return [(spelled[len(start):], value) for spelled, value in self.host.scan(start)]
+
+    def forget_older(self) -> None:
+        self.older_bytes = self.young_bytes()
+        self.item_count = 0
+        super().forget_older()
+
+    def young_bytes(self) -> float:
+        return len(self.cache) * (ENTRY_BYTES + OBJECT_BYTES) + self.item_count * self.item_bytes()
+
+    def held_bytes(self) -> float:
+        return self.young_bytes() + self.older_bytes
+
+    def item_bytes(self) -> float:
+        return 16 + self.spelling.held_bytes(self.spelled_bytes)
+
+
+class ListEntry:
+    """`chunks`: the numbers of those in RocksDB, in order; None where that isn't known. Then `items` are only those that
+    were added, unless all chunks are `doomed`: to be deleted. The first `written` items are in RocksDB."""
+
+    __slots__ = ("chunks", "doomed", "items", "written")
+
+    def __init__(self, items: list[Any], chunks: list[bytes] | None) -> None:
+        self.items = items
+        self.chunks = chunks
+        self.written = len(items)
+        self.doomed = False
+
+    @property
+    def whole(self) -> bool:
+        return self.chunks is not None or self.doomed
+
+
+class RocksList(_Collections):
+    __slots__ = ()
+
+    def get(self) -> tuple[Any, ...]:
+        items = self._whole(self.cursor.key).items
+        return tuple(items) if self.copied is None else tuple(map(self.copied, items))
+
+    def add(self, item: Any) -> None:
+        if type(item) is not self.plain:
+            item = self.keep(item)
+        self._own().items.append(item)
+        self.item_count += 1
+
+    def extend(self, items: Iterable[Any]) -> None:
+        kept = list(map(self.keep, items))
+        if kept:
+            self._own().items.extend(kept)
+            self.item_count += len(kept)
+
+    def replace(self, items: Iterable[Any]) -> None:
+        kept = list(map(self.keep, items))
+        self.clear()
+        if kept:
+            self._own().items.extend(kept)
+            self.item_count += len(kept)
+
+    def clear(self) -> None:
+        entry = self._own()
+        entry.items = []
+        entry.written = 0
+        entry.doomed = entry.chunks != []
+
+    def flush(self, batch: Any) -> None:
+        keys = list(self.dirty)
+        added: list[list[Any]] = []
+        places: list[bytes] = []
+        for key, start in zip(keys, as_list(self.host.spelled(keys, self.head)), strict=True):
+            entry: ListEntry = self.cache[key]
+            if entry.chunks is not None and len(entry.chunks) > MANY_CHUNKS and len(entry.items) <= SHORT_LIST:
+                entry.doomed, entry.written = True, 0
+            if entry.doomed:
+                chunks = [number for number, _ in self.scan(key)] if entry.chunks is None else entry.chunks
+                delete_all(batch, [start + number for number in chunks])
+                entry.chunks, entry.doomed = [], False
+            new = entry.items[entry.written:] if entry.written else entry.items
+            if new:
+                number = self.host.next_number().to_bytes(NUMBER_BYTES)
+                places.append(start + number)
+                added.append(new)
+                if entry.chunks is not None:
+                    entry.chunks.append(number)
+                    entry.written = len(entry.items)
+        self.put(batch, places, added)
+        for key in keys:
+            entry = self.cache[key]
+            if entry.chunks is None or not entry.items:
+                del self.cache[key]      # nothing is known of it any more, or there is nothing
+        self.dirty = set()
+
+    def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
+        places, order = in_order(keys)
+        lists = to_list(values)
+        self.put(batch, [place + self.host.next_number().to_bytes(NUMBER_BYTES) for place in places],
+                 list(map(lists.__getitem__, order)))
+        self.complete = False
+
+    def put(self, batch: Any, places: list[bytes], added: list[list[Any]]) -> None:
+        if added:
+            spelled = self.spell(added)
+            self.spelled_bytes = sum(map(len, spelled)) / sum(map(len, added))
+            put_all(batch, places, spelled)
+
+    def _own(self) -> ListEntry:
+        """The key's entry, to be changed."""
+        key = self.cursor.key
+        entry = self.entry(key)
+        if entry is None:
+            entry = self.cache[key] = ListEntry([], [] if self.complete else None)
+        self.dirty.add(key)
+        return entry      # type: ignore[no-any-return]
+
+    def _whole(self, key: Any) -> ListEntry:
+        entry = self.entry(key)
+        if entry is None and self.complete:
+            return ListEntry([], [])
+        if entry is not None and entry.whole:
+            return entry      # type: ignore[no-any-return]
+        self.host.fault()
+        found = self.scan(key)
+        items = list(chain.from_iterable(self.spelling.values([value for _, value in found])))
+        whole = ListEntry(items, [number for number, _ in found])
+        self.item_count += len(items)
+        entry = self.entry(key)     # again: what was added may have been written since
+        if entry is not None:
+            items.extend(entry.items)
+        self.cache[key] = whole
+        return whole
+
+
+class MapEntry:
+    """`whole`: `values` are all there are, in their order. If not, they are those that are known; an item that is dirty
+    and not among them was removed. `numbers` says when each of them came in: complemented (~) where RocksDB may know
+    better. `doomed`: whatever RocksDB has is to be deleted."""
+
+    __slots__ = ("dirty", "doomed", "numbers", "values", "whole")
+
+    def __init__(self, *, whole: bool) -> None:
+        self.whole = whole
+        self.doomed = False
+        self.values: dict[Any, Any] = {}
+        self.numbers: dict[Any, int] = {}
+        self.dirty: set[Any] = set()
+
+
+class RocksMap(_Collections):
+    __slots__ = ("keep_key", "key_kind", "plain_key")
+
+    def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
+        super().__init__(descriptor, info, host, head, complete=complete)
+        self.keep_key = descriptor.key_keeper()
+        self.plain_key = descriptor.key_form.plain
+        self.key_kind = descriptor.map_key
+
+    @staticmethod
+    def stored_type(descriptor: Descriptor) -> pa.DataType:
+        return descriptor.item
+
+    def get(self, item: Any, default: Any = None) -> Any:
+        value = self._seen(item)
+        if value is ABSENT:
+            return default
+        return value if self.copied is None else self.copied(value)
+
+    def put(self, item: Any, value: Any) -> None:
+        if type(item) is not self.plain_key:
+            item = self.keep_key(item)
+        if type(value) is not self.plain:
+            value = self.keep(value)
+        entry = self._own()
+        if item not in entry.values:
+            number = self.host.next_number()
+            entry.numbers[item] = number if entry.whole or item in entry.dirty else ~number
+            self.item_count += 1
+        entry.values[item] = value
+        entry.dirty.add(item)
+        self.dirty.add(self.cursor.key)
+
+    def remove(self, item: Any) -> None:
+        if type(item) is not self.plain_key:
+            # Whatever is equal to it, as in a dictionary.
+            values = self._whole(self.cursor.key).values
+            if item not in values:
+                return
+            item = next(each for each in values if each == item)
+        entry = self._own()
+        if entry.values.pop(item, ABSENT) is not ABSENT:
+            del entry.numbers[item]
+        elif entry.whole:
+            return
+        entry.dirty.add(item)
+        self.dirty.add(self.cursor.key)
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        return tuple(zip(self.keys(), self.values(), strict=True))
+
+    def keys(self) -> Iterable[Any]:
+        return tuple(self._whole(self.cursor.key).values)
+
+    def values(self) -> Iterable[Any]:
+        values = self._whole(self.cursor.key).values.values()
+        return tuple(values) if self.copied is None else tuple(map(self.copied, values))
+
+    def clear(self) -> None:
+        entry = self._own()
+        if entry.whole:
+            entry.dirty.update(entry.values)
+        else:
+            entry.doomed = entry.whole = True
+            entry.dirty.clear()
+        entry.values.clear()
+        entry.numbers.clear()
+        self.dirty.add(self.cursor.key)
+
+    def __contains__(self, item: Any) -> bool:
+        return self._seen(item) is not ABSENT
+
+    def __len__(self) -> int:
+        return len(self._whole(self.cursor.key).values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys())
+
+    # Writing.
+
+    def flush(self, batch: Any) -> None:
+        keys = list(self.dirty)
+        removed: list[Any] = []
+        behind: list[bytes] = []        # the key of each of them
+        written: list[tuple[MapEntry, Any]] = []
+        places: list[bytes] = []
+        for key, start in zip(keys, as_list(self.host.spelled(keys, self.head)), strict=True):
+            entry: MapEntry = self.cache[key]
+            if entry.doomed:
+                delete_all(batch, [start + rest for rest, _ in self.scan(key)])
+                entry.doomed = False
+            for item in entry.dirty:
+                if item in entry.values:
+                    written.append((entry, item))
+                    places.append(start)
+                else:
+                    removed.append(item)
+                    behind.append(start)
+            entry.dirty = set()
+        delete_all(batch, self._behind(behind, removed))
+        self._put(batch, written, places)
+        self.dirty = set()
+
+    def _put(self, batch: Any, written: list[tuple[MapEntry, Any]], places: list[bytes]) -> None:
+        if not written:
+            return
+        places = self._behind(places, [item for _, item in written])
+        blind = [index for index, (entry, item) in enumerate(written) if entry.numbers[item] < 0]
+        if blind:
+            there = self.host.db.get([places[index] for index in blind])
+            for index, value in zip(blind, there, strict=True):
+                entry, item = written[index]
+                entry.numbers[item] = ~entry.numbers[item] if value is None else int.from_bytes(value[:NUMBER_BYTES])
+        spelled = self.spell([entry.values[item] for entry, item in written])
+        self.measure(spelled)
+        put_all(batch, places, [entry.numbers[item].to_bytes(NUMBER_BYTES) + value
+                                for (entry, item), value in zip(written, spelled, strict=True)])
+
+    def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
+        maps = to_list(values)
+        places = [place for place, one in zip(as_list(keys), maps, strict=True) for _ in one]
+        items = [item for one in maps for item in one]
+        spelled = self.spell([value for one in maps for value in one.values()])
+        put_all(batch, self._behind(places, items), [self.host.next_number().to_bytes(NUMBER_BYTES) + value
+                                                     for value in spelled])
+        self.complete = False
+
+    def _behind(self, places: Sequence[bytes], items: Sequence[Any]) -> list[bytes]:
+        """Where items are: behind their keys."""
+        if not items:
+            return []
+        try:
+            spelled = spelled_column(from_list(items, self.key_kind))
+        except SchemaError as error:
+            raise SchemaError(f"state {self.info.name!r} is declared with other keys: {error}. Change the function or the "
+                              f"declaration.") from error
+        return [place + item for place, item in zip(places, spelled, strict=True)]
+
+    # Reading.
+
+    def _seen(self, item: Any) -> Any:
+        """The item's value, or ABSENT."""
+        key = self.cursor.key
+        entry = self.entry(key)
+        if entry is None:
+            if self.complete:
+                hash(item)      # as a dictionary would
+                return ABSENT
+        else:
+            value = entry.values.get(item, ABSENT)
+            if value is not ABSENT or entry.whole or item in entry.dirty:
+                return value
+        if type(item) is not self.plain_key:
+            return self._whole(key).values.get(item, ABSENT)
+        return self._sought(key, item)
+
+    def _sought(self, key: Any, item: Any) -> Any:
+        try:
+            spelled = spelled_column(from_list([item], self.key_kind))[0]
+        except SchemaError:
+            return ABSENT       # a number too large for the type is no key
+        self.host.fault()
+        self.faults += 1
+        found = self.host.db.get(self.head + self.host.spelled_one(key) + spelled)
+        if found is None:
+            return ABSENT
+        entry = self.entry(key)
+        if entry is None:
+            entry = self.cache[key] = MapEntry(whole=False)
+        entry.numbers[item] = int.from_bytes(found[:NUMBER_BYTES])
+        value = entry.values[item] = self.spelling.value(found[NUMBER_BYTES:])
+        self.item_count += 1
+        return value
+
+    def _own(self) -> MapEntry:
+        """The key's entry, to be changed."""
+        key = self.cursor.key
+        entry = self.entry(key)
+        if entry is None:
+            entry = self.cache[key] = MapEntry(whole=self.complete)
+        return entry      # type: ignore[no-any-return]
+
+    def _whole(self, key: Any) -> MapEntry:
+        """All that the key has."""
+        entry = self.entry(key)
+        if entry is not None and entry.whole:
+            return entry      # type: ignore[no-any-return]
+        if entry is None and self.complete:
+            return MapEntry(whole=True)
+        self.host.fault()
+        found = self.scan(key)
+        entry = self.entry(key)     # again: it may have been written since
+        if entry is None:
+            entry = MapEntry(whole=False)
+        self.cache[key] = entry
+        items = to_list(read_column([rest for rest, _ in found], [0] * len(found), self.key_kind)[0])
+        values = self.spelling.values([value[NUMBER_BYTES:] for _, value in found])
+        for item, value, (_, spelled) in zip(items, values, found, strict=True):
+            if item in entry.values or item not in entry.dirty:
+                if entry.numbers.get(item, -1) < 0:
+                    entry.numbers[item] = int.from_bytes(spelled[:NUMBER_BYTES])
+                entry.values.setdefault(item, value)
+        for item, number in entry.numbers.items():
+            if number < 0:
+                entry.numbers[item] = ~number
+        entry.values = dict(sorted(entry.values.items(), key=lambda each: entry.numbers[each[0]]))
+        entry.whole = True
+        self.item_count += len(found)
+        return entry      # type: ignore[no-any-return]

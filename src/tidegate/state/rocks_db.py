@@ -1,0 +1,142 @@
+"""RocksDB itself: opening it, with memory that is bounded for the whole slot, and reading ranges of keys.
+
+One database has one column family; a state is the first two bytes of a key. With a column family for each state, a batch
+would need a multi-get for each, a freeze would write a file for each, and each would have write buffers of its own.
+
+Compaction is universal (size-tiered): a snapshot uploads every new file, and levelled compaction would rewrite all of the
+state every few epochs as soon as changes are spread over all keys. Here small files are merged with small ones, and all
+of them only when what is over the largest one is `MAX_OVER_PERCENT` of it.
+
+There is no write-ahead log: what was written since the last freeze is lost with the slot, and comes again from the source.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from tidegate.errors import JobError, StoreError
+
+try:
+    import rocksdict as _rocksdict
+except ImportError:         # it is an extra
+    _rocksdict = None       # type: ignore[assignment]
+
+rocksdict: Any = _rocksdict
+
+# Shares of a slot's memory: Python's cache of values, RocksDB's block cache, and what of that write buffers may take.
+CACHE_SHARE, BLOCKS_SHARE, WRITE_SHARE = 0.5, 0.5, 0.2
+MIN_MEMORY_BYTES = 16 << 20
+# At a freeze a write buffer is written to disk while the loop waits, which takes about 3 ms per MB.
+MAX_WRITE_BUFFER_BYTES = 8 << 20
+MAX_OVER_PERCENT = 60
+MERGED_FILES = 6
+FILE_BYTES = 64 << 20
+FILTER_BITS = 10
+OPEN_FILES = 1024
+
+
+def require_rocksdict() -> None:
+    if rocksdict is None:
+        raise JobError("the RocksDB backend needs the package rocksdict: pip install 'tidegate[rocksdb]'")
+
+
+class SlotMemory:
+    """The memory of all RocksDB backends of this process: one block cache, one budget of write buffers, and one of cached
+    values, of which each backend may use what the others leave, and its equal share in any case."""
+
+    _of_process: WeakValueDictionary[int, SlotMemory] = WeakValueDictionary()
+    _lock = threading.Lock()
+
+    def __init__(self, memory_bytes: int) -> None:
+        require_rocksdict()
+        self.memory_bytes = memory_bytes
+        self.cache_bytes = int(memory_bytes * CACHE_SHARE)
+        self.blocks = rocksdict.Cache(int(memory_bytes * BLOCKS_SHARE))
+        self.write_bytes = int(memory_bytes * WRITE_SHARE)
+        self.buffers = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(self.write_bytes, False, self.blocks)
+        self._used: dict[int, float] = {}
+
+    @classmethod
+    def of_process(cls, memory_bytes: int) -> SlotMemory:
+        """The one that all backends with this setting share."""
+        with cls._lock:
+            memory = cls._of_process.get(memory_bytes)
+            if memory is None:
+                memory = cls._of_process[memory_bytes] = cls(memory_bytes)
+            return memory
+
+    def allowed(self, user: object, used_bytes: float) -> float:
+        """How many bytes a backend may cache, which uses so many now."""
+        self._used[id(user)] = used_bytes
+        used = list(self._used.values())
+        return max(self.cache_bytes / len(used), self.cache_bytes - sum(used) + used_bytes)
+
+    def leave(self, user: object) -> None:
+        self._used.pop(id(user), None)
+
+    def options(self) -> Any:
+        blocks = rocksdict.BlockBasedOptions()
+        blocks.set_block_cache(self.blocks)
+        blocks.set_block_size(8 << 10)
+        blocks.set_format_version(5)
+        blocks.set_bloom_filter(FILTER_BITS, False)
+        blocks.set_cache_index_and_filter_blocks(True)
+        blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        options = rocksdict.Options(raw_mode=True)
+        options.set_block_based_table_factory(blocks)
+        options.set_write_buffer_manager(self.buffers)
+        options.set_write_buffer_size(min(MAX_WRITE_BUFFER_BYTES, self.write_bytes // 2))
+        options.set_max_write_buffer_number(3)
+        options.set_compression_type(rocksdict.DBCompressionType.lz4())
+        options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
+        universal = rocksdict.UniversalCompactOptions()
+        universal.max_size_amplification_percent = MAX_OVER_PERCENT
+        options.set_universal_compaction_options(universal)
+        options.set_level_zero_file_num_compaction_trigger(MERGED_FILES)
+        options.set_target_file_size_base(FILE_BYTES)
+        options.set_max_background_jobs(2)
+        options.set_max_open_files(OPEN_FILES)
+        options.set_keep_log_file_num(1)
+        options.set_max_log_file_size(1 << 20)
+        options.set_stats_dump_period_sec(0)
+        options.set_stats_persist_period_sec(0)
+        options.create_if_missing(True)
+        return options
+
+
+def open_db(folder: Path, memory: SlotMemory, *, read_only: bool = False) -> Any:
+    """A database that takes and gives bytes. `read_only`: as it is in the folder."""
+    options = memory.options()
+    access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
+    try:
+        # The column family is named, or else its options would be those of the OPTIONS file in the folder.
+        db = rocksdict.Rdict(str(folder), options, column_families={"default": options}, access_type=access)
+    except Exception as error:
+        raise StoreError(f"RocksDB can't open {folder}: {error}") from error
+    write = rocksdict.WriteOptions()
+    write.disable_wal = True
+    write.memtable_insert_hint_per_batch = True     # batches are sorted
+    db.set_write_options(write)
+    return db
+
+
+def scan_prefix(db: Any, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """What is under keys that begin like this, in order."""
+    for key, value in db.items(from_key=start):
+        if not key.startswith(start):
+            return
+        yield key, value
+
+
+def scan_range(db: Any, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """What is under keys from `start` up to `stop`, in order. Large: it passes by the block cache."""
+    options = rocksdict.ReadOptions()
+    options.set_iterate_upper_bound(stop)
+    options.set_readahead_size(1 << 20)
+    options.fill_cache(False)
+    items: Iterator[tuple[bytes, bytes]] = db.items(from_key=start, read_opt=options)
+    return items

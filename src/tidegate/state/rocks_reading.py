@@ -1,0 +1,153 @@
+"""From RocksDB's entries to sections of Arrow rows: what the heap would write for the same state.
+
+A database is read in the order of its keys, so rows come out by key-group, and nothing has to be sorted or kept. It is read
+in chunks with rests between them (`Pace` of cutting.py), by a background thread beside a busy loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.errors import SchemaError
+from tidegate.state.cutting import RUN_ROWS, SECTION_ROWS, Pace
+from tidegate.state.rocks_collections import NUMBER_BYTES
+from tidegate.state.rocks_db import scan_range
+from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, group_bounds, read_column
+from tidegate.state.rocks_values import value_spelling
+from tidegate.state.sections import Section, StateInfo
+from tidegate.types import ddl_of, from_list, to_list
+
+REST = 4.0      # as long as the work before it, times this
+
+Entry: TypeAlias = tuple[bytes, bytes]
+
+
+class StateReader:
+    """Reads one state. `head` is what its keys begin with."""
+
+    def __init__(self, db: Any, info: StateInfo, head: bytes, spelling: KeySpelling) -> None:
+        self._db = db
+        self._info = info
+        self._head = head
+        self._skip = len(head) + GROUP_BYTES
+        self._spelling = spelling
+        self._value_type = info.schema.field("value").type
+
+    def sections(self, groups: range) -> Iterator[Section]:
+        """Rows of these key-groups: a section is whole groups, or a part of a single one that is large."""
+        return _cut(self._info.name, self._pieces(groups))
+
+    def rows(self, groups: range) -> Iterator[pa.RecordBatch]:
+        return map(itemgetter(1), self._pieces(groups))
+
+    def _pieces(self, groups: range) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Rows, and their key-group."""
+        start, stop = (self._head + group.to_bytes(GROUP_BYTES) for group in (groups.start, groups.stop))
+        entries = scan_range(self._db, start, stop)
+        make = {"list": self._lists, "map": self._maps}.get(self._info.shape, self._values)
+        split = self._info.shape in ("list", "map")
+        pace = Pace(rest_factor=REST)
+        rest: list[Entry] = []
+        while True:
+            chunk = list(islice(entries, pace.entries))
+            if not chunk:
+                break
+            chunk, rest = self._whole_keys(rest + chunk) if split else (chunk, rest)
+            if chunk:
+                yield from self._by_group(*make(chunk))
+            pace.rest_if_due()
+        if rest:
+            yield from self._by_group(*make(rest))
+
+    def _by_group(self, keys: Sequence[bytes], rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for group, start, stop in group_bounds(keys, skip=len(self._head)):
+            yield group, rows.slice(start, stop - start)
+
+    def _whole_keys(self, entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+        """The last key may go on: its entries wait."""
+        last = entries[-1][0]
+        _, (end,) = self._spelling.read([last], skip=self._skip)
+        place = len(entries) - 1
+        while place and entries[place - 1][0].startswith(last[:end]):
+            place -= 1
+        return entries[:place], entries[place:]
+
+    # What the entries hold, by the shape of the state: keys as they are spelled, and rows.
+
+    def _values(self, entries: list[Entry]) -> tuple[Sequence[bytes], pa.RecordBatch]:
+        keys, values = zip(*entries, strict=True)
+        return keys, self._batch(self._spelling.read(keys, skip=self._skip)[0],
+                                 value_spelling(self._value_type).column(values))
+
+    def _lists(self, entries: list[Entry]) -> tuple[Sequence[bytes], pa.RecordBatch]:
+        chunks = value_spelling(self._value_type).values([value for _, value in entries])
+        found: dict[bytes, list[Any]] = {}
+        for (key, _), chunk in zip(entries, chunks, strict=True):
+            found.setdefault(key[:-NUMBER_BYTES], []).extend(chunk)
+        return self._collected(found)
+
+    def _maps(self, entries: list[Entry]) -> tuple[Sequence[bytes], pa.RecordBatch]:
+        spelled = [key for key, _ in entries]
+        _, ends = self._spelling.read(spelled, skip=self._skip)
+        items = to_list(read_column(spelled, ends, self._value_type.key_type)[0])
+        values = value_spelling(self._value_type.item_type).values([value[NUMBER_BYTES:] for _, value in entries])
+        found: dict[bytes, list[tuple[bytes, Any, Any]]] = {}
+        for (key, spelled_value), end, item, value in zip(entries, ends, items, values, strict=True):
+            found.setdefault(key[:end], []).append((spelled_value[:NUMBER_BYTES], item, value))
+        return self._collected({key: {item: value for _, item, value in sorted(those, key=itemgetter(0))}
+                                for key, those in found.items()})
+
+    def _collected(self, found: dict[bytes, Any]) -> tuple[Sequence[bytes], pa.RecordBatch]:
+        keys = list(found)
+        try:
+            values = from_list(list(found.values()), self._value_type)
+        except SchemaError as error:
+            raise SchemaError(f"state {self._info.name!r} is declared as {ddl_of(self._value_type)}, and holds something "
+                              f"else: {error}. Change the function or the declaration.") from error
+        return keys, self._batch(self._spelling.read(keys, skip=self._skip)[0], values)
+
+    def _batch(self, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([keys, values], schema=self._info.schema)
+
+
+def _cut(state: str, pieces: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[Section]:
+    whole: list[pa.RecordBatch] = []        # rows of whole groups, from `first` on
+    first = last = row_count = 0
+    parts: list[pa.RecordBatch] = []        # rows of the present group
+    part_count = 0
+    present = -1
+    large = False                           # whether some rows of it are gone already
+    end: list[tuple[int, pa.RecordBatch | None]] = [(-1, None)]
+
+    def made(rows: list[pa.RecordBatch], groups: range) -> Section:
+        return Section(state, groups, rows[0] if len(rows) == 1 else pa.concat_batches(rows))
+
+    for group, rows in chain(pieces, end):
+        if group != present:
+            if parts and large:
+                yield made(parts, range(present, present + 1))
+            elif parts:
+                first = first if whole else present
+                last = present
+                whole += parts
+                row_count += part_count
+                if row_count >= SECTION_ROWS:
+                    yield made(whole, range(first, last + 1))
+                    whole, row_count = [], 0
+            parts, part_count, present, large = [], 0, group, False
+        if rows is not None:
+            parts.append(rows)
+            part_count += rows.num_rows
+            if part_count >= RUN_ROWS:
+                if whole:
+                    yield made(whole, range(first, last + 1))
+                    whole, row_count = [], 0
+                yield made(parts, range(present, present + 1))
+                parts, part_count, large = [], 0, True
+    if whole:
+        yield made(whole, range(first, last + 1))

@@ -1,0 +1,336 @@
+"""The tables of the RocksDB backend that hold one value for each key: a write-back cache of Python values over RocksDB.
+
+Theory of operation. A table has two dictionaries. What is read or written goes into `cache`; when the slot's share of
+memory is used up, `cache` becomes `older`, and what was in `older` and wasn't touched since is forgotten. So what is used
+stays, and a look-up in the usual case is one look-up in one dictionary. Keys that are known to hold nothing are GONE.
+`dirty` are the keys that RocksDB doesn't know about yet: they are written in one write-batch, sorted, when there are many,
+before `cache` becomes `older`, and at a freeze.
+
+As long as nothing was ever forgotten and nothing was restored, the cache is all there is (`complete`): RocksDB isn't asked.
+
+Invariants:
+- `cache` is right where it has a key, else `older`, else RocksDB;
+- the dirty keys are in `cache`;
+- nothing is forgotten, and nothing written, between a look-up here and the use of what it found: `host.fault()`, which
+  may do both, comes before what is looked for is put into the cache.
+
+Lists and dictionaries of a key are in rocks_collections.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+
+from tidegate.errors import SchemaError
+from tidegate.state.descriptors import Descriptor
+from tidegate.state.heap import Cursor
+from tidegate.state.rocks_keys import Spelled, as_list, in_order
+from tidegate.state.rocks_values import ValueSpelling, value_spelling
+from tidegate.state.sections import StateInfo
+from tidegate.state.values import detached
+from tidegate.types import ddl_of, to_list
+
+
+class _Sentinel:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+GONE: Any = _Sentinel("GONE")
+ABSENT: Any = _Sentinel("ABSENT")       # from the cache; RocksDB may know
+
+# A key and its place in dictionaries and sets, about.
+ENTRY_BYTES = 220
+# Every so many batches a table is not prefetched, to see whether it is read at all; and it isn't worth it if less than
+# a quarter of what could be prefetched is read.
+PROBE_EVERY, WORTH, MANY_FAULTS = 64, 4, 8
+
+
+class TableHost(Protocol):
+    """What a table needs of its backend."""
+
+    db: Any
+    cursor: Cursor
+
+    def spelled(self, keys: Sequence[Any], head: bytes) -> Spelled:
+        """Keys as bytes, behind `head`."""
+
+    def spelled_one(self, key: Any) -> bytes:
+        """One key, without a head. Those of a batch are spelled together."""
+
+    def scan(self, start: bytes) -> Iterable[tuple[bytes, bytes]]:
+        """What RocksDB has under keys that begin like this, in order."""
+
+    def fault(self) -> None:
+        """Called before something is read that wasn't in a cache. Makes room now and then."""
+
+    def next_number(self) -> int:
+        """Larger than all before, also those of earlier lives of this state."""
+
+
+class RocksTable:
+    """The cache of one state. Subclasses add the methods that the user's function calls."""
+
+    __slots__ = ("cache", "complete", "copied", "cursor", "default", "dirty", "faults", "head", "host", "info", "keep",
+                 "older", "plain", "probed", "some_gone", "spelled_bytes", "spelling", "turn", "wanted", "waste")
+    prefetched: ClassVar[bool] = True
+
+    def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
+        self.info = info
+        self.host = host
+        self.cursor = host.cursor
+        self.head = head
+        self.default = descriptor.default
+        self.keep = descriptor.keeper()
+        self.plain = descriptor.form.plain
+        self.copied = descriptor.form.copied
+        self.complete = complete
+        self.cache: dict[Any, Any] = {}
+        self.older: dict[Any, Any] = {}
+        self.waste: dict[Any, Any] = {}         # forgotten, and freed bit by bit
+        self.dirty: set[Any] = set()
+        self.some_gone = False
+        self.spelling: ValueSpelling = value_spelling(self.stored_type(descriptor))
+        self.spelled_bytes = 8.0
+        self.wanted = True
+        self.turn = self.faults = self.probed = 0
+
+    @staticmethod
+    def stored_type(descriptor: Descriptor) -> pa.DataType:
+        """The type of what RocksDB holds for a key."""
+        return descriptor.type
+
+    # What the subclasses' methods are made of.
+
+    def fetch(self, key: Any) -> Any:
+        """What the state holds for a key that isn't in the cache, or GONE."""
+        value = self.older.get(key, ABSENT)
+        if value is ABSENT:
+            if self.complete:
+                return GONE
+            self.faults += 1
+            self.host.fault()
+            spelled = self.host.db.get(self.head + self.host.spelled_one(key))
+            value = GONE if spelled is None else self.spelling.value(spelled)
+        self.cache[key] = value
+        return value
+
+    def clear(self) -> None:
+        key = self.cursor.key
+        if self.complete and key not in self.older and self.cache.get(key, GONE) is GONE and key not in self.dirty:
+            return
+        self.cache[key] = GONE
+        self.dirty.add(key)
+        self.some_gone = True
+
+    # What the backend calls.
+
+    def to_prefetch(self, keys: set[Any]) -> set[Any]:
+        """Those of the keys that are to be fetched before a batch."""
+        self.turn += 1
+        if self.complete or not (self.wanted or self.faults >= MANY_FAULTS):
+            self.faults = 0
+            return set()
+        missing = keys.difference(self.cache)
+        if self.older:
+            found = missing.intersection(self.older)
+            self.cache.update(zip(found, map(self.older.__getitem__, found), strict=True))
+            missing -= found
+        self.faults = 0
+        if self.wanted and self.turn % PROBE_EVERY:
+            return missing
+        self.probed = len(missing)
+        return set()
+
+    def take_in(self, keys: Iterable[Any], spelled: list[bytes | None]) -> None:
+        """What was fetched."""
+        if None not in spelled:
+            self.cache.update(zip(keys, self.spelling.values(spelled), strict=True))     # type: ignore[arg-type]
+            return
+        values = iter(self.spelling.values([each for each in spelled if each is not None]))
+        self.cache.update((key, GONE if each is None else next(values)) for key, each in zip(keys, spelled, strict=True))
+
+    def end_batch(self) -> None:
+        if self.probed:
+            self.wanted = self.faults * WORTH >= self.probed
+            self.probed = 0
+
+    def flush(self, batch: Any) -> None:
+        """Puts what is dirty into a write-batch."""
+        keys = list(self.dirty)
+        values = list(map(self.cache.__getitem__, keys))
+        if self.some_gone:
+            gone = [key for key, value in zip(keys, values, strict=True) if value is GONE]
+            if gone:
+                delete_all(batch, as_list(self.host.spelled(gone, self.head)))
+                keys = [key for key, value in zip(keys, values, strict=True) if value is not GONE]
+                values = [value for value in values if value is not GONE]
+        if keys:
+            spelled = self.spell(values)
+            self.measure(spelled)
+            places, order = in_order(self.host.spelled(keys, self.head))
+            put_all(batch, places, list(map(spelled.__getitem__, order)))
+        self.dirty, self.some_gone = set(), False
+
+    def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
+        """Rows of a snapshot, by their spelled keys."""
+        from_arrow = self.spell(to_list(values))
+        places, order = in_order(keys)
+        put_all(batch, places, list(map(from_arrow.__getitem__, order)))
+        self.complete = False
+
+    def forget_older(self) -> None:
+        """`cache` becomes `older`. Only where nothing is dirty."""
+        assert not self.dirty
+        if self.older:
+            self.complete = False
+            self.waste = self.older
+        self.older, self.cache = self.cache, {}
+
+    def throw_away(self, budget: int) -> None:
+        """Frees some of what was forgotten: to drop it at once would be one long step."""
+        waste = self.waste
+        for _ in range(min(len(waste), budget + len(waste) // 64)):
+            waste.popitem()
+
+    def spell(self, values: Sequence[Any]) -> list[bytes]:
+        try:
+            return self.spelling.spelled(values)
+        except SchemaError as error:
+            kind = self.info.schema.field("value").type
+            raise SchemaError(f"state {self.info.name!r} is declared as {ddl_of(kind)}, and holds something else: "
+                              f"{error}. Change the function or the declaration.") from error
+
+    def measure(self, spelled: Sequence[bytes]) -> None:
+        """Learns how long values are."""
+        mean = sum(map(len, spelled)) / len(spelled)
+        self.spelled_bytes += (mean - self.spelled_bytes) / 4
+
+    def young_bytes(self) -> float:
+        return len(self.cache) * self.entry_bytes()
+
+    def held_bytes(self) -> float:
+        return (len(self.cache) + len(self.older) + len(self.waste)) * self.entry_bytes()
+
+    def entry_bytes(self) -> float:
+        return ENTRY_BYTES + self.spelling.held_bytes(self.spelled_bytes)
+
+
+class RocksValue(RocksTable):
+    __slots__ = ()
+
+    def get(self) -> Any:
+        value = self.cache.get(self.cursor.key, ABSENT)
+        if value is ABSENT:
+            value = self.fetch(self.cursor.key)
+        return self.default if value is GONE else value
+
+    def set(self, value: Any) -> None:
+        if type(value) is not self.plain:
+            value = self.keep(value)
+        key = self.cursor.key
+        self.cache[key] = value
+        self.dirty.add(key)
+
+
+class RocksContainerValue(RocksValue):
+    """A value that holds lists or dictionaries: what is handed out is a copy. What comes in is copied by `keep`."""
+
+    __slots__ = ()
+
+    def get(self) -> Any:
+        assert self.copied is not None
+        return self.copied(super().get())
+
+
+class RocksTimes(RocksValue):
+    """A key's timers: lists of times, which only timers.py sets, and never changes in place."""
+
+    __slots__ = ()
+
+    def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
+        super().__init__(descriptor, info, host, head, complete=complete)
+        self.plain = list
+        self.wanted = False     # until it is seen that there are timers
+
+
+class RocksReducing(RocksTable):
+    __slots__ = ("function",)
+
+    def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
+        super().__init__(descriptor, info, host, head, complete=complete)
+        assert descriptor.add is not None
+        self.function = descriptor.add
+
+    def get(self) -> Any:
+        merged = self.cache.get(self.cursor.key, ABSENT)
+        if merged is ABSENT:
+            merged = self.fetch(self.cursor.key)
+        if merged is GONE:
+            return None
+        return merged if self.copied is None else self.copied(merged)
+
+    def add(self, item: Any) -> None:
+        key = self.cursor.key
+        merged = self.cache.get(key, ABSENT)
+        if merged is ABSENT:
+            merged = self.fetch(key)
+        if merged is not GONE:
+            item = self.function(merged if self.copied is None else self.copied(merged), item)
+        if type(item) is not self.plain:
+            item = self.keep(item)
+        self.cache[key] = item
+        self.dirty.add(key)
+
+
+class RocksAggregating(RocksTable):
+    """`add` may change the accumulator in place: nobody else sees it, since a freeze writes it down."""
+
+    __slots__ = ("create", "function", "long", "result")
+
+    def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
+        super().__init__(descriptor, info, host, head, complete=complete)
+        assert descriptor.add is not None and descriptor.create is not None
+        self.create = descriptor.create
+        self.function = descriptor.add
+        self.result = descriptor.result
+        self.long = descriptor.form.long
+
+    def get(self) -> Any:
+        accumulator = self.cache.get(self.cursor.key, ABSENT)
+        if accumulator is ABSENT:
+            accumulator = self.fetch(self.cursor.key)
+        if accumulator is GONE:
+            return None
+        if self.copied is not None:
+            accumulator = self.copied(accumulator)
+        return accumulator if self.result is None else self.result(accumulator)
+
+    def add(self, item: Any) -> None:
+        key = self.cursor.key
+        accumulator = self.cache.get(key, ABSENT)
+        if accumulator is ABSENT:
+            accumulator = self.fetch(key)
+        if accumulator is GONE:
+            accumulator = self.keep(self.create())
+        accumulator = self.function(accumulator, item if self.copied is None else detached(item))
+        kind = type(accumulator)
+        if kind is not self.plain and kind is not self.long:
+            accumulator = self.keep(accumulator)
+        self.cache[key] = accumulator
+        self.dirty.add(key)
+
+
+def put_all(batch: Any, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
+    deque(map(batch.__setitem__, keys, values), maxlen=0)      # the quickest way to call it for each
+
+
+def delete_all(batch: Any, keys: Iterable[bytes]) -> None:
+    deque(map(batch.__delitem__, keys), maxlen=0)

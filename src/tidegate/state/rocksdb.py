@@ -1,0 +1,412 @@
+"""The RocksDB backend: keyed state that is larger than memory, on the slot's local disk.
+
+Each operator has a database of its own in each subtask. A key of RocksDB is the state (2 bytes), the key-group and the key
+(rocks_keys.py), and behind them, in list and map states, the number of a chunk or the map's key. In front of RocksDB there
+is a write-back cache of Python values (rocks_tables.py, rocks_collections.py). Around a batch there is one multi-get, of
+what the cache doesn't have, and at most one write-batch.
+
+A freeze writes what is dirty, and has RocksDB make hard links of its files in a new folder. That takes as long as there
+were changes, of which there are `DIRTY_ENTRIES` and a write buffer at most, however large the state is. What is frozen can
+be read in two ways: as RocksDB's own files, most of which the snapshot before has already; or as rows, by opening the
+folder as a second database.
+
+Files of the same `local` name are the same file as long as a backend lives, and so are those it was started from (`native`):
+RocksDB numbers its files, and goes on behind the largest number there is.
+
+Invariants:
+- a frozen version never changes: what is linked is never written to again, and the rest is a copy;
+- nothing here needs the disk to survive: a folder is removed when its backend is closed or its process gone.
+
+Not here: what is uploaded, and when (runtime/snapshots.py); the heap of timers, which is in memory (timers.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.errors import JobError, RestoreError
+from tidegate.state.descriptors import Descriptor
+from tidegate.state.heap import Cursor
+from tidegate.state.rocks_collections import RocksList, RocksMap
+from tidegate.state.rocks_db import MIN_MEMORY_BYTES, SlotMemory, open_db, require_rocksdict, rocksdict, scan_prefix
+from tidegate.state.rocks_folder import Folder
+from tidegate.state.rocks_keys import KeySpelling, Spelled, as_list, keys_to_arrow
+from tidegate.state.rocks_reading import StateReader
+from tidegate.state.rocks_tables import (
+    RocksAggregating,
+    RocksContainerValue,
+    RocksReducing,
+    RocksTable,
+    RocksTimes,
+    RocksValue,
+)
+from tidegate.state.sections import Section, StateInfo, StateKind
+
+__all__ = ["FrozenRocks", "NativeFile", "RocksBackend", "RocksSettings", "native_sections"]
+
+NATIVE = "rocksdb"
+# More dirty entries than this are written at the end of a batch. They are written while the loop waits, 1 µs each or so.
+DIRTY_ENTRIES = 32_768
+# Between batches there may be many faults too, when timers fire.
+FAULTS_BETWEEN_CHECKS = 1024
+LOADED_ROWS = 65_536
+MAX_SPELLED_KEYS = 65_536
+
+HEAD_BYTES = 2
+_META_KEY = bytes(HEAD_BYTES)       # the first key there is; states begin with 1
+_META_VERSION = 1
+
+_TABLES: dict[str, type[RocksTable]] = {
+    "value": RocksValue, "list": RocksList, "map": RocksMap, "reducing": RocksReducing, "aggregating": RocksAggregating,
+    "timers": RocksTimes,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFile:
+    """A file of RocksDB. `immutable`: a file with this name is this file, in all snapshots of a backend's life."""
+
+    local: str
+    path: Path
+    immutable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RocksSettings:
+    """State on the slot's disk, in RocksDB. `memory` is for all operators of a slot together: the cache of values, RocksDB's
+    block cache and its write buffers. `folder` is on a local disk; None is the system's folder for temporary files."""
+
+    memory: str | int = "256 MB"
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        require_rocksdict()
+        if self.memory_bytes < MIN_MEMORY_BYTES:
+            raise JobError(f"memory={self.memory!r} is too little for RocksDB: give it {MIN_MEMORY_BYTES >> 20} MB or more")
+
+    @property
+    def memory_bytes(self) -> int:
+        return _parse_bytes(self.memory)
+
+    def create(self, *, key_type: pa.DataType, key_group_count: int, native: Path | None = None) -> RocksBackend:
+        """A backend. `native`: a folder with the files of a frozen version, to go on from; it is left as it is."""
+        return RocksBackend(key_type=key_type, key_group_count=key_group_count, folder=Folder(self.folder),
+                            memory=SlotMemory.of_process(self.memory_bytes), native=native)
+
+
+class RocksBackend:
+    """All keyed state of one operator in one subtask."""
+
+    def __init__(self, *, key_type: pa.DataType, key_group_count: int, folder: Folder, memory: SlotMemory,
+                 native: Path | None = None) -> None:
+        self.key_type = key_type
+        self.key_group_count = key_group_count
+        self.cursor = Cursor()
+        self._folder = folder
+        self._memory = memory
+        if native is not None:
+            _put_files(native, folder.live)
+        self.db = open_db(folder.live, memory)
+        self._checkpoint = rocksdict.Checkpoint(self.db)
+        self._spelling = KeySpelling(key_type, key_group_count)
+        self._meta = _Meta.read(self.db, key_type=key_type, key_group_count=key_group_count, native=native)
+        self._numbers = count(self._meta.number)
+        self._tables: dict[str, RocksTable] = {}
+        self._prefetched: list[RocksTable] = []
+        self._batch: Sequence[Any] = ()                 # keys that are not spelled yet
+        self._spelled: dict[Any, bytes] = {}
+        self._faults = 0
+        self._frozen_count = 0
+
+    def table(self, descriptor: Descriptor) -> Any:
+        """The state object for a descriptor, to be called by the user's function."""
+        info = descriptor.info(self.key_type)
+        assert info.name not in self._tables, f"state {info.name!r} is declared twice"
+        kind = _TABLES[descriptor.shape]
+        if kind is RocksValue and descriptor.form.copied is not None:
+            kind = RocksContainerValue
+        head = self._meta.head(info)
+        is_empty = next(iter(scan_prefix(self.db, head)), None) is None
+        table = self._tables[info.name] = kind(descriptor, info, self, head, complete=is_empty)
+        if kind.prefetched:
+            self._prefetched.append(table)
+        return table
+
+    def load(self, state: str, rows: pa.RecordBatch, *, known: bool = False) -> None:
+        """Takes rows of a snapshot in. Only before the first record. All frozen versions are complete, so it is no matter
+        whether the rows are `known`."""
+        table = self._tables[state]
+        for start in range(0, rows.num_rows, LOADED_ROWS):
+            some = rows.slice(start, LOADED_ROWS)
+            batch = rocksdict.WriteBatch(raw_mode=True)
+            table.load(self._spelling.spelled(some.column("key"), head=table.head), some.column("value"), batch)
+            self.db.write(batch)
+
+    def rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        """All rows of a state. For what is derived from state at a restore, before the first record."""
+        table = self._tables[state]
+        assert not table.dirty
+        return StateReader(self.db, table.info, table.head, self._spelling).rows(range(self.key_group_count))
+
+    def begin_batch(self, keys: Sequence[Any]) -> None:
+        """Before the user's function is called with records of these keys: fetches what isn't in the cache."""
+        self._batch, self._spelled = keys, {}
+        wanting = [table for table in self._prefetched if not table.complete]
+        if not wanting:
+            return
+        distinct = set(keys)
+        missing = [(table, list(table.to_prefetch(distinct))) for table in wanting]
+        if not any(those for _, those in missing):
+            return
+        self._spell({key for _, those in missing for key in those})
+        places = [table.head + self._spelled[key] for table, those in missing for key in those]
+        found = iter(self.db.get(places))
+        for table, those in missing:
+            if those:
+                table.take_in(those, [next(found) for _ in those])
+
+    def end_batch(self) -> None:
+        """After it: writes, and forgets, if there is too much."""
+        self._batch, self._spelled = (), {}
+        for table in self._prefetched:
+            table.end_batch()
+        self._make_room()
+
+    def maintain(self, budget: int) -> None:
+        """A small step of tidying up, between two batches."""
+        for table in self._tables.values():
+            if table.waste:
+                table.throw_away(budget)
+        self._make_room()
+
+    def freeze(self) -> FrozenRocks:
+        self._flush(self._meta.changes(self._tables, next(self._numbers)))
+        self._frozen_count += 1
+        place = self._folder.place(f"frozen-{self._frozen_count}")
+        self._checkpoint.create_checkpoint(str(place))
+        heads = {name: table.head for name, table in self._tables.items()}
+        return FrozenRocks(place, tuple(table.info for table in self._tables.values()), heads, self._spelling,
+                           folder=self._folder, memory=self._memory)
+
+    def close(self) -> None:
+        """Removes the state from the disk. Frozen versions that were not released stay readable."""
+        self._memory.leave(self)
+        self._checkpoint = None
+        for table in self._tables.values():
+            table.cache, table.older, table.dirty = {}, {}, set()
+        self.db.close()
+        shutil.rmtree(self._folder.live, ignore_errors=True)
+
+    # What the tables call.
+
+    def spelled(self, keys: Sequence[Any], head: bytes) -> Spelled:
+        return self._spelling.spelled(keys_to_arrow(keys, self.key_type), head=head)
+
+    def spelled_one(self, key: Any) -> bytes:
+        found = self._spelled.get(key)
+        if found is None:
+            batch, self._batch = self._batch, ()
+            self._spell({key, *batch})
+            found = self._spelled[key]
+        return found
+
+    def scan(self, start: bytes) -> Iterable[tuple[bytes, bytes]]:
+        return scan_prefix(self.db, start)
+
+    def fault(self) -> None:
+        self._faults += 1
+        if self._faults % FAULTS_BETWEEN_CHECKS == 0:
+            self._make_room()
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    # Inside.
+
+    def _spell(self, keys: set[Any]) -> None:
+        if len(self._spelled) > MAX_SPELLED_KEYS:
+            self._spelled = {}
+        some = list(keys)
+        self._spelled.update(zip(some, as_list(self.spelled(some, b"")), strict=True))
+
+    def _make_room(self) -> None:
+        tables = self._tables.values()
+        allowed_bytes = self._memory.allowed(self, sum(table.held_bytes() for table in tables))
+        if sum(table.young_bytes() for table in tables) > allowed_bytes / 2:
+            self._flush()
+            for table in tables:
+                table.forget_older()
+        elif sum(len(table.dirty) for table in tables) > DIRTY_ENTRIES:
+            self._flush()
+
+    def _flush(self, batch: Any = None) -> None:
+        batch = rocksdict.WriteBatch(raw_mode=True) if batch is None else batch
+        for table in self._tables.values():
+            if table.dirty:
+                table.flush(batch)
+        if not batch.is_empty():
+            self.db.write(batch)
+
+
+class FrozenRocks:
+    """The state as it was at the freeze, in a folder of its own."""
+
+    native = NATIVE
+    complete = True
+
+    def __init__(self, place: Path, states: tuple[StateInfo, ...], heads: dict[str, bytes], spelling: KeySpelling, *,
+                 folder: Folder, memory: SlotMemory) -> None:
+        self.states = states
+        self._place = place
+        self._heads = heads
+        self._spelling = spelling
+        self._folder = folder       # lives as long as this
+        self._memory = memory
+
+    def files(self) -> Iterator[NativeFile]:
+        """RocksDB's own files, which `RocksSettings.create(native=…)` and `native_sections` take."""
+        for path in sorted(self._place.iterdir()):
+            if _NATIVE_NAME.fullmatch(path.name):
+                yield NativeFile(path.name, path, immutable=path.suffix == ".sst")
+
+    def sections(self) -> Iterator[Section]:
+        """All rows, as any backend takes them."""
+        return _sections(self._place, self._memory, self.states, self._heads, self._spelling,
+                         range(self._spelling.key_group_count))
+
+    def release(self) -> None:
+        shutil.rmtree(self._place, ignore_errors=True)
+
+
+def native_sections(native: Path, states: Sequence[StateInfo], *, key_type: pa.DataType, key_group_count: int,
+                    groups: range) -> Iterator[Section]:
+    """Rows of these key-groups out of the files of a frozen version, for another parallelism or another backend.
+
+    `states` say what is read, by name and type; they have to be as they were written. `native` is left as it is.
+    """
+    memory = SlotMemory.of_process(MIN_MEMORY_BYTES)
+    spelling = KeySpelling(key_type, key_group_count)
+    folder = Folder(None)
+    _put_files(native, folder.live)
+    db = open_db(folder.live, memory, read_only=True)
+    meta = _Meta.read(db, key_type=key_type, key_group_count=key_group_count, native=native)
+    db.close()
+    known = tuple(info for info in states if info.name in meta.states)
+    return _sections(folder.live, memory, known, {info.name: meta.head(info) for info in known}, spelling, groups,
+                     folder=folder)
+
+
+def _sections(place: Path, memory: SlotMemory, states: Sequence[StateInfo], heads: dict[str, bytes], spelling: KeySpelling,
+              groups: range, *, folder: Folder | None = None) -> Iterator[Section]:
+    """`folder`: removed when all was read."""
+    db = open_db(place, memory, read_only=True)
+    try:
+        for info in states:
+            yield from StateReader(db, info, heads[info.name], spelling).sections(groups)
+    finally:
+        db.close()
+        if folder is not None:
+            folder.remove()
+
+
+class _Meta:
+    """What a database says about itself: the states' types, by which their values are written, and the first two bytes of
+    their keys; and the largest number that was given to a chunk or a map's item."""
+
+    def __init__(self, key_type: pa.DataType, key_group_count: int) -> None:
+        self.key = _spelled_schema(pa.schema([pa.field("key", key_type)]))
+        self.key_group_count = key_group_count
+        self.number = 0
+        self.states: dict[str, tuple[int, str, str]] = {}       # the head, the shape, the schema
+
+    @classmethod
+    def read(cls, db: Any, *, key_type: pa.DataType, key_group_count: int, native: Path | None) -> _Meta:
+        meta = cls(key_type, key_group_count)
+        spelled = db.get(_META_KEY)
+        if spelled is None:
+            if native is not None:
+                raise RestoreError(f"{native} holds no state of a RocksDB backend")
+            return meta
+        found = json.loads(spelled)
+        if found["version"] != _META_VERSION:
+            raise RestoreError(f"{native} was written by another version of Tidegate ({found['version']})")
+        if found["key_group_count"] != key_group_count or not _same_types(found["key"], meta.key):
+            raise RestoreError(f"{native} holds state of {found['key_group_count']} key-groups under another key: restore "
+                               f"it from a savepoint")
+        meta.number = found["number"] + 1
+        meta.states = {name: (head, shape, schema) for name, (head, shape, schema) in found["states"].items()}
+        return meta
+
+    def head(self, info: StateInfo) -> bytes:
+        """What the keys of a state begin with."""
+        assert info.kind is StateKind.KEYED
+        schema = _spelled_schema(info.schema)
+        known = self.states.get(info.name)
+        if known is None:
+            taken = {head for head, _, _ in self.states.values()}
+            known = self.states[info.name] = (next(head for head in count(1) if head not in taken), info.shape, schema)
+        elif known[1] != info.shape or not _same_types(known[2], schema):
+            raise RestoreError(f"state {info.name!r} is declared as {info.shape} {info.schema}, and RocksDB's files hold "
+                               f"{known[1]} {_schema(known[2])}: restore it from a savepoint, which can be converted")
+        return known[0].to_bytes(HEAD_BYTES)
+
+    def changes(self, tables: Iterable[str], number: int) -> Any:
+        """A write-batch that says so, and deletes what no table has."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for name in self.states.keys() - set(tables):
+            head, _, _ = self.states.pop(name)
+            batch.delete_range(head.to_bytes(HEAD_BYTES), (head + 1).to_bytes(HEAD_BYTES))
+        batch[_META_KEY] = json.dumps({"version": _META_VERSION, "key": self.key, "key_group_count": self.key_group_count,
+                                       "number": number, "states": self.states}).encode()
+        return batch
+
+
+_NATIVE_NAME = re.compile(r"\d+\.sst|CURRENT|(MANIFEST|OPTIONS)-\d+")
+_UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
+
+
+def _put_files(native: Path, live: Path) -> None:
+    """What can't change is linked, if it is on the same disk. RocksDB writes to the rest."""
+    live.mkdir(parents=True, exist_ok=True)
+    for path in native.iterdir():
+        if _NATIVE_NAME.fullmatch(path.name):
+            if path.suffix == ".sst":
+                try:
+                    os.link(path, live / path.name)
+                    continue
+                except OSError:
+                    pass
+            shutil.copyfile(path, live / path.name)
+
+
+def _spelled_schema(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def _schema(spelled: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(spelled)))
+
+
+def _same_types(one: str, other: str) -> bool:
+    return bool(one == other or _schema(one).equals(_schema(other)))
+
+
+def _parse_bytes(text: str | int) -> int:
+    if type(text) is int:
+        return text
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text) if isinstance(text, str) else None
+    unit = _UNITS.get(found[2].lower()) if found else None
+    if found is None or unit is None:
+        raise JobError(f"memory={text!r} is no amount of memory: write it like '256 MB' or '2 GB', or as a number of bytes")
+    return int(float(found[1]) * unit)

@@ -1,0 +1,426 @@
+"""A store with copies of its state files on the local disk, so that a slot that comes back on a host need not download.
+
+Theory of operation. Every state file that is written through it goes to the store and, in the same pass, to a file under
+`folder`; one that is read whole is kept there as well. A read is served from there if it can be. The store stays the
+truth: listings, sizes, creates and deletes are its own, a failing local disk fails nothing (the copy is dropped), and a copy
+is believed only as far as it is proven:
+
+- A copy that this process wrote itself is used. One that was there before is a leftover and is used only after `adopt`
+  was given the manifest's entry for it and length and CRC-32 are the same: names are unique within a store's life, but a
+  user may empty the store and begin again, and then the same names mean other bytes.
+- A copy holds a CRC-32 for each block. Every block that a read touches is compared before a byte of it is returned; the
+  first one that is wrong drops the copy, and the read goes to the store as if there had never been one.
+
+A copy is `content | CRC-32 of each block | length, CRC-32 of the content, CRC-32 of what follows the content, magic`,
+written under a temporary name and renamed when the store has the file. Nothing is synced: what a power cut leaves torn
+is found by the checksums.
+
+The folder is shared by all slots on a host; in it each store has a folder of its own, 0700, its files 0600. When the
+copies of all of them take more than `limit_bytes`, those written or adopted longest ago go first. Every process looks for
+itself, so that the limit may be passed by an eighth for each. Only names under `state/` are copied: of the others some
+are given again.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import logging
+import os
+import stat
+import struct
+import threading
+import time
+import uuid
+import zlib
+from array import array
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidegate.store import layout
+from tidegate.store.base import Store
+from tidegate.store.manifest import FileEntry
+
+BLOCK_BYTES = 256 * 1024
+
+_MAGIC = b"TGCOPY\x00\x01"
+_TRAILER = struct.Struct("<QII8s")
+_CRC_BYTES = 4
+_LEFTOVER_AFTER_S = 3600.0
+_FOLDER_PREFIX = "copies-"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCounts:
+    """How many bytes of state files were read from local copies, and how many from the store itself."""
+
+    local_bytes: int = 0
+    store_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What is known of one copy: enough to check whatever is read of it."""
+
+    path: Path
+    size_bytes: int
+    checksum: int
+    block_checksums: array[int]
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Verified; `_BadCopy` or OSError where it can't be."""
+        assert offset + length <= self.size_bytes
+        if not length:
+            return b""
+        first, last = offset // BLOCK_BYTES, -(-(offset + length) // BLOCK_BYTES)
+        start, stop = first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.size_bytes)
+        with open(self.path, "rb", buffering=0) as file:
+            content = memoryview(_pread(file.fileno(), offset=start, length=stop - start))
+        for block in range(first, last):
+            begin = block * BLOCK_BYTES - start
+            if zlib.crc32(content[begin : begin + BLOCK_BYTES]) != self.block_checksums[block]:
+                raise _BadCopy(f"block {block} doesn't match its checksum")
+        if (start, stop) == (offset, offset + length):
+            assert isinstance(content.obj, bytes)
+            return content.obj
+        return bytes(content[offset - start : offset - start + length])
+
+
+class _BadCopy(Exception):
+    """The copy can't be believed."""
+
+
+class LocalCopyStore:
+    """`store` with local copies under `folder` of at most `limit_bytes`. Safe to use from several threads."""
+
+    def __init__(self, store: Store, folder: str | os.PathLike[str], *, limit_bytes: int) -> None:
+        assert limit_bytes >= 0
+        self._store = store
+        self._top = Path(folder).expanduser().absolute()
+        self._folder = self._top / f"{_FOLDER_PREFIX}{hashlib.sha256(store.address.encode()).hexdigest()[:16]}"
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._copies: dict[str, _Copy] = {}
+        self._listed_bytes: dict[str, int] = {}
+        self._counts = ReadCounts()
+        self._unseen_bytes = 0
+        self._usable = self._open_folder()
+
+    def __repr__(self) -> str:
+        return f"LocalCopyStore({self._store!r}, {str(self._top)!r})"
+
+    @property
+    def address(self) -> str:
+        return self._store.address
+
+    @property
+    def counts(self) -> ReadCounts:
+        return self._counts
+
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
+        self._drop(name)
+        copy = self._begin(name)
+        if copy is None:
+            return self._store.write(name, chunks)
+        try:
+            written_bytes = self._store.write(name, copy.tee(chunks))
+        except BaseException:
+            copy.discard()
+            raise
+        self._keep(name, copy, written_bytes)
+        return written_bytes
+
+    def create(self, name: str, content: bytes) -> None:
+        self._drop(name)
+        self._store.create(name, content)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        found = self._read_copy(name, offset, length)
+        if found is not None:
+            return found
+        content = self._store.read(name, offset, length)
+        if _is_copied(name):
+            with self._lock:
+                self._counts = ReadCounts(self._counts.local_bytes, self._counts.store_bytes + len(content))
+            if offset == 0 and length in (None, self._listed_bytes.get(name)):
+                self._copy_whole(name, content)
+        return content
+
+    def list(self, folder: str) -> builtins.list[str]:
+        return self._store.list(folder)
+
+    def delete(self, name: str) -> None:
+        self._drop(name)
+        self._store.delete(name)
+
+    def size(self, name: str) -> int:
+        return self._store.size(name)
+
+    def adopt(self, files: Iterable[FileEntry]) -> int:
+        """To be called before a restore with all files of the manifest. Leftovers of earlier processes on this host that
+        are the files listed are used from now on; all other copies of this store go. Returns the bytes adopted."""
+        listed = {file.name: file for file in files if _is_copied(file.name)}
+        self._listed_bytes = {name: file.bytes for name, file in listed.items()}
+        self.keep_only(listed)
+        for name, file in listed.items():
+            with self._lock:
+                if name in self._copies:
+                    continue
+            copy = _open_copy(self._path(name)) if self._usable else None
+            if copy is not None and (copy.size_bytes, copy.checksum) == (file.bytes, file.checksum):
+                with suppress(OSError):
+                    os.utime(copy.path)
+                with self._lock:
+                    self._copies[name] = copy
+            else:
+                self._drop(name)
+        with self._lock:
+            return sum(self._copies[name].size_bytes for name in listed if name in self._copies)
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Removes the copies of all other files of this store. Others' on the same host are among `names` as well, or
+        they lose them."""
+        for entry in _entries(self._folder):
+            name = entry.name.replace("~", "/")
+            if name in names or (_is_temporary(entry.name) and not _is_old(entry)):
+                continue
+            with self._lock:
+                self._copies.pop(name, None)
+            _unlink(Path(entry.path))
+
+    def _open_folder(self) -> bool:
+        """Whether the folder can be used: ours, and nobody else's to write into."""
+        try:
+            self._top.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            found = self._folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                raise PermissionError(f"{self._folder} is not a folder of this user")
+            if stat.S_IMODE(found.st_mode) != 0o700:
+                self._folder.chmod(0o700)
+        except OSError as error:
+            _log.warning("no local copies of state are kept: %s", error)
+            return False
+        self._make_room()
+        return True
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name.replace("/", "~")
+
+    def _begin(self, name: str) -> _CopyWriter | None:
+        if not self._usable or not _is_copied(name):
+            return None
+        return _CopyWriter(self._path(name), limit_bytes=self._limit_bytes)
+
+    def _keep(self, name: str, writer: _CopyWriter, written_bytes: int) -> None:
+        copy = writer.finish(written_bytes)
+        if copy is None:
+            return
+        with self._lock:
+            self._copies[name] = copy
+            self._unseen_bytes += copy.size_bytes
+            look = self._unseen_bytes > self._limit_bytes // 8
+        if look:
+            self._make_room()
+
+    def _copy_whole(self, name: str, content: bytes) -> None:
+        copy = self._begin(name)
+        if copy is not None:
+            for _ in copy.tee((content,)):
+                pass
+            self._keep(name, copy, len(content))
+
+    def _read_copy(self, name: str, offset: int, length: int | None) -> bytes | None:
+        with self._lock:
+            copy = self._copies.get(name)
+        if copy is None:
+            return None
+        assert offset >= 0 and (length is None or length >= 0)
+        wanted = max(copy.size_bytes - offset, 0) if length is None else length
+        if offset + wanted > copy.size_bytes:
+            return None     # an error, which is the store's to raise
+        try:
+            content = copy.read(offset, wanted)
+        except FileNotFoundError:
+            self._drop(name)    # another process needed the room
+            return None
+        except (OSError, _BadCopy) as error:
+            _log.warning("the local copy of %s is not used: %s", name, error)
+            self._drop(name)
+            return None
+        with self._lock:
+            self._counts = ReadCounts(self._counts.local_bytes + wanted, self._counts.store_bytes)
+        return content
+
+    def _drop(self, name: str) -> None:
+        with self._lock:
+            self._copies.pop(name, None)
+        if self._usable and _is_copied(layout.check_name(name)):
+            _unlink(self._path(name))
+
+    def _make_room(self) -> None:
+        """Removes the oldest copies of all stores until the rest fits."""
+        found: builtins.list[tuple[float, int, Path]] = []
+        for folder in _entries(self._top):
+            if folder.name.startswith(_FOLDER_PREFIX):
+                for entry in _entries(Path(folder.path)):
+                    with suppress(OSError):
+                        about = entry.stat(follow_symlinks=False)
+                        found.append((about.st_mtime, about.st_size, Path(entry.path)))
+        total_bytes = sum(size_bytes for _, size_bytes, _ in found)
+        kept = {path for _, _, path in found}
+        for _, size_bytes, path in sorted(found):
+            if total_bytes <= self._limit_bytes:
+                break
+            _unlink(path)
+            kept.discard(path)
+            total_bytes -= size_bytes
+        with self._lock:
+            self._unseen_bytes = 0
+            # Only what was looked at: another thread may have finished a copy since.
+            for name, copy in builtins.list(self._copies.items()):
+                if copy.path not in kept and not copy.path.exists():
+                    del self._copies[name]
+
+
+class _CopyWriter:
+    """Writes one copy beside the store's write. It never raises: what goes wrong on the local disk ends the copy."""
+
+    def __init__(self, path: Path, *, limit_bytes: int) -> None:
+        self._path = path
+        self._temporary = path.with_name(f"{path.name}~~{uuid.uuid4().hex}")
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+        self._checksum = 0
+        self._block_checksums = array("I")
+        self._block_checksum = 0
+        self._whole = False
+        self._file: int | None = None
+        with suppress(OSError):
+            self._file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def tee(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for chunk in chunks:
+            if self._file is not None:
+                self._take(memoryview(chunk).cast("B"))
+            yield chunk
+        self._whole = True
+
+    def finish(self, written_bytes: int) -> _Copy | None:
+        """The copy, in its place; None where there is none. `written_bytes` is what the store took."""
+        if self._file is None or not self._whole or self._bytes != written_bytes:
+            self.discard()
+            return None
+        if self._bytes % BLOCK_BYTES:
+            self._block_checksums.append(self._block_checksum)
+        try:
+            _write_all(self._file, memoryview(_tail(self._bytes, self._checksum, self._block_checksums)))
+            self._close()
+            os.rename(self._temporary, self._path)
+        except OSError:
+            self.discard()
+            return None
+        return _Copy(self._path, self._bytes, self._checksum, self._block_checksums)
+
+    def discard(self) -> None:
+        with suppress(OSError):
+            self._close()
+        _unlink(self._temporary)
+
+    def _take(self, chunk: memoryview) -> None:
+        assert self._file is not None
+        if self._bytes + len(chunk) > self._limit_bytes:
+            self.discard()
+            return
+        try:
+            _write_all(self._file, chunk)
+        except OSError:
+            self.discard()
+            return
+        self._checksum = zlib.crc32(chunk, self._checksum)
+        while chunk:
+            room = BLOCK_BYTES - self._bytes % BLOCK_BYTES
+            part, chunk = chunk[:room], chunk[room:]
+            self._block_checksum = zlib.crc32(part, self._block_checksum)
+            self._bytes += len(part)
+            if len(part) == room:
+                self._block_checksums.append(self._block_checksum)
+                self._block_checksum = 0
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+
+def _is_copied(name: str) -> bool:
+    return name.startswith(f"{layout.STATE}/")
+
+
+def _is_temporary(file_name: str) -> bool:
+    return "~~" in file_name
+
+
+def _is_old(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime < time.time() - _LEFTOVER_AFTER_S
+    except OSError:
+        return False
+
+
+def _tail(size_bytes: int, checksum: int, block_checksums: array[int]) -> bytes:
+    table = block_checksums.tobytes()
+    own = zlib.crc32(struct.pack("<QI", size_bytes, checksum), zlib.crc32(table))
+    return table + _TRAILER.pack(size_bytes, checksum, own, _MAGIC)
+
+
+def _open_copy(path: Path) -> _Copy | None:
+    """What the file says it is, whole in length and in its tail; None where it isn't."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            found_bytes = os.fstat(file.fileno()).st_size
+            trailer = _pread(file.fileno(), offset=max(found_bytes - _TRAILER.size, 0), length=_TRAILER.size)
+            size_bytes, checksum, _, magic = _TRAILER.unpack(trailer)
+            table_bytes = -(-size_bytes // BLOCK_BYTES) * _CRC_BYTES
+            if magic != _MAGIC or found_bytes != size_bytes + table_bytes + _TRAILER.size:
+                return None
+            block_checksums = array("I", _pread(file.fileno(), offset=size_bytes, length=table_bytes))
+    except (OSError, _BadCopy):
+        return None
+    if _tail(size_bytes, checksum, block_checksums)[-_TRAILER.size :] != trailer:
+        return None
+    return _Copy(path, size_bytes, checksum, block_checksums)
+
+
+def _pread(descriptor: int, *, offset: int, length: int) -> bytes:
+    parts: list[bytes] = []
+    while length:
+        part = os.pread(descriptor, length, offset)
+        if not part:
+            raise _BadCopy("it is too short")
+        parts.append(part)
+        offset += len(part)
+        length -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _write_all(descriptor: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:
+        return []
+
+
+def _unlink(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()

@@ -40,6 +40,7 @@ LOCK_FILE = re.compile(r"(\.lock|-lock\.(json|yaml))$")
 # and 4 of the design). A file is added here with the way that its bytes take.
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PICKLE_ALLOWED = {
+    "src/tidegate/state/pickled.py",        # opt-in state of a job, from its own store
     "src/tidegate/spark/deploy.py",         # packs the job into Spark's closure
     "src/tidegate/runtime/hosting.py",      # unpacks it in the slot's process
     "src/tidegate/testing/processes.py",    # without Spark: from parent to child process, through a pipe

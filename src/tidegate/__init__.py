@@ -20,10 +20,12 @@ from tidegate.spark.job import Job
 from tidegate.state.descriptors import aggregating, broadcast_map, operator_list, reducing, value
 from tidegate.state.descriptors import list_ as list
 from tidegate.state.descriptors import map_ as map
+from tidegate.state.pickled import pickled
+from tidegate.state.rocksdb import RocksSettings as rocksdb
 
 __all__ = [
     "BroadcastProcess", "CoProcess", "Exponential", "FixedDelay", "Handle", "Job", "JobError", "JobFailed", "KeyedProcess",
     "NoRestart", "Process", "Sink", "SinkContext", "SinkWriter", "Snapshots", "Source", "SourceContext", "SourceError",
     "SourceReader", "Status", "TidegateError", "Tuning", "aggregating", "broadcast_map", "heap", "list", "map",
-    "operator_list", "reducing", "sinks", "sources", "value",
+    "operator_list", "pickled", "reducing", "rocksdb", "sinks", "sources", "value",
 ]

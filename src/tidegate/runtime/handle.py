@@ -155,6 +155,8 @@ class Handle:
         return order.done
 
     def _outcome(self, order: SavepointOrder) -> SavepointInfo:
+        if type(order.error) is TidegateError and self.status is Status.FAILED:
+            raise _failed(self.name, self._master.failures) from order.error
         if order.error is not None:
             raise order.error
         if order.info is None:

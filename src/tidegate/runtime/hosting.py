@@ -62,7 +62,6 @@ class SlotLaunch:
     settings: JobSettings
     store: str
     secret: bytes = field(repr=False)
-    restore: Restore = field(default_factory=Restore)
 
     def packed(self) -> bytes:
         """As `run_slot` takes it; `JobError` where a user's function can't travel."""
@@ -94,7 +93,7 @@ class MasterHost:
     and `explain` what savepoints say of one."""
 
     def __init__(self, launch: SlotLaunch, make_deployer: MakeDeployer, *, replan: Replan,
-                 explain: Callable[[Plan], str], versions: Mapping[str, str]) -> None:
+                 explain: Callable[[Plan], str], versions: Mapping[str, str], restore: Restore) -> None:
         self._launch = launch
         self._make_deployer = make_deployer
         self._replan = replan
@@ -110,7 +109,7 @@ class MasterHost:
             self._master = Master(
                 plan=launch.plan, settings=launch.settings, catalog=SnapshotCatalog(open_store(launch.store)),
                 deployer=make_deployer(launch, self._links.address), links=self._links, clock=SystemClock(),
-                background=self._background, copies=self._copies, restore=launch.restore, graph=explain(launch.plan),
+                background=self._background, copies=self._copies, restore=restore, graph=explain(launch.plan),
                 versions=versions)
         except BaseException:
             self._close()

@@ -88,8 +88,9 @@ class Job(Pipeline):
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
         launch = SlotLaunch(plan=plan, settings=self._settings, store=store.address,
-                            secret=secrets.token_bytes(_SECRET_BYTES), restore=self._restore)
-        host = MasterHost(launch, self._deployer, replan=self._plan_at, explain=self._explain, versions=self._versions())
+                            secret=secrets.token_bytes(_SECRET_BYTES))
+        host = MasterHost(launch, self._deployer, replan=self._plan_at, explain=self._explain, versions=self._versions(),
+                          restore=self._restore)
         return host.start()
 
     def run(self) -> Status:

@@ -111,6 +111,7 @@ class Master:
         self._desk = SavepointDesk(catalog=catalog, background=self._copies, clock=clock, want=self._want_full_epoch,
                                    release=self._release)
         self._rescaling: Rescaling | None = None
+        self._has_own = False                           # a snapshot, so that it doesn't matter what it began with
         self._claim_due = False                         # what the job began with is to be deleted, once it can be
         self._subtasks: frozenset[SubtaskId] = frozenset()
         self._sources: frozenset[SubtaskId] = frozenset()
@@ -275,7 +276,7 @@ class Master:
         if self._catalog.is_superseded():
             # To claim the next number would be to fence the other driver in turn, and so on.
             raise FencedOff(f"attempt {self.attempt} is over: another driver runs this job now")
-        named = named_point(self._restore)
+        named = None if self._has_own else named_point(self._restore)
         if named is not None:
             self._beginning(self._catalog.epochs(), named)      # before a driver that runs is fenced off for nothing
         attempt = self._catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, RestorePoint) else 0)
@@ -323,7 +324,8 @@ class Master:
             self.attempt, self._clock.now_ms(), None if manifest is None else manifest.epoch,
             restored_from=None if point is None else point.origin.path))
         self._claim_due = self._restore.claim
-        if self._begun.point is None:
+        if manifest is not None and point is None:
+            self._has_own = True
             self._claim_if_due()
         self._deployment = self._layout.deployer.deploy(self.attempt)
 
@@ -389,6 +391,7 @@ class Master:
             case NotifyComplete(epoch, ending):
                 self._report(epoch).completed_ms = now_ms
                 self._tell_all(Complete(epoch, None if ending is None else ending.value))
+                self._has_own = True
                 self._claim_if_due()
                 if self._swept_for < self.attempt:
                     # Slots of older attempts may have written files after the sweep that this attempt began with.

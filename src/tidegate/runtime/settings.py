@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol
+from pathlib import Path
+from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -76,17 +78,32 @@ class Tuning:
 
 
 class Backend(Protocol):
-    """Where live keyed state is kept; picklable."""
+    """Where live keyed state is kept; picklable. `native` names the form of its own files in snapshots, where it has any,
+    and `folder` is where it wants them while it takes them in."""
 
-    def create(self, *, key_type: pa.DataType, key_group_count: int) -> KeyedBackend: ...
+    @property
+    def native(self) -> str | None: ...
+
+    @property
+    def folder(self) -> str | None: ...
+
+    def create(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int],
+               native: Path | None = None) -> KeyedBackend:
+        """A backend; with a folder of its files, one that goes on from them. `now_ms` is the slot's clock, for state with a
+        ttl."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heap:
     """State in the slot's own memory: the fastest, as long as it fits."""
 
-    def create(self, *, key_type: pa.DataType, key_group_count: int) -> KeyedBackend:
-        return HeapBackend(key_type=key_type, key_group_count=key_group_count)
+    native: ClassVar[None] = None
+    folder: ClassVar[None] = None
+
+    def create(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int],
+               native: Path | None = None) -> KeyedBackend:
+        assert native is None, "the heap has no files of its own"
+        return HeapBackend(key_type=key_type, key_group_count=key_group_count, now_ms=now_ms)
 
 
 DEFAULT_RESTART: RestartStrategy = Exponential(initial_ms=500, maximum_ms=30_000, multiplier=2.0, attempts=10,

@@ -8,11 +8,13 @@ dropped; a failure has been reported by then.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -47,14 +49,16 @@ from tidegate.runtime.messages import (
     Start,
     Trigger,
 )
+from tidegate.runtime.native import download
 from tidegate.runtime.restore_plan import RestorePlan, declared_operators, plan_restore
 from tidegate.runtime.restoring import restored_rows
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.snapshots import Chain, PartWriter, chain_to_go_on_from
 from tidegate.runtime.subtask import InnerSubtask, Input, Part, SourceSubtask, Subtask
+from tidegate.state.sections import StateKind
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
-from tidegate.store.manifest import Manifest
+from tidegate.store.manifest import FileEntry, Manifest
 from tidegate.store.savepoints import load_savepoint
 
 CHANNEL_LOST_PATIENCE_MS = 5_000
@@ -312,10 +316,17 @@ class Slot:
         chain: Chain | None = None
         restored: Mapping[str, Iterable[pa.RecordBatch]] = {}
         if point is not None:
-            here: dict[str, int] = dict(subtask=self.index, parallelism=vertex.parallelism)
-            restored = restored_rows(point.manifest, node.name, store=point.store, plan=point.plan, **here)
-            if point.is_own:
-                chain = chain_to_go_on_from(point.manifest, node.name, node.spec.states(node), **here)
+            restored = restored_rows(point.manifest, node.name, store=point.store, plan=point.plan, subtask=self.index,
+                                     parallelism=vertex.parallelism)
+            planned = point.plan.of(node.name)
+            if point.is_own and planned is not None and planned.unchanged:
+                chain = chain_to_go_on_from(point.manifest, node.name, node.spec.states(node), subtask=self.index,
+                                            parallelism=vertex.parallelism, native=self._settings.backend.native)
+        files = [file for file in chain or () if file.form == self._settings.backend.native]
+        if files:
+            # The backend takes its files as they are; there is no row to be read of its states.
+            keyed = {info.name for info in node.spec.states(node) if info.kind is StateKind.KEYED}
+            restored = {state: rows for state, rows in restored.items() if state not in keyed}
         self._writers[node.name] = PartWriter(
             node.name, store=self._world.store, attempt=self._attempt, subtask=self.index, parallelism=vertex.parallelism,
             key_group_count=self._plan.key_group_count,
@@ -324,11 +335,18 @@ class Slot:
             job=self._settings.name, subtask=self.index, parallelism=vertex.parallelism, attempt=self._attempt,
             key_group_count=self._plan.key_group_count, now_ms=self._world.clock.now_ms,
             deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
-            make_backend=self._make_backend, restored=restored, is_restored=point is not None,
-            goes_on=chain is not None)
+            make_backend=partial(self._make_backend, files), restored=restored, is_restored=point is not None,
+            goes_on=chain is not None, is_native=bool(files))
 
-    def _make_backend(self, key_type: pa.DataType) -> KeyedBackend:
-        return self._settings.backend.create(key_type=key_type, key_group_count=self._plan.key_group_count)
+    def _make_backend(self, files: Sequence[FileEntry], key_type: pa.DataType) -> KeyedBackend:
+        backend = self._settings.backend
+        rest: dict[str, Any] = dict(key_type=key_type, key_group_count=self._plan.key_group_count,
+                                    now_ms=self._world.clock.now_ms)
+        if not files:
+            return backend.create(**rest)
+        with tempfile.TemporaryDirectory(prefix="tidegate-native-", dir=backend.folder) as folder:
+            download(self._world.store, files, Path(folder))
+            return backend.create(**rest, native=Path(folder))
 
 
 @dataclass(frozen=True, slots=True)

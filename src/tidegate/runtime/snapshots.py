@@ -11,6 +11,9 @@ Chains stay short. A layer that holds all of the state begins a new one. When th
 they are merged with it to a new base; when they are many, with one another. Merging reads the files back.
 
 Operator state is small and always written whole: of a chain, the last file's counts.
+
+A backend with files of its own (native.py) makes a piece of those instead, except at full epochs, whose pieces are rows that
+any backend can take in. Of the files that never change, only those are uploaded that the base doesn't have.
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from functools import partial
 from typing import Any
 
 from tidegate.keygroups import key_groups_of
+from tidegate.runtime.native import upload
 from tidegate.state.format import StateFileEncoder, StateFileReader
 from tidegate.state.merging import LayerInMemory, merged_sections
-from tidegate.state.sections import FrozenState, Section, SectionReader, StateInfo, StateKind
+from tidegate.state.operator_state import FrozenParts
+from tidegate.state.sections import FrozenFiles, FrozenState, Section, SectionReader, StateInfo, StateKind
 from tidegate.store.base import Store
 from tidegate.store.layout import state_file_name
 from tidegate.store.manifest import ROWS, FileEntry, Manifest, PieceEntry, StateEntry
@@ -54,15 +59,20 @@ class PartWriter:
         """What the acknowledgement says about it. `base` is the newest complete epoch when this one was triggered, or 0."""
         states = frozen.states
         keyed = {info.name for info in states if info.kind is StateKind.KEYED}
-        sections = list(frozen.sections())
+        native, rest = (None, [frozen]) if full else _native_and_rest(frozen)
+        sections = [section for part in rest for section in part.sections()]
         items = [section for section in sections if section.state not in keyed]
         layer = LayerInMemory((section for section in sections if section.state in keyed),
                               key_group_count=self._key_group_count)
         self._written = {each: chain for each, chain in self._written.items() if each >= base}
         self._pending = {each: older for each, older in self._pending.items() if each > base}
-        chain, layers = self._links(layer, complete=frozen.complete, base=base, full=full)
-        if keyed:
-            self._pending[epoch] = layer
+        layers: list[SectionReader] = [layer]
+        if native is not None:
+            chain = self._upload(native, epoch=epoch, base=base)
+        else:
+            chain, layers = self._links(layer, complete=frozen.complete, base=base, full=full)
+            if keyed:
+                self._pending[epoch] = layer
         files = chain + self._write_file(epoch, states, self._merged(states, layers, items, keep_deleted=bool(chain)))
         self._written[epoch] = files
         # Without keyed state the key-groups mean nothing, and there may be more subtasks than groups.
@@ -76,13 +86,22 @@ class PartWriter:
                 "states": [StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape,
                                          schema=info.schema).to_json() for info in states]}
 
+    def _upload(self, native: FrozenFiles, *, epoch: int, base: int) -> Chain:
+        there = {file.local: file for file in self._written.get(base, ()) if file.form != ROWS}
+        return tuple(there[file.local] if file.immutable and file.local in there else
+                     upload(self._store, file, name=self._name(epoch, file.local)) for file in native.files())
+
+    def _name(self, epoch: int, local: str = "") -> str:
+        return state_file_name(attempt=self._attempt, operator=self._operator, subtask=self._subtask, epoch=epoch,
+                               local=local)
+
     def _links(self, layer: LayerInMemory, *, complete: bool, base: int,
                full: bool) -> tuple[Chain, list[SectionReader]]:
         """The chain that stays, and the layers that are merged to its new end."""
         if complete:
             return (), [layer]
         layers: list[SectionReader] = [*self._pending.values(), layer]
-        chain = self._written.get(base, ())
+        chain = tuple(file for file in self._written.get(base, ()) if file.form == ROWS)
         delta_bytes = sum(file.bytes for file in chain[1:]) + layer.bytes
         if chain and (full or delta_bytes > MAX_DELTA_SHARE * chain[0].bytes):
             return (), [*self._readers(chain), *layers]
@@ -102,7 +121,7 @@ class PartWriter:
         first = next(sections, None)
         if first is None:
             return ()
-        name = state_file_name(attempt=self._attempt, operator=self._operator, subtask=self._subtask, epoch=epoch)
+        name = self._name(epoch)
         encoder = StateFileEncoder(key_group_count=self._key_group_count)
         self._store.write(name, encoder.chunks(states, _chained(first, sections)))
         summary = encoder.summary
@@ -120,9 +139,9 @@ def row_reader(store: Store, file: FileEntry) -> StateFileReader:
 
 
 def chain_to_go_on_from(manifest: Manifest, operator: str, states: Sequence[StateInfo], *, subtask: int,
-                        parallelism: int) -> Chain | None:
-    """The chain of this very subtask, where what it holds is what the subtask takes in: nothing was rescaled, renamed or
-    converted."""
+                        parallelism: int, native: str | None = None) -> Chain | None:
+    """The files of this very subtask, where what they hold is what the subtask takes in: nothing was rescaled, renamed or
+    converted. `native` is the form of the files that its backend has, if any."""
     entry = manifest.operators.get(operator)
     if entry is None or entry.parallelism != parallelism:
         return None
@@ -130,7 +149,15 @@ def chain_to_go_on_from(manifest: Manifest, operator: str, states: Sequence[Stat
     if any(now.get(state.name) != (state.kind, state.shape, state.arrow_schema()) for state in entry.states):
         return None
     files = entry.pieces[subtask].files
+    if native is not None:
+        return files if any(file.form == native for file in files) else None
     return files if all(file.form == ROWS for file in files) else None
+
+
+def _native_and_rest(frozen: FrozenState) -> tuple[FrozenFiles | None, list[FrozenState]]:
+    parts = frozen.parts if isinstance(frozen, FrozenParts) else (frozen,)
+    native = next((part for part in parts if isinstance(part, FrozenFiles)), None)
+    return native, [part for part in parts if part is not native]
 
 
 def _chained(first: Section, rest: Iterator[Section]) -> Iterator[Section]:

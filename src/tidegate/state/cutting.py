@@ -66,10 +66,10 @@ def cut_by_group(state: str, chunks: Iterable[pa.RecordBatch], key_group_count: 
     if not runs:
         return
     ends = np.sum([starts for _, starts in runs], axis=0)       # ends[g]: rows in the groups before g
-    first = 0
-    while first < key_group_count:
-        stop = int(np.searchsorted(ends, ends[first] + SECTION_ROWS, side="left"))
-        stop = min(max(stop, first + 1), key_group_count)
+    first = int(np.searchsorted(ends, 0, side="right")) - 1     # the first group that has any
+    while ends[first] < ends[-1]:
+        stop = int(np.searchsorted(ends, min(ends[first] + SECTION_ROWS, ends[-1]), side="left"))
+        stop = max(stop, first + 1)
         for rows in _bounded(rows.slice(starts[first], starts[stop] - starts[first]) for rows, starts in runs):
             yield Section(state, range(first, stop), rows, deleted)
         first = stop

@@ -27,6 +27,7 @@ import pyarrow as pa
 from tidegate.errors import JobError, RestoreError, SchemaError
 from tidegate.state.pickled import Pickled, pickled_version, shown, unreadable
 from tidegate.state.sections import StateInfo, StateKind
+from tidegate.state.ttl import EXPIRES
 from tidegate.types import ddl_of, from_list
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
@@ -75,10 +76,10 @@ def evolve(was: StateInfo, now: DeclaredState) -> Evolved:
     version = pickled_version(was.schema)
     if (version is None) != (now.pickled is None):
         raise RestoreError("values that were pickled can't become others, nor the other way round")
-    converts: list[Convert | None] = []
+    converts: dict[str, Convert | None] = {}
     notes: list[str] = []
     if new.kind is StateKind.KEYED:
-        converts.append(_key_conversion(was.schema.field("key").type, new.schema.field("key").type, notes))
+        converts["key"] = _key_conversion(was.schema.field("key").type, new.schema.field("key").type, notes)
     before, after = was.schema.field("value").type, new.schema.field("value").type
     walk = _Walk(now.changes)
     convert = walk.between(before, after, "")
@@ -91,14 +92,19 @@ def evolve(was: StateInfo, now: DeclaredState) -> Evolved:
         if version < now.pickled.version:
             notes.append(f"version {version} → {now.pickled.version}")
         convert = _then(convert, _unpickling(now.pickled, new))
-    converts.append(convert)
-    if not any(converts):
+    converts["value"] = convert
+    if (EXPIRES in was.schema.names) != (EXPIRES in new.schema.names):
+        notes.append("has a ttl now" if EXPIRES in new.schema.names else "has no ttl any more")
+    if not any(converts.values()):
         return Evolved(notes=tuple(notes))
+    # When values expire is for the backend to judge (ttl.py): it gets that as the snapshot has it.
+    schema = pa.schema([new.schema.field(column.name) if column.name in converts else column for column in was.schema],
+                       metadata=new.schema.metadata)
 
     def convert_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [column if convert is None else convert(column)
-                   for column, convert in zip(rows.columns, converts, strict=True)]
-        return pa.RecordBatch.from_arrays(columns, schema=new.schema)
+        columns = [column if (convert := converts.get(name)) is None else convert(column)
+                   for name, column in zip(schema.names, rows.columns, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     return Evolved(convert_rows, tuple(notes))
 

@@ -9,7 +9,7 @@ No key-group is kept with an entry: it is computed when a snapshot is written (d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, repeat
 from operator import is_
 from typing import Any, TypeVar
@@ -20,8 +20,11 @@ import pyarrow.compute as pc
 from tidegate.errors import SchemaError
 from tidegate.state.cutting import Pace, cut_by_group
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap_tables import GONE, NO_KEY, Cursor, HeapTable, make_table
-from tidegate.state.sections import Section, deleted_schema
+from tidegate.state.heap_tables import GONE, NO_KEY, Cursor, HeapTable, TimedEntries, make_table
+from tidegate.state.heap_ttl import TimedTable
+from tidegate.state.heap_ttl_tables import make_timed_table
+from tidegate.state.sections import Section, StateInfo, deleted_schema
+from tidegate.state.ttl import EXPIRES, expires_list, loaded
 from tidegate.types import ddl_of, from_list, to_list
 
 __all__ = ["NO_KEY", "Cursor", "FrozenHeap", "HeapBackend", "held_as_it_is", "key_list"]
@@ -35,26 +38,59 @@ T = TypeVar("T")
 class HeapBackend:
     """The keyed states of one operator in one subtask. See `KeyedBackend` (dataflow/operators/base.py)."""
 
-    def __init__(self, *, key_type: pa.DataType, key_group_count: int) -> None:
+    def __init__(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int] | None = None) -> None:
+        """`now_ms` is the slot's clock. Only state with a ttl needs it."""
         self.cursor = Cursor()
         self._key_type = key_type
         self._key_group_count = key_group_count
+        self._now_ms = now_ms
         self._tables: dict[str, HeapTable] = {}
+        self._timed: list[TimedTable] = []
 
     def table(self, descriptor: Descriptor) -> HeapTable:
         """The state object for a descriptor. A name stands for one state."""
         info = descriptor.info(self._key_type)
         assert info.name not in self._tables, f"two states are named {info.name!r}"
-        table = self._tables[info.name] = make_table(descriptor, info, self.cursor)
-        return table
+        if descriptor.ttl is None:
+            table = self._tables[info.name] = make_table(descriptor, info, self.cursor)
+            return table
+        assert self._now_ms is not None, f"state {info.name!r} has a ttl, and the backend no clock"
+        timed = self._tables[info.name] = make_timed_table(descriptor, info, self.cursor, self._now_ms)
+        self._timed.append(timed)
+        return timed
 
     def load(self, state: str, rows: pa.RecordBatch, *, known: bool = False) -> None:
         """Takes rows of a snapshot in. Before the first record. `known`: what is frozen next builds on that snapshot."""
-        self._tables[state].load(key_list(rows.column("key")), to_list(rows.column("value")), known=known)
+        table = self._tables[state]
+        keys, values, expires = key_list(rows.column("key")), to_list(rows.column("value")), expires_list(rows)
+        if isinstance(table, TimedTable):
+            table.load_timed(keys, values, expires, known=known)
+            return
+        if expires is not None:
+            assert self._now_ms is not None and not known, "the state had a ttl when the snapshot was written"
+            left, _ = loaded(keys, values, expires, shape=table.info.shape, ttl=None, now_ms=self._now_ms())
+            keys, values = [key for key, _, _ in left], [value for _, value, _ in left]
+        table.load(keys, values, known=known)
+
+    def begin_batch(self, keys: Sequence[Any]) -> None:
+        """Everything is at hand."""
+
+    def end_batch(self) -> None:
+        """Nothing is written elsewhere."""
+
+    def rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        table = self._tables[state]
+        timed = table.written_at(table.now_ms()) if isinstance(table, TimedTable) else None
+        yield _batch(table.info, list(table.main), list(table.main.values()), timed)
+
+    def close(self) -> None:
+        """The memory goes with the object."""
 
     def maintain(self, budget: int) -> None:
         for table in self._tables.values():
             table.tidy()
+        for timed in self._timed:
+            timed.sweep(budget)
 
     def freeze(self) -> FrozenHeap:
         """What changed since the last freeze. Costs the same whatever the size of the state."""
@@ -97,13 +133,16 @@ class _FrozenLayer:
 
     def take(self) -> None:
         """Makes Arrow rows of the entries. When it returns, the layer is empty and the loop needn't mind it."""
-        changes, set_count = self.layer.changes, 0
+        changes, timed, set_count, expired_count = self.layer.changes, self.layer.timed, 0, 0
         pace = Pace(rest_factor=REST)
         all_keys, all_values = iter(changes), iter(changes.values())
         taken: list[list[Any]] = []
         while keys := list(islice(all_keys, pace.entries)):
             taken.append(keys)
             values = list(islice(all_values, len(keys)))
+            if timed is not None:
+                values, expired = timed.left(values)
+                expired_count += expired
             if any(map(is_, values, repeat(GONE))):
                 gone = [key for key, value in zip(keys, values, strict=True) if value is GONE]
                 self.rows[True].append(pa.RecordBatch.from_arrays(
@@ -111,24 +150,29 @@ class _FrozenLayer:
                 keys = [key for key, value in zip(keys, values, strict=True) if value is not GONE]
                 values = [value for value in values if value is not GONE]
             if keys:
-                self.rows[False].append(self._batch(keys, values))
+                self.rows[False].append(_batch(self.info, keys, values, timed))
                 set_count += len(keys)
             pace.rest_if_due()
-        self.complete = set_count == self.layer.entry_count
+        self.complete = set_count + expired_count == self.layer.entry_count
         self.layer.read = True
         # To drop it whole would be one long step.
         for keys in _emptying(taken):
             deque(map(changes.__delitem__, keys), maxlen=0)
             pace.rest_if_due()
 
-    def _batch(self, keys: list[Any], values: list[Any]) -> pa.RecordBatch:
-        key_type, value_type = (field.type for field in self.info.schema)
-        try:
-            columns = [_keys_to_arrow(keys, key_type), from_list(values, value_type)]
-        except SchemaError as error:
-            raise SchemaError(f"state {self.info.name!r} of type {ddl_of(value_type)} holds a value that can't be written: "
-                              f"{error}") from error
-        return pa.RecordBatch.from_arrays(columns, schema=self.info.schema)
+
+def _batch(info: StateInfo, keys: list[Any], values: list[Any], timed: TimedEntries | None = None) -> pa.RecordBatch:
+    value_type = info.schema.field("value").type
+    ends: list[list[Any]] = []
+    if timed is not None:
+        values, *ends = timed.columns(values)
+    try:
+        columns = [_keys_to_arrow(keys, info.schema.field("key").type), from_list(values, value_type)]
+        columns += [from_list(each, info.schema.field(EXPIRES).type) for each in ends]
+    except SchemaError as error:
+        raise SchemaError(f"state {info.name!r} of type {ddl_of(value_type)} holds a value that can't be written: "
+                          f"{error}") from error
+    return pa.RecordBatch.from_arrays(columns, schema=info.schema)
 
 
 def _emptying(things: list[T]) -> Iterator[T]:

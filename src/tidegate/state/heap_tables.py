@@ -21,7 +21,7 @@ time after a freeze, until the layer was read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from tidegate.errors import JobError
 from tidegate.state.descriptors import Descriptor
@@ -69,12 +69,23 @@ class Layer:
     Its reader, in another thread, takes the entries out and then sets `read`; the loop looks at that only.
     """
 
-    __slots__ = ("changes", "entry_count", "read")
+    __slots__ = ("changes", "entry_count", "read", "timed")
 
     def __init__(self, changes: dict[Any, Any], *, entry_count: int) -> None:
         self.changes = changes
         self.entry_count = entry_count
         self.read = False
+        self.timed: TimedEntries | None = None      # of state with a ttl
+
+
+class TimedEntries(Protocol):
+    """How the entries of a state with a ttl become rows (heap_ttl.py)."""
+
+    def left(self, entries: list[Any]) -> tuple[list[Any], int]:
+        """The entries, GONE for those that expired, and how many these are."""
+
+    def columns(self, entries: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Values, and when they expire."""
 
 
 class HeapTable:

@@ -109,7 +109,8 @@ def key_codes(keys: pa.Array) -> np.ndarray[Any, Any]:
         known: dict[Any, int] = {}
         items = keys.flatten()
         flat = iter(key_codes(items).tolist() if len(items) else ())
-        lists = (None if length is None else tuple(islice(flat, length)) for length in pc.list_value_length(keys).to_pylist())
+        lengths = pc.list_value_length(keys).to_pylist()
+        lists = (None if length is None else tuple(islice(flat, length)) for length in lengths)
         return np.fromiter((known.setdefault(each, len(known)) for each in lists), np.int64, len(keys))
     return _dense(keys)
 

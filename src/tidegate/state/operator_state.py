@@ -234,20 +234,20 @@ class FrozenParts:
     """Several frozen states as one, in order."""
 
     def __init__(self, *parts: FrozenState) -> None:
-        self._parts = parts
+        self.parts = parts
 
     @property
     def states(self) -> tuple[StateInfo, ...]:
-        return tuple(info for part in self._parts for info in part.states)
+        return tuple(info for part in self.parts for info in part.states)
 
     @property
     def complete(self) -> bool:
-        return all(part.complete for part in self._parts)
+        return all(part.complete for part in self.parts)
 
     def sections(self) -> Iterator[Section]:
-        for part in self._parts:
+        for part in self.parts:
             yield from part.sections()
 
     def release(self) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part.release()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 from tidegate.errors import JobError, StoreError
@@ -48,8 +48,8 @@ class SlotMemory:
     """The memory of all RocksDB backends of this process: one block cache, one budget of write buffers, and one of cached
     values, of which each backend may use what the others leave, and its equal share in any case."""
 
-    _of_process: WeakValueDictionary[int, SlotMemory] = WeakValueDictionary()
-    _lock = threading.Lock()
+    _of_process: ClassVar[WeakValueDictionary[int, SlotMemory]] = WeakValueDictionary()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, memory_bytes: int) -> None:
         require_rocksdict()

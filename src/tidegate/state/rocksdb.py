@@ -23,15 +23,17 @@ Not here: what is uploaded, and when (runtime/snapshots.py); the heap of timers,
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -51,7 +53,7 @@ from tidegate.state.rocks_tables import (
     RocksTimes,
     RocksValue,
 )
-from tidegate.state.sections import Section, StateInfo, StateKind
+from tidegate.state.sections import NativeFile, Section, StateInfo, StateKind
 
 __all__ = ["FrozenRocks", "NativeFile", "RocksBackend", "RocksSettings", "native_sections"]
 
@@ -74,21 +76,13 @@ _TABLES: dict[str, type[RocksTable]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class NativeFile:
-    """A file of RocksDB. `immutable`: a file with this name is this file, in all snapshots of a backend's life."""
-
-    local: str
-    path: Path
-    immutable: bool
-
-
-@dataclass(frozen=True, slots=True)
 class RocksSettings:
     """State on the slot's disk, in RocksDB. `memory` is for all operators of a slot together: the cache of values, RocksDB's
     block cache and its write buffers. `folder` is on a local disk; None is the system's folder for temporary files."""
 
     memory: str | int = "256 MB"
     folder: str | None = None
+    native: ClassVar[str] = NATIVE
 
     def __post_init__(self) -> None:
         require_rocksdict()
@@ -99,7 +93,8 @@ class RocksSettings:
     def memory_bytes(self) -> int:
         return _parse_bytes(self.memory)
 
-    def create(self, *, key_type: pa.DataType, key_group_count: int, native: Path | None = None) -> RocksBackend:
+    def create(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int] | None = None,
+               native: Path | None = None) -> RocksBackend:
         """A backend. `native`: a folder with the files of a frozen version, to go on from; it is left as it is."""
         return RocksBackend(key_type=key_type, key_group_count=key_group_count, folder=Folder(self.folder),
                             memory=SlotMemory.of_process(self.memory_bytes), native=native)
@@ -118,7 +113,7 @@ class RocksBackend:
         if native is not None:
             _put_files(native, folder.live)
         self.db = open_db(folder.live, memory)
-        self._checkpoint = rocksdict.Checkpoint(self.db)
+        self._close_db = weakref.finalize(self, _close, self.db, folder)
         self._spelling = KeySpelling(key_type, key_group_count)
         self._meta = _Meta.read(self.db, key_type=key_type, key_group_count=key_group_count, native=native)
         self._numbers = count(self._meta.number)
@@ -191,10 +186,10 @@ class RocksBackend:
         self._make_room()
 
     def freeze(self) -> FrozenRocks:
-        self._flush(self._meta.changes(self._tables, next(self._numbers)))
+        self._flush(last=True)
         self._frozen_count += 1
         place = self._folder.place(f"frozen-{self._frozen_count}")
-        self._checkpoint.create_checkpoint(str(place))
+        rocksdict.Checkpoint(self.db).create_checkpoint(str(place))
         heads = {name: table.head for name, table in self._tables.items()}
         return FrozenRocks(place, tuple(table.info for table in self._tables.values()), heads, self._spelling,
                            folder=self._folder, memory=self._memory)
@@ -202,10 +197,9 @@ class RocksBackend:
     def close(self) -> None:
         """Removes the state from the disk. Frozen versions that were not released stay readable."""
         self._memory.leave(self)
-        self._checkpoint = None
         for table in self._tables.values():
             table.cache, table.older, table.dirty = {}, {}, set()
-        self.db.close()
+        self._close_db()
         shutil.rmtree(self._folder.live, ignore_errors=True)
 
     # What the tables call.
@@ -250,11 +244,15 @@ class RocksBackend:
         elif sum(len(table.dirty) for table in tables) > DIRTY_ENTRIES:
             self._flush()
 
-    def _flush(self, batch: Any = None) -> None:
-        batch = rocksdict.WriteBatch(raw_mode=True) if batch is None else batch
+    def _flush(self, *, last: bool = False) -> None:
+        """Writes what is dirty. `last`: before a freeze."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
         for table in self._tables.values():
             if table.dirty:
                 table.flush(batch)
+        if last:
+            # After the tables, which take numbers.
+            self._meta.write(batch, self._tables, number=next(self._numbers))
         if not batch.is_empty():
             self.db.write(batch)
 
@@ -361,15 +359,13 @@ class _Meta:
                                f"{known[1]} {_schema(known[2])}: restore it from a savepoint, which can be converted")
         return known[0].to_bytes(HEAD_BYTES)
 
-    def changes(self, tables: Iterable[str], number: int) -> Any:
-        """A write-batch that says so, and deletes what no table has."""
-        batch = rocksdict.WriteBatch(raw_mode=True)
+    def write(self, batch: Any, tables: Iterable[str], *, number: int) -> None:
+        """Into a write-batch, in which what no table has is deleted."""
         for name in self.states.keys() - set(tables):
             head, _, _ = self.states.pop(name)
             batch.delete_range(head.to_bytes(HEAD_BYTES), (head + 1).to_bytes(HEAD_BYTES))
         batch[_META_KEY] = json.dumps({"version": _META_VERSION, "key": self.key, "key_group_count": self.key_group_count,
                                        "number": number, "states": self.states}).encode()
-        return batch
 
 
 _NATIVE_NAME = re.compile(r"\d+\.sst|CURRENT|(MANIFEST|OPTIONS)-\d+")
@@ -388,6 +384,13 @@ def _put_files(native: Path, live: Path) -> None:
                 except OSError:
                     pass
             shutil.copyfile(path, live / path.name)
+
+
+def _close(db: Any, folder: Folder) -> None:
+    """Before the folder goes, which is held until then: RocksDB writes its buffers, and where it can't, it waits and tries
+    again. What becomes of them is no matter any more."""
+    with contextlib.suppress(Exception):
+        db.close()
 
 
 def _spelled_schema(schema: pa.Schema) -> str:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -73,6 +74,16 @@ class SectionReader(Protocol):
         """Rows of the state, deleted ones included."""
 
 
+@dataclass(frozen=True, slots=True)
+class NativeFile:
+    """A file in a backend's own form. `immutable`: a file with this name is this file, in all snapshots of a backend's
+    life."""
+
+    local: str
+    path: Path
+    immutable: bool
+
+
 class FrozenState(Protocol):
     """A version of an operator's state that no longer changes. Made in O(1); read by a background thread, once."""
 
@@ -90,3 +101,12 @@ class FrozenState(Protocol):
 
     def release(self) -> None:
         """Called in the slot's loop when the snapshot was written or given up."""
+
+
+@runtime_checkable
+class FrozenFiles(FrozenState, Protocol):
+    """A frozen version that can also be kept as files in the backend's own form."""
+
+    native: str
+
+    def files(self) -> Iterable[NativeFile]: ...

@@ -101,6 +101,11 @@ class TimerQueue:
         assert self.state is not None
         for keys, rows in batches:
             self._backend.load(self.state, rows, known=known)
+            self.queue([(keys, rows)])
+
+    def queue(self, batches: Iterable[tuple[list[Any], pa.RecordBatch]]) -> None:
+        """The same for rows that the backend holds already."""
+        for keys, rows in batches:
             for key, times in zip(keys, to_list(rows.column("value")), strict=True):
                 self._heap.extend((at_ms, next(self._order), key) for at_ms in times)
         heapify(self._heap)

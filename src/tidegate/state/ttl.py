@@ -45,7 +45,7 @@ class Ttl:
 def declared_ttl(ttl: Duration | None, refresh: str) -> Ttl | None:
     """Of `ttl=` and `ttl_refresh=`. Raises `JobError` where they make no sense."""
     if refresh not in ("write", "read"):
-        raise JobError(f"ttl_refresh={refresh!r}: state lives on when it is written ('write'), or when it is written or read "
+        raise JobError(f"ttl_refresh={refresh!r}: state lives on when it is written ('write'), or when it is read, too "
                        f"('read')")
     if ttl is None:
         if refresh == "read":
@@ -82,10 +82,10 @@ def alive(value: Any, end: Any, *, shape: str, now_ms: int) -> tuple[Any, Any] |
     """What is left of a row, value and end; None where that is nothing."""
     if shape not in COLLECTIONS:
         return (value, end) if end > now_ms else None
-    if not end or min(end) > now_ms:
-        return value, end
-    if max(end) <= now_ms:
+    if not end or max(end) <= now_ms:
         return None
+    if min(end) > now_ms:
+        return value, end
     kept = [at > now_ms for at in end]
     ends = [at for at in end if at > now_ms]
     if shape == "map":

@@ -52,7 +52,7 @@ _LOOKS_HASHED = re.compile(rf".*-[0-9a-f]{{{_HASH_CHARS}}}")
 _ATTEMPT = re.compile(r"attempts/(\d{10,})")
 _ORIGIN = re.compile(r"origins/(\d{10,})-from-(\d{10,})-a(\d{10,})")
 _MANIFEST = re.compile(r"manifests/(\d{10,})-a(\d{10,})\.json")
-_STATE_FILE = re.compile(r"state/a(\d{10,})-e(\d{10,})-s(\d{5,})-([A-Za-z0-9_-]{1,64})\.tgs")
+_STATE_FILE = re.compile(r"state/a(\d{10,})-e(\d{10,})-s(\d{5,})-([A-Za-z0-9_-]{1,64})\.([A-Za-z0-9_-]{1,64}(?:\.sst)?)")
 _REQUEST = re.compile(r"requests/([0-9a-f]{32})\.json")
 _ANSWER = re.compile(r"requests/([0-9a-f]{32})-answer\.json")
 
@@ -160,10 +160,10 @@ def manifest_name(*, epoch: int, attempt: int) -> str:
     return f"{MANIFESTS}/{epoch:010d}-a{attempt:010d}.json"
 
 
-def state_file_name(*, attempt: int, operator: str, subtask: int, epoch: int) -> str:
-    """`operator` is the user's name for it."""
+def state_file_name(*, attempt: int, operator: str, subtask: int, epoch: int, local: str = "") -> str:
+    """`operator` is the user's name for it; `local` a backend's, for a file of its own."""
     assert attempt > 0 and subtask >= 0 and epoch > 0
-    return f"{STATE}/a{attempt:010d}-e{epoch:010d}-s{subtask:05d}-{slug(operator)}.tgs"
+    return f"{STATE}/a{attempt:010d}-e{epoch:010d}-s{subtask:05d}-{slug(operator)}.{local or 'tgs'}"
 
 
 def request_name(request: str) -> str:
@@ -216,7 +216,7 @@ def parse_state_file_name(name: str) -> StateFileName | None:
     if match is None:
         return None
     attempt, epoch, subtask = int(match[1]), int(match[2]), int(match[3])
-    exact = f"{STATE}/a{attempt:010d}-e{epoch:010d}-s{subtask:05d}-{match[4]}.tgs"
+    exact = f"{STATE}/a{attempt:010d}-e{epoch:010d}-s{subtask:05d}-{match[4]}.{match[5]}"
     if not (attempt and epoch) or exact != name:
         return None
     return StateFileName(attempt=attempt, epoch=epoch, subtask=subtask, operator=match[4])

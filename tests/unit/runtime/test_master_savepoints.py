@@ -262,7 +262,7 @@ def test_a_request_that_cant_be_met_is_answered_with_the_reason() -> None:
     files_at(to)["mine"] = b""
     world.turn(REQUESTS_EVERY_MS)
     world.held.deliver()
-    with pytest.raises(StoreError, match="AlreadyExists: .*not empty"):
+    with pytest.raises(StoreError, match=r"AlreadyExists: .*not empty"):
         wait_for_savepoint(world.store, request, timeout_s=0)
 
 
@@ -314,6 +314,20 @@ def test_an_attempt_that_fails_before_the_first_own_snapshot_begins_with_the_sav
     assert [report.restored_epoch for report in world.master.attempts] == [1, 1]
     world.turn(1_000)
     assert [report.epoch for report in world.master.epochs] == [2, 3]
+
+
+def test_once_the_job_has_snapshots_of_its_own_a_restart_doesnt_look_at_the_savepoint() -> None:
+    to = taken(World().run()).to
+    world = World(RESTARTS, restore=Restore(path=to)).run()
+    world.complete(1_000)
+    files_at(to)[layout.SAVEPOINT] = b"torn"
+    world.master.on_lost(0, "gone")
+    world.turn(500)
+    world.turn()
+    world.run()
+    assert world.master.attempts[-1].restored_epoch == 2
+    world.complete(1_000)
+    assert SnapshotCatalog(world.store).load(3).restored_from is not None
 
 
 @pytest.mark.parametrize("begun_with", ["nothing", "another savepoint"])

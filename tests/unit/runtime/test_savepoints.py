@@ -87,8 +87,8 @@ def test_a_savepoint_says_what_is_in_it(bench: Bench) -> None:
     manifest = find_restore_point(str(bench.folder / "sp")).manifest
     assert manifest.savepoint is not None
     assert manifest.job == "job" and manifest.key_group_count == 128
-    assert [(state.name, state.kind) for state in manifest.operators["ledger"].states][:2] == [
-        ("number", "keyed"), ("total", "keyed")]
+    assert {("number", "keyed"), ("total", "keyed")} <= {
+        (state.name, state.kind) for state in manifest.operators["ledger"].states}
     assert "Logical graph" in manifest.savepoint.graph and "Physical plan: 2 slots" in manifest.savepoint.graph
     assert {"tidegate", "python"} <= manifest.savepoint.versions.keys()
     assert set(manifest.savepoint.operator_bytes) == set(manifest.operators)
@@ -142,7 +142,7 @@ def test_snapshots_of_another_run_and_a_savepoint_are_a_contradiction(bench: Ben
 
 def test_a_path_with_nothing_there_is_told_before_anything_is_deployed(bench: Bench) -> None:
     handle = ledger(bench, restore_from=str(bench.folder / "nowhere"))
-    with pytest.raises(JobFailed, match="neither a savepoint .* nor a job's folder of snapshots .*: nothing is there"):
+    with pytest.raises(JobFailed, match=r"neither a savepoint .* nor a job's folder of snapshots .*: nothing is there"):
         handle.wait(60)
     assert handle.attempts == []
     with pytest.raises(JobError, match="no restore_from"):

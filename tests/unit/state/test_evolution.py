@@ -384,6 +384,20 @@ def test_the_columns_of_a_key_may_be_renamed_and_not_swapped() -> None:
                 new_key=parse_type("struct<b: long, a: long>"))
 
 
+def test_when_values_expire_is_passed_on_as_the_snapshot_has_it() -> None:
+    plain, mortal = tg.value("int", name="s"), tg.value("int", name="s", ttl="1 day")
+    wider, wider_mortal = tg.value("long", name="s"), tg.value("long", name="s", ttl="1 day")
+    rows = {False: [{"key": 1, "value": 2}], True: [{"key": 1, "value": 2, "expires": 5}]}
+    for old, new, notes in ((plain, wider, ()), (mortal, wider_mortal, ()), (plain, wider_mortal, ("has a ttl now",)),
+                            (mortal, wider, ("has no ttl any more",))):
+        found = evolved(old, new)
+        assert found.convert is not None and found.notes == ("value int → long", *notes)
+        before = pa.RecordBatch.from_pylist(rows[old is mortal], schema=old.info(LONG).schema)
+        assert found.convert(before).to_pylist() == rows[old is mortal]
+        assert found.convert(before).schema.field("value").type == LONG
+    assert evolved(plain, mortal) == Evolved(notes=("has a ttl now",))
+
+
 def test_states_are_described_for_people() -> None:
     assert described("keyed", "map", tg.map_("string", "int", name="s").info(pa.int64()).schema) == (
         "keyed map map<string,int> by long")

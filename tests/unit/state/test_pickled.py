@@ -6,8 +6,9 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -21,25 +22,35 @@ from tidegate.state.evolution import DeclaredState, described, evolve
 from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import OperatorStates
 from tidegate.state.pickled import Pickled, pickled, pickled_version
+from tidegate.state.rocksdb import RocksSettings
 from tidegate.state.sections import StateInfo, StateKind
 from tidegate.types import to_list
 
 LONG = pa.int64()
 
 
-def keyed(declared: Descriptor, key: Any = 1) -> Any:
+@pytest.fixture(params=["heap", "rocksdb"])
+def keyed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Descriptor], Any]]:
     """The state object of a descriptor, at a key."""
-    declared.name = declared.name or "s"
-    backend = HeapBackend(key_type=LONG, key_group_count=8)
-    state = backend.table(declared)
-    backend.cursor.key = key
-    return state
+    backends: list[Any] = []
+
+    def made(declared: Descriptor) -> Any:
+        declared.name = declared.name or "s"
+        backends.append(HeapBackend(key_type=LONG, key_group_count=8) if request.param == "heap" else
+                        RocksSettings("16 MB", str(tmp_path)).create(key_type=LONG, key_group_count=8))
+        state = backends[-1].table(declared)
+        backends[-1].cursor.key = 1
+        return state
+
+    yield made
+    for backend in backends if request.param == "rocksdb" else ():
+        backend.close()
 
 
 # ------------------------------------------------------------------------------------------------- how it is held
 
 
-def test_a_value_of_any_kind_is_given_back_equal_and_never_the_same() -> None:
+def test_a_value_of_any_kind_is_given_back_equal_and_never_the_same(keyed: Any) -> None:
     state = keyed(tg.value(pickled()))
     assert state.get() is None
     given = {"half": Fraction(1, 2), "seen": {1, 2}}
@@ -55,13 +66,13 @@ def test_a_value_of_any_kind_is_given_back_equal_and_never_the_same() -> None:
     assert state.get() is None
 
 
-def test_a_default_is_a_new_object_every_time() -> None:
+def test_a_default_is_a_new_object_every_time(keyed: Any) -> None:
     state = keyed(tg.value(pickled(), default=set()))
     state.get().add(1)
     assert state.get() == set()
 
 
-def test_lists_maps_reducing_and_aggregating_state_hold_pickled_values() -> None:
+def test_lists_maps_reducing_and_aggregating_state_hold_pickled_values(keyed: Any) -> None:
     items = keyed(tg.list_(pickled()))
     items.add({1})
     items.extend([{2}, None])
@@ -82,7 +93,7 @@ def test_lists_maps_reducing_and_aggregating_state_hold_pickled_values() -> None
     assert largest.get() == Fraction(1, 2)
 
 
-def test_an_accumulator_may_be_changed_in_place_or_replaced() -> None:
+def test_an_accumulator_may_be_changed_in_place_or_replaced(keyed: Any) -> None:
     def changed(seen: set[int], item: int) -> set[int]:
         seen.add(item)
         return seen
@@ -120,7 +131,7 @@ def test_operator_and_broadcast_state_hold_pickled_values() -> None:
 # ---------------------------------------------------------------------------------------------- what is refused
 
 
-def test_what_can_t_be_pickled_is_refused_by_the_state_s_name() -> None:
+def test_what_can_t_be_pickled_is_refused_by_the_state_s_name(keyed: Any) -> None:
     for state, give in ((keyed(tg.value(pickled(), name="lock")), "set"), (keyed(tg.list_(pickled(), name="lock")), "add"),
                         (keyed(tg.aggregating(pickled(), name="lock", create=list, add=lambda acc, x: x)), "add")):
         with pytest.raises(SchemaError, match=r"state 'lock' is declared with 'pickled\(version=1\)'.*can't be pickled"):

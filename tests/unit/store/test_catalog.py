@@ -571,3 +571,10 @@ def test_complete_snapshots_are_not_passed_over_where_origins_are_lost() -> None
 def test_no_snapshot_has_no_lineage() -> None:
     assert lineage({}, []) == []
     assert lineage(_origins((1, 0, 0), (2, 0, 0)), []) == []
+
+
+def test_an_attempt_can_be_claimed_above_another_stores() -> None:
+    catalog = SnapshotCatalog(MemoryStore())
+    assert catalog.claim_attempt(above=7) == 8
+    assert catalog.claim_attempt(above=3) == 9
+    assert catalog.attempts() == [8, 9]

@@ -103,3 +103,12 @@ def test_a_job_has_a_store_of_its_own(where: str, expected: str) -> None:
 def test_a_bad_name_is_a_store_error(name: str) -> None:
     with pytest.raises(StoreError):
         layout.check_name(name)
+
+
+def test_requests_and_answers_are_told_apart_and_nothing_else_is_one() -> None:
+    request = "0123456789abcdef" * 2
+    assert layout.parse_request_name(layout.request_name(request)) == request
+    assert layout.parse_answer_name(layout.answer_name(request)) == request
+    for name in (layout.answer_name(request), "requests/x.json", f"requests/{request}", f"requests/{request.upper()}.json"):
+        assert layout.parse_request_name(name) is None
+    assert layout.parse_answer_name(layout.request_name(request)) is None

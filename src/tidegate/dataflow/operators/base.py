@@ -7,7 +7,7 @@ are not seen here: the subtask freezes the operators of its chain one after the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,8 +47,20 @@ class KeyedBackend(Protocol):
         """Takes rows of a snapshot in. Before the first record. `known`: the next snapshot builds on that one, so that
         they are no changes."""
 
+    def begin_batch(self, keys: Sequence[Any]) -> None:
+        """Records of these keys come next, in one go."""
+
+    def end_batch(self) -> None:
+        """They have come."""
+
     def maintain(self, budget: int) -> None:
         """A step of whatever is to be done now and then. `budget` is in entries."""
+
+    def rows(self, state: str) -> Iterable[pa.RecordBatch]:
+        """All rows of a state. Before the first record."""
+
+    def close(self) -> None:
+        """Lets go of everything. What is frozen stays readable."""
 
     def freeze(self) -> FrozenState:
         """What changed since the last freeze, or all of the state as it is now; in O(1)."""
@@ -69,6 +81,7 @@ class OperatorContext:
     restored: Mapping[str, Iterable[pa.RecordBatch]] = field(default_factory=dict)   # rows of each state, its own only
     is_restored: bool = False                                 # False on the very first start
     goes_on: bool = False                                     # whether the next snapshot builds on the restored one
+    is_native: bool = False                                   # the backend has the keyed state already, in its own files
 
     def rows(self, state: str) -> Iterator[pa.RecordBatch]:
         return iter(self.restored.get(state, ()))

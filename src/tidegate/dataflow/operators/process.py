@@ -171,6 +171,10 @@ class ProcessOperator(Operator):
             setattr(self._function, attribute, owner(descriptor))
         for state, batches in context.restored.items():
             self._load(state, batches, known=context.goes_on)
+        if context.is_native:
+            for queue in (self._event, self._processing):
+                assert queue is not None and queue.state is not None and self._backend is not None
+                queue.queue((key_list(rows.column("key")), rows) for rows in self._backend.rows(queue.state))
         self._methods = self._ports()
         self._on_timer = getattr(self._function, "on_timer", None)
         self._call(self._function.open, self._context)
@@ -178,8 +182,14 @@ class ProcessOperator(Operator):
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         columns = list(map(to_list, batch.columns))
         records = map(tuple.__new__, repeat(self._row_classes[port]), zip(*columns, strict=True))
-        keys = self._key_list(batch, columns, port) if self._keyed else None
-        self._emit_all(self._process(self._methods[port], records, keys))
+        if self._backend is None:
+            self._emit_all(self._process(self._methods[port], records, None))
+            return
+        keys = self._key_list(batch, columns, port)
+        self._backend.begin_batch(keys)
+        out = self._process(self._methods[port], records, keys)
+        self._backend.end_batch()
+        self._emit_all(out)
 
     def on_watermark(self, at_ms: int) -> None:
         self._context.watermark_ms = at_ms
@@ -209,6 +219,8 @@ class ProcessOperator(Operator):
 
     def close(self) -> None:
         self._call(self._function.close)
+        if self._backend is not None:
+            self._backend.close()
 
     # Inside.
 
@@ -259,14 +271,14 @@ class ProcessOperator(Operator):
                 assert self._backend is not None
                 self._backend.load(state, rows, known=known)
 
-    def _key_list(self, batch: pa.RecordBatch, columns: Sequence[list[Any]], port: int) -> Iterable[Any]:
+    def _key_list(self, batch: pa.RecordBatch, columns: Sequence[list[Any]], port: int) -> Sequence[Any]:
         """The records' keys; `columns` are the batch's, as Python values already."""
         parts = []
         for name in self._keys[port]:
             index = batch.schema.get_field_index(name)
             column = batch.column(index)
             parts.append(columns[index] if held_as_it_is(column.type) else key_list(column))
-        return parts[0] if len(parts) == 1 else zip(*parts, strict=True)
+        return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
 
     def _fire(self, timers: TimerQueue, now_ms: int) -> None:
         out: list[Any] = []

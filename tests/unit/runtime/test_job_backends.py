@@ -1,0 +1,89 @@
+"""A job gives the same output whatever its backend is, through kills, and when the backend or the parallelism changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+import tidegate as tg
+from tests.jobs import build_ledger, check_clean, check_ledger, committed, completed, until
+from tests.unit.runtime.conftest import Bench
+from tidegate.runtime.settings import Backend
+from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.layout import job_address
+from tidegate.store.manifest import Manifest
+from tidegate.store.opening import open_store
+from tidegate.testing.processes import ProcessJob
+
+ROWS = 20_000
+BACKENDS: dict[str, Backend] = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="16 MB")}
+
+
+def ledger(bench: Bench, backend: str, *, slots: int = 2, rate: float = 5_000, every: Any = "100 ms") -> tg.Handle:
+    job = ProcessJob("job", slots=slots, restart=tg.FixedDelay(attempts=20, delay_ms=0), backend=BACKENDS[backend],
+                     snapshots=tg.Snapshots(to=str(bench.snapshots), every=every))
+    build_ledger(job, tg.sinks.parquet(bench.out), rows=ROWS, rate=rate, gate=bench.folder / "gate")
+    return bench.start(job)
+
+
+def newest(bench: Bench) -> Manifest:
+    catalog = SnapshotCatalog(open_store(job_address(str(bench.snapshots), "job")))
+    return catalog.load(catalog.epochs()[-1])
+
+
+def forms(bench: Bench) -> set[str]:
+    return {file.form for piece in newest(bench).operators["ledger"].pieces for file in piece.files}
+
+
+def finish(bench: Bench, handle: tg.Handle) -> None:
+    bench.open_gate()
+    assert handle.wait(60) is tg.Status.FINISHED
+    check_ledger(committed(bench.out), ROWS)
+    check_clean(bench.snapshots, "job", bench.out)
+
+
+def more(handle: tg.Handle, count: int) -> None:
+    before = len(completed(handle))
+    until(lambda: len(completed(handle)) >= before + count, f"{count} more snapshots", handle=handle)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_killed_slots_come_back_with_their_state(bench: Bench, backend: str) -> None:
+    handle = ledger(bench, backend)
+    for _ in range(3):
+        more(handle, 3)
+        assert forms(bench) == {"rows" if backend == "heap" else "rocksdb"}
+        attempts = len(handle.attempts)
+        os.kill(handle.attempts[-1].slots[0], signal.SIGKILL)
+        until(lambda attempts=attempts: len(handle.attempts) > attempts and handle.status is tg.Status.RUNNING,
+              "the next attempt", handle=handle)
+    finish(bench, handle)
+
+
+def test_only_new_files_of_rocksdb_are_uploaded(bench: Bench) -> None:
+    handle = ledger(bench, "rocksdb")
+    more(handle, 4)
+    pieces = newest(bench).operators["ledger"].pieces
+    files = [file for piece in pieces for file in piece.files if file.local.endswith(".sst")]
+    epochs = {file.name.split("-e")[1][:10] for file in files}
+    assert len(files) >= 3 and len(epochs) >= 2, "files of several epochs make up one snapshot"
+    finish(bench, handle)
+
+
+@pytest.mark.parametrize(("first", "second"), [("heap", "rocksdb"), ("rocksdb", "heap"), ("rocksdb", "rocksdb")])
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_job_goes_on_with_another_backend_at_another_parallelism(bench: Bench, first: str, second: str, slots: int,
+                                                                   clean: bool) -> None:
+    """After a stop the snapshot is rows; after a cancel it is what the backend had."""
+    handle = ledger(bench, first)
+    more(handle, 2)
+    assert (handle.stop() if clean else handle.cancel()).terminal
+    assert forms(bench) == {"rows" if clean or first == "heap" else "rocksdb"}
+    again = ledger(bench, second, slots=slots)
+    assert until(lambda: again.attempts and again.attempts[0].restored_epoch, "the restore", handle=again)
+    more(again, 2)
+    finish(bench, again)

@@ -124,6 +124,8 @@ class TimedTable(HeapTable):
         self.listed = 0
         if not self.main:
             self.main = {}      # a dictionary keeps the room that it had
+            if self.alone:
+                self.fresh = {}
 
     def look_at(self, key: Any, now: int) -> int:
         """A key whose slice is over, and which isn't listed any more; how many entries that took."""

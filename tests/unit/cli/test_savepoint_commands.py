@@ -113,7 +113,7 @@ def test_a_running_job_makes_a_savepoint_for_another_process(tmp_path: Path) -> 
     build_ledger(job, tg.sinks.parquet(tmp_path / "out"), rows=None, rate=5_000)
     handle = job.start()
     try:
-        until(lambda: list((tmp_path / "snapshots").rglob("attempts/*")), "an attempt was claimed")
+        until(lambda: list((tmp_path / "snapshots").rglob("attempts/" + "[0-9]" * 10)), "an attempt was claimed")
         found = run_json("savepoint", "create", tmp_path / "snapshots", tmp_path / "savepoint", "--timeout", 60)
     finally:
         handle.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
@@ -23,25 +24,44 @@ def chunk(keys: list[int], first_value: int = 0) -> pa.RecordBatch:
                            schema=SCHEMA)
 
 
-def rows(sections: list[Section]) -> list[tuple[int, int, int]]:
-    return [(section.group or 0, *row) for section in sections
-            for row in zip(*(column.to_pylist() for column in section.rows.columns), strict=True)]
+def rows(sections: list[Section], of_key: list[int]) -> list[tuple[int, int, int]]:
+    """Sorted by key-group, and otherwise as they come."""
+    found = [(of_key[key], key, value) for section in sections
+             for key, value in zip(*(column.to_pylist() for column in section.rows.columns), strict=True)]
+    return sorted(found, key=lambda row: row[0])
 
 
-@given(sizes=st.lists(st.integers(0, 5), max_size=12), groups=st.integers(1, 9), run_rows=st.integers(1, 20))
-def test_every_row_is_in_the_section_of_its_group_in_the_order_it_came(sizes: list[int], groups: int, run_rows: int) -> None:
+@given(sizes=st.lists(st.integers(0, 5), max_size=12), groups=st.integers(1, 9), run_rows=st.integers(1, 20),
+       section_rows=st.integers(1, 9))
+def test_every_row_is_in_the_section_of_its_group_in_the_order_it_came(sizes: list[int], groups: int, run_rows: int,
+                                                                       section_rows: int) -> None:
     chunks, count = [], 0
     for size in sizes:
         chunks.append(chunk(list(range(count, count + size)), first_value=count))
         count += size
-    real, cutting.RUN_ROWS = cutting.RUN_ROWS, run_rows
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cutting, "RUN_ROWS", run_rows)
+        patched.setattr(cutting, "SECTION_ROWS", section_rows)
         sections = list(cut_by_group("state", iter(chunks), groups))
-    finally:
-        cutting.RUN_ROWS = real
     of_key = groups_of(hash_columns([pa.array(range(count), pa.int64())]), groups).tolist() if count else []
-    assert rows(sections) == sorted((group, key, key) for key, group in enumerate(of_key))
+    assert rows(sections, of_key) == sorted((group, key, key) for key, group in enumerate(of_key))
     assert all(section.rows.num_rows and section.state == "state" for section in sections)
+    for one, other in pairwise(sections):
+        assert one.groups is not None and other.groups is not None
+        assert one.groups == other.groups or one.groups.stop <= other.groups.start
+    for section in sections:
+        assert section.groups is not None
+        few = {of_key[key] for key in section.rows.column("key").to_pylist()}
+        assert min(few) >= section.groups.start and max(few) < section.groups.stop
+        short = section.rows.num_rows - of_key.count(section.groups.stop - 1)
+        assert len(section.groups) == 1 or short < section_rows, "several groups only where they have few rows"
+
+
+def test_sections_begin_and_end_where_there_are_rows() -> None:
+    """Those of a block of key-groups must not reach into the next one's."""
+    sections = list(cut_by_group("state", [chunk([7])], 128))
+    (group,) = groups_of(hash_columns([pa.array([7])]), 128).tolist()
+    assert [section.groups for section in sections] == [range(group, group + 1)]
 
 
 def test_a_section_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +69,7 @@ def test_a_section_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     sections = list(cut_by_group("state", (chunk([number] * 4) for number in range(50)), 1))
     assert sum(section.rows.num_rows for section in sections) == 200
     assert max(section.rows.num_rows for section in sections) < 10 + 4
-    assert {section.group for section in sections} == {0}
+    assert {section.groups for section in sections} == {range(1)}
 
 
 def test_no_rows_are_no_sections() -> None:

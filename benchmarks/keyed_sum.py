@@ -26,7 +26,7 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     bare = bare_loop(int(BARE_ROWS * scale))
     yield common | {"against": "bare python loop", "ratio": round(ours.records_per_s / bare, 4),
                     "peer_records_per_s": round(bare)}
-    peer = peers.transform_with_state(rows_per_batch=int(100_000 * scale), batches=2)
+    peer = peers.transform_with_state(rows_per_batch=int(100_000 * scale), batches=2, keys=KEYS)
     ratio = ours.records_per_s / peer["records_per_s"]
     yield common | {"against": "pyspark transformWithState (rows)", "ratio": round(ratio, 1), "peer": peer,
                     "peer_records_per_s": round(peer["records_per_s"])}

@@ -13,9 +13,9 @@ _HERE = Path(__file__).resolve().parent
 _ENVIRONMENT = _HERE.parent / ".venv-peers"
 
 
-def transform_with_state(*, rows_per_batch: int, batches: int) -> dict[str, Any]:
+def transform_with_state(*, rows_per_batch: int, batches: int, keys: int) -> dict[str, Any]:
     """The same running sum as a PySpark `transformWithState` (rows) query."""
-    return _run("transform_with_state.py", str(rows_per_batch), str(batches))
+    return _run("transform_with_state.py", str(rows_per_batch), str(batches), str(keys))
 
 
 def _run(script: str, *arguments: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
-KEYS = 100_000
 WARM_UP_BATCHES = 2
 
 
@@ -36,7 +35,7 @@ class KeyedSum(StatefulProcessor):
         pass
 
 
-def main(rows_per_batch: int, batches: int) -> None:
+def main(rows_per_batch: int, batches: int, keys: int) -> None:
     spark = (SparkSession.builder.master("local[2]").appName("transformWithState")
              .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
              .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
@@ -47,7 +46,7 @@ def main(rows_per_batch: int, batches: int) -> None:
              .getOrCreate())
     spark.sparkContext.setLogLevel("ERROR")
     source = (spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch).load()
-              .select(F.pmod(F.xxhash64("value"), F.lit(KEYS)).alias("key"), (F.col("value") % 64).alias("amount")))
+              .select(F.pmod(F.xxhash64("value"), F.lit(keys)).alias("key"), (F.col("value") % 64).alias("amount")))
     query = (source.groupBy("key")
              .transformWithState(statefulProcessor=KeyedSum(), outputStructType="key long, total long", outputMode="Update",
                                  timeMode="None")
@@ -61,9 +60,9 @@ def main(rows_per_batch: int, batches: int) -> None:
     rows = sum(progress.numInputRows for progress in counted)
     seconds = sum(progress.durationMs["triggerExecution"] for progress in counted) / 1000
     print(json.dumps({"records": rows, "seconds": round(seconds, 2), "records_per_s": round(rows / seconds, 1),
-                      "rows_per_batch": rows_per_batch, "keys": KEYS}))
+                      "rows_per_batch": rows_per_batch, "keys": keys}))
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

@@ -39,7 +39,9 @@ from tidegate.runtime.master import Master
 from tidegate.runtime.messages import Message, Register, from_wire, to_wire
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.slot import Slot, SlotWorld
+from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.opening import open_store
 
 MASTER_TICK_S = 0.01
@@ -268,6 +270,13 @@ def _keep_freed_memory() -> None:
             mallopt(option, KEPT_BYTES)
 
 
+def _slot_store(launch: SlotLaunch) -> Store:
+    store, snapshots = open_store(launch.store), launch.settings.snapshots
+    if snapshots.local_copies is None:
+        return store
+    return LocalCopyStore(store, snapshots.local_copies, limit_bytes=snapshots.local_copies_bytes)
+
+
 class SlotHost:
     """One slot with its sockets."""
 
@@ -278,7 +287,7 @@ class SlotHost:
         self._network = TcpNetwork(identity=identity, bind_host=launch.settings.tuning.bind_host, selector=self._selector)
         self._link = connect_link(master, identity, {"slot": index}, timeout_s=CONNECT_TIMEOUT_S)
         self._orphaned = False
-        world = SlotWorld(network=_Connecting(self._network), store=open_store(launch.store), clock=SystemClock(),
+        world = SlotWorld(network=_Connecting(self._network), store=_slot_store(launch), clock=SystemClock(),
                           background=self._background, tell=lambda message: self._link.send(to_wire(message)))
         self._slot = Slot(index, plan=launch.plan, settings=launch.settings, attempt=identity.attempt, world=world)
         self._link.attach(self._selector, on_message=self._said, on_lost=self._lost)

@@ -25,7 +25,8 @@ class Snapshots:
     """How often the job's state is kept, and where.
 
     `every=None` takes a snapshot only at the end of bounded input, at `stop()` and at `handle.snapshot()`. `retain`
-    complete snapshots are kept; older ones are deleted.
+    complete snapshots are kept; older ones are deleted. `local_copies` is a folder on the slots' own disks: what they write
+    is kept there, too, up to `local_copies_bytes`, so that a slot that comes back on its host need not download it.
     """
 
     to: str
@@ -34,6 +35,8 @@ class Snapshots:
     timeout: Duration = "10 minutes"
     tolerable_failures: int = 3
     retain: int = 2
+    local_copies: str | None = None
+    local_copies_bytes: int = 16 << 30
 
     def __post_init__(self) -> None:
         if self.retain < 1:
@@ -44,6 +47,8 @@ class Snapshots:
             raise JobError(f"Snapshots(timeout={self.timeout!r}): no snapshot would ever be complete in time")
         if self.tolerable_failures < 0:
             raise JobError(f"Snapshots(tolerable_failures={self.tolerable_failures}): 0 or more may fail in a row")
+        if self.local_copies_bytes < 1:
+            raise JobError(f"Snapshots(local_copies_bytes={self.local_copies_bytes}): give a number of bytes")
         self.coordinator_settings()
 
     def coordinator_settings(self) -> CoordinatorSettings:

@@ -58,6 +58,7 @@ from tidegate.runtime.subtask import InnerSubtask, Input, Part, SourceSubtask, S
 from tidegate.state.sections import StateKind
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.manifest import FileEntry, Manifest
 from tidegate.store.savepoints import load_savepoint
 
@@ -276,6 +277,8 @@ class Slot:
             return None
         if restore_from is None:
             store, manifest = self._world.store, SnapshotCatalog(self._world.store).load(epoch)
+            if isinstance(store, LocalCopyStore):
+                store.adopt(manifest.files())
         else:
             store, manifest = load_savepoint(restore_from)
         plan = plan_restore(manifest, operators=declared_operators(self._plan), key_group_count=self._plan.key_group_count,

@@ -124,6 +124,12 @@ def open_db(folder: Path, memory: SlotMemory, *, read_only: bool = False) -> Any
     return db
 
 
+def link_files(db: Any, place: Path) -> None:
+    """What the database holds now, as a database in a new folder: hard links, and copies of its small files. The name is
+    RocksDB's; here it is a freeze."""
+    rocksdict.Checkpoint(db).create_checkpoint(str(place))
+
+
 def scan_prefix(db: Any, start: bytes) -> Iterator[tuple[bytes, bytes]]:
     """What is under keys that begin like this, in order."""
     for key, value in db.items(from_key=start):

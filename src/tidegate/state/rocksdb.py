@@ -41,7 +41,15 @@ from tidegate.errors import JobError, RestoreError
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import Cursor
 from tidegate.state.rocks_collections import RocksList, RocksMap
-from tidegate.state.rocks_db import MIN_MEMORY_BYTES, SlotMemory, open_db, require_rocksdict, rocksdict, scan_prefix
+from tidegate.state.rocks_db import (
+    MIN_MEMORY_BYTES,
+    SlotMemory,
+    link_files,
+    open_db,
+    require_rocksdict,
+    rocksdict,
+    scan_prefix,
+)
 from tidegate.state.rocks_folder import Folder
 from tidegate.state.rocks_keys import KeySpelling, Spelled, as_list, keys_to_arrow
 from tidegate.state.rocks_reading import StateReader
@@ -189,7 +197,7 @@ class RocksBackend:
         self._flush(last=True)
         self._frozen_count += 1
         place = self._folder.place(f"frozen-{self._frozen_count}")
-        rocksdict.Checkpoint(self.db).create_checkpoint(str(place))
+        link_files(self.db, place)
         heads = {name: table.head for name, table in self._tables.items()}
         return FrozenRocks(place, tuple(table.info for table in self._tables.values()), heads, self._spelling,
                            folder=self._folder, memory=self._memory)

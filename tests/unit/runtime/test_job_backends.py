@@ -22,9 +22,10 @@ ROWS = 20_000
 BACKENDS: dict[str, Backend] = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="16 MB")}
 
 
-def ledger(bench: Bench, backend: str, *, slots: int = 2, rate: float = 5_000, every: Any = "100 ms") -> tg.Handle:
+def ledger(bench: Bench, backend: str, *, slots: int = 2, rate: float = 5_000, every: Any = "100 ms",
+           **snapshots: Any) -> tg.Handle:
     job = ProcessJob("job", slots=slots, restart=tg.FixedDelay(attempts=20, delay_ms=0), backend=BACKENDS[backend],
-                     snapshots=tg.Snapshots(to=str(bench.snapshots), every=every))
+                     snapshots=tg.Snapshots(to=str(bench.snapshots), every=every, **snapshots))
     build_ledger(job, tg.sinks.parquet(bench.out), rows=ROWS, rate=rate, gate=bench.folder / "gate")
     return bench.start(job)
 
@@ -86,4 +87,26 @@ def test_a_job_goes_on_with_another_backend_at_another_parallelism(bench: Bench,
     again = ledger(bench, second, slots=slots)
     assert until(lambda: again.attempts and again.attempts[0].restored_epoch, "the restore", handle=again)
     more(again, 2)
+    finish(bench, again)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_slot_that_comes_back_reads_its_local_copies(bench: Bench, backend: str) -> None:
+    """The state files in the store are made unreadable while no slot runs: only the copies can bring the job back."""
+    copies = bench.folder / "copies"
+    handle = ledger(bench, backend, local_copies=str(copies), every=None)
+    until(lambda: sum(counts["records_in"] for counts in handle.metrics.values()), "records", handle=handle)
+    handle.snapshot()
+    assert handle.cancel() is tg.Status.CANCELLED
+    assert len(list(copies.rglob("*e0000000001*"))) >= 4, "what the slots wrote"
+    hidden = {path: path.read_bytes() for path in bench.snapshots.rglob("state/*")}
+    for path, content in hidden.items():
+        path.write_bytes(bytes(len(content)))
+
+    again = ledger(bench, backend, local_copies=str(copies), every=None)
+    until(lambda: again.status is tg.Status.RUNNING, "the job to run", handle=again)
+    assert again.attempts[-1].restored_epoch == 1 and not again.failures
+    for path, content in hidden.items():
+        if path.exists():
+            path.write_bytes(content)
     finish(bench, again)

@@ -565,10 +565,10 @@ def test_what_expired_meanwhile_is_not_taken_in_and_leaves_the_chain(shape: str,
     backend, state = backend_with(declared(shape, ttl=TTL_MS), clock)
     for backend.cursor.key in (1, 2):
         write(shape, state, 1)
-        clock.now_ms += 50
+        clock.now_ms += 40
     frozen = backend.freeze()
     (rows,) = [pa.concat_batches(rows_of([frozen]))]
-    clock.now_ms += 10
+    clock.now_ms += 30
     second, again = backend_with(declared(shape, ttl=TTL_MS), clock)
     second.load("state", rows, known=known)
     check_lists(again)
@@ -576,7 +576,7 @@ def test_what_expired_meanwhile_is_not_taken_in_and_leaves_the_chain(shape: str,
         assert (read(shape, again) != nothing(shape)) is there
     written = {section.deleted: to_list(section.rows.column("key")) for section in second.freeze().sections()}
     assert written == ({True: [1]} if known else {False: [2]})
-    clock.now_ms += 40
+    clock.now_ms += 30
     second.cursor.key = 2
     assert read(shape, again) == nothing(shape), "it goes on with the end that it had"
 
@@ -608,10 +608,10 @@ def test_state_that_loses_its_ttl_keeps_what_was_left_of_it(shape: str) -> None:
     backend, state = backend_with(declared(shape, ttl=TTL_MS), clock)
     for backend.cursor.key in (1, 2):
         write(shape, state, 1)
-        clock.now_ms += 50
+        clock.now_ms += 40
     before = read(shape, state)
     rows = rows_of([backend.freeze()])
-    clock.now_ms += 10
+    clock.now_ms += 30
     second, again = backend_with(declared(shape), clock)
     for batch in rows:
         second.load("state", batch, known=False)

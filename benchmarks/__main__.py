@@ -8,13 +8,26 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks import keyed_sum, latency, snapshot_overhead, snapshot_pause
+from benchmarks import (
+    backend_throughput,
+    incremental,
+    keyed_sum,
+    latency,
+    rescale,
+    restore,
+    snapshot_overhead,
+    snapshot_pause,
+)
 
 BENCHMARKS: dict[str, Callable[[float], Iterator[dict[str, Any]]]] = {
     "keyed-sum": keyed_sum.run,
     "snapshot-overhead": snapshot_overhead.run,
     "snapshot-pause": snapshot_pause.run,
     "latency": latency.run,
+    "incremental": incremental.run,
+    "backend-throughput": backend_throughput.run,
+    "rescale": rescale.run,
+    "restore": restore.run,
 }
 
 

@@ -13,6 +13,7 @@ from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProces
 from tidegate.errors import JobError, JobFailed, SourceError, TidegateError
 from tidegate.protocol.restart import Exponential, FixedDelay, NoRestart
 from tidegate.runtime.handle import Handle
+from tidegate.runtime.job import plan_restore
 from tidegate.runtime.reports import Status
 from tidegate.runtime.settings import Heap as heap
 from tidegate.runtime.settings import Snapshots, Tuning
@@ -27,5 +28,5 @@ __all__ = [
     "BroadcastProcess", "CoProcess", "Exponential", "FixedDelay", "Handle", "Job", "JobError", "JobFailed", "KeyedProcess",
     "NoRestart", "Process", "Sink", "SinkContext", "SinkWriter", "Snapshots", "Source", "SourceContext", "SourceError",
     "SourceReader", "Status", "TidegateError", "Tuning", "aggregating", "broadcast_map", "heap", "list", "map",
-    "operator_list", "pickled", "reducing", "rocksdb", "sinks", "sources", "value",
+    "operator_list", "pickled", "plan_restore", "reducing", "rocksdb", "sinks", "sources", "value",
 ]

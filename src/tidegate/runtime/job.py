@@ -22,10 +22,12 @@ from tidegate.runtime.deployment import Deployer
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.hosting import MasterHost, SlotLaunch
 from tidegate.runtime.reports import Status
+from tidegate.runtime.restore_plan import RestorePlan, declared_operators
+from tidegate.runtime.restore_plan import plan_restore as plan_for
 from tidegate.runtime.settings import DEFAULT_RESTART, Backend, Heap, JobSettings, Snapshots, Tuning
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
-from tidegate.store.savepoints import resolved, versions_here
+from tidegate.store.savepoints import find_restore_point, resolved, versions_here
 
 _SECRET_BYTES = 32
 
@@ -113,3 +115,14 @@ class Job(Pipeline):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, slots={self.slots})"
+
+
+def plan_restore(job: Job, path: str) -> RestorePlan:
+    """What would happen to every state if the job began with what is at this path, a path as `restore_from` takes it.
+
+    Only the manifest is read, nothing is written and nothing starts. Print what this returns; its `check()` raises what the
+    job would fail with.
+    """
+    plan, settings = job.plan(), job._settings
+    return plan_for(find_restore_point(resolved(path)).manifest, operators=declared_operators(plan),
+                    key_group_count=plan.key_group_count, drop=settings.drop_state)

@@ -203,7 +203,8 @@ class Master:
         match message:
             case Register(_, host, port, pid):
                 self._on_register(slot, (host, port), pid)
-            case Ready():
+            case Ready(_, restored):
+                self.attempts[-1].restored[slot] = restored
                 self._on_ready(slot)
             case Acknowledge(vertex, subtask, epoch, operators, stats):
                 self._on_acknowledge(SubtaskId(vertex, subtask), epoch, operators, stats)

@@ -16,7 +16,7 @@ from pathlib import Path
 from tidegate.errors import CorruptFile
 from tidegate.state.rocksdb import NATIVE, native_sections
 from tidegate.state.sections import NativeFile, Section, StateInfo, StateKind
-from tidegate.store.base import Store
+from tidegate.store.base import Readable, Store
 from tidegate.store.manifest import FileEntry
 
 CHUNK_BYTES = 1 << 20
@@ -36,7 +36,7 @@ def upload(store: Store, file: NativeFile, *, name: str) -> FileEntry:
     return FileEntry(name=name, bytes=size_bytes, checksum=checksum, form=NATIVE, local=file.local)
 
 
-def download(store: Store, files: Iterable[FileEntry], folder: Path) -> None:
+def download(store: Readable, files: Iterable[FileEntry], folder: Path) -> None:
     """Puts the files into the folder under their own names. None of them is there unverified."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for file in files:
@@ -54,7 +54,7 @@ def download(store: Store, files: Iterable[FileEntry], folder: Path) -> None:
 class NativeReader:
     """The keyed states of a native piece, as sections. The files are downloaded when they are first needed."""
 
-    def __init__(self, store: Store, files: Sequence[FileEntry], states: Sequence[StateInfo], *,
+    def __init__(self, store: Readable, files: Sequence[FileEntry], states: Sequence[StateInfo], *,
                  key_group_count: int) -> None:
         self._store = store
         self._files = files

@@ -70,6 +70,7 @@ class AttemptReport:
     restored_epoch: int | None
     running_ms: int | None = None
     slots: dict[int, int] = field(default_factory=dict)    # process id by slot
+    restored: dict[int, dict[str, Any]] = field(default_factory=dict)      # by slot, the bytes it read and the ms it took
     restored_from: str | None = None                       # where, if not the job's own snapshots
     first_record_ms: int | None = None
     ended_ms: int | None = None

@@ -18,11 +18,11 @@ from tidegate.runtime.snapshots import row_reader
 from tidegate.state.format import StateFileReader
 from tidegate.state.merging import resolved_rows
 from tidegate.state.sections import SectionReader, StateInfo
-from tidegate.store.base import Store
+from tidegate.store.base import Readable
 from tidegate.store.manifest import ROWS, Manifest, OperatorEntry, PieceEntry, StateEntry
 
 
-def restored_rows(manifest: Manifest, operator: str, *, store: Store, subtask: int, parallelism: int,
+def restored_rows(manifest: Manifest, operator: str, *, store: Readable, subtask: int, parallelism: int,
                   plan: RestorePlan | None = None) -> Mapping[str, Iterable[pa.RecordBatch]]:
     """The rows of each state that belong to this subtask now. Read when iterated, once.
 
@@ -57,7 +57,7 @@ class _Piece:
     items: StateFileReader | None
 
     @classmethod
-    def of(cls, piece: PieceEntry, entry: OperatorEntry, *, store: Store, key_group_count: int) -> _Piece:
+    def of(cls, piece: PieceEntry, entry: OperatorEntry, *, store: Readable, key_group_count: int) -> _Piece:
         rows = [row_reader(store, file) for file in piece.files if file.form == ROWS]
         native = [file for file in piece.files if file.form != ROWS]
         keyed: Sequence[SectionReader] = rows

@@ -56,7 +56,7 @@ from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.snapshots import Chain, PartWriter, chain_to_go_on_from
 from tidegate.runtime.subtask import InnerSubtask, Input, Part, SourceSubtask, Subtask
 from tidegate.state.sections import StateKind
-from tidegate.store.base import Store
+from tidegate.store.base import CountedReads, Readable, Store
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.manifest import FileEntry, Manifest
@@ -193,8 +193,12 @@ class Slot:
     def _handle(self, message: Message) -> None:
         match message:
             case Deploy(addresses, epoch, restore_from):
-                self._deploy([(host, port) for host, port in addresses], self._restore_point(epoch, restore_from))
-                self._world.tell(Ready(self.index))
+                started = time.perf_counter()
+                point = self._restore_point(epoch, restore_from)
+                self._deploy([(host, port) for host, port in addresses], point)
+                restored = {} if point is None else {"bytes": point.store.bytes,
+                                                     "ms": round((time.perf_counter() - started) * 1000, 3)}
+                self._world.tell(Ready(self.index, restored))
             case Start():
                 self._running = True
             case Trigger(epoch, ending, full, base):
@@ -283,7 +287,7 @@ class Slot:
             store, manifest = load_savepoint(restore_from)
         plan = plan_restore(manifest, operators=declared_operators(self._plan), key_group_count=self._plan.key_group_count,
                             drop=self._settings.drop_state)
-        return _RestorePoint(store, manifest, plan, is_own=restore_from is None)
+        return _RestorePoint(CountedReads(store), manifest, plan, is_own=restore_from is None)
 
     def _deploy(self, addresses: Sequence[tuple[str, int]], point: _RestorePoint | None) -> None:
         channels = _Channels(self._plan, self.index, self._world.network, addresses)
@@ -338,17 +342,17 @@ class Slot:
             job=self._settings.name, subtask=self.index, parallelism=vertex.parallelism, attempt=self._attempt,
             key_group_count=self._plan.key_group_count, now_ms=self._world.clock.now_ms,
             deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
-            make_backend=partial(self._make_backend, files), restored=restored, is_restored=point is not None,
-            goes_on=chain is not None, is_native=bool(files))
+            make_backend=partial(self._make_backend, None if point is None else point.store, files), restored=restored,
+            is_restored=point is not None, goes_on=chain is not None, is_native=bool(files))
 
-    def _make_backend(self, files: Sequence[FileEntry], key_type: pa.DataType) -> KeyedBackend:
+    def _make_backend(self, store: Readable | None, files: Sequence[FileEntry], key_type: pa.DataType) -> KeyedBackend:
         backend = self._settings.backend
         rest: dict[str, Any] = dict(key_type=key_type, key_group_count=self._plan.key_group_count,
                                     now_ms=self._world.clock.now_ms)
-        if not files:
+        if store is None or not files:
             return backend.create(**rest)
         with tempfile.TemporaryDirectory(prefix="tidegate-native-", dir=backend.folder) as folder:
-            download(self._world.store, files, Path(folder))
+            download(store, files, Path(folder))
             return backend.create(**rest, native=Path(folder))
 
 
@@ -356,7 +360,7 @@ class Slot:
 class _RestorePoint:
     """What a slot begins with. `is_own`: it is one of the job's own snapshots, which the next one may build on."""
 
-    store: Store
+    store: CountedReads
     manifest: Manifest
     plan: RestorePlan
     is_own: bool

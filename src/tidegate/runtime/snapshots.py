@@ -28,7 +28,7 @@ from tidegate.state.format import StateFileEncoder, StateFileReader
 from tidegate.state.merging import LayerInMemory, merged_sections
 from tidegate.state.operator_state import FrozenParts
 from tidegate.state.sections import FrozenFiles, FrozenState, Section, SectionReader, StateInfo, StateKind
-from tidegate.store.base import Store
+from tidegate.store.base import Readable, Store
 from tidegate.store.layout import state_file_name
 from tidegate.store.manifest import ROWS, FileEntry, Manifest, PieceEntry, StateEntry
 
@@ -132,7 +132,7 @@ class PartWriter:
         return [row_reader(self._store, file) for file in chain]
 
 
-def row_reader(store: Store, file: FileEntry) -> StateFileReader:
+def row_reader(store: Readable, file: FileEntry) -> StateFileReader:
     assert file.form == ROWS, file
     return StateFileReader(partial(store.read, file.name), name=file.name, bytes=file.bytes, index_bytes=file.index_bytes,
                            index_checksum=file.index_checksum)

@@ -17,7 +17,26 @@ from collections.abc import Iterable
 from typing import Protocol
 
 
-class Store(Protocol):
+class Readable(Protocol):
+    """All that a restore needs of a store."""
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes: ...
+
+
+class CountedReads:
+    """A store's `read`, and how much came of it."""
+
+    def __init__(self, store: Readable) -> None:
+        self.bytes = 0
+        self._store = store
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        content = self._store.read(name, offset, length)
+        self.bytes += len(content)
+        return content
+
+
+class Store(Readable, Protocol):
     @property
     def address(self) -> str:
         """The URI a user would give to reach this store again."""
@@ -26,8 +45,6 @@ class Store(Protocol):
         """Writes the chunks in order, durably; returns the bytes written."""
 
     def create(self, name: str, content: bytes) -> None: ...
-
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes: ...
 
     def list(self, folder: str) -> list[str]: ...
 

@@ -9,11 +9,12 @@ import copy
 import random
 import tracemalloc
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.operators.harness import Bench
@@ -25,8 +26,12 @@ from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import FrozenHeap, HeapBackend
 from tidegate.state.heap_tables import GONE
 from tidegate.state.merging import LayerInMemory, resolved_rows
+from tidegate.state.rocks_db import SlotMemory
+from tidegate.state.rocks_folder import Folder
+from tidegate.state.rocksdb import RocksBackend
 from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.state.ttl import EXPIRES, Ttl, alive, declared_ttl, loaded
+from tidegate.state.ttl_backend import TimedBackend
 from tidegate.types import to_list
 
 GROUPS = 4
@@ -69,8 +74,12 @@ shapes = pytest.mark.parametrize("shape", SHAPES)
 refreshes = pytest.mark.parametrize("refresh", ["write", "read"])
 
 
-def backend_with(descriptor: Descriptor, clock: Clock) -> tuple[HeapBackend, Any]:
-    backend = HeapBackend(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
+def backend_with(descriptor: Descriptor, clock: Clock, name: str = "heap") -> tuple[Any, Any]:
+    if name == "heap":
+        backend: Any = HeapBackend(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
+    else:
+        backend = TimedBackend(RocksBackend(key_type=pa.int64(), key_group_count=GROUPS, folder=Folder(None),
+                                            memory=SlotMemory.of_process(16 << 20)), now_ms=clock)
     return backend, backend.table(descriptor)
 
 
@@ -170,12 +179,13 @@ _steps = st.one_of(
 class World:
     """A backend and its oracle. The oracle holds for each key a list of [item, value, end], whatever the shape."""
 
-    def __init__(self, shape: str, refresh: str) -> None:
+    def __init__(self, shape: str, refresh: str, name: str = "heap") -> None:
+        self.name = name
         self.shape = shape
         self.clock = Clock()
         self.descriptor = declared(shape, ttl=TTL_MS, ttl_refresh=refresh)
         self.by_reads = refresh == "read"
-        self.backend, self.state = backend_with(self.descriptor, self.clock)
+        self.backend, self.state = backend_with(self.descriptor, self.clock, self.name)
         self.oracle: dict[int, list[list[Any]]] = {}
         self.frozen: list[tuple[FrozenHeap, dict[int, list[list[Any]]], int]] = []
         self.chain: list[LayerInMemory] = []
@@ -290,7 +300,8 @@ class World:
         self.freeze()
         while self.frozen:
             self.take()
-        self.backend, self.state = backend_with(self.descriptor, self.clock)
+        self.backend.close()
+        self.backend, self.state = backend_with(self.descriptor, self.clock, self.name)
         for rows in resolved_rows("state", self.chain, range(GROUPS)):
             self.backend.load("state", rows, known=known)
         if not known:
@@ -320,7 +331,8 @@ class World:
                     self.backend.maintain(budget)
                 case ("restore", known):
                     self.restore(known)
-            check_lists(self.state)
+            if self.name == "heap":
+                check_lists(self.state)
 
 
 @shapes
@@ -333,6 +345,20 @@ def test_state_is_what_an_oracle_with_ends_says(shape: str, refresh: str, steps:
         world.take()
     for world.backend.cursor.key in range(4):
         world.read(world.backend.cursor.key)
+
+
+@shapes
+@refreshes
+@settings(max_examples=20)
+@given(steps=st.lists(_steps, max_size=50))
+def test_state_on_disk_is_what_the_oracle_says_too(shape: str, refresh: str, steps: list[tuple[Any, ...]]) -> None:
+    world = World(shape, refresh, "rocksdb")
+    world.run([*steps, ("freeze",)])
+    while world.frozen:
+        world.take()
+    for world.backend.cursor.key in range(4):
+        world.read(world.backend.cursor.key)
+    world.backend.close()
 
 
 @shapes
@@ -682,7 +708,10 @@ class Sessions(KeyedProcess):
 
 
 def test_an_operator_forgets_what_was_quiet_and_its_snapshots_too() -> None:
-    bench = Bench(KeyedProcessSpec(Sessions(), ("key",)), "key string, n long", returns="key string, number long, seen long")
+    bench = Bench(KeyedProcessSpec(Sessions(), ("key",)), "key string, n long", returns="key string, number long, seen long",
+                  open=False)
+    bench.operator.open(replace(bench.context, make_backend=lambda key_type: HeapBackend(
+        key_type=key_type, key_group_count=bench.context.key_group_count, now_ms=bench.clock)))
     bench.clock.now_ms = 0
     assert bench.feed(("a", 1), ("a", 2), ("b", 1)) == [("a", 1, 1), ("a", 2, 2), ("b", 1, 1)]
     bench.clock.now_ms = 600

@@ -31,7 +31,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,7 +39,7 @@ import pyarrow as pa
 
 from tidegate.errors import JobError, RestoreError
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap import Cursor
+from tidegate.state.heap import Cursor, key_list
 from tidegate.state.rocks_collections import RocksList, RocksMap
 from tidegate.state.rocks_db import (
     MIN_MEMORY_BYTES,
@@ -49,9 +49,10 @@ from tidegate.state.rocks_db import (
     require_rocksdict,
     rocksdict,
     scan_prefix,
+    scan_range,
 )
 from tidegate.state.rocks_folder import Folder
-from tidegate.state.rocks_keys import KeySpelling, Spelled, as_list, keys_to_arrow
+from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, Spelled, as_list, keys_to_arrow
 from tidegate.state.rocks_reading import StateReader
 from tidegate.state.rocks_tables import (
     RocksAggregating,
@@ -62,6 +63,7 @@ from tidegate.state.rocks_tables import (
     RocksValue,
 )
 from tidegate.state.sections import NativeFile, Section, StateInfo, StateKind
+from tidegate.state.ttl_backend import TimedBackend, stored_info, taken_apart
 
 __all__ = ["FrozenRocks", "NativeFile", "RocksBackend", "RocksSettings", "native_sections"]
 
@@ -102,10 +104,12 @@ class RocksSettings:
         return _parse_bytes(self.memory)
 
     def create(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int] | None = None,
-               native: Path | None = None) -> RocksBackend:
-        """A backend. `native`: a folder with the files of a frozen version, to go on from; it is left as it is."""
-        return RocksBackend(key_type=key_type, key_group_count=key_group_count, folder=Folder(self.folder),
-                            memory=SlotMemory.of_process(self.memory_bytes), native=native)
+               native: Path | None = None) -> RocksBackend | TimedBackend:
+        """A backend. `native`: a folder with the files of a frozen version, to go on from; it is left as it is. State with
+        a ttl needs a clock."""
+        backend = RocksBackend(key_type=key_type, key_group_count=key_group_count, folder=Folder(self.folder),
+                               memory=SlotMemory.of_process(self.memory_bytes), native=native)
+        return backend if now_ms is None else TimedBackend(backend, now_ms=now_ms)
 
 
 class RocksBackend:
@@ -136,6 +140,7 @@ class RocksBackend:
         """The state object for a descriptor, to be called by the user's function."""
         info = descriptor.info(self.key_type)
         assert info.name not in self._tables, f"state {info.name!r} is declared twice"
+        assert descriptor.ttl is None, f"state {info.name!r} has a ttl, and the backend no clock"
         kind = _TABLES[descriptor.shape]
         if kind is RocksValue and descriptor.form.copied is not None:
             kind = RocksContainerValue
@@ -161,6 +166,17 @@ class RocksBackend:
         table = self._tables[state]
         assert not table.dirty
         return StateReader(self.db, table.info, table.head, self._spelling).rows(range(self.key_group_count))
+
+    def keys_from(self, state: str, place: bytes, count: int) -> tuple[list[Any], bytes]:
+        """The keys of up to `count` entries on disk from a place on, and the place behind them; b"" is the beginning, and
+        the end. For sweeping: what only the cache knows isn't among them, and what it knows better may be."""
+        head = self._tables[state].head
+        stop = (int.from_bytes(head) + 1).to_bytes(HEAD_BYTES)      # RocksDB looks at these very bytes: they have to stay
+        spelled = [key for key, _ in islice(scan_range(self.db, place or head, stop), count)]
+        if not spelled:
+            return [], b""
+        keys, _ = self._spelling.read(spelled, skip=HEAD_BYTES + GROUP_BYTES)
+        return list(dict.fromkeys(key_list(keys))), spelled[-1] + b"\0" if len(spelled) == count else b""
 
     def begin_batch(self, keys: Sequence[Any]) -> None:
         """Before the user's function is called with records of these keys: fetches what isn't in the cache."""
@@ -308,9 +324,11 @@ def native_sections(native: Path, states: Sequence[StateInfo], *, key_type: pa.D
     db = open_db(folder.live, memory, read_only=True)
     meta = _Meta.read(db, key_type=key_type, key_group_count=key_group_count, native=native)
     db.close()
-    known = tuple(info for info in states if info.name in meta.states)
-    return _sections(folder.live, memory, known, {info.name: meta.head(info) for info in known}, spelling, groups,
-                     folder=folder)
+    known = {info.name: info for info in states if info.name in meta.states}
+    stored = tuple(map(stored_info, known.values()))
+    sections = _sections(folder.live, memory, stored, {info.name: meta.head(info) for info in stored}, spelling, groups,
+                         folder=folder)
+    return (Section(section.state, section.groups, taken_apart(section.rows, known[section.state])) for section in sections)
 
 
 def _sections(place: Path, memory: SlotMemory, states: Sequence[StateInfo], heads: dict[str, bytes], spelling: KeySpelling,

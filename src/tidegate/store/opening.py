@@ -44,6 +44,11 @@ def open_store(uri: str) -> Store:
     return _open_arrow_store(uri, scheme=parts.scheme)
 
 
+def forget_memory_store(name: str) -> None:
+    """The next one of that name begins empty."""
+    _memory_stores.pop(name, None)
+
+
 def _open_arrow_store(uri: str, *, scheme: str) -> ArrowStore:
     known = uri.replace(scheme, _SPARK_NAMES[scheme], 1) if scheme in _SPARK_NAMES else uri
     try:

@@ -1,4 +1,4 @@
-"""State with a ttl, on the heap backend: against an oracle that knows when everything ends, and from inside.
+"""State with a ttl: against an oracle that knows when everything ends, and from inside.
 
 The clock is the test's. What is frozen is laid over what was frozen before, as a chain of snapshots is.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import random
+import shutil
 import tracemalloc
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,12 +28,9 @@ from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import FrozenHeap, HeapBackend
 from tidegate.state.heap_tables import GONE
 from tidegate.state.merging import LayerInMemory, resolved_rows
-from tidegate.state.rocks_db import SlotMemory
-from tidegate.state.rocks_folder import Folder
-from tidegate.state.rocksdb import RocksBackend
+from tidegate.state.rocksdb import RocksSettings, native_sections
 from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.state.ttl import EXPIRES, Ttl, alive, declared_ttl, loaded
-from tidegate.state.ttl_backend import TimedBackend
 from tidegate.types import to_list
 
 GROUPS = 4
@@ -78,8 +77,7 @@ def backend_with(descriptor: Descriptor, clock: Clock, name: str = "heap") -> tu
     if name == "heap":
         backend: Any = HeapBackend(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
     else:
-        backend = TimedBackend(RocksBackend(key_type=pa.int64(), key_group_count=GROUPS, folder=Folder(None),
-                                            memory=SlotMemory.of_process(16 << 20)), now_ms=clock)
+        backend = RocksSettings(memory="16 MB").create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
     return backend, backend.table(descriptor)
 
 
@@ -690,6 +688,88 @@ def test_a_layer_keeps_its_lists_while_reading_renews_them() -> None:
         (rows,) = rows_of([frozen])
         (value,) = to_list(rows.column("value"))
         assert value == {"list": [1], "map": {1: 1}, "maps": {1: [1]}, "aggregating": [1]}[shape]
+
+
+# ---------------------------------------------------------------------------------------------------------- on disk
+
+
+@shapes
+def test_on_disk_what_nobody_looks_at_is_cleaned_up_in_bounded_steps(shape: str) -> None:
+    clock = Clock()
+    backend, state = backend_with(declared(shape, ttl=TTL_MS), clock, "rocksdb")
+    for backend.cursor.key in range(300):
+        write(shape, state, 1)
+    backend.freeze().release()          # writes them
+    clock.now_ms += TTL_MS - 1
+    for backend.cursor.key in (7, 8):
+        write(shape, state, 2)
+    clock.now_ms += 1
+    at = backend.cursor.key = 5
+    for _ in range(10):
+        before = len(state.inner.dirty)
+        backend.maintain(64)
+        assert len(state.inner.dirty) - before <= 64
+    assert backend.cursor.key == at
+    clock.now_ms -= TTL_MS      # so that it is seen what was swept, and not only hidden
+    found = set()
+    for backend.cursor.key in range(300):
+        if read(shape, state) != nothing(shape):
+            found.add(backend.cursor.key)
+    assert found == {7, 8}
+    backend.close()
+
+
+@shapes
+def test_on_disk_native_files_hold_the_ends_as_well(shape: str, tmp_path: Path) -> None:
+    clock = Clock()
+    descriptor = declared(shape, ttl=TTL_MS)
+    backend, state = backend_with(descriptor, clock, "rocksdb")
+    for backend.cursor.key in range(10):
+        write(shape, state, 1)
+        clock.now_ms += 5
+    frozen = backend.freeze()
+    assert frozen.complete and frozen.native == "rocksdb"
+    assert frozen.states == (descriptor.info(pa.int64()),)
+    for file in frozen.files():
+        shutil.copyfile(file.path, tmp_path / file.local)
+    rows = [section.rows for section in frozen.sections()]
+    again = native_sections(tmp_path, frozen.states, key_type=pa.int64(), key_group_count=GROUPS, groups=range(GROUPS))
+    assert pa.concat_batches(rows).equals(pa.concat_batches([section.rows for section in again]))
+    second = RocksSettings(memory="16 MB").create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock, native=tmp_path)
+    goes_on = second.table(declared(shape, ttl=TTL_MS))
+    clock.now_ms = 1_000 + TTL_MS + 24
+    found = []
+    for second.cursor.key in range(10):
+        if read(shape, goes_on) != nothing(shape):
+            found.append(second.cursor.key)
+    assert found == [5, 6, 7, 8, 9]
+    frozen.release()
+    backend.close()
+    second.close()
+
+
+@shapes
+@pytest.mark.parametrize(("one", "other"), [("heap", "rocksdb"), ("rocksdb", "heap")])
+@pytest.mark.parametrize(("before", "after"), [(TTL_MS, TTL_MS), (TTL_MS, None), (None, TTL_MS)])
+def test_the_rows_of_a_backend_are_taken_in_by_the_other(shape: str, one: str, other: str, before: int | None,
+                                                         after: int | None) -> None:
+    clock = Clock()
+    backend, state = backend_with(declared(shape, ttl=before), clock, one)
+    for backend.cursor.key in (1, 2):
+        write(shape, state, 1)
+        clock.now_ms += 40
+    held = read(shape, state)
+    rows = [section.rows for section in backend.freeze().sections()]
+    clock.now_ms += 30
+    second, again = backend_with(declared(shape, ttl=after), clock, other)
+    for batch in rows:
+        second.load("state", batch, known=False)
+    found = {}
+    for second.cursor.key in (1, 2):
+        found[second.cursor.key] = read(shape, again)
+    assert found == {1: held if before is None else nothing(shape), 2: held}
+    backend.close()
+    second.close()
 
 
 # --------------------------------------------------------------------------------------------------------- in a job

@@ -7,19 +7,23 @@ than the one that wrote it.
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from random import Random
 from typing import Any
 
+from tidegate.errors import NotFound
 from tidegate.protocol.recovery import Redistribution
 from tidegate.runtime.messages import Complete, Message
 from tidegate.runtime.restoring import restored_rows
+from tidegate.runtime.savepoints import SavepointOrder
 from tidegate.state.heap import key_list
 from tidegate.store import layout
 from tidegate.store.catalog import SnapshotCatalog, lineage
 from tidegate.store.layout import ManifestName, OriginName
 from tidegate.store.manifest import Manifest, OperatorEntry
 from tidegate.store.memory import MemoryStore, Operation
+from tidegate.store.savepoints import load_savepoint
 from tidegate.testing.simulation.external import External, Transaction
 from tidegate.testing.simulation.world import World
 from tidegate.types import to_list
@@ -144,6 +148,17 @@ def check_store(memory: MemoryStore, *, retain: int) -> Manifest:
             and layout.parse_attempt_name(name) is None and layout.parse_origin_name(name) is None]
     assert not left, f"nobody needs {left}"
     return catalog.load(epochs[-1])
+
+
+def check_savepoint(order: SavepointOrder) -> None:
+    """One that is there is whole, and none failed because what it was made of was deleted meanwhile."""
+    assert not isinstance(order.error, NotFound), f"a savepoint lost its snapshot while it was copied: {order.error}"
+    if order.info is not None:
+        store, manifest = load_savepoint(order.to)
+        assert manifest.epoch == order.info.epoch
+        for file in manifest.files():
+            content = store.read(file.name)
+            assert (len(content), zlib.crc32(content)) == (file.bytes, file.checksum), f"{file.name} of a savepoint"
 
 
 def check_outside(external: External, *, attempts: int) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from tidegate.dataflow.operators import sink, source
 from tidegate.errors import CommitError, CorruptFile
 from tidegate.protocol import alignment, coordinator, recovery
-from tidegate.runtime import exchange, master, snapshots, subtask
+from tidegate.runtime import exchange, master, savepoints, snapshots, subtask
 from tidegate.state import format as state_format
 from tidegate.state import heap_tables, operator_state, timers
 from tidegate.store import catalog
@@ -259,7 +259,71 @@ def _groups_shifted(original: Any) -> Any:
     return key_groups_of
 
 
+# ------------------------------------------------------------------------------------------------ chains and savepoints
+
+
+def _release_what_others_share(original: Any) -> Any:
+    def release(self: catalog.SnapshotCatalog, epochs: Any, *, attempt: int) -> Any:
+        doomed = [manifest for manifest in self._live_manifests() if manifest.epoch in epochs]
+        return self._delete(doomed, self._files_listed_by(doomed))
+
+    return release
+
+
+def _build_on_the_last_one_written(original: Any) -> Any:
+    def write(self: snapshots.PartWriter, frozen: Any, *, epoch: int, base: int, full: bool) -> Any:
+        return original(self, frozen, epoch=epoch, base=max([base, *self._written]), full=full)
+
+    return write
+
+
+def _discard_and_forget(original: Any) -> Any:
+    """Or the catalogue would notice that a manifest lists what was discarded, and refuse it."""
+
+    def discard(self: catalog.SnapshotCatalog, files: Any, *, attempt: int) -> Any:
+        discarded = original(self, files, attempt=attempt)
+        self._discarded.clear()
+        return discarded
+
+    return discard
+
+
+def _forget_changes(original: Any) -> Any:
+    def write(self: snapshots.PartWriter, frozen: Any, **rest: Any) -> Any:
+        written = original(self, frozen, **rest)
+        self._pending.clear()
+        return written
+
+    return write
+
+
+def _supersede(original: Any) -> Any:
+    def copied(self: savepoints.SavepointDesk, order: Any, info: Any, error: Any) -> None:
+        original(self, order, info, error)
+        if info is not None:
+            self._release([info.epoch])     # it is in the savepoint, isn't it
+
+    return copied
+
+
 _ALL = (
+    Mutant("release what others share", "a snapshot that goes takes files of others with it", row=1,
+           patches=((catalog.SnapshotCatalog, "release", _release_what_others_share),)),
+    Mutant("build on the last one written", "increments build on a snapshot that was aborted", row=2,
+           rates=FaultRates(kinds=("store fails", "slot dies"), store_error=0.05),
+           patches=((snapshots.PartWriter, "write", _build_on_the_last_one_written),
+                    (catalog.SnapshotCatalog, "discard", _discard_and_forget))),
+    Mutant("forget changes", "what changed in an aborted epoch is in no later snapshot",
+           rates=FaultRates(kinds=("store fails", "slot dies"), store_error=0.05),
+           patches=((snapshots.PartWriter, "write", _forget_changes),)),
+    Mutant("savepoints supersede", "the snapshot that a savepoint was made of is dropped", row=3,
+           patches=((savepoints.SavepointDesk, "_copied", _supersede),)),
+    Mutant("deleted keys come back", "a delta doesn't say what was deleted", job="windows",
+           patches=((snapshots, "merged_sections",
+                     lambda original: lambda *what, keep_deleted, **rest: original(*what, keep_deleted=False, **rest)),)),
+    Mutant("restored state is known", "the first snapshot after a rescaling lacks what was restored", rates=RESTORES,
+           patches=((heap_tables.HeapTable, "load",
+                     lambda original: lambda self, keys, values, known: original(self, keys, values, known=True)),)),
     Mutant("freeze behind the marker", "a source goes on between marker and freeze", row=7,
            patches=((subtask.SourceSubtask, "trigger", _freeze_behind_the_marker),)),
     Mutant("offsets of before", "a snapshot has the offsets of the one before it", row=7,

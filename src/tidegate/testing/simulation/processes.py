@@ -291,13 +291,14 @@ class MasterProcess(_Process):
                  on_end: Callable[[], None]) -> None:
         super().__init__(surroundings, f"master {number}")
         self.make_plan = make_plan          # every slot gets its own, as it would by pickling
+        self.copies = SimulatedBackground(self._world, surroundings.coroutines, self)
         self.deployments: list[SimulatedDeployment] = []
         self.links = MasterLinks(self._world, surroundings.announced)
         plan = make_plan()
         catalog = SnapshotCatalog(surroundings.store_for(self), claimant=self.name)
         self.master = Master(
             plan=plan, settings=settings, catalog=catalog, links=self.links, clock=self._world.clock,
-            background=self.background, deployer=_Deployer(surroundings, settings, plan.slots, self))
+            background=self.background, copies=self.copies, deployer=_Deployer(surroundings, settings, plan.slots, self))
         self._on_end = on_end
         self._inbox: deque[tuple[ControlLink, str | None]] = deque()
         self._requests: deque[Callable[[Master], None]] = deque()
@@ -320,8 +321,7 @@ class MasterProcess(_Process):
         waiting: list[Callable[[], object]] = []
         if self._inbox:
             waiting.append(self._take_message)
-        if self.background.has_outcomes:
-            waiting.append(self.background.deliver)
+        waiting += [background.deliver for background in (self.background, self.copies) if background.has_outcomes]
         if self._requests:
             waiting.append(lambda: self._requests.popleft()(self.master))
         if waiting:
@@ -330,7 +330,7 @@ class MasterProcess(_Process):
                 return
         if self.master.status.terminal:
             self.end()
-        elif self._inbox or self.background.has_outcomes or self._requests:
+        elif self._inbox or self.background.has_outcomes or self.copies.has_outcomes or self._requests:
             self.wake_soon()
 
     def _take_message(self) -> None:
@@ -373,6 +373,7 @@ class MasterProcess(_Process):
             self._world.tell(f"{self.name}: ends, {self.master.status.value}")
             self.links.close(died=False)
             self.background.close()
+            self.copies.close()
             self._on_end()
 
     def crash(self, reason: str) -> None:
@@ -381,7 +382,9 @@ class MasterProcess(_Process):
             self._world.tell(f"{self.name}: dies {reason}")
             self.links.close(died=True)
             self.background.kill()
+            self.copies.kill()
             self._on_end()
         else:
             self.crashed = True
             self.background.kill()
+            self.copies.kill()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from tidegate.dataflow.optimiser import make_plan
@@ -19,10 +20,12 @@ from tidegate.dataflow.stream import Pipeline
 from tidegate.protocol.restart import FixedDelay
 from tidegate.runtime.messages import Message
 from tidegate.runtime.reports import Status
+from tidegate.runtime.savepoints import SavepointOrder
 from tidegate.runtime.settings import JobSettings, Snapshots, Tuning
 from tidegate.store.base import Store
+from tidegate.store.opening import forget_memory_store
 from tidegate.testing.simulation.background import Coroutines, heap_that_gives_way
-from tidegate.testing.simulation.checks import FinalState, Witness, check_outside, check_store
+from tidegate.testing.simulation.checks import FinalState, Witness, check_outside, check_savepoint, check_store
 from tidegate.testing.simulation.external import External
 from tidegate.testing.simulation.faults import FaultRates, Faults, Trip
 from tidegate.testing.simulation.jobs import JOBS
@@ -81,6 +84,7 @@ class Simulation:
         self.channel_elements = rng.choice((1, 3, 16))
         self.interruptions = _interruptions(rng, can_drain=self.job.can_drain)
         self.masters: list[MasterProcess] = []
+        self.savepoints: list[SavepointOrder] = []
         self.finished = False
         self.faults = Faults(self, self.world.rng, rates or FaultRates())
         self.external = External(self.world, outage=self.faults.outage, before_commit=self.witness.before_commit)
@@ -126,6 +130,8 @@ class Simulation:
             self.world.after(self.interruptions[0].after_us, self._interrupt)
         for _ in range(self._rng.randrange(3)):
             self.world.after(self._rng.randrange(150_000), self._ask_snapshot)
+        for number in range(self._rng.randrange(3)):
+            self.world.after(self._rng.randrange(150_000), partial(self._ask_savepoint, number))
 
     def _until(self, reached: Callable[[], bool]) -> None:
         world = self.world
@@ -145,6 +151,8 @@ class Simulation:
         most = self.settings.snapshots.retain + 1 + len(self.faults.struck)
         manifest = check_store(self.shared.memory, retain=most)
         assert not self.witness.announced or manifest.epoch >= max(self.witness.announced)[0]
+        for order in self.savepoints:
+            check_savepoint(order)
         check_outside(self.external, attempts=self._attempts())
         self.job.check(self.external.rows, FinalState(manifest, self.shared.memory, self._rng))
         if len(self.masters) == 1:
@@ -226,6 +234,14 @@ class Simulation:
     def _ask_snapshot(self) -> None:
         if self.masters[-1].alive:
             self.masters[-1].request(lambda master: master.snapshot())
+
+    def _ask_savepoint(self, number: int) -> None:
+        name = f"simulation-savepoint-{number}"
+        forget_memory_store(name)
+        order = SavepointOrder(f"memory://{name}")
+        self.savepoints.append(order)
+        if self.masters[-1].alive:
+            self.masters[-1].request(lambda master: master.savepoint(order))
 
     def _new_site(self, slots: int) -> Site:
         return Site(world=self.world, external=self.external, trip=self.trip, slots=slots, rng=self._rng)

@@ -36,8 +36,9 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
         plain_s = min(_plain_s(store, files) for _ in range(3))
         restore_s = min(_restore_s(settings, store, manifest, keys) for _ in range(3))
         yield {"name": "restore", "backend": name, "against": "plain reads of the same files",
-               "ratio": round(restore_s / plain_s, 2), "what": f"{keys:,} keys (long to long), one subtask, {len(files)} files",
-               "bytes": size_bytes, "restore_s": round(restore_s, 3), "s_per_gb": round(restore_s / size_bytes * 1e9, 1),
+               "ratio": round(restore_s / plain_s, 2), "bytes": size_bytes,
+               "what": f"{keys:,} keys (long to long), one subtask, {len(files)} files",
+               "restore_s": round(restore_s, 3), "s_per_gb": round(restore_s / size_bytes * 1e9, 1),
                "plain_s_per_gb": round(plain_s / size_bytes * 1e9, 2), "keys_per_s": round(keys / restore_s)}
 
 

@@ -71,9 +71,11 @@ class Throughput:
 
 
 def keyed_sum_job(spark: Any, *, rows: int | None, every: str | None, keys: int = KEYS, slots: int = 2,
-                  rate: float | None = None, folder: str | None = None, max_batch_rows: int = 8192) -> tg.Job:
+                  rate: float | None = None, folder: str | None = None, max_batch_rows: int = 8192,
+                  backend: Any = None) -> tg.Job:
     """source → hash exchange → KeyedSum → sink, on Spark."""
-    job = tg.Job("keyed sum", spark, slots=slots, restart=tg.NoRestart(), tuning=tg.Tuning(max_batch_rows=max_batch_rows),
+    job = tg.Job("keyed sum", spark, slots=slots, restart=tg.NoRestart(), backend=backend,
+                 tuning=tg.Tuning(max_batch_rows=max_batch_rows),
                  snapshots=tg.Snapshots(every=every, to=folder or tempfile.mkdtemp(prefix="tidegate-bench-")))
     source = tg.sources.generator(Records(keys), schema=SCHEMA, rows=rows, rate=rate)
     job.source("records", source).key_by("key").process("sum", KeyedSum(), returns="key long, total long").to(

@@ -18,7 +18,8 @@ any backend can take in. Of the files that never change, only those are uploaded
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,21 +60,23 @@ class PartWriter:
         """What the acknowledgement says about it. `base` is the newest complete epoch when this one was triggered, or 0."""
         states = frozen.states
         keyed = {info.name for info in states if info.kind is StateKind.KEYED}
-        native, rest = (None, [frozen]) if full else _native_and_rest(frozen)
+        native, rest = _native_and_rest(frozen)
         sections = [section for part in rest for section in part.sections()]
         items = [section for section in sections if section.state not in keyed]
-        layer = LayerInMemory((section for section in sections if section.state in keyed),
-                              key_group_count=self._key_group_count)
         self._written = {each: chain for each, chain in self._written.items() if each >= base}
         self._pending = {each: older for each, older in self._pending.items() if each > base}
-        layers: list[SectionReader] = [layer]
         if native is not None:
-            chain = self._upload(native, epoch=epoch, base=base)
+            # It may be larger than memory: its rows go to the file as they come.
+            chain: Chain = () if full else self._upload(native, epoch=epoch, base=base)
+            content: Iterable[Section] = itertools.chain(native.sections() if full else (), items)
         else:
+            layer = LayerInMemory((section for section in sections if section.state in keyed),
+                                  key_group_count=self._key_group_count)
             chain, layers = self._links(layer, complete=frozen.complete, base=base, full=full)
             if keyed:
                 self._pending[epoch] = layer
-        files = chain + self._write_file(epoch, states, self._merged(states, layers, items, keep_deleted=bool(chain)))
+            content = self._merged(states, layers, items, keep_deleted=bool(chain))
+        files = chain + self._write_file(epoch, states, iter(content))
         self._written[epoch] = files
         # Without keyed state the key-groups mean nothing, and there may be more subtasks than groups.
         groups = key_groups_of(self._subtask, parallelism=self._parallelism,
@@ -123,7 +126,7 @@ class PartWriter:
             return ()
         name = self._name(epoch)
         encoder = StateFileEncoder(key_group_count=self._key_group_count)
-        self._store.write(name, encoder.chunks(states, _chained(first, sections)))
+        self._store.write(name, encoder.chunks(states, itertools.chain((first,), sections)))
         summary = encoder.summary
         return (FileEntry(name=name, bytes=summary.bytes, checksum=summary.checksum, index_bytes=summary.index_bytes,
                           index_checksum=summary.index_checksum),)
@@ -158,8 +161,3 @@ def _native_and_rest(frozen: FrozenState) -> tuple[FrozenFiles | None, list[Froz
     parts = frozen.parts if isinstance(frozen, FrozenParts) else (frozen,)
     native = next((part for part in parts if isinstance(part, FrozenFiles)), None)
     return native, [part for part in parts if part is not native]
-
-
-def _chained(first: Section, rest: Iterator[Section]) -> Iterator[Section]:
-    yield first
-    yield from rest

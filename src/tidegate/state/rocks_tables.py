@@ -98,7 +98,8 @@ class RocksTable:
         self.dirty: set[Any] = set()
         self.some_gone = False
         self.spelling: ValueSpelling = value_spelling(self.stored_type(descriptor))
-        self.spelled_bytes = 8.0
+        # As long as nothing is known. A guess that is too high costs a write too early, one too low memory.
+        self.spelled_bytes = 8.0 if pa.types.is_primitive(self.stored_type(descriptor)) else 1024.0
         self.wanted = True
         self.turn = self.faults = self.probed = 0
 
@@ -209,9 +210,9 @@ class RocksTable:
                               f"{error}. Change the function or the declaration.") from error
 
     def measure(self, spelled: Sequence[bytes]) -> None:
-        """Learns how long values are."""
+        """Learns how long values are: at once that they are longer, and slowly that they are not."""
         mean = sum(map(len, spelled)) / len(spelled)
-        self.spelled_bytes += (mean - self.spelled_bytes) / 4
+        self.spelled_bytes = max(mean, self.spelled_bytes + (mean - self.spelled_bytes) / 4)
 
     def young_bytes(self) -> float:
         return len(self.cache) * self.entry_bytes()

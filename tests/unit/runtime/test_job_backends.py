@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tidegate as tg
@@ -110,3 +115,49 @@ def test_a_slot_that_comes_back_reads_its_local_copies(bench: Bench, backend: st
         if path.exists():
             path.write_bytes(content)
     finish(bench, again)
+
+
+KEYS, LETTERS = 60_000, 8_000
+
+
+def twice(split: int, start: int, count: int) -> dict[str, Any]:
+    """Every key, then every key again."""
+    return {"key": np.arange(start, start + count, dtype=np.int64) % KEYS}
+
+
+class Remember(tg.KeyedProcess):
+    """A long text for each key, and whether it is still the same when the key comes again."""
+
+    text = tg.value("string")
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        expected = f"{record.key:08d}" * (LETTERS // 8)
+        held = self.text.get()
+        if held is None:
+            self.text.set(expected)
+        else:
+            yield record.key, held == expected
+
+
+def test_a_state_far_larger_than_its_memory_runs_and_recovers(bench: Bench) -> None:
+    """480 MB of text in one slot, in 16 MB. The process itself, its code and its batches take a good 200 MB."""
+    job = ProcessJob("job", slots=1, restart=tg.FixedDelay(attempts=5, delay_ms=0), backend=tg.rocksdb(memory="16 MB"),
+                     tuning=tg.Tuning(max_batch_rows=512),
+                     snapshots=tg.Snapshots(to=str(bench.snapshots), every="500 ms"))
+    source = tg.sources.generator(twice, schema="key long", rows=2 * KEYS, splits=1)
+    job.source("keys", source).key_by("key").process("remember", Remember(), returns="key long, same boolean").to(
+        "out", tg.sinks.collect())
+    handle = bench.start(job)
+    until(lambda: any(epoch.bytes > 1_000_000 for epoch in handle.epochs), "a snapshot with much in it", handle=handle)
+    os.kill(handle.attempts[-1].slots[0], signal.SIGKILL)
+    until(lambda: len(handle.attempts) == 2 and handle.attempts[-1].slots, "the next attempt", handle=handle)
+    largest_kb = 0
+    while not handle.status.terminal:
+        status = Path(f"/proc/{handle.attempts[-1].slots[0]}/status")
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
+            largest_kb = max(largest_kb, int(found[1]) if found else 0)
+        time.sleep(0.05)
+    assert handle.wait(1) is tg.Status.FINISHED
+    assert sorted(handle.results("out")) == [(key, True) for key in range(KEYS)]
+    assert 0 < largest_kb < 450_000, "not even the text alone would fit"

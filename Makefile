@@ -34,7 +34,8 @@ demo: $(READY) java  ## Live game analytics that kills one of its own slots and 
 
 .PHONY: test
 test: lint java  ## Lint, then every test: unit, contract, simulation, Spark, faults
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests/test_tidy.py tests/unit tests/contract tests/simulation -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/spark tests/faults
 
 .PHONY: lint
 lint: $(READY)  ## ruff, mypy (strict), the direction of imports

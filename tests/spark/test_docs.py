@@ -1,8 +1,9 @@
 """Every snippet of the README and of docs/ is run, page by page, as a user would type it, and what a page shows is compared.
 
-A ```python block is run; a ```text block behind it is what it printed. In a ```console block each line with `$ ` is a command
-for the shell, run between the Python before it and the Python after it, and the rest is what the command said. Compared is
-what is the same in every run: times, sizes, ids and the width of columns are not, and a line `…` stands for lines left out.
+A ```python block is run; a ```text block behind it is what it printed. In a ```console block each line with `$ ` is a
+command for the shell, run between the Python before it and the Python after it, and the rest is what the command said.
+Compared is what is the same in every run: times, sizes, ids and the width of columns are not, and a line `…` stands for
+lines that are left out.
 """
 
 from __future__ import annotations

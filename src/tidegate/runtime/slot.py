@@ -224,6 +224,8 @@ class Slot:
         if monotonic_ms >= self._next_heartbeat_ms:
             self._next_heartbeat_ms = monotonic_ms + self._settings.tuning.heartbeat_ms
             self._world.tell(Heartbeat(self.index, self._metrics()))
+            for subtask in self._subtasks:
+                subtask.maintain()      # also where nothing arrives: state may expire
 
     def _metrics(self) -> dict[str, Any]:
         return {str(subtask.id): {"records_in": subtask.counters.records_in,

@@ -91,7 +91,7 @@ class TimedEntries(Protocol):
 class HeapTable:
     """The entries of one state. Its subclasses add the methods that the user's function calls."""
 
-    __slots__ = ("copied", "cursor", "default", "fresh", "info", "keep", "main", "plain", "shared", "unread")
+    __slots__ = ("alone", "copied", "cursor", "default", "fresh", "info", "keep", "main", "plain", "shared", "unread")
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
         self.info = info
@@ -102,6 +102,7 @@ class HeapTable:
         self.copied = descriptor.form.copied
         self.main: dict[Any, Any] = {}
         self.fresh: dict[Any, Any] = {}
+        self.alone = True               # whether no layer or snapshot below `fresh` can hold anything
         self.unread: list[Layer] = []
         self.shared = False             # whether somebody may be reading what isn't in `fresh`
 
@@ -113,7 +114,13 @@ class HeapTable:
     def clear(self) -> None:
         key = self.cursor.key
         if key in self.main:
-            del self.main[key]
+            self.forget(key)
+
+    def forget(self, key: Any) -> None:
+        del self.main[key]
+        if self.alone:
+            del self.fresh[key]
+        else:
             self.fresh[key] = GONE
 
     def owned(self, key: Any) -> bool:
@@ -125,6 +132,7 @@ class HeapTable:
     def freeze(self) -> Layer:
         layer = Layer(self.fresh, entry_count=len(self.main))
         self.fresh = {}
+        self.alone = False
         self.unread.append(layer)
         self.shared = True
         return layer
@@ -137,6 +145,7 @@ class HeapTable:
 
     def load(self, keys: Iterable[Any], values: Iterable[Any], *, known: bool) -> None:
         if known:
+            self.alone = False
             self.main.update(zip(keys, values, strict=True))
         else:
             entries = dict(zip(keys, values, strict=True))

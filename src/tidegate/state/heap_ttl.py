@@ -37,7 +37,7 @@ SLICES = 16     # of a ttl
 class TimedTable(HeapTable):
     """What tables with a ttl have in common: the clock, and which keys expire when."""
 
-    __slots__ = ("alone", "by_reads", "end", "listed", "now", "now_ms", "order", "slice_ms", "slices", "start", "stop",
+    __slots__ = ("by_reads", "end", "listed", "now", "now_ms", "order", "slice_ms", "slices", "start", "stop",
                  "ttl", "ttl_ms")
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor, now_ms: Callable[[], int]) -> None:
@@ -51,7 +51,6 @@ class TimedTable(HeapTable):
         self.slices: dict[int, dict[Any, None]] = {}
         self.order: list[int] = []      # the slices' numbers, as a heap
         self.listed = 0                 # keys that were listed since the last sweep
-        self.alone = True               # whether no layer or snapshot below `fresh` can hold anything
         self.now = self.end = self.start = self.stop = -1
         self.tick(now_ms())
 
@@ -100,14 +99,6 @@ class TimedTable(HeapTable):
         self.unlist(key, self.ends_at(self.main[key]))
         self.forget(key)
 
-    def forget(self, key: Any) -> None:
-        """Takes out a key that isn't listed any more."""
-        del self.main[key]
-        if self.alone:
-            del self.fresh[key]
-        else:
-            self.fresh[key] = GONE
-
     def sweep(self, budget: int) -> None:
         """Deletes what expired: `budget` entries and as many as were listed since, so that they don't pile up."""
         if not self.order:
@@ -138,7 +129,6 @@ class TimedTable(HeapTable):
     def freeze(self) -> Layer:
         layer = super().freeze()
         layer.timed = self.written_at(self.now_ms())
-        self.alone = False
         return layer
 
     def written_at(self, now: int) -> Written:

@@ -139,10 +139,13 @@ def scan_prefix(db: Any, start: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def scan_range(db: Any, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """What is under keys from `start` up to `stop`, in order. Large: it passes by the block cache."""
+    """What is under keys from `start` up to `stop`, in order. Large: it passes by the block cache.
+
+    A generator, so that its frame holds `options` and `stop`: rocksdict's iterator points to them without holding them, and
+    would end early when they are gone.
+    """
     options = rocksdict.ReadOptions()
     options.set_iterate_upper_bound(stop)
     options.set_readahead_size(1 << 20)
     options.fill_cache(False)
-    items: Iterator[tuple[bytes, bytes]] = db.items(from_key=start, read_opt=options)
-    return items
+    yield from db.items(from_key=start, read_opt=options)

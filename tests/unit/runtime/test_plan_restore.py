@@ -29,9 +29,13 @@ class Wider(tg.KeyedProcess):
     def process(self, record: Any, ctx: Any) -> None: ...
 
 
-def build(job: ProcessJob, function: tg.KeyedProcess, **names: Any) -> ProcessJob:
-    job.source("in", tg.sources.rows([(1,), (2,)], "key long")).key_by("key").process("count", function, **names)
+def build(job: ProcessJob, function: tg.KeyedProcess) -> ProcessJob:
+    job.source("in", tg.sources.rows([(1,), (2,)], "key long")).key_by("key").process("count", function)
     return job
+
+
+def counted(job: ProcessJob) -> None:
+    build(job, Count())
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -39,7 +43,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_plan_says_what_would_happen_and_nothing_does(bench: Bench) -> None:
-    bench.finish(lambda job: build(job, Count()))
+    bench.finish(counted)
     before = contents(bench.folder)
     path = job_address(str(bench.snapshots), "job")
 
@@ -58,7 +62,7 @@ def test_the_plan_says_what_would_happen_and_nothing_does(bench: Bench) -> None:
 
 
 def test_what_may_be_dropped_is_the_job_s_own_permission(bench: Bench) -> None:
-    bench.finish(lambda job: build(job, Count()))
+    bench.finish(counted)
     job = ProcessJob("other", slots=1, drop_state=["count.names", "nobody"],
                      snapshots=tg.Snapshots(to=str(bench.folder / "elsewhere")))
     plan = tg.plan_restore(build(job, Wider()), job_address(str(bench.snapshots), "job"))
@@ -68,7 +72,7 @@ def test_what_may_be_dropped_is_the_job_s_own_permission(bench: Bench) -> None:
 
 
 def test_the_key_group_count_is_the_job_s(bench: Bench) -> None:
-    bench.finish(lambda job: build(job, Count()))
+    bench.finish(counted)
     plan = tg.plan_restore(build(bench.job(tuning=tg.Tuning(key_group_count=64)), Count()),
                            job_address(str(bench.snapshots), "job"))
     assert "has 128 key-groups and the job 64" in str(plan)
@@ -77,7 +81,7 @@ def test_the_key_group_count_is_the_job_s(bench: Bench) -> None:
 
 
 def test_a_path_may_be_relative_and_must_hold_something(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.finish(lambda job: build(job, Count()))
+    bench.finish(counted)
     monkeypatch.chdir(bench.folder)
     tg.plan_restore(build(bench.job(), Count()), "snapshots/job").check()
     with pytest.raises(NotFound, match="give the path of one"):

@@ -81,14 +81,15 @@ class HeapBackend:
     def rows(self, state: str) -> Iterator[pa.RecordBatch]:
         table = self._tables[state]
         timed = table.written_at(table.now_ms()) if isinstance(table, TimedTable) else None
-        yield _batch(table.info, list(table.main), list(table.main.values()), timed)
+        entries = table.entries()
+        yield _batch(table.info, list(entries), list(entries.values()), timed)
 
     def close(self) -> None:
         """The memory goes with the object."""
 
     def maintain(self, budget: int) -> None:
         for table in self._tables.values():
-            table.tidy()
+            table.tidy(budget)
         for timed in self._timed:
             timed.sweep(budget)
 
@@ -153,12 +154,31 @@ class _FrozenLayer:
                 self.rows[False].append(_batch(self.info, keys, values, timed))
                 set_count += len(keys)
             pace.rest_if_due()
-        self.complete = set_count + expired_count == self.layer.entry_count
+        below = self.layer.below
+        if below is None:
+            self.complete = set_count + expired_count == self.layer.entry_count
+        else:
+            self.complete = _covers(changes, below, pace)
         self.layer.read = True
+        if self.layer.is_moved:
+            return
         # To drop it whole would be one long step.
         for keys in _emptying(taken):
             deque(map(changes.__delitem__, keys), maxlen=0)
             pace.rest_if_due()
+
+
+def _covers(changes: dict[Any, Any], below: dict[Any, Any], pace: Pace) -> bool:
+    """Whether there is nothing below that wasn't changed. Nobody writes to what is below until the layer was read."""
+    keys = iter(below)
+    while len(changes) >= len(below):
+        some = list(islice(keys, pace.entries))
+        if not some:
+            return True
+        if not all(map(changes.__contains__, some)):
+            return False
+        pace.rest_if_due()
+    return False
 
 
 def _batch(info: StateInfo, keys: list[Any], values: list[Any], timed: TimedEntries | None = None) -> pa.RecordBatch:

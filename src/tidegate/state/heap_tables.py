@@ -1,13 +1,19 @@
 """The tables of the heap backend: dictionaries, frozen in O(1).
 
-Theory of operation. A table is two dictionaries: `main` holds every entry, `fresh` those that were set since the last
-freeze, and GONE for keys that were deleted since. A freeze hands `fresh` over as a `Layer` and begins a new one, which costs
-the same whatever the size of the state. So what is frozen is exactly what changed (the paper, section 4.2, copies the table
-array and shares chains, and calls incremental snapshots of it conceivable). Nobody writes to a layer any more, so a
-background thread reads it without a lock, while the loop goes on. A read is one look-up, always; a write two.
+Theory of operation. What was set since the last freeze is in the dictionary `fresh`, with GONE for keys that were deleted
+since. A freeze hands `fresh` over as a `Layer` and begins a new one, which costs the same whatever the size of the state. So
+what is frozen is exactly what changed (the paper, section 4.2, copies the table array and shares chains, and calls
+incremental snapshots of it conceivable). Nobody writes to a layer any more, so a background thread reads it without a lock,
+while the loop goes on.
+
+There are two kinds, for what is at hand in memory makes most of the difference:
+- Values that are replaced whole (`LayeredTable`) are in one place only. A read looks into `fresh` first, then into layers,
+  then into `main`; a write goes to `fresh`. A layer that was read is moved into `main` in small steps.
+- Lists, maps and accumulators, which change in place, and state with a ttl are in `main` always, and in `fresh` as well if
+  they have changed: the very same object. GONE in `fresh` is absence in main.
 
 Invariants:
-- What `fresh` holds for a key, main holds too, the very same object; GONE in `fresh` is absence in main.
+- A key that is GONE in `fresh` or a layer is in something below it.
 - A list or dict that a layer holds is never changed in place as long as somebody may read that layer: a copy takes its
   place first. And none is held by the user as well: they are copied on their way in and out (values.py).
 - Every entry of main is in some layer or in `fresh`, except those that were loaded as `known`.
@@ -27,6 +33,9 @@ from tidegate.errors import JobError
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import StateInfo
 from tidegate.state.values import detached
+
+# A layer is moved into main in about this many steps.
+BACKLOG_STEPS = 32
 
 
 class _Sentinel:
@@ -69,11 +78,14 @@ class Layer:
     Its reader, in another thread, takes the entries out and then sets `read`; the loop looks at that only.
     """
 
-    __slots__ = ("changes", "entry_count", "read", "timed")
+    __slots__ = ("below", "changes", "entry_count", "is_moved", "read", "timed")
 
-    def __init__(self, changes: dict[Any, Any], *, entry_count: int) -> None:
+    def __init__(self, changes: dict[Any, Any], *, entry_count: int | None = None, below: dict[Any, Any] | None = None,
+                 is_moved: bool = False) -> None:
         self.changes = changes
         self.entry_count = entry_count
+        self.below = below              # instead of `entry_count`: what the layer lies on, if that is one dictionary
+        self.is_moved = is_moved        # into the table's dictionary, once it was read
         self.read = False
         self.timed: TimedEntries | None = None      # of state with a ttl
 
@@ -106,6 +118,10 @@ class HeapTable:
         self.unread: list[Layer] = []
         self.shared = False             # whether somebody may be reading what isn't in `fresh`
 
+    def entries(self) -> dict[Any, Any]:
+        """All of them. Not to be changed."""
+        return self.main
+
     # What the subclasses' methods are made of.
 
     def write(self, key: Any, value: Any) -> None:
@@ -137,7 +153,7 @@ class HeapTable:
         self.shared = True
         return layer
 
-    def tidy(self) -> None:
+    def tidy(self, budget: int) -> None:
         """Notices that layers were read."""
         if self.shared:
             self.unread = [layer for layer in self.unread if not layer.read]
@@ -153,17 +169,78 @@ class HeapTable:
             self.fresh.update(entries)
 
 
-class HeapValue(HeapTable):
+class LayeredTable(HeapTable):
+    """Entries that are replaced whole, in one place each."""
+
+    __slots__ = ("layers",)
+
+    def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
+        super().__init__(descriptor, info, cursor)
+        self.layers: list[Layer] = []       # not moved into main yet, oldest first
+
+    def below(self, key: Any) -> Any:
+        """What there is under `fresh` for the key, or GONE."""
+        for layer in reversed(self.layers):
+            value = layer.changes.get(key, _ABSENT)
+            if value is not _ABSENT:
+                return value
+        return self.main.get(key, GONE)
+
+    def entries(self) -> dict[Any, Any]:
+        entries = dict(self.main)
+        for changes in (*(layer.changes for layer in self.layers), self.fresh):
+            entries.update(changes)
+        return {key: value for key, value in entries.items() if value is not GONE}
+
+    def clear(self) -> None:
+        key = self.cursor.key
+        if self.below(key) is not GONE:
+            self.fresh[key] = GONE
+        elif key in self.fresh:
+            del self.fresh[key]
+
+    def freeze(self) -> Layer:
+        layer = Layer(self.fresh, below=None if self.layers else self.main, is_moved=True)
+        self.layers.append(layer)
+        self.fresh = {}
+        return layer
+
+    def tidy(self, budget: int) -> None:
+        """Moves entries of layers that were read into main: `budget`, and more the more there are."""
+        while self.layers and self.layers[0].read and budget > 0:
+            changes = self.layers[0].changes
+            if not self.main:
+                self.main, changes = changes, {}
+            budget += len(changes) // BACKLOG_STEPS
+            take, main = changes.popitem, self.main
+            for _ in range(min(budget, len(changes))):
+                key, value = take()
+                if value is GONE:
+                    main.pop(key, None)
+                else:
+                    main[key] = value
+                budget -= 1
+            if changes:
+                return
+            del self.layers[0]
+
+    def load(self, keys: Iterable[Any], values: Iterable[Any], *, known: bool) -> None:
+        (self.main if known else self.fresh).update(zip(keys, values, strict=True))
+
+
+class HeapValue(LayeredTable):
     __slots__ = ()
 
     def get(self) -> Any:
-        return self.main.get(self.cursor.key, self.default)
+        value = self.fresh.get(self.cursor.key, _ABSENT)
+        if value is _ABSENT:
+            value = self.below(self.cursor.key)
+        return self.default if value is GONE else value
 
     def set(self, value: Any) -> None:
         if type(value) is not self.plain:
             value = self.keep(value)
-        key = self.cursor.key
-        self.main[key] = self.fresh[key] = value
+        self.fresh[self.cursor.key] = value
 
 
 class HeapContainerValue(HeapValue):
@@ -173,7 +250,7 @@ class HeapContainerValue(HeapValue):
 
     def get(self) -> Any:
         assert self.copied is not None
-        return self.copied(self.main.get(self.cursor.key, self.default))
+        return self.copied(super().get())
 
 
 class HeapTimes(HeapValue):
@@ -186,7 +263,7 @@ class HeapTimes(HeapValue):
         self.plain = list
 
 
-class HeapReducing(HeapTable):
+class HeapReducing(LayeredTable):
     __slots__ = ("function",)
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
@@ -195,17 +272,23 @@ class HeapReducing(HeapTable):
         self.function = descriptor.add
 
     def get(self) -> Any:
-        merged = self.main.get(self.cursor.key)
-        return merged if self.copied is None or merged is None else self.copied(merged)
+        merged = self._merged(self.cursor.key)
+        if merged is GONE or merged is None:
+            return None
+        return merged if self.copied is None else self.copied(merged)
 
     def add(self, item: Any) -> None:
         key = self.cursor.key
-        merged = self.main.get(key, GONE)
+        merged = self._merged(key)
         if merged is not GONE:
             item = self.function(merged if self.copied is None else self.copied(merged), item)
         if type(item) is not self.plain:
             item = self.keep(item)
-        self.main[key] = self.fresh[key] = item
+        self.fresh[key] = item
+
+    def _merged(self, key: Any) -> Any:
+        merged = self.fresh.get(key, _ABSENT)
+        return self.below(key) if merged is _ABSENT else merged
 
 
 class HeapAggregating(HeapTable):

@@ -186,7 +186,7 @@ def test_processing_time_timers_survive_a_stop_and_another_number_of_slots(bench
     """They are set on two slots and fire, late, on three."""
     def start(slots: int, rows: int | None) -> tg.Handle:
         job = bench.job(slots=slots)
-        source = tg.sources.generator(make_row=lambda i: (i, i, 1_000), schema="key long, n long, delay_ms long", splits=1,
+        source = tg.sources.generator(make_row=lambda i: (i, i, 4_000), schema="key long, n long, delay_ms long", splits=1,
                                       rows=rows, rate=1 if rows is None else None)
         stream = job.source("in", source).key_by("key")
         stream.process("later", Later(), returns="key long, what string, n long").to("out", tg.sinks.parquet(bench.out))

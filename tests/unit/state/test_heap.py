@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.state import descriptors as tg
-from tidegate.state import heap
+from tidegate.state import heap, heap_tables
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import FrozenHeap, HeapBackend, held_as_it_is, key_list
 from tidegate.state.sections import Section
@@ -48,7 +48,7 @@ def held(backend: HeapBackend, state: Any) -> dict[int, Any]:
     """By the state's own reading, of the keys 0…100."""
     found = {}
     for backend.cursor.key in range(100):
-        if backend.cursor.key in state.main:
+        if backend.cursor.key in state.entries():
             found[backend.cursor.key] = list(state.get()) if isinstance(state.get(), tuple) else state.get()
     return found
 
@@ -124,8 +124,10 @@ def test_layers_are_read_right_however_reader_and_loop_take_turns(
             layer.release()
             turn()
     assert held(backend, state) == oracle
-    backend.maintain(1)
-    assert not state.shared and not state.unread
+    for _ in range(100):
+        backend.maintain(1)
+    assert not state.shared and not state.unread and not getattr(state, "layers", ())
+    assert held(backend, state) == oracle
     assert laid_over(found, backend.freeze().sections()) == oracle
 
 
@@ -144,7 +146,7 @@ def test_a_freeze_copies_nothing() -> None:
     backend, state = filled(1000)
     main, fresh = state.main, state.fresh
     frozen = backend.freeze()
-    assert state.main is main and state.fresh == {} and state.unread[0].changes is fresh
+    assert state.main is main and state.fresh == {} and state.layers[0].changes is fresh
     frozen.release()
 
 
@@ -180,6 +182,7 @@ def test_loaded_rows_that_are_known_are_no_changes() -> None:
 def test_the_last_key_s_deletion_makes_a_complete_layer_without_rows() -> None:
     backend, state = filled(1)
     list(backend.freeze().sections())
+    backend.maintain(1)
     backend.cursor.key = 0
     state.clear()
     frozen = backend.freeze()
@@ -207,20 +210,71 @@ def test_values_that_change_in_place_are_copied_only_while_someone_reads_them() 
     assert state.main[1] is copied, "the layer was read"
 
 
-def test_a_layer_that_is_never_read_is_given_up_by_its_release() -> None:
-    backend, state = filled(10)
+@pytest.mark.parametrize("descriptor", [tg.value("long"), tg.list_("long")])
+def test_a_layer_that_is_never_read_is_given_up_by_its_release(descriptor: Any) -> None:
+    backend, state = backend_with(descriptor)
+    for backend.cursor.key in range(10):
+        state.set(1) if hasattr(state, "set") else state.add(1)
     frozen = backend.freeze()
-    assert state.shared
     frozen.release()
     backend.maintain(10)
-    assert not state.shared and not state.unread
+    assert not state.shared and not state.unread and not getattr(state, "layers", ())
+    assert len(state.main) == 10
 
 
-def test_a_layer_is_emptied_bit_by_bit_when_it_was_read() -> None:
-    backend, state = filled(5000)
+def test_a_layer_of_what_changes_in_place_is_emptied_bit_by_bit_when_it_was_read() -> None:
+    backend, state = backend_with(tg.list_("long"))
+    for backend.cursor.key in range(5000):
+        state.add(1)
     frozen = backend.freeze()
     changes = state.unread[0].changes
     assert len(entries(frozen.sections())) == 5000 and changes == {}
+
+
+def test_a_layer_of_values_is_moved_into_main_bit_by_bit_when_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap_tables, "BACKLOG_STEPS", 10_000)
+    backend, state = filled(50)
+    list(backend.freeze().sections())
+    backend.maintain(1)
+    assert len(state.main) == 50 and not state.layers, "into an empty main without moving anything"
+    for backend.cursor.key in range(25):
+        state.clear()
+    for backend.cursor.key in range(25, 100):
+        state.set(-1)
+    frozen = backend.freeze()
+    backend.maintain(1000)
+    assert len(state.layers[0].changes) == 100, "not before it was read"
+    list(frozen.sections())
+    left = 100
+    while state.layers:
+        assert len(state.layers[0].changes) == left
+        assert held(backend, state) == dict.fromkeys(range(25, 100), -1), "whatever is where"
+        backend.maintain(7)
+        left = max(0, left - 7)
+    assert state.main == dict.fromkeys(range(25, 100), -1) and not left
+
+
+def test_the_more_there_is_to_move_the_more_is_moved_in_a_step() -> None:
+    backend, state = filled(1)
+    list(backend.freeze().sections())
+    backend.maintain(1)
+    for backend.cursor.key in range(1, 64_001):
+        state.set(1)
+    list(backend.freeze().sections())
+    steps = 0
+    while state.layers:
+        backend.maintain(512)
+        steps += 1
+    assert 20 < steps < 100
+
+
+def test_keys_that_come_and_go_between_two_freezes_leave_nothing() -> None:
+    backend, state = filled(1)
+    list(backend.freeze().sections())
+    backend.cursor.key = 50
+    state.set(1)
+    state.clear()
+    assert state.fresh == {} and list(backend.freeze().sections()) == []
 
 
 def test_state_takes_at_most_twice_the_memory_of_a_dictionary_even_while_it_is_read() -> None:

@@ -131,8 +131,8 @@ def _skip_what_is_unreadable(original: Any) -> Any:
 
 
 def _frozen_in_name_only(original: Any) -> Any:
-    def freeze(self: heap_tables.HeapTable) -> heap_tables.Layer:
-        return heap_tables.Layer(self.main, entry_count=len(self.main))     # and the loop goes on writing to it
+    def freeze(self: heap_tables.LayeredTable) -> heap_tables.Layer:
+        return heap_tables.Layer(self.fresh, below=self.main, is_moved=True)     # and the loop goes on writing to it
 
     return freeze
 
@@ -322,7 +322,7 @@ _ALL = (
            patches=((snapshots, "merged_sections",
                      lambda original: lambda *what, keep_deleted, **rest: original(*what, keep_deleted=False, **rest)),)),
     Mutant("restored state is known", "the first snapshot after a rescaling lacks what was restored", rates=RESTORES,
-           patches=((heap_tables.HeapTable, "load",
+           patches=((heap_tables.LayeredTable, "load",
                      lambda original: lambda self, keys, values, known: original(self, keys, values, known=True)),)),
     Mutant("freeze behind the marker", "a source goes on between marker and freeze", row=7,
            patches=((subtask.SourceSubtask, "trigger", _freeze_behind_the_marker),)),
@@ -371,7 +371,7 @@ _ALL = (
     Mutant("shared containers", "a list that a snapshot is written of is changed in place", job="windows",
            patches=((heap_tables.HeapTable, "owned", lambda original: lambda self, key: True),)),
     Mutant("frozen in name only", "state goes on changing while it is written",
-           patches=((heap_tables.HeapTable, "freeze", _frozen_in_name_only),)),
+           patches=((heap_tables.LayeredTable, "freeze", _frozen_in_name_only),)),
     Mutant("timers forgotten", "restored timers never fire", rates=RESTORES, job="windows",
            patches=((timers.TimerQueue, "load", _no_queue),)),
     Mutant("old links are heard", "the loss of an old link fails the attempt that is being opened",

@@ -35,7 +35,7 @@ from tidegate.state.sections import StateInfo
 from tidegate.state.values import detached
 
 # A layer is moved into main in about this many steps.
-BACKLOG_STEPS = 32
+BACKLOG_STEPS = 128
 
 
 class _Sentinel:

@@ -265,7 +265,7 @@ def test_the_more_there_is_to_move_the_more_is_moved_in_a_step() -> None:
     while state.layers:
         backend.maintain(512)
         steps += 1
-    assert 20 < steps < 100
+    assert 60 < steps < 250
 
 
 def test_keys_that_come_and_go_between_two_freezes_leave_nothing() -> None:

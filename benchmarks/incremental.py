@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 import tidegate as tg
-from benchmarks.workloads import Discard, KeyedSum, session, wait_until
+from benchmarks.workloads import Discard, KeyedSum, records_in, session, wait_until
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.layout import job_address
 from tidegate.store.manifest import Manifest
@@ -46,7 +46,7 @@ def _written_bytes(backend: Any, keys: int) -> tuple[int, list[int]]:
     full_bytes = 0
     for number in range(EPOCHS + 1):
         expected = keys + number * int(keys * CHANGED)
-        wait_until(lambda expected=expected: _records_in(handle) >= expected, timeout_s=300)
+        wait_until(lambda expected=expected: records_in(handle, "v1") >= expected, timeout_s=300)
         files = _files(catalog.load(handle.snapshot(timeout_s=300).epoch))
         if number:
             written.append(sum(size for file, size in files.items() if file not in before))
@@ -59,10 +59,6 @@ def _written_bytes(backend: Any, keys: int) -> tuple[int, list[int]]:
 
 def _files(manifest: Manifest) -> dict[str, int]:
     return {file.name: file.bytes for piece in manifest.operators["sum"].pieces for file in piece.files}
-
-
-def _records_in(handle: tg.Handle) -> int:
-    return sum(counts["records_in"] for subtask, counts in handle.metrics.items() if subtask.startswith("v1"))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tidegate as tg
 from benchmarks.incremental import Rounds
-from benchmarks.workloads import SCHEMA, Discard, KeyedSum, Records, session, wait_until
+from benchmarks.workloads import SCHEMA, Discard, KeyedSum, Records, records_in, session, wait_until
 
 KEYS = 1_000_000
 
@@ -21,7 +21,7 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     live = job.source("records", tg.sources.generator(Records(keys), schema=SCHEMA, rate=20_000))
     filled.union(live).key_by("key").process("sum", KeyedSum(), returns="key long, total long").to("out", Discard())
     handle = job.start()
-    wait_until(lambda: _records_in(handle) >= keys, timeout_s=300)
+    wait_until(lambda: records_in(handle, "v2") >= keys, timeout_s=300)
     for slots in (4, 2):
         before = len(handle.attempts)
         handle.rescale(slots=slots)
@@ -39,7 +39,3 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
                "restore_ms": round(max(restored["ms"] for restored in attempt.restored.values())),
                "read_bytes": read_bytes, "state_bytes": final.bytes}
     handle.cancel()
-
-
-def _records_in(handle: tg.Handle) -> int:
-    return sum(counts["records_in"] for subtask, counts in handle.metrics.items() if subtask.startswith("v2"))

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tidegate as tg
-from benchmarks.workloads import keyed_sum_job, session, wait_until
+from benchmarks.workloads import keyed_sum_job, records_in, session, wait_until
 
 SIZES = (10_000, 100_000, 1_000_000)
 SNAPSHOTS = 20
@@ -52,7 +52,7 @@ def _pause_ms(keys: int, snapshots: int, backend: Any) -> tuple[float, float, in
     """The longest stop, the freeze alone, and of how many snapshots."""
     handle = keyed_sum_job(session(), rows=None, every="1 s", keys=keys, max_batch_rows=BATCH_ROWS, backend=backend).start()
     # Until then the state is still growing: each record brings one key of all of them, in no order.
-    wait_until(lambda: _records_in(handle) >= 8 * keys, timeout_s=300)
+    wait_until(lambda: records_in(handle, "v1") >= 8 * keys, timeout_s=300)
     skipped = len(handle.epochs) + 1
 
     def complete() -> list[Any]:
@@ -63,7 +63,3 @@ def _pause_ms(keys: int, snapshots: int, backend: Any) -> tuple[float, float, in
     handle.cancel()
     longer = [stats["longest_step_ms"] - stats["quiet_step_ms"] for stats in inner]
     return statistics.median(longer), statistics.median(stats["pause_ms"] for stats in inner), len(inner)
-
-
-def _records_in(handle: tg.Handle) -> int:
-    return sum(counts["records_in"] for subtask, counts in handle.metrics.items() if subtask.startswith("v1"))

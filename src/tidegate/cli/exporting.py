@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -15,30 +14,22 @@ import pyarrow as pa
 from tidegate.errors import StoreError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
+from tidegate.runtime.restore_plan import state_info
 from tidegate.runtime.restoring import restored_rows
-from tidegate.runtime.snapshots import row_reader
-from tidegate.state.format import StateFileEncoder
+from tidegate.runtime.snapshots import row_reader, write_rows
 from tidegate.state.merging import merged_sections
 from tidegate.state.sections import Section, StateInfo, StateKind
 from tidegate.store.base import Store
 from tidegate.store.layout import state_file_name
-from tidegate.store.manifest import ROWS, FileEntry, Manifest, PieceEntry
+from tidegate.store.manifest import ROWS, Manifest, PieceEntry
 
 
 def rewritten(source: Store, manifest: Manifest, operator: str, piece: PieceEntry, target: Store) -> PieceEntry:
     """Writes the piece to `target` as one file; for `store.savepoints.export_snapshot`."""
-    states = [StateInfo(state.name, StateKind(state.kind), state.shape, state.arrow_schema())
-              for state in manifest.operators[operator].states]
+    states = list(map(state_info, manifest.operators[operator].states))
     sections = (section for info in states for section in _sections(source, manifest, operator, piece, info))
-    first = next(sections, None)
-    if first is None:
-        return replace(piece, files=())
     name = state_file_name(attempt=manifest.attempt, operator=operator, subtask=piece.subtask, epoch=manifest.epoch)
-    encoder = StateFileEncoder(key_group_count=manifest.key_group_count)
-    target.write(name, encoder.chunks(states, chain((first,), sections)))
-    summary = encoder.summary
-    return replace(piece, files=(FileEntry(name=name, bytes=summary.bytes, checksum=summary.checksum,
-                                           index_bytes=summary.index_bytes, index_checksum=summary.index_checksum),))
+    return replace(piece, files=write_rows(target, name, states, sections, key_group_count=manifest.key_group_count))
 
 
 def _sections(source: Store, manifest: Manifest, operator: str, piece: PieceEntry, info: StateInfo) -> Iterator[Section]:

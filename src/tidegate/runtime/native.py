@@ -17,9 +17,8 @@ from tidegate.errors import CorruptFile
 from tidegate.state.rocksdb import NATIVE, native_sections
 from tidegate.state.sections import NativeFile, Section, StateInfo, StateKind
 from tidegate.store.base import Readable, Store
+from tidegate.store.checked import CHUNK_BYTES, checked_chunks
 from tidegate.store.manifest import FileEntry
-
-CHUNK_BYTES = 1 << 20
 
 
 def upload(store: Store, file: NativeFile, *, name: str) -> FileEntry:
@@ -40,15 +39,13 @@ def download(store: Readable, files: Iterable[FileEntry], folder: Path) -> None:
     """Puts the files into the folder under their own names. None of them is there unverified."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for file in files:
-        checksum = size_bytes = 0
-        with (folder / file.local).open("wb") as target:
-            for offset in range(0, file.bytes, CHUNK_BYTES):
-                chunk = store.read(file.name, offset, min(CHUNK_BYTES, file.bytes - offset))
-                checksum, size_bytes = zlib.crc32(chunk, checksum), size_bytes + len(chunk)
-                target.write(chunk)
-        if (size_bytes, checksum) != (file.bytes, file.checksum):
-            (folder / file.local).unlink()
-            raise CorruptFile(f"{file.name}: its length or checksum is not the one that the manifest lists")
+        path = folder / file.local
+        try:
+            with path.open("wb") as target:
+                target.writelines(checked_chunks(store, file))
+        except CorruptFile:
+            path.unlink()
+            raise
 
 
 class NativeReader:

@@ -138,6 +138,11 @@ class RestorePlan:
         return "\n".join(lines)
 
 
+def state_info(entry: StateEntry) -> StateInfo:
+    """What a manifest says about a state, as the job's own declarations say it."""
+    return StateInfo(entry.name, StateKind(entry.kind), entry.shape, entry.arrow_schema())
+
+
 def declared_operators(plan: Plan) -> tuple[DeclaredOperator, ...]:
     """What a job's plan declares."""
     return tuple(DeclaredOperator(node.name, vertex.parallelism, _declared_states(node), node.aliases)
@@ -219,7 +224,7 @@ def _operator_plan(operator: DeclaredOperator, was: str | None, manifest: Manife
 def _state_plan(was: StateEntry, now: DeclaredState, allows: Callable[[str], bool], *, held_nothing: bool) -> StatePlan:
     name, text = now.info.name, _text(now.info)
     renamed = "" if was.name == name else f"was {was.name!r}"
-    before = StateInfo(was.name, StateKind(was.kind), was.shape, was.arrow_schema())
+    before = state_info(was)
     if (before_text := _text(before)) != text:
         text = f"{before_text} → {text}"
     try:

@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from tidegate.protocol.recovery import Piece, Redistribution, SubtaskRestore, plan_operator_restore
 from tidegate.runtime.native import NativeReader
-from tidegate.runtime.restore_plan import RestorePlan
+from tidegate.runtime.restore_plan import RestorePlan, state_info
 from tidegate.runtime.snapshots import row_reader
 from tidegate.state.format import StateFileReader
 from tidegate.state.merging import resolved_rows
-from tidegate.state.sections import SectionReader, StateInfo
+from tidegate.state.sections import SectionReader
 from tidegate.store.base import Readable
 from tidegate.store.manifest import ROWS, Manifest, OperatorEntry, PieceEntry, StateEntry
 
@@ -62,9 +62,7 @@ class _Piece:
         native = [file for file in piece.files if file.form != ROWS]
         keyed: Sequence[SectionReader] = rows
         if native:
-            states = [StateInfo(state.name, Redistribution(state.kind), state.shape, state.arrow_schema())
-                      for state in entry.states]
-            keyed = [NativeReader(store, native, states, key_group_count=key_group_count)]
+            keyed = [NativeReader(store, native, list(map(state_info, entry.states)), key_group_count=key_group_count)]
         return cls(keyed, rows[-1] if rows else None)
 
 

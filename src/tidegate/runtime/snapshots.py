@@ -121,18 +121,23 @@ class PartWriter:
                 yield from (section for section in items if section.state == info.name)
 
     def _write_file(self, epoch: int, states: Sequence[StateInfo], sections: Iterator[Section]) -> Chain:
-        first = next(sections, None)
-        if first is None:
-            return ()
-        name = self._name(epoch)
-        encoder = StateFileEncoder(key_group_count=self._key_group_count)
-        self._store.write(name, encoder.chunks(states, itertools.chain((first,), sections)))
-        summary = encoder.summary
-        return (FileEntry(name=name, bytes=summary.bytes, checksum=summary.checksum, index_bytes=summary.index_bytes,
-                          index_checksum=summary.index_checksum),)
+        return write_rows(self._store, self._name(epoch), states, sections, key_group_count=self._key_group_count)
 
     def _readers(self, chain: Chain) -> list[StateFileReader]:
         return [row_reader(self._store, file) for file in chain]
+
+
+def write_rows(store: Store, name: str, states: Sequence[StateInfo], sections: Iterator[Section], *,
+               key_group_count: int) -> Chain:
+    """One file with these sections; none where there are none."""
+    first = next(sections, None)
+    if first is None:
+        return ()
+    encoder = StateFileEncoder(key_group_count=key_group_count)
+    store.write(name, encoder.chunks(states, itertools.chain((first,), sections)))
+    summary = encoder.summary
+    return (FileEntry(name=name, bytes=summary.bytes, checksum=summary.checksum, index_bytes=summary.index_bytes,
+                      index_checksum=summary.index_checksum),)
 
 
 def row_reader(store: Readable, file: FileEntry) -> StateFileReader:

@@ -27,7 +27,7 @@ from tidegate.state.sections import Section, StateInfo, deleted_schema
 from tidegate.state.ttl import EXPIRES, expires_list, loaded
 from tidegate.types import ddl_of, from_list, to_list
 
-__all__ = ["NO_KEY", "Cursor", "FrozenHeap", "HeapBackend", "held_as_it_is", "key_list"]
+__all__ = ["NO_KEY", "Cursor", "FrozenHeap", "HeapBackend", "held_as_it_is", "key_list", "keys_to_arrow"]
 
 # The writer rests this many times as long as it worked, so that the loop is disturbed little.
 REST = 4.0
@@ -147,7 +147,7 @@ class _FrozenLayer:
             if any(map(is_, values, repeat(GONE))):
                 gone = [key for key, value in zip(keys, values, strict=True) if value is GONE]
                 self.rows[True].append(pa.RecordBatch.from_arrays(
-                    [_keys_to_arrow(gone, self.info.schema.field("key").type)], schema=deleted_schema(self.info.schema)))
+                    [keys_to_arrow(gone, self.info.schema.field("key").type)], schema=deleted_schema(self.info.schema)))
                 keys = [key for key, value in zip(keys, values, strict=True) if value is not GONE]
                 values = [value for value in values if value is not GONE]
             if keys:
@@ -187,7 +187,7 @@ def _batch(info: StateInfo, keys: list[Any], values: list[Any], timed: TimedEntr
     if timed is not None:
         values, *ends = timed.columns(values)
     try:
-        columns = [_keys_to_arrow(keys, info.schema.field("key").type), from_list(values, value_type)]
+        columns = [keys_to_arrow(keys, info.schema.field("key").type), from_list(values, value_type)]
         columns += [from_list(each, info.schema.field(EXPIRES).type) for each in ends]
     except SchemaError as error:
         raise SchemaError(f"state {info.name!r} of type {ddl_of(value_type)} holds a value that can't be written: "
@@ -227,9 +227,10 @@ def held_as_it_is(kind: pa.DataType) -> bool:
 _NAN = float("nan")
 
 
-def _keys_to_arrow(keys: Sequence[Any], key_type: pa.DataType) -> pa.Array:
+def keys_to_arrow(keys: Sequence[Any], key_type: pa.DataType) -> pa.Array:
+    """The way back from `key_list`."""
     if not pa.types.is_struct(key_type):
         return from_list(keys, key_type)
     fields = list(key_type)
-    columns = [_keys_to_arrow(column, field.type) for column, field in zip(zip(*keys, strict=True), fields, strict=True)]
+    columns = [keys_to_arrow(column, field.type) for column, field in zip(zip(*keys, strict=True), fields, strict=True)]
     return pa.StructArray.from_arrays(columns, fields=fields)

@@ -59,7 +59,7 @@ class _NoKey:
 
 GONE: Any = _Sentinel("GONE")
 NO_KEY: Any = _NoKey()
-_ABSENT: Any = _Sentinel("ABSENT")
+ABSENT: Any = _Sentinel("ABSENT")
 _NO_ITEMS: dict[Any, Any] = {}      # never written to
 
 
@@ -181,8 +181,8 @@ class LayeredTable(HeapTable):
     def below(self, key: Any) -> Any:
         """What there is under `fresh` for the key, or GONE."""
         for layer in reversed(self.layers):
-            value = layer.changes.get(key, _ABSENT)
-            if value is not _ABSENT:
+            value = layer.changes.get(key, ABSENT)
+            if value is not ABSENT:
                 return value
         return self.main.get(key, GONE)
 
@@ -232,8 +232,8 @@ class HeapValue(LayeredTable):
     __slots__ = ()
 
     def get(self) -> Any:
-        value = self.fresh.get(self.cursor.key, _ABSENT)
-        if value is _ABSENT:
+        value = self.fresh.get(self.cursor.key, ABSENT)
+        if value is ABSENT:
             value = self.below(self.cursor.key)
         return self.default if value is GONE else value
 
@@ -287,8 +287,8 @@ class HeapReducing(LayeredTable):
         self.fresh[key] = item
 
     def _merged(self, key: Any) -> Any:
-        merged = self.fresh.get(key, _ABSENT)
-        return self.below(key) if merged is _ABSENT else merged
+        merged = self.fresh.get(key, ABSENT)
+        return self.below(key) if merged is ABSENT else merged
 
 
 class HeapAggregating(HeapTable):
@@ -371,8 +371,8 @@ class HeapMap(HeapTable):
         self.plain_key = descriptor.key_form.plain
 
     def get(self, item: Any, default: Any = None) -> Any:
-        value = self._seen().get(item, _ABSENT)
-        if value is _ABSENT:
+        value = self._seen().get(item, ABSENT)
+        if value is ABSENT:
             return default
         return value if self.copied is None else self.copied(value)
 

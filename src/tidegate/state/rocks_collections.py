@@ -24,8 +24,9 @@ import pyarrow as pa
 
 from tidegate.errors import SchemaError
 from tidegate.state.descriptors import Descriptor
+from tidegate.state.heap_tables import ABSENT
 from tidegate.state.rocks_keys import Spelled, as_list, in_order, read_column, spelled_column
-from tidegate.state.rocks_tables import ABSENT, ENTRY_BYTES, RocksTable, TableHost, delete_all, put_all
+from tidegate.state.rocks_tables import ENTRY_BYTES, RocksTable, TableHost, delete_all, put_all
 from tidegate.state.sections import StateInfo
 from tidegate.types import from_list, to_list
 

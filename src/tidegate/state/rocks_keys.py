@@ -60,15 +60,6 @@ class KeySpelling:
         return read_column(spelled, [skip] * len(spelled), self.key_type)
 
 
-def keys_to_arrow(keys: Sequence[Any], key_type: pa.DataType) -> pa.Array:
-    """A column of keys that are held as in the tables: structs are tuples."""
-    if not pa.types.is_struct(key_type):
-        return from_list(keys, key_type)
-    fields = list(key_type)
-    columns = [keys_to_arrow(column, field.type) for column, field in zip(zip(*keys, strict=True), fields, strict=True)]
-    return pa.StructArray.from_arrays(columns, fields=fields)
-
-
 def spelled_column(column: pa.Array) -> list[bytes]:
     """A column alone, without key-groups."""
     return as_list(_joined(_pieces(column)))

@@ -28,23 +28,12 @@ import pyarrow as pa
 from tidegate.errors import SchemaError
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import Cursor
+from tidegate.state.heap_tables import ABSENT, GONE
 from tidegate.state.rocks_keys import Spelled, as_list, in_order
 from tidegate.state.rocks_values import ValueSpelling, value_spelling
 from tidegate.state.sections import StateInfo
 from tidegate.state.values import detached
 from tidegate.types import ddl_of, to_list
-
-
-class _Sentinel:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return self._name
-
-
-GONE: Any = _Sentinel("GONE")
-ABSENT: Any = _Sentinel("ABSENT")       # from the cache; RocksDB may know
 
 # A key and its place in dictionaries and sets, about.
 ENTRY_BYTES = 220

@@ -39,7 +39,7 @@ import pyarrow as pa
 
 from tidegate.errors import JobError, RestoreError
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap import Cursor, key_list
+from tidegate.state.heap import Cursor, key_list, keys_to_arrow
 from tidegate.state.rocks_collections import RocksList, RocksMap
 from tidegate.state.rocks_db import (
     MIN_MEMORY_BYTES,
@@ -52,7 +52,7 @@ from tidegate.state.rocks_db import (
     scan_range,
 )
 from tidegate.state.rocks_folder import Folder
-from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, Spelled, as_list, keys_to_arrow
+from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, Spelled, as_list
 from tidegate.state.rocks_reading import StateReader
 from tidegate.state.rocks_tables import (
     RocksAggregating,

@@ -26,13 +26,13 @@ from __future__ import annotations
 
 import json
 import uuid
-import zlib
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
 from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound
 from tidegate.store import layout
 from tidegate.store.base import Store
+from tidegate.store.checked import checked_chunks
 from tidegate.store.layout import ManifestName, OriginName
 from tidegate.store.manifest import Manifest
 
@@ -41,7 +41,6 @@ KEPT_ATTEMPTS = 10
 
 REMEMBERED_DISCARDS = 100_000
 
-_READ_BYTES = 8 * 1024 * 1024
 
 
 class SnapshotCatalog:
@@ -119,12 +118,8 @@ class SnapshotCatalog:
             size_bytes = self._store.size(file.name)
             if size_bytes != file.bytes:
                 raise CorruptFile(f"{file.name} has {size_bytes} bytes; epoch {epoch} lists {file.bytes}")
-            checksum = 0
-            for offset in range(0, size_bytes, _READ_BYTES):
-                part = self._store.read(file.name, offset, min(_READ_BYTES, size_bytes - offset))
-                checksum = zlib.crc32(part, checksum)
-            if checksum != file.checksum:
-                raise CorruptFile(f"{file.name}: its checksum is not the one that epoch {epoch} lists")
+            for _ in checked_chunks(self._store, file, listed_by=f"epoch {epoch}"):
+                pass
 
     def commit(self, manifest: Manifest) -> None:
         """Completes the epoch. Only when this returns may anyone be told, and sinks commit.

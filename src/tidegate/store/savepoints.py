@@ -22,7 +22,6 @@ import os
 import platform
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,13 +33,13 @@ from tidegate.errors import AlreadyExists, CorruptFile, NotFound, StoreError
 from tidegate.store import layout
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.checked import checked_chunks
 from tidegate.store.local import LocalStore
 from tidegate.store.manifest import ROWS, FileEntry, Manifest, OperatorEntry, PieceEntry, RestoredFrom, SavepointEntry
 from tidegate.store.opening import open_store
 
 REQUEST_TIMEOUT_S = 600.0
 
-_COPY_BYTES = 4 * 1024 * 1024
 _POLL_S = 0.2
 
 Rewrite: TypeAlias = Callable[[Store, Manifest, str, PieceEntry, Store], PieceEntry]
@@ -130,15 +129,10 @@ def _copy(source: Store, file: FileEntry, target: Store, cancelled: Callable[[],
         raise CorruptFile(f"{file.name} has {size_bytes} bytes; its manifest lists {file.bytes}")
 
     def chunks() -> Iterator[bytes]:
-        checksum = 0
-        for offset in range(0, file.bytes, _COPY_BYTES):
+        for chunk in checked_chunks(source, file):
             if cancelled():
                 raise StoreError(f"the copying was cancelled at {file.name}")
-            chunk = source.read(file.name, offset, min(_COPY_BYTES, file.bytes - offset))
-            checksum = zlib.crc32(chunk, checksum)
             yield chunk
-        if checksum != file.checksum:
-            raise CorruptFile(f"{file.name}: its checksum is not the one that its manifest lists")
 
     written_bytes = target.write(file.name, chunks())
     found_bytes = target.size(file.name)

@@ -1,12 +1,16 @@
 """What travels on a channel.
 
-A channel is FIFO and carries five kinds of element. A record batch is passed as the `pyarrow.RecordBatch` itself; the
+A channel is FIFO and carries six kinds of element. A record batch is passed as the `pyarrow.RecordBatch` itself; the
 others are the small classes below. `End` says that no record follows; markers still do, so that a subtask whose
 input has ended takes part in snapshots like any other (there is no special case for finished sources).
+
+One thing leaves the order: a marker may be taken out ahead of the records that are queued before it (unaligned
+snapshots), which then are part of the snapshot. `overtaken` is that, for whatever an inlet keeps its elements in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,7 +18,9 @@ import pyarrow as pa
 
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
-__all__ = ["MAX_WATERMARK_MS", "MIN_WATERMARK_MS", "Element", "End", "Idle", "Marker", "Watermark"]
+__all__ = [
+    "MAX_WATERMARK_MS", "MIN_WATERMARK_MS", "Element", "End", "Idle", "Lap", "Marker", "Watermark", "overtaken",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +53,28 @@ class End:
     """No record follows on this channel; markers may."""
 
 
-Element: TypeAlias = pa.RecordBatch | Marker | Watermark | Idle | End
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """Goes round a loop behind all records, to find out whether any are left in it (protocol/iteration.py).
+
+    `number` counts the laps of this loop, from 1. `active`: whoever forwarded it has seen a sign of life since the lap
+    before.
+    """
+
+    loop: int
+    number: int
+    active: bool
+
+
+Element: TypeAlias = pa.RecordBatch | Marker | Watermark | Idle | End | Lap
+
+
+def overtaken(queued: Iterable[Element]) -> tuple[int, list[pa.RecordBatch]]:
+    """Where the first marker is, and the batches ahead of it. There is a marker."""
+    batches: list[pa.RecordBatch] = []
+    for position, element in enumerate(queued):
+        if isinstance(element, Marker):
+            return position, batches
+        if isinstance(element, pa.RecordBatch):
+            batches.append(element)
+    raise AssertionError("no marker is queued")

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.channels.elements import Element, End, Idle, Marker, Watermark
+from tidegate.channels.elements import Element, End, Idle, Lap, Marker, Watermark
 from tidegate.errors import ProtocolError, SchemaError
 
 MAX_BATCH_BYTES = 256 << 20
@@ -42,8 +42,10 @@ MAX_BUFFERS_PER_WRITE = 64
 _HEADER = struct.Struct("<IB")
 _MARKER_PAYLOAD = struct.Struct("<QQ?")
 _WATERMARK_PAYLOAD = struct.Struct("<q")
+_LAP_PAYLOAD = struct.Struct("<IQ?")
 _MARKER_FRAME = struct.Struct("<IBQQ?")
 _WATERMARK_FRAME = struct.Struct("<IBq")
+_LAP_FRAME = struct.Struct("<IBIQ?")
 
 
 class Kind(IntEnum):
@@ -55,6 +57,7 @@ class Kind(IntEnum):
     MESSAGE = 6
     CLOSE = 7
     """Farewell of either side. A connection that ends without it was lost."""
+    LAP = 8
 
 
 Buffer: TypeAlias = "bytes | memoryview"
@@ -75,6 +78,7 @@ def channel_lengths(max_batch_bytes: int = MAX_BATCH_BYTES) -> Lengths:
         Kind.WATERMARK: (_WATERMARK_PAYLOAD.size, _WATERMARK_PAYLOAD.size),
         Kind.IDLE: (0, 0),
         Kind.END: (0, 0),
+        Kind.LAP: (_LAP_PAYLOAD.size, _LAP_PAYLOAD.size),
         Kind.CLOSE: (0, 0),
     }
 
@@ -128,6 +132,8 @@ def encode(element: Element, schema: pa.Schema, *, max_batch_bytes: int = MAX_BA
         return [_WATERMARK_FRAME.pack(_WATERMARK_PAYLOAD.size, Kind.WATERMARK, element.at_ms)]
     if isinstance(element, Idle):
         return [IDLE_FRAME]
+    if isinstance(element, Lap):
+        return [_LAP_FRAME.pack(_LAP_PAYLOAD.size, Kind.LAP, element.loop, element.number, element.active)]
     assert isinstance(element, End), f"not an element: {element!r}"
     return [END_FRAME]
 
@@ -153,6 +159,8 @@ def decode(kind: int, payload: bytes | pa.Buffer, schema: pa.Schema) -> Element:
         return Watermark(_WATERMARK_PAYLOAD.unpack(payload)[0])
     if kind == Kind.IDLE:
         return Idle()
+    if kind == Kind.LAP:
+        return Lap(*_LAP_PAYLOAD.unpack(payload))
     assert kind == Kind.END, f"no element has kind {kind}"
     return End()
 

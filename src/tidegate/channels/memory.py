@@ -2,6 +2,7 @@
 
 It behaves as a TCP channel does, seen from the loop: FIFO, `full` once its bound is passed (control elements may still
 be sent), nothing to be taken while blocked. Nothing is copied: batches are immutable. It belongs to one thread.
+Whatever was sent is in the queue at once, so there is nothing to hurry.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import deque
 
 import pyarrow as pa
 
-from tidegate.channels.elements import Element, End
+from tidegate.channels.elements import Element, End, Marker, overtaken
 from tidegate.protocol.ids import ChannelId
 
 MAX_ELEMENTS = 64
@@ -27,6 +28,7 @@ class MemoryChannel:
         self._max_queued_bytes = max_queued_bytes
         self._queue: deque[tuple[Element, int]] = deque()
         self._queued_bytes = 0
+        self._markers: deque[Marker] = deque()      # those in the queue
         self._ended = False
         self._closed = False
 
@@ -41,6 +43,8 @@ class MemoryChannel:
             assert not self._ended, f"a batch after End on channel {self.channel}"
             # What the batch keeps alive, which for a slice is more than its rows. `nbytes` takes 50 times as long.
             element_bytes = element.get_total_buffer_size()
+        elif isinstance(element, Marker):
+            self._markers.append(element)
         elif isinstance(element, End):
             self._ended = True
         self._queue.append((element, element_bytes))
@@ -56,7 +60,21 @@ class MemoryChannel:
         assert not self.blocked, f"channel {self.channel} is blocked"
         element, element_bytes = self._queue.popleft()
         self._queued_bytes -= element_bytes
+        if self._markers and element is self._markers[0]:
+            self._markers.popleft()
         return element
+
+    def marker(self) -> Marker | None:
+        return self._markers[0] if self._markers else None
+
+    def overtake(self) -> list[pa.RecordBatch]:
+        position, batches = overtaken(element for element, _ in self._queue)
+        del self._queue[position]
+        self._markers.popleft()
+        return batches
+
+    def hurry(self, on: bool) -> None:
+        """Nothing waits outside."""
 
     def block(self) -> None:
         self.blocked = True

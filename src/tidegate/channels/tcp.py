@@ -4,6 +4,8 @@
   it asks for writability only while something is queued.
 - An inlet that is blocked, or holds more than its bound, isn't registered for reading. The kernel's buffers fill, then
   the sender's queue, and the sender finds its outlet full. Nothing is lost and no other channel waits.
+- A hurried inlet has a bound that is larger than all that can be under way when a marker is sent, so the marker comes.
+  It is a bound all the same: a sender whose marker is late would otherwise fill this slot's memory meanwhile.
 - Each side says farewell (a CLOSE frame) when it closes. A connection that ends otherwise is lost, which each end
   reports once; `TcpNetwork.poll`, and nothing else, raises it. Elements received before stay available.
 
@@ -32,7 +34,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.channels import frames
-from tidegate.channels.elements import Element, End
+from tidegate.channels.elements import Element, End, Marker, overtaken
 from tidegate.channels.frames import FrameAssembler, Kind, SendQueue
 from tidegate.channels.handshake import (
     READ,
@@ -54,6 +56,8 @@ from tidegate.protocol.ids import ChannelId
 
 MAX_QUEUED_BYTES = 4 << 20
 MAX_QUEUED_ELEMENTS = 1_024
+MAX_HURRIED_BYTES = 64 << 20
+MAX_HURRIED_ELEMENTS = 64 << 10
 HANDSHAKE_TIMEOUT_S = 10.0
 _LOBBY_ROUND_S = 0.1
 
@@ -223,11 +227,12 @@ class TcpInlet:
         self._schema = schema
         self._sock = sock
         self._on_lost = on_lost
-        self._max_queued_bytes = max_queued_bytes
-        self._max_queued_elements = max_queued_elements
+        self._bounds = (max_queued_bytes, max_queued_elements)
+        self._max_bytes, self._max_elements = self._bounds      # now: larger while hurried
         self._assembler = FrameAssembler(frames.channel_lengths(max_batch_bytes))
         self._queue: deque[tuple[Element, int]] = deque()
         self._queued_bytes = 0
+        self._markers: deque[Marker] = deque()      # those in the queue
         self._over_bound = False
         self._ended = False
         self._end = _End.OPEN
@@ -248,12 +253,30 @@ class TcpInlet:
         assert not self.blocked, f"channel {self.channel} is blocked"
         element, element_bytes = self._queue.popleft()
         self._queued_bytes -= element_bytes
-        if self._over_bound and (
-            self._queued_bytes <= self._max_queued_bytes // 2 and len(self._queue) <= self._max_queued_elements // 2
-        ):
-            self._over_bound = False
-            self._watch()
+        if self._markers and element is self._markers[0]:
+            self._markers.popleft()
+        if self._over_bound:
+            self._read_on_below_half()
         return element
+
+    def marker(self) -> Marker | None:
+        return self._markers[0] if self._markers else None
+
+    def overtake(self) -> list[pa.RecordBatch]:
+        position, batches = overtaken(element for element, _ in self._queue)
+        self._queued_bytes -= self._queue[position][1]
+        del self._queue[position]
+        self._markers.popleft()
+        if self._over_bound:
+            self._read_on_below_half()
+        return batches
+
+    def hurry(self, on: bool) -> None:
+        max_bytes, max_elements = self._bounds
+        self._max_bytes = max(max_bytes, MAX_HURRIED_BYTES) if on else max_bytes
+        self._max_elements = max(max_elements, MAX_HURRIED_ELEMENTS) if on else max_elements
+        self._over_bound = self._is_over_bound()
+        self._watch()
 
     def block(self) -> None:
         self.blocked = True
@@ -271,7 +294,16 @@ class TcpInlet:
             self._let_go()
         self._end = _End.CLOSED_HERE
         self._queue.clear()
+        self._markers.clear()
         self._queued_bytes = 0
+
+    def _is_over_bound(self) -> bool:
+        return self._queued_bytes > self._max_bytes or len(self._queue) > self._max_elements
+
+    def _read_on_below_half(self) -> None:
+        if self._queued_bytes <= self._max_bytes // 2 and len(self._queue) <= self._max_elements // 2:
+            self._over_bound = False
+            self._watch()
 
     def _watch(self) -> None:
         if self._end is _End.OPEN:
@@ -297,15 +329,18 @@ class TcpInlet:
             self._end = _End.LOST
             self._on_lost(ChannelLost(self.channel, str(error)))
             return
-        if self._queued_bytes > self._max_queued_bytes or len(self._queue) > self._max_queued_elements:
+        if self._is_over_bound():
             self._over_bound = True
             self._watch()
 
     def _append(self, element: Element, element_bytes: int) -> None:
-        if isinstance(element, End):
+        if isinstance(element, pa.RecordBatch):
+            if self._ended:
+                raise ProtocolError("a batch came after End")
+        elif isinstance(element, Marker):
+            self._markers.append(element)
+        elif isinstance(element, End):
             self._ended = True
-        elif self._ended and isinstance(element, pa.RecordBatch):
-            raise ProtocolError("a batch came after End")
         self._queue.append((element, element_bytes))
         self._queued_bytes += element_bytes
 

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from tidegate.dataflow.contracts import Sink, Source
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedProcess, Process
-from tidegate.dataflow.graph import LogicalGraph, Node
+from tidegate.dataflow.graph import Edge, LogicalGraph, Node
+from tidegate.dataflow.loops import reached_from, unfinished_loops
 from tidegate.errors import GraphError, JobError, SchemaError
 from tidegate.state.descriptors import Descriptor, descriptors_of
 from tidegate.state.sections import StateKind
@@ -292,6 +293,53 @@ def _check_arguments(where: str, function: Callable[..., Any], arguments: tuple[
         raise GraphError(f"{where}: {_shown(function)} has the arguments {signature} ({error}); {advice}") from error
 
 
+# ---------------------------------------------------------------------------------------------------------- loops
+
+
+def check_body(loop: str, body: object) -> None:
+    """A function given to iterate: called once, now, with the loop's stream."""
+    where = f"loop {loop!r}"
+    if not callable(body):
+        raise GraphError(f"{where}: iterate takes a function of the loop's stream that returns two streams, the feedback "
+                         f"and the output, not {_shown(body)}")
+    _check_plain(where, body)
+    _check_arguments(where, body, ("stream",), "iterate calls it with one argument, the loop's stream")
+    if inspect.isgeneratorfunction(body):
+        raise GraphError(f"{where}: {_shown(body)} is a generator; return the two streams: return feedback, output")
+
+
+def check_feedback(loop: str, head: Node, nodes: Sequence[Node], feedback: Sequence[Edge], output: Sequence[Edge],
+                   schema: pa.Schema) -> None:
+    """What a body made: `nodes` are all of the job by now, `schema` is the feedback's."""
+    where = f"loop {loop!r}"
+    _check_feedback_schema(where, feedback=schema, loop=head.schema)
+    if any(edge.source == head.id for edge in feedback):
+        raise GraphError(f"{where}: the feedback is the loop's own stream as it is, so that every record would go round "
+                         f"for ever; feed back what an operator in the body made of it, such as stream.filter(…)")
+    if not any(edge.source == head.id for edge in (*output, *(edge for node in nodes for edge in node.inputs))):
+        raise GraphError(f"{where}: the body doesn't use the stream that it is called with, so that nothing would ever be "
+                         f"in the loop; build the feedback from that stream")
+    if not any(edge.source in reached_from(head.id, nodes) for edge in feedback):
+        raise GraphError(f"{where}: the feedback ({_listed(dict.fromkeys(nodes[edge.source].name for edge in feedback))}) "
+                         f"doesn't depend on the loop's stream, so that nothing goes round; build it from the stream that "
+                         f"the body is called with, or use union instead of iterate")
+
+
+def _check_feedback_schema(where: str, *, feedback: pa.Schema, loop: pa.Schema) -> None:
+    """The same columns in the same order; the feedback may promise more about nulls, but not less."""
+    one, two = ddl_of(feedback), ddl_of(loop)
+    if [(field.name, field.type) for field in feedback] != [(field.name, field.type) for field in loop]:
+        if one == two:      # types that differ for Arrow alone, such as string and large_string
+            one, two = (", ".join(f"{field.name} {field.type}" for field in schema) for schema in (feedback, loop))
+        raise SchemaError(f"{where}: the feedback is of ({one}), and the loop's stream of ({two}); records that go back "
+                          f"must be like those that came in: bring the feedback to that schema with map")
+    loose = [field.name for field, promised in zip(feedback, loop, strict=True)
+             if field.nullable and not promised.nullable]
+    if loose:
+        raise SchemaError(f"{where}: the feedback is of ({one}), and the loop's stream of ({two}): {_listed(loose)} may be "
+                          f"null in the feedback alone; declare it NOT NULL there, or nullable in front of the loop")
+
+
 # ---------------------------------------------------------------------------------------------------- whole graph
 
 
@@ -306,9 +354,12 @@ def check_side_output(where: str, tag: object, node: Node) -> str:
 
 
 def check_complete(graph: LogicalGraph) -> None:
-    """Every stream leads to a sink, or to an operator that was declared to have no output."""
+    """Every stream leads to a sink, or to an operator that was declared to have no output; every loop is whole."""
     if not graph.nodes:
         raise GraphError("the job is empty; begin with job.source(name, source) and end with .to(name, sink)")
+    for head in unfinished_loops(graph.nodes):
+        raise GraphError(f"loop {head.name!r} is not whole: its body failed, or is still running; put the body right and "
+                         f"build the job anew")
     consumed = {edge.source for node in graph.nodes for edge in node.inputs}
     for node in graph.nodes:
         if node.id not in consumed and node.schema.names:

@@ -1,5 +1,7 @@
 """The three graphs as text: what the user wrote, what the optimiser made of it, what is deployed.
 
+A loop is no cycle in the text: its head has one more input, the feedback, and whatever is in a loop says so.
+
 No line is wider than 120 columns: schemas are wrapped, names are cut. The text is for people; nothing reads it back.
 """
 
@@ -11,6 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
+from tidegate.dataflow.loops import LogicalLoop, loops_in
+from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
 from tidegate.dataflow.operators.sink import SinkSpec
 from tidegate.dataflow.operators.source import SourceSpec, WatermarkSpec
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
@@ -22,15 +26,17 @@ from tidegate.types import ddl_of
 WIDTH = 120
 _SLOTS_SHOWN = 8
 _CELL_LIMIT = 56
+_FEEDBACK = "feedback"
 _KEPT_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def explain_logical(graph: LogicalGraph) -> str:
     """What the user wrote: operators with their inputs, states and schemas."""
-    lines = [f"== Logical graph: {_count(len(graph.nodes), 'operator')} =="]
+    loops = loops_in(graph.nodes)
+    lines = [f"== Logical graph: {_count(len(graph.nodes), 'operator')}{_loop_count(loops)} =="]
     for node in graph.nodes:
-        lines += ["", _cut(f"[{node.id}] {node.name} · {_what(node)}", WIDTH)]
-        lines += _labelled(_facts(graph, node))
+        lines += ["", _cut(f"[{node.id}] {node.name} · {_what(graph, node)}", WIDTH)]
+        lines += _labelled(_facts(graph, node, loops))
     return "\n".join(lines)
 
 
@@ -38,9 +44,11 @@ def explain_optimised(plan: Plan) -> str:
     """What the optimiser made of it: chains of operators, and what goes between them."""
     operator_count = sum(len(vertex.nodes) for vertex in plan.vertices)
     lines = [f"== Optimised graph: {_count(operator_count, 'operator')} in "
-             f"{_count(len(plan.vertices), 'vertex', 'vertices')}, {_count(len(plan.edges), 'edge')} =="]
+             f"{_count(len(plan.vertices), 'vertex', 'vertices')}, {_count(len(plan.edges), 'edge')}"
+             f"{_loop_count(plan.loops)} =="]
     for vertex in plan.vertices:
         lines += ["", f"v{vertex.id} · parallelism {vertex.parallelism}"]
+        lines += _labelled(_in_loops(loop.name for loop in plan.loops_of(vertex.id)))
         lines += _labelled(_plan_input(plan, edge) for edge in plan.inputs_of(vertex))
         chain = _table((stem + node.name, node.spec.kind, _states_in_short(node)) for stem, node in _tree(vertex))
         lines += [_cut(f"    {'' if index else 'chain':8}{row}", WIDTH) for index, row in enumerate(chain)]
@@ -51,17 +59,20 @@ def explain_physical(plan: Plan) -> str:
     """What is deployed: subtasks in slots, key-group ranges, channels."""
     channel_count = sum(_channel_counts(plan, edge)[0] for edge in plan.edges)
     lines = [f"== Physical plan: {_count(plan.slots, 'slot')}, {_count(plan.subtask_count(), 'subtask')}, "
-             f"{_count(channel_count, 'channel')}, {_count(plan.key_group_count, 'key-group')} ==", ""]
+             f"{_count(channel_count, 'channel')}, {_count(plan.key_group_count, 'key-group')}"
+             f"{_loop_count(plan.loops)} ==", ""]
     lines += _table([("slot", "subtask", "operators", "key-groups"), *_slot_rows(plan)])
     if plan.edges:
         lines += ["", *_table([("edge", "from", "to", "channels", "records go"), *_edge_rows(plan)])]
+    if plan.loops:
+        lines += ["", *_table([("loop", "head", "tail", "name", "vertices"), *_loop_rows(plan)])]
     return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------------ operators
 
 
-def _what(node: Node) -> str:
+def _what(graph: LogicalGraph, node: Node) -> str:
     """The kind of the operator, who does the work, and the parallelism where the user gave one."""
     spec = node.spec
     words = [spec.kind]
@@ -72,7 +83,9 @@ def _what(node: Node) -> str:
         words.append(type(spec.source).__name__)
     elif isinstance(spec, SinkSpec):
         words.append(type(spec.sink).__name__)
-    else:
+    elif isinstance(spec, IterationTailSpec):
+        words.append(f"to [{spec.head}] {graph.node(spec.head).name}")
+    elif not isinstance(spec, IterationHeadSpec):
         function = getattr(spec, "function", None)
         words.append(getattr(function, "__name__", type(function).__name__))
     if node.parallelism is not None:
@@ -80,9 +93,13 @@ def _what(node: Node) -> str:
     return " · ".join(words)
 
 
-def _facts(graph: LogicalGraph, node: Node) -> Iterator[tuple[str, str]]:
+def _facts(graph: LogicalGraph, node: Node, loops: Sequence[LogicalLoop]) -> Iterator[tuple[str, str]]:
+    yield from _in_loops(loop.head.name for loop in loops if node.id in loop.nodes)
     for edge in node.inputs:
         yield _port(node, edge.port), f"{_output(graph, edge)}, {_way(edge.partitioning, edge.key)}"
+    for loop in loops:
+        if loop.head is node:
+            yield _port(node, 0), f"[{loop.tail.id}] {loop.tail.name}, {_FEEDBACK}"
     states = _states_of(node)
     width = max((len(str(state.name)) for state in states), default=0)
     for state in states:
@@ -91,6 +108,17 @@ def _facts(graph: LogicalGraph, node: Node) -> Iterator[tuple[str, str]]:
         yield "output", _wrappable(node.schema)
     for tag, schema in node.side_schemas.items():
         yield "side", f"{tag}: {_wrappable(schema)}"
+
+
+def _in_loops(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """From the outermost to the innermost."""
+    inside = " › ".join(names)
+    if inside:
+        yield "in loop", inside
+
+
+def _loop_count(loops: Sequence[object]) -> str:
+    return f", {_count(len(loops), 'loop')}" if loops else ""
 
 
 def _port(node: Node, port: int) -> str:
@@ -133,6 +161,8 @@ def _states_in_short(node: Node) -> str:
 
 def _plan_input(plan: Plan, edge: PlanEdge) -> tuple[str, str]:
     source = next(node for node in plan.vertices[edge.source_vertex].nodes if node.id == edge.source_node)
+    if edge.feedback:
+        return _port(source, 0), f"v{edge.source_vertex} {source.name}, {_FEEDBACK}: {_wrappable(source.input_schemas[0])}"
     schema = source.schema if edge.tag is None else source.side_schemas[edge.tag]
     side = "" if edge.tag is None else f" side output {edge.tag}"
     target = plan.vertices[edge.target_vertex]
@@ -189,12 +219,18 @@ def _edge_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     for edge in plan.edges:
         source, target = plan.vertices[edge.source_vertex], plan.vertices[edge.target_vertex]
         total, local = _channel_counts(plan, edge)
-        way = _way(edge.partitioning, edge.key)
+        way = _FEEDBACK if edge.feedback else _way(edge.partitioning, edge.key)
         side = "" if edge.tag is None else f" ({edge.tag})"
         port = f" {_port(target.head, edge.port)}" if len(target.head.input_schemas) > 1 else ""
         yield (f"e{edge.id}", f"v{source.id} × {source.parallelism}{side}",
                f"v{target.id} × {target.parallelism}{port}", f"{total}, {'all' if local == total else local} in memory",
                way)
+
+
+def _loop_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    for loop in plan.loops:
+        vertices = ", ".join(f"v{vertex}" for vertex in sorted(loop.vertices))
+        yield f"l{loop.id}", f"v{loop.head_vertex}", f"v{loop.tail_vertex}", loop.name, vertices
 
 
 def _channel_counts(plan: Plan, edge: PlanEdge) -> tuple[int, int]:

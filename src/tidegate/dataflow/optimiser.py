@@ -4,6 +4,9 @@ A node is chained to its upstream node where that is all it reads: one input edg
 Chained operators call each other directly, without a channel. A node may have several chained consumers, of its main
 and of its side outputs, so that a chain is a tree.
 
+The head of a loop is never chained to what is before it, since what comes back enters there too. The tail is as parallel
+as the head, so that subtask i of one has subtask i of the other beside it, and is chained like any other node.
+
 Invariants: every node is in exactly one vertex; the vertices are in the order of their heads, which is a topological
 order; nothing but a vertex's head has an edge from another vertex. State belongs to operators, by their names: vertices
 and their ids may change with every plan.
@@ -12,7 +15,9 @@ and their ids may change with every plan.
 from __future__ import annotations
 
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
-from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
+from tidegate.dataflow.loops import LogicalLoop, loops_in
+from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
+from tidegate.dataflow.plan import Loop, Plan, PlanEdge, Vertex
 from tidegate.errors import GraphError
 
 
@@ -31,18 +36,33 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
     vertices = tuple(_vertex(index, head, graph, heads, parallelism[head])
                      for index, head in enumerate(sorted(set(heads))))
     vertex_of = {node.id: vertex.id for vertex in vertices for node in vertex.nodes}
-    edges = tuple(
+    edges = [
         PlanEdge(id=index, source_vertex=vertex_of[edge.source], source_node=edge.source, tag=edge.tag,
                  target_vertex=vertex.id, port=edge.port, partitioning=_partitioning(edge, vertex.head, parallelism),
                  key=edge.key)
-        for index, (vertex, edge) in enumerate((vertex, edge) for vertex in vertices for edge in vertex.head.inputs))
-    return Plan(vertices=vertices, edges=edges, slots=slots, key_group_count=key_group_count)
+        for index, (vertex, edge) in enumerate((vertex, edge) for vertex in vertices for edge in vertex.head.inputs)]
+    loops: list[Loop] = []
+    for found in loops_in(graph.nodes):
+        loop = _loop(len(loops), found, vertex_of)
+        loops.append(loop)
+        edges.append(PlanEdge(id=len(edges), source_vertex=loop.tail_vertex, source_node=found.tail.id, tag=None,
+                              target_vertex=loop.head_vertex, port=0, partitioning=Partitioning.FORWARD, key=(),
+                              feedback=True))
+    return Plan(vertices=vertices, edges=tuple(edges), slots=slots, key_group_count=key_group_count, loops=tuple(loops))
+
+
+def _loop(index: int, found: LogicalLoop, vertex_of: dict[int, int]) -> Loop:
+    # Nothing but a vertex's head is reached from other vertices, so a node in a loop has its vertex in it.
+    return Loop(id=index, name=found.head.name, head_vertex=vertex_of[found.head.id], tail_vertex=vertex_of[found.tail.id],
+                vertices=frozenset(vertex_of[node] for node in found.nodes))
 
 
 def _parallelism_of(node: Node, upstream: list[int], *, slots: int, key_group_count: int) -> int:
     """What the user asked for; else the upstream's where records are only passed on, so that their order is kept (dealing
     them out anew would let records of one key overtake each other); else all slots."""
     parallelism = node.parallelism
+    if isinstance(node.spec, IterationTailSpec):
+        return _parallelism_of_tail(node, upstream[node.spec.head])
     if parallelism is None:
         forwarded = node.inputs and all(edge.partitioning is Partitioning.FORWARD for edge in node.inputs)
         parallelism = max(upstream[edge.source] for edge in node.inputs) if forwarded else slots
@@ -57,7 +77,16 @@ def _parallelism_of(node: Node, upstream: list[int], *, slots: int, key_group_co
     return parallelism
 
 
+def _parallelism_of_tail(node: Node, of_head: int) -> int:
+    if node.parallelism not in (None, of_head):
+        raise GraphError(f"operator {node.name!r}: parallelism={node.parallelism}, and its loop begins with a parallelism "
+                         f"of {of_head}; both ends of a loop have the same: give it to the loop, not to its feedback")
+    return of_head
+
+
 def _continues_its_upstream(node: Node, parallelism: list[int]) -> bool:
+    if isinstance(node.spec, IterationHeadSpec):
+        return False
     return len(node.inputs) == 1 and _partitioning(node.inputs[0], node, parallelism) is Partitioning.FORWARD
 
 

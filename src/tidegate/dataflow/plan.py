@@ -3,6 +3,11 @@
 Subtask i of every vertex runs in slot i. Inside a vertex, `nodes` are in topological order: the first is the head,
 which takes the vertex's input; every other has exactly one input edge, from a node of the same vertex. Edges between
 vertices become channels. This module is pure arithmetic over those; `optimiser.py` decides what is chained.
+
+Vertices are in topological order of all edges but the feedback edges. Such an edge goes from the tail of a loop, wherever
+it is chained, to its head, which is a vertex's head; there is one for each loop. Laps, which find out whether a loop has
+ended, go along the edges inside it: those between two of its vertices, its own feedback edge and those of the loops in it
+included.
 """
 
 from __future__ import annotations
@@ -38,14 +43,27 @@ class PlanEdge:
     port: int
     partitioning: Partitioning
     key: tuple[str, ...]
+    feedback: bool = False                # from a loop's tail back to its head
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """`vertices` are those on a way from the head to the tail, which may be one and the same vertex."""
+
+    id: int
+    name: str
+    head_vertex: int
+    tail_vertex: int
+    vertices: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     vertices: tuple[Vertex, ...]          # topological order; `vertices[i].id == i`
-    edges: tuple[PlanEdge, ...]           # `edges[i].id == i`
+    edges: tuple[PlanEdge, ...]           # `edges[i].id == i`; feedback edges come last, in the order of `loops`
     slots: int
     key_group_count: int
+    loops: tuple[Loop, ...] = ()          # `loops[i].id == i`; an enclosing loop comes before those in it
 
     def subtasks_in(self, slot: int) -> Iterator[Vertex]:
         return (vertex for vertex in self.vertices if slot < vertex.parallelism)
@@ -72,3 +90,21 @@ class Plan:
             return [ChannelId(edge.id, downstream, downstream)]
         count = self.vertices[edge.source_vertex].parallelism
         return [ChannelId(edge.id, upstream, downstream) for upstream in range(count)]
+
+    def loops_of(self, vertex_id: int) -> list[Loop]:
+        """The loops that the vertex is in, from the outermost to the innermost."""
+        return [loop for loop in self.loops if vertex_id in loop.vertices]
+
+    def edge_inside(self, loop: Loop, edge: PlanEdge) -> bool:
+        """Whether records that go round the loop may take this edge."""
+        return edge.source_vertex in loop.vertices and edge.target_vertex in loop.vertices
+
+    def depth_of(self, loop: Loop) -> int:
+        """How many loops are within one another in this one, itself included."""
+        inner = [each for each in self.loops if each.id > loop.id and each.head_vertex in loop.vertices]
+        return 1 + max(map(self.depth_of, inner), default=0)
+
+    def below(self, vertex: Vertex) -> frozenset[int]:
+        """The vertices that records of this one get to without going round a loop; itself not included."""
+        targets = {edge.target_vertex for edge in self.outputs_of(vertex) if not edge.feedback}
+        return frozenset(targets).union(*(self.below(self.vertices[target]) for target in targets))

@@ -28,6 +28,7 @@ from tidegate.dataflow.contracts import Sink, Source
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedProcess, Process
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning, Spec
 from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
+from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec, ProcessSpec
 from tidegate.dataflow.operators.simple import FilterSpec, FlatMapSpec, MapBatchesSpec, MapSpec
 from tidegate.dataflow.operators.sink import SinkSpec
@@ -82,7 +83,8 @@ class Pipeline:
         taken = self._names.get(name)
         if taken is not None:
             whose = "" if taken.named_by_user else ", by a generated name"
-            raise GraphError(f"{kind} {name!r}: the name is already taken by a {taken.spec.kind}{whose}; names are "
+            article = "an" if taken.spec.kind[0] in "aeiou" else "a"
+            raise GraphError(f"{kind} {name!r}: the name is already taken by {article} {taken.spec.kind}{whose}; names are "
                              f"unique in a job, since state is found by them: choose another")
         if name in self._aliases:
             raise GraphError(f"{kind} {name!r}: the name is an alias of {self._aliases[name].name!r}, and what a snapshot "
@@ -219,6 +221,38 @@ class Stream:
         return self._pipeline._add(
             WatermarkSpec(column, delay_ms, idle_after_ms), name=name, schema=self._schema, edges=input.edges,
             input_schemas=(self._schema,), parallelism=self._common_parallelism(), named_by_user=given)
+
+    def iterate(self, name: str, body: Callable[[Stream], tuple[Stream, Stream]], *, parallelism: int | None = None,
+                alias: Names = ()) -> Stream:
+        """A loop. `body(stream)` gets this stream's records and those that come back, and returns two streams: the
+        feedback, which goes back to the beginning of the loop, and the output, which is what this returns.
+
+            def body(orders):
+                tried = orders.key_by("account").process("try", Try(), returns=ORDER)
+                return tried.filter(lambda order: order.failed), tried.filter(lambda order: not order.failed)
+
+            done = orders.iterate("retry", body)
+
+        The feedback has this stream's schema. The body may hold anything: other streams, sinks, further loops. The loop
+        ends when its input has ended and no record is under way in it, so records must leave it some time. Event time comes
+        from the input alone: a record that comes back may be late. What is under way is kept in snapshots under `name`.
+        """
+        pipeline, input = self._pipeline, self._input()
+        name = pipeline._new_name("loop", name)
+        aliases = pipeline._new_aliases("loop", name, alias)
+        checks.check_body(name, body)
+        _new_tail_name(pipeline, name)
+        stream = pipeline._add(IterationHeadSpec(), name=name, schema=input.schema, edges=input.edges,
+                               input_schemas=(input.schema,), parallelism=parallelism, named_by_user=True, aliases=aliases)
+        head = pipeline._nodes[-1]
+        feedback, output = _ends_of_loop(stream, name, body(stream))
+        back = feedback._input()
+        checks.check_feedback(name, head, pipeline._nodes, back.edges, output._input().edges, back.schema)
+        tail = _new_tail_name(pipeline, name)
+        pipeline._add(IterationTailSpec(head.id), name=tail, schema=_NO_OUTPUT, edges=back.edges,
+                      input_schemas=(input.schema,), named_by_user=False,
+                      aliases=pipeline._new_aliases("feedback", tail, [_tail_name(each) for each in aliases]))
+        return output
 
     def to(self, name: str, sink: Sink, *, parallelism: int | None = None, alias: Names = ()) -> None:
         """Writes the records to a sink. Its pending commits are kept in snapshots under `name`."""
@@ -428,6 +462,29 @@ def _add_sink(pipeline: Pipeline, input: _Input, name: str, sink: Sink, parallel
     checks.check_sink(name, sink, input.schema)
     pipeline._add(SinkSpec(sink), name=name, schema=_NO_OUTPUT, edges=input.edges, input_schemas=(input.schema,),
                   parallelism=parallelism, named_by_user=True, aliases=aliases)
+
+
+def _ends_of_loop(stream: Stream, loop: str, given: object) -> tuple[Stream, Stream]:
+    """The feedback and the output, as a loop's body gave them."""
+    where = f"loop {loop!r}"
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise GraphError(f"{where}: the body returned {_called(given)}; return two streams, the feedback and the output "
+                         f"(they may be the same): return feedback, output")
+    for what, end in zip(("feedback", "output"), given, strict=True):
+        if not isinstance(end, Stream):
+            advice = ("return the stream before key_by or broadcast, and use these on what iterate gives"
+                      if isinstance(end, KeyedStream | BroadcastStream) else "return a stream made from the body's argument")
+            raise GraphError(f"{where}: the {what} that the body returned is {_called(end)}; {advice}")
+        _same_pipeline(f"{where}, {what}", stream, end)
+    return given[0], given[1]
+
+
+def _tail_name(loop: str) -> str:
+    return f"{loop}-feedback"
+
+
+def _new_tail_name(pipeline: Pipeline, loop: str) -> str:
+    return pipeline._new_name(f"loop {loop!r}, whose feedback is called", _tail_name(loop))
 
 
 def _repartitioned(edges: tuple[Edge, ...], partitioning: Partitioning, key: tuple[str, ...] = ()) -> tuple[Edge, ...]:

@@ -1,40 +1,75 @@
-"""Alignment: when a subtask takes its part of a snapshot.
+"""Alignment: when a subtask takes its part of a snapshot, and which records in transit belong to it.
 
-Theory of operation (Carbone et al. 2017, §3.3 "Pipelined Consistent Snapshots", the procedure "Snapshot Alignment")
-------------------------------------------------------------------------------------------------------------------
-Markers cut every channel into epochs. A snapshot of epoch N is consistent if each subtask's part of it reflects, on
-every input channel, all records before marker N and none after it. Since marker N comes at different moments on
-different channels, a subtask aligns them:
+Theory of operation (Carbone et al. 2017, §3.2 and §3.3: "Pipelined Consistent Snapshots", "Snapshot Alignment")
+---------------------------------------------------------------------------------------------------------------
+Markers cut every channel into epochs. A snapshot of epoch N is consistent if each subtask's part of it accounts, on
+every input channel, for all records before marker N and for none after it. The part is the state, frozen at one moment,
+and for some channels a *log*: the records before the marker that were not yet processed at that moment. After a
+rollback the state is loaded and the logs are processed before anything else. Which channels have a log is all that the
+protocols differ in:
+
+    protocol                                the state is frozen                    logged
+    aligned, acyclic                        when all channels are marked           nothing
+    aligned, a loop's head                  when all but feedback are marked       feedback
+    unaligned (hurried from the start)      at the first marker                    the others, and what is overtaken
+    aligned with time-out (hurried later)   when all are marked, or when hurried   those missing, and what is overtaken
+    Chandy-Lamport (`LOGGING`)              at the first marker, in its turn       the others
+    at-least-once                           when all but feedback are marked       feedback
+
+*Aligned.* Marker N comes at different moments on different channels:
 
 1. Marker N arrives on a channel: *block* the channel. Its next records belong to epoch N + 1 and have to wait.
 2. It arrived on the last channel: every record of epoch N has been processed and none of a later one. *Take the
-   snapshot*, *forward the marker* to all outputs, *unblock* all channels.
+   snapshot*, *forward the marker* to all outputs, *unblock* all channels. Nothing is under way: it is *finished*.
 
 A source has no input channels: the coordinator's trigger stands for "the last marker arrived". So the marker passes
 through the graph once, each subtask stops only the channels that are ahead, and no record in transit has to be stored.
+
+*Cyclic graphs.* The head of a loop (the paper's IterationHead) would wait for ever for a marker on its feedback
+channel, which comes only round the loop after the head has sent it. So it does not wait for feedback: it freezes when
+its other channels are marked, and what comes back before the marker does was in transit on the loop: it is logged as
+well as processed. Without feedback channels the graph is acyclic, hence every subtask gets its markers, and in the end
+they return to the heads. A marker may return early, before the head's others have come (where a subtask of the body
+was hurried and the head was not): then feedback is blocked like any channel. It is never full, so nobody is held up.
+
+*Unaligned.* From the moment at which an epoch is *hurried*, nothing is waited for: the state is frozen, the marker is
+sent, the blocked channels go on, and those without a marker are logged until it comes. The shell may also take a
+marker out of an input queue ahead of the records before it: it has *overtaken* them, they are logged, and they will be
+processed in their turn. So the time that a snapshot takes does not depend on how fast records are processed. Each
+subtask may hurry or not by itself: what it sends, markers and records, is in the right order in any case.
+
+*Chandy-Lamport* is the protocol that the paper argues against, here for measuring: freeze at the first marker, log what
+the other channels still bring. Full epochs (`full`) are aligned nevertheless, as they are never hurried: the last epoch
+of a job would not commit what is processed after the freeze.
+
+*At-least-once* is the paper's relaxed mode: markers are counted, no channel is ever blocked, and the snapshot may also
+hold effects of records behind the marker, which are then seen again after a rollback.
+
 The paper assumes FIFO channels that lose nothing and can be blocked; so do we, and markers whose epochs do not grow on
 a channel are a bug here.
-
-`AT_LEAST_ONCE` is the paper's relaxed mode: markers are counted, no channel is ever blocked, and the snapshot may also
-hold effects of records behind the marker, which are then seen again after a rollback.
 
 Aborts, which the paper leaves out
 ----------------------------------
 The coordinator may give up epoch N (time-out, a subtask that couldn't write). The epoch's records are simply taken
-to belong to the next epoch that completes. Three things have to be right:
+to belong to the next epoch that completes. Four things have to be right:
 
 - The notice may overtake markers. `on_abort(N)` releases what was blocked for N, and markers of epochs up to N that
-  come late are swallowed: no block, nothing forwarded.
-- It may come after this subtask has forwarded marker N. Then nothing is to be done here. Downstream, some channels
-  bring marker N and others (whose upstream swallowed it) never do; the notice, or the next marker, releases them there.
-- It may be overtaken by marker N + 1. At most one epoch is active, and it can't have completed without this
-  subtask, so a newer marker proves that N was aborted: abandon N and align N + 1.
+  come late are swallowed: no block, no log, nothing forwarded.
+- It may come after this subtask has forwarded marker N. Then there is nothing to undo here, only logs to be stopped.
+  Downstream, some channels bring marker N and others (whose upstream swallowed it) never do; the notice, or the next
+  marker, releases them there.
+- It may be overtaken by marker N + 1. At most one epoch is active, and it can't have completed without this subtask,
+  which acknowledges when it has finished; so a newer marker proves that N was aborted: abandon N and go on with N + 1.
+- The state may be frozen when the epoch is given up, with logs still open. What was frozen has to reach the writer,
+  since later increments are counted from it. So the snapshot is *finished* all the same, without the rest of its logs,
+  and the coordinator, which knows that the epoch is over, discards the acknowledgement.
 
-Invariants: an epoch is snapshotted at most once, in growing order; a channel is blocked at most once per epoch, and
-only while an epoch is in progress; the marker is forwarded exactly when the snapshot is taken.
+Invariants: an epoch is snapshotted at most once, in growing order; the marker is forwarded exactly when the snapshot is
+taken; each snapshot that is taken is finished, before the next is taken; a channel is blocked at most once per epoch,
+and only until the snapshot is taken; it is logged only from there until its marker, or the end of the epoch here.
 
-Not here: what blocking, freezing state or sending means (runtime), who decides to trigger and abort (coordinator). End
-of input needs nothing: markers still flow on a channel that has ended.
+Not here: what blocking, freezing state, logging or sending means, and when to hurry (runtime), who decides to trigger
+and abort (coordinator). End of input needs nothing: markers still flow on a channel that has ended.
 """
 
 from __future__ import annotations
@@ -51,14 +86,17 @@ STORY_LENGTH = 32
 
 
 class AlignmentMode(Enum):
-    EXACTLY_ONCE = "exactly-once"      # block marked channels until all are marked
+    EXACTLY_ONCE = "exactly-once"      # block marked channels until all are marked, or until hurried
     AT_LEAST_ONCE = "at-least-once"    # never block, count markers
+    LOGGING = "logging"                # Chandy and Lamport: never block, log what the other channels still bring
 
 
 @dataclass(frozen=True, slots=True)
 class MarkerArrived:
     channel: ChannelId
     epoch: int
+    overtook: bool = False
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +105,16 @@ class EpochTriggered:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochHurried:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class EpochAborted:
     epoch: int
 
 
-Event: TypeAlias = MarkerArrived | EpochTriggered | EpochAborted
+Event: TypeAlias = MarkerArrived | EpochTriggered | EpochHurried | EpochAborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,44 +139,102 @@ class ForwardMarker:
 
 
 @dataclass(frozen=True, slots=True)
+class StartLog:
+    """From now on, records that are taken from these channels go into the snapshot's log as well as being processed."""
+
+    channels: frozenset[ChannelId]
+
+
+@dataclass(frozen=True, slots=True)
+class LogOvertaken:
+    """The records that the marker has just overtaken on this channel are part of the log, behind what is in it."""
+
+    channel: ChannelId
+
+
+@dataclass(frozen=True, slots=True)
+class StopLog:
+    """The log of these channels is at its end."""
+
+    channels: frozenset[ChannelId]
+
+
+@dataclass(frozen=True, slots=True)
 class Unblock:
     channels: frozenset[ChannelId]
 
 
-Effect: TypeAlias = Block | TakeSnapshot | ForwardMarker | Unblock
+@dataclass(frozen=True, slots=True)
+class FinishSnapshot:
+    """Nothing of the epoch is under way to this subtask any more: write what was frozen and the logs, acknowledge."""
+
+    epoch: int
+
+
+Effect: TypeAlias = (Block | TakeSnapshot | ForwardMarker | StartLog | LogOvertaken | StopLog | Unblock
+                     | FinishSnapshot)
 
 
 class Alignment:
-    """The alignment of one subtask. Effects are to be executed in the order given, before the next event."""
+    """The alignment of one subtask. Effects are to be executed in the order given, before the next event.
 
-    def __init__(self, channels: Iterable[ChannelId], *, mode: AlignmentMode = AlignmentMode.EXACTLY_ONCE) -> None:
-        self._channels = frozenset(channels)
+    `feedback` are those of its channels that come from the tail of the loop whose head it is.
+    """
+
+    def __init__(self, channels: Iterable[ChannelId], *, mode: AlignmentMode = AlignmentMode.EXACTLY_ONCE,
+                 feedback: Iterable[ChannelId] = ()) -> None:
+        self._channels, returning = frozenset(channels), frozenset(feedback)
+        self._awaited = self._channels - returning
+        assert returning <= self._channels, "feedback channels are inputs, too"
+        assert self._awaited or not self._channels, "no marker enters a loop that has no other input"
         self._mode = mode
-        self._epoch: int | None = None             # in progress: its marker came on some channels, not yet on all
-        self._marked: set[ChannelId] = set()       # the channels on which it came
+        self._epoch: int | None = None             # in progress: its marker came on a channel, and it isn't finished
+        self._at_once = False                      # its snapshot waits for no further marker
+        self._taken = False                        # its state has been frozen
+        self._marked: set[ChannelId] = set()       # the channels on which its marker came
+        self._blocked: set[ChannelId] = set()
         self._closed = -1                          # every epoch up to this one is over here: done, aborted or passed
+        self._hurried = -1                         # the newest epoch that was hurried
         self._last_marker: dict[ChannelId, int] = {}
         self._story: deque[tuple[Event, tuple[Effect, ...]]] = deque(maxlen=STORY_LENGTH)
 
     @property
     def epoch_in_progress(self) -> int | None:
+        """Its marker came, and it is not finished."""
         return self._epoch
 
     @property
     def blocked(self) -> frozenset[ChannelId]:
-        return frozenset(self._marked) if self._mode is AlignmentMode.EXACTLY_ONCE else frozenset()
+        return frozenset(self._blocked)
 
-    def on_marker(self, channel: ChannelId, epoch: int) -> list[Effect]:
-        event = MarkerArrived(channel, epoch)
+    @property
+    def logged(self) -> frozenset[ChannelId]:
+        """The channels whose records go into the log now."""
+        return self._channels - self._marked if self._taken else frozenset()
+
+    def is_hurried(self, epoch: int) -> bool:
+        """Whether the epoch was hurried and isn't over here. Only `on_hurry` hurries: under `LOGGING` none is."""
+        return epoch == self._hurried and epoch > self._closed
+
+    def may_overtake(self, epoch: int) -> bool:
+        """Whether this marker may be taken out of its turn: hurried, or void, as one that counts may be behind it."""
+        return self.is_hurried(epoch) or epoch <= self._closed
+
+    def on_marker(self, channel: ChannelId, epoch: int, *, overtook: bool = False, full: bool = False) -> list[Effect]:
+        """`overtook`: it was taken out of the queue ahead of records. `full`: to be aligned in any case."""
+        event = MarkerArrived(channel, epoch, overtook, full)
+        hurried = self.is_hurried(epoch)
         assert channel in self._channels, self._tell(event, "the channel is no input of this subtask")
-        assert channel not in self.blocked, self._tell(event, "the channel is blocked and must not be read")
+        # A hurried marker may come from a queue that is blocked, when the notice of an older epoch's abort is late.
+        assert channel not in self._blocked or hurried, self._tell(event, "the channel is blocked and must not be read")
         assert epoch > self._last_marker.get(channel, -1), self._tell(event, "markers must grow on a channel")
+        assert self.may_overtake(epoch) or not overtook, self._tell(event, "only hurried markers overtake")
+        assert not (hurried and full), self._tell(event, "full epochs are never hurried")
         self._last_marker[channel] = epoch
         effects: list[Effect] = []
         if epoch > self._closed:
-            effects += self._begin(epoch)
-            effects += self._mark(channel)
-            effects += self._complete_if_aligned()
+            effects += self._begin(epoch, full)
+            effects += self._mark(channel, overtook)
         return self._told(event, effects)
 
     def on_trigger(self, epoch: int) -> list[Effect]:
@@ -143,44 +244,76 @@ class Alignment:
         effects: list[Effect] = []
         if epoch > self._closed:
             self._closed = epoch
-            effects = [TakeSnapshot(epoch), ForwardMarker(epoch)]
+            effects = [TakeSnapshot(epoch), ForwardMarker(epoch), FinishSnapshot(epoch)]
+        return self._told(event, effects)
+
+    def on_hurry(self, epoch: int) -> list[Effect]:
+        """From now on this epoch waits for nothing. Remembered if its marker is yet to come, ignored if it is over."""
+        event = EpochHurried(epoch)
+        assert self._mode is AlignmentMode.EXACTLY_ONCE, self._tell(event, "there is nothing to hurry in this mode")
+        self._hurried = max(self._hurried, epoch)
+        effects: list[Effect] = []
+        if self._epoch == epoch and self.is_hurried(epoch) and not self._taken:
+            effects = [*self._take(epoch), *self._unblock()]
         return self._told(event, effects)
 
     def on_abort(self, epoch: int) -> list[Effect]:
         """The coordinator gave up `epoch`; whatever was triggered before it is over as well."""
-        effects = self._release() if self._epoch is not None and self._epoch <= epoch else []
+        effects = self._end() if self._epoch is not None and self._epoch <= epoch else []
         self._closed = max(self._closed, epoch)
         return self._told(EpochAborted(epoch), effects)
 
-    def _begin(self, epoch: int) -> list[Effect]:
+    def _begin(self, epoch: int, full: bool) -> list[Effect]:
         if self._epoch == epoch:
             return []
         # A newer marker: the notice that the epoch in progress was aborted is still under way to us.
-        effects = self._release()
-        self._epoch = epoch
+        effects = self._end()
         self._closed = epoch - 1
+        self._epoch = epoch
+        self._at_once = self.is_hurried(epoch) or (self._mode is AlignmentMode.LOGGING and not full)
         return effects
 
-    def _mark(self, channel: ChannelId) -> list[Effect]:
+    def _mark(self, channel: ChannelId, overtook: bool) -> list[Effect]:
+        assert self._epoch is not None
         self._marked.add(channel)
-        return [Block(channel)] if self._mode is AlignmentMode.EXACTLY_ONCE else []
+        overtaken: list[Effect] = [LogOvertaken(channel)] if overtook else []
+        effects: list[Effect] = []
+        if self._taken:
+            effects = [*overtaken, StopLog(frozenset({channel}))]
+        else:
+            if not self._at_once and self._mode is not AlignmentMode.AT_LEAST_ONCE:
+                self._blocked.add(channel)
+                effects.append(Block(channel))
+            if self._at_once or self._marked >= self._awaited:
+                # The order is the theorem. The state is frozen before anything of the next epoch is processed, so the
+                # snapshot holds this epoch and nothing else. Downstream sees this epoch end before any record of the
+                # next one, so unblocking, which lets such records be processed and their results be sent, comes last.
+                effects += [*self._take(self._epoch), *overtaken, *self._unblock()]
+        return effects + self._end() if self._marked == self._channels else effects
 
-    def _complete_if_aligned(self) -> list[Effect]:
-        if self._epoch is None or self._marked != self._channels:
-            return []
-        epoch = self._epoch
-        self._closed = epoch
-        # The order is the theorem. The state is frozen before anything of the next epoch is processed, so the snapshot
-        # holds this epoch and nothing else. Downstream sees this epoch end before any record of the next one, so
-        # unblocking, which lets such records be processed and their results be sent, comes last.
-        return [TakeSnapshot(epoch), ForwardMarker(epoch), *self._release()]
+    def _take(self, epoch: int) -> list[Effect]:
+        self._taken = True
+        start: list[Effect] = [StartLog(self.logged)] if self.logged else []
+        return [TakeSnapshot(epoch), ForwardMarker(epoch), *start]
 
-    def _release(self) -> list[Effect]:
-        """Stop aligning whatever is being aligned, because it is done or because it will never be."""
+    def _unblock(self) -> list[Effect]:
         released = self.blocked
-        self._epoch = None
-        self._marked.clear()
+        self._blocked.clear()
         return [Unblock(released)] if released else []
+
+    def _end(self) -> list[Effect]:
+        """Whatever is in progress is over, because it is done or because it will never be."""
+        effects = self._unblock()
+        if self._epoch is not None:
+            self._closed = self._epoch
+        if self.logged:
+            effects.append(StopLog(self.logged))
+        if self._taken and self._epoch is not None:
+            effects.append(FinishSnapshot(self._epoch))
+        self._epoch = None
+        self._taken = self._at_once = False
+        self._marked.clear()
+        return effects
 
     def _told(self, event: Event, effects: list[Effect]) -> list[Effect]:
         self._story.append((event, tuple(effects)))
@@ -188,5 +321,6 @@ class Alignment:
 
     def _tell(self, event: Event, complaint: str) -> str:
         lines = [f"  {past} -> {', '.join(map(str, effects)) or 'nothing'}" for past, effects in self._story]
-        state = f"in progress {self._epoch}, marked {sorted(map(str, self._marked))}, closed up to {self._closed}"
+        state = (f"in progress {self._epoch}, marked {sorted(map(str, self._marked))}, frozen {self._taken}, "
+                 f"hurried {self._hurried}, closed up to {self._closed}")
         return "\n".join([f"{event}: {complaint} ({self._mode.value}; {state}). What happened before:", *lines])

@@ -24,9 +24,11 @@ The manifest is the point of no return: a snapshot is complete if and only if it
 
 An aborted epoch rolls nothing back. Its records count as part of the next epoch that completes.
 
-Final epochs: when all sources have ended, or a stop was asked for, a last epoch is triggered as soon as none is
-active, and again under a new number if it is aborted. `Ending` says what sources do at it. After it has completed
-nothing follows. A stop that is asked for after the input has ended changes nothing.
+Final epochs: when the input has ended, or a stop was asked for, a last epoch is triggered as soon as none is active,
+and again under a new number if it is aborted. After it has completed nothing follows. The input has ended when all
+`enders` say so: the sources, and the heads of loops, in which records may go round long after the sources have ended
+(protocol/iteration.py). A stop with drain makes it end: sources are told to (`EndInput`, once), epochs go on, and the
+final one comes when all enders have ended. A stop that is asked for after that changes nothing; none undoes a drain.
 
 Full epochs: their snapshots build on no earlier one. Final epochs are full, and those that are asked to be, for a
 savepoint. Such a request outlives an aborted epoch: the next one is full in its place. Every other epoch names the newest
@@ -54,11 +56,11 @@ REMEMBERED_ABORTS = 64
 
 
 class Ending(Enum):
-    """Why an epoch is the last one, and so what sources do at its marker."""
+    """Why an epoch is the last one."""
 
-    INPUT_ENDED = "input-ended"    # they have all reached the end of their input
-    STOP = "stop"                  # they emit nothing after the marker; the job can be resumed from there
-    DRAIN = "drain"                # they emit the maximal watermark and End, then the marker
+    INPUT_ENDED = "input-ended"    # all sources have reached the end of their input, and all loops theirs
+    STOP = "stop"                  # sources emit nothing after the marker; the job can be resumed from there
+    DRAIN = "drain"                # as INPUT_ENDED, but sources were told to end there
 
 
 class AbortReason(Enum):
@@ -110,7 +112,9 @@ class SnapshotDeclined:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceEnded:
+class InputEnded:
+    """From a source: no record follows. From the head of a loop: nor are any on the loop."""
+
     subtask: SubtaskId
 
 
@@ -142,7 +146,7 @@ class ManifestFailed:
     message: str
 
 
-Event: TypeAlias = (TimePassed | SnapshotAcknowledged | SnapshotDeclined | SourceEnded | StopRequested
+Event: TypeAlias = (TimePassed | SnapshotAcknowledged | SnapshotDeclined | InputEnded | StopRequested
                     | SnapshotRequested | ManifestCreated | ManifestFailed)
 
 
@@ -155,6 +159,11 @@ class TriggerEpoch:
     ending: Ending | None
     full: bool
     base: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndInput:
+    """To all source subtasks: emit the maximal watermark and End now, then say `InputEnded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +213,8 @@ class FailJob:
     message: str
 
 
-Effect: TypeAlias = (TriggerEpoch | CreateManifest | NotifyComplete | NotifyAborted | Discard | ReleaseSnapshots
-                     | FailJob)
+Effect: TypeAlias = (TriggerEpoch | EndInput | CreateManifest | NotifyComplete | NotifyAborted | Discard
+                     | ReleaseSnapshots | FailJob)
 
 
 @dataclass(slots=True)
@@ -219,15 +228,19 @@ class _ActiveEpoch:
 
 
 class Coordinator:
-    """The snapshots of one attempt. Effects are to be executed in the order given."""
+    """The snapshots of one attempt. Effects are to be executed in the order given.
 
-    def __init__(self, *, subtasks: frozenset[SubtaskId], sources: frozenset[SubtaskId],
+    `sources` are triggered; `enders`, which are they and the heads of loops, say when the input has ended.
+    """
+
+    def __init__(self, *, subtasks: frozenset[SubtaskId], sources: frozenset[SubtaskId], enders: frozenset[SubtaskId],
                  settings: CoordinatorSettings, next_epoch: int, retained: Sequence[int], now_ms: int) -> None:
-        assert sources and sources <= subtasks, "sources are subtasks, and there is at least one"
+        assert sources, "there is at least one source"
+        assert sources <= enders <= subtasks, "sources are enders, and enders are subtasks"
         assert list(retained) == sorted(set(retained)), f"retained epochs must grow: {retained}"
         assert not retained or retained[-1] < next_epoch, f"epoch {next_epoch} would not be newer than {retained}"
         self._subtasks = subtasks
-        self._sources = sources
+        self._enders = enders
         self._settings = settings
         self._next_epoch = next_epoch
         self._retained = list(retained)
@@ -284,8 +297,8 @@ class Coordinator:
                 return self._on_acknowledged(event)
             case SnapshotDeclined():
                 return self._on_declined(event)
-            case SourceEnded():
-                assert event.subtask in self._sources, self._tell(event, "this subtask is no source")
+            case InputEnded():
+                assert event.subtask in self._enders, self._tell(event, "this subtask is no source, nor a loop's head")
                 self._ended.add(event.subtask)
                 return []
             case StopRequested():
@@ -339,9 +352,10 @@ class Coordinator:
         return effects
 
     def _on_stop(self, event: StopRequested) -> list[Effect]:
-        if self._ended != self._sources and self._stop is not Ending.DRAIN:
-            self._stop = Ending.DRAIN if event.drain else Ending.STOP
-        return []
+        if self._over or self._ended == self._enders or self._stop is Ending.DRAIN:
+            return []
+        self._stop = Ending.DRAIN if event.drain else Ending.STOP
+        return [EndInput()] if event.drain else []
 
     def _on_manifest_created(self, event: ManifestCreated) -> list[Effect]:
         active = self._storing(event)
@@ -408,7 +422,8 @@ class Coordinator:
     def _trigger_if_due(self) -> list[Effect]:
         if self._over or self._active:
             return []
-        ending = self._stop or (Ending.INPUT_ENDED if self._ended == self._sources else None)
+        may_end = self._stop is Ending.STOP or self._ended == self._enders
+        ending = (self._stop or Ending.INPUT_ENDED) if may_end else None
         deadline_ms = self.deadline_ms()
         if ending is None and not self._requested and (deadline_ms is None or self._now_ms < deadline_ms):
             return []

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tidegate.channels.elements import Element, End, Idle, Marker, Watermark
+from tidegate.channels.elements import Element, End, Idle, Lap, Marker, Watermark
 from tidegate.channels.ports import Outlet
 from tidegate.dataflow.graph import Partitioning
 from tidegate.hashing import hash_columns
@@ -20,8 +20,10 @@ from tidegate.keygroups import groups_of, owners_of
 
 class EdgeWriter:
     def __init__(self, outlets: Sequence[Outlet], *, partitioning: Partitioning, key: tuple[str, ...],
-                 key_group_count: int, first: int) -> None:
+                 key_group_count: int, first: int, loops: frozenset[int] = frozenset()) -> None:
         assert outlets
+        self.loops = loops                           # those that the edge is inside of
+        self.batch_count = 0
         self._outlets = tuple(outlets)
         self._partitioning = partitioning
         self._key = key
@@ -33,6 +35,7 @@ class EdgeWriter:
         return any(outlet.full for outlet in self._outlets)
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
+        self.batch_count += 1
         if len(self._outlets) == 1:
             self._outlets[0].send(batch)
         elif self._partitioning is Partitioning.HASH:
@@ -53,8 +56,8 @@ class EdgeWriter:
     def on_end(self) -> None:
         self._send_all(End())
 
-    def send_marker(self, marker: Marker) -> None:
-        self._send_all(marker)
+    def send(self, control: Marker | Lap) -> None:
+        self._send_all(control)
 
     def _send_all(self, element: Element) -> None:
         for outlet in self._outlets:

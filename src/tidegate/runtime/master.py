@@ -24,6 +24,7 @@ from typing import Any
 from tidegate.dataflow.operators.source import SourceSpec
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import CorruptFile, FencedOff, NotFound, StoreError
+from tidegate.protocol import coordinator as coordination
 from tidegate.protocol.coordinator import (
     AbortReason,
     Coordinator,
@@ -40,7 +41,6 @@ from tidegate.protocol.coordinator import (
     SnapshotAcknowledged,
     SnapshotDeclined,
     SnapshotRequested,
-    SourceEnded,
     StopRequested,
     TimePassed,
     TriggerEpoch,
@@ -60,13 +60,14 @@ from tidegate.runtime.messages import (
     Delivered,
     Deploy,
     Done,
+    EndInput,
     Failed,
     Heartbeat,
+    InputEnded,
     Message,
     Ready,
     Register,
     Shutdown,
-    SourceDone,
     Start,
     Trigger,
 )
@@ -115,6 +116,7 @@ class Master:
         self._claim_due = False                         # what the job began with is to be deleted, once it can be
         self._subtasks: frozenset[SubtaskId] = frozenset()
         self._sources: frozenset[SubtaskId] = frozenset()
+        self._enders: frozenset[SubtaskId] = frozenset()       # who says that there is nothing more to come
         self._deployment: Deployment | None = None
         self._coordinator: Coordinator | None = None
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -187,8 +189,8 @@ class Master:
 
     def _want_full_epoch(self) -> None:
         """For a savepoint. Where the job doesn't run, it is asked for again when it does."""
-        if self._coordinator is None:
-            return
+        if self._coordinator is None or self._stop_asked:
+            return      # what is being drained ends with a full epoch, which takes the order along
         if self._coordinator.active_epoch is not None and self.epochs[-1].ending is not None:
             self._desk.on_triggered(self.epochs[-1].epoch)      # nothing follows it: it holds all that there will be
         else:
@@ -210,8 +212,8 @@ class Master:
                 self._on_acknowledge(SubtaskId(vertex, subtask), epoch, operators, stats)
             case Decline(vertex, subtask, epoch, text):
                 self._feed(SnapshotDeclined(SubtaskId(vertex, subtask), epoch, AbortReason.DECLINED, text))
-            case SourceDone(vertex, subtask):
-                self._feed(SourceEnded(SubtaskId(vertex, subtask)))
+            case InputEnded(vertex, subtask):
+                self._feed(coordination.InputEnded(SubtaskId(vertex, subtask)))
             case Heartbeat(_, metrics):
                 self.metrics.update(metrics)
                 if self.attempts[-1].first_record_ms is None and any(of.get("records_in") for of in metrics.values()):
@@ -315,6 +317,8 @@ class Master:
                                    for index in range(vertex.parallelism))
         self._sources = frozenset(subtask for subtask in self._subtasks
                                   if isinstance(self._plan.vertices[subtask.vertex].head.spec, SourceSpec))
+        heads = {loop.head_vertex for loop in self._plan.loops}
+        self._enders = self._sources | {subtask for subtask in self._subtasks if subtask.vertex in heads}
         self._addresses, self._ready, self._done, self._heard_ms = {}, set(), set(), {}
         self._coordinator = None
         self._links.expect(self.attempt)
@@ -344,8 +348,9 @@ class Master:
         if len(self._ready) < self._plan.slots:
             return
         self._coordinator = Coordinator(
-            subtasks=self._subtasks, sources=self._sources, settings=self._settings.snapshots.coordinator_settings(),
-            next_epoch=self._next_epoch, retained=self._retained, now_ms=self._clock.monotonic_ms())
+            subtasks=self._subtasks, sources=self._sources, enders=self._enders,
+            settings=self._settings.snapshots.coordinator_settings(), next_epoch=self._next_epoch,
+            retained=self._retained, now_ms=self._clock.monotonic_ms())
         self._deadline_ms = None
         self.status = Status.RUNNING
         self.attempts[-1] = replace(self.attempts[-1], running_ms=self._clock.now_ms())
@@ -385,6 +390,8 @@ class Master:
                 if full:
                     self._desk.on_triggered(epoch)
                 self._tell_all(Trigger(epoch, name, full, base))
+            case coordination.EndInput():
+                self._tell_all(EndInput())
             case CreateManifest(epoch, payloads):
                 manifest = self._manifest(epoch, payloads)
                 self._background.submit(partial(self._catalog.commit, manifest),

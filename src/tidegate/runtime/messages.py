@@ -55,8 +55,8 @@ class Decline:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceDone:
-    """A source subtask has come to the end of its input."""
+class InputEnded:
+    """A source subtask has come to the end of its input, or a loop that has none left is empty."""
 
     vertex: int
     subtask: int
@@ -129,6 +129,11 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
+class EndInput:
+    """Sources shall take what they have read for all there is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Complete:
     epoch: int
     ending: str | None
@@ -144,13 +149,13 @@ class Shutdown:
     reason: str
 
 
-Message: TypeAlias = (Register | Ready | Acknowledge | Decline | SourceDone | Failed | Heartbeat | Delivered | Done | Deploy
-                      | Start | Trigger | Complete | Abort | Shutdown)
+Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Heartbeat | Delivered | Done | Deploy
+                      | Start | Trigger | EndInput | Complete | Abort | Shutdown)
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Register, Ready, Acknowledge, Decline, SourceDone, Failed, Heartbeat, Delivered, Done, Deploy, Start,
-                 Trigger, Complete, Abort, Shutdown)
+    for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Heartbeat, Delivered, Done, Deploy, Start,
+                 Trigger, EndInput, Complete, Abort, Shutdown)
 }
 _PLAIN: dict[Any, tuple[type, ...]] = {
     bool: (bool,), int: (int,), str: (str,), int | None: (int, type(None)), str | None: (str, type(None)),

@@ -27,6 +27,7 @@ from tidegate.dataflow.functions import Function
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import RestoreError
+from tidegate.runtime.in_flight import places_of
 from tidegate.state.descriptors import descriptors_of
 from tidegate.state.evolution import POSSIBLE, ConvertRows, DeclaredState, described, evolve
 from tidegate.state.sections import StateInfo, StateKind
@@ -50,6 +51,7 @@ class DeclaredOperator:
     parallelism: int
     states: tuple[DeclaredState, ...] = ()
     aliases: tuple[str, ...] = ()
+    in_flight: tuple[StateInfo, ...] = ()      # what it takes in where the snapshot has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,8 @@ def state_info(entry: StateEntry) -> StateInfo:
 
 def declared_operators(plan: Plan) -> tuple[DeclaredOperator, ...]:
     """What a job's plan declares."""
-    return tuple(DeclaredOperator(node.name, vertex.parallelism, _declared_states(node), node.aliases)
+    return tuple(DeclaredOperator(node.name, vertex.parallelism, _declared_states(node), node.aliases,
+                                  tuple(place.info for place in places_of(node) if not place.is_feedback))
                  for vertex in plan.vertices for node in vertex.nodes)
 
 
@@ -198,9 +201,10 @@ def _operator_plan(operator: DeclaredOperator, was: str | None, manifest: Manife
         return drops.allows(*(f"{path}.{state}" for path in paths))
 
     before = {each.name: each for each in entry.states}
-    match = _matched({each.info.name: each.aliases for each in operator.states}, before, allows)
+    declared = (*operator.states, *(DeclaredState(info) for info in operator.in_flight if info.name in before))
+    match = _matched({each.info.name: each.aliases for each in declared}, before, allows)
     states: list[StatePlan] = []
-    for each in operator.states:
+    for each in declared:
         name = each.info.name
         if name in match.problems:
             states.append(StatePlan(name, Fate.REFUSED, _text(each.info), match.problems[name]))

@@ -12,12 +12,16 @@ import pyarrow as pa
 
 from tidegate.dataflow.operators.base import KeyedBackend
 from tidegate.errors import JobError
+from tidegate.protocol.alignment import AlignmentMode
 from tidegate.protocol.coordinator import CoordinatorSettings
 from tidegate.protocol.restart import Exponential, RestartStrategy
 from tidegate.state.heap import HeapBackend
 from tidegate.types import parse_duration_ms
 
 Duration = str | int | float | timedelta
+
+MODES = ("exactly_once", "at_least_once", "unaligned")
+EXPERIMENTS = ("chandy_lamport", "stop_the_world")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,13 @@ class Snapshots:
     `every=None` takes a snapshot only at the end of bounded input, at `stop()` and at `handle.snapshot()`. `retain`
     complete snapshots are kept; older ones are deleted. `local_copies` is a folder on the slots' own disks: what they write
     is kept there, too, up to `local_copies_bytes`, so that a slot that comes back on its host need not download it.
+
+    `mode` is what a rollback promises and what a snapshot costs (docs/consistency.md): "exactly_once" stops the channels
+    that are ahead until the others have caught up; "unaligned" stops none and keeps the records under way in the snapshot
+    instead, for jobs under back-pressure; "at_least_once" stops none and keeps nothing, and after a rollback records may
+    be processed twice. `alignment_timeout` lets an exactly-once snapshot that isn't through after that time go on unaligned.
+    `experimental_protocol` is for measuring the protocols that the paper argues against: "chandy_lamport" or
+    "stop_the_world".
     """
 
     to: str
@@ -37,6 +48,9 @@ class Snapshots:
     retain: int = 2
     local_copies: str | None = None
     local_copies_bytes: int = 16 << 30
+    mode: str = "exactly_once"
+    alignment_timeout: Duration | None = None
+    experimental_protocol: str | None = None
 
     def __post_init__(self) -> None:
         if self.retain < 1:
@@ -49,7 +63,43 @@ class Snapshots:
             raise JobError(f"Snapshots(tolerable_failures={self.tolerable_failures}): 0 or more may fail in a row")
         if self.local_copies_bytes < 1:
             raise JobError(f"Snapshots(local_copies_bytes={self.local_copies_bytes}): give a number of bytes")
+        self._check_mode()
         self.coordinator_settings()
+
+    def _check_mode(self) -> None:
+        if self.mode not in MODES:
+            raise JobError(f"Snapshots(mode={self.mode!r}): choose one of {', '.join(map(repr, MODES))}")
+        if self.experimental_protocol not in (None, *EXPERIMENTS):
+            raise JobError(f"Snapshots(experimental_protocol={self.experimental_protocol!r}): choose None or one of "
+                           f"{', '.join(map(repr, EXPERIMENTS))}")
+        if self.mode != "exactly_once" and self.alignment_timeout is not None:
+            raise JobError(f"Snapshots(mode={self.mode!r}, alignment_timeout={self.alignment_timeout!r}): only exactly-once "
+                           f"snapshots are aligned, so leave one of the two out")
+        if self.experimental_protocol is not None and (self.mode != "exactly_once" or self.alignment_timeout is not None):
+            raise JobError(f"Snapshots(experimental_protocol={self.experimental_protocol!r}) is a protocol of its own: "
+                           f"leave mode and alignment_timeout out")
+
+    @property
+    def alignment_mode(self) -> AlignmentMode:
+        if self.experimental_protocol == "chandy_lamport":
+            return AlignmentMode.LOGGING
+        return AlignmentMode.AT_LEAST_ONCE if self.mode == "at_least_once" else AlignmentMode.EXACTLY_ONCE
+
+    @property
+    def hurry_after_ms(self) -> int | None:
+        """How long an epoch may be under way before its markers overtake; None: they never do."""
+        if self.mode == "unaligned":
+            return 0
+        return None if self.alignment_timeout is None else parse_duration_ms(self.alignment_timeout)
+
+    @property
+    def keeps_in_flight(self) -> bool:
+        """Whether snapshots may hold records that were under way."""
+        return self.hurry_after_ms is not None or self.alignment_mode is AlignmentMode.LOGGING
+
+    @property
+    def halts_sources(self) -> bool:
+        return self.experimental_protocol == "stop_the_world"
 
     def coordinator_settings(self) -> CoordinatorSettings:
         return CoordinatorSettings(
@@ -70,6 +120,7 @@ class Tuning:
     heartbeat_ms: int = 1_000
     heartbeat_timeout_ms: int = 30_000       # longer than any single call of a user's function may take
     deploy_timeout_ms: int = 120_000
+    loop_memory_bytes: int = 64 << 20        # what a loop's way back holds in memory; more goes to the slot's disk
 
     def __post_init__(self) -> None:
         if not 1 <= self.key_group_count <= 32_768:
@@ -80,6 +131,8 @@ class Tuning:
             raise JobError("heartbeat_ms must be at least 1, and heartbeat_timeout_ms more than twice as much")
         if self.deploy_timeout_ms < 1:
             raise JobError(f"deploy_timeout_ms={self.deploy_timeout_ms}: no slot would ever be ready in time")
+        if self.loop_memory_bytes < 0:
+            raise JobError(f"loop_memory_bytes={self.loop_memory_bytes}: give a number of bytes, 0 for none")
 
 
 class Backend(Protocol):

@@ -11,8 +11,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,18 +20,22 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from tidegate.channels.elements import Marker
+from tidegate.channels.feedback import FeedbackChannel
 from tidegate.channels.memory import MemoryChannel
 from tidegate.channels.ports import Inlet, Outlet
-from tidegate.dataflow.graph import Node
+from tidegate.dataflow.graph import Node, Partitioning
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
 from tidegate.errors import JobError, ProtocolError, RestoreError, SourceError, StoreError, UserFunctionError
+from tidegate.protocol.alignment import AlignmentMode
 from tidegate.protocol.coordinator import Ending
 from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.background import Background
 from tidegate.runtime.clock import Clock
 from tidegate.runtime.exchange import EdgeWriter
+from tidegate.runtime.in_flight import Place, Replay, own_records, places_of, waits_in
+from tidegate.runtime.laps import Laps
 from tidegate.runtime.messages import (
     Abort,
     Acknowledge,
@@ -40,12 +44,13 @@ from tidegate.runtime.messages import (
     Delivered,
     Deploy,
     Done,
+    EndInput,
     Failed,
     Heartbeat,
+    InputEnded,
     Message,
     Ready,
     Shutdown,
-    SourceDone,
     Start,
     Trigger,
 )
@@ -129,6 +134,7 @@ class Slot:
         self._next_heartbeat_ms = 0
         self._steps = StepTimes()
         self._writers: dict[str, PartWriter] = {}
+        self._channels: _Channels | None = None
         self._lost: tuple[str, int] | None = None       # a channel that is gone, and until when we wait to hear why
 
     # What the driver of the loop calls.
@@ -187,6 +193,8 @@ class Slot:
         for subtask in self._subtasks:
             subtask.close()
         self._subtasks = []
+        if self._channels is not None:
+            self._channels.close()
 
     # Messages.
 
@@ -202,10 +210,11 @@ class Slot:
             case Start():
                 self._running = True
             case Trigger(epoch, ending, full, base):
-                marker = Marker(epoch, base=base, full=full)
+                self._trigger(Marker(epoch, base=base, full=full), None if ending is None else Ending(ending))
+            case EndInput():
                 for subtask in self._subtasks:
                     if isinstance(subtask, SourceSubtask):
-                        subtask.trigger(marker, None if ending is None else Ending(ending))
+                        subtask.end_input()
             case Complete(epoch, ending):
                 for subtask in self._subtasks:
                     subtask.complete(epoch)
@@ -218,6 +227,15 @@ class Slot:
                 self.ended = True
             case _:
                 raise AssertionError(f"a slot doesn't expect {message}")
+
+    def _trigger(self, marker: Marker, ending: Ending | None) -> None:
+        hurry_after_ms = self._settings.snapshots.hurry_after_ms
+        for subtask in self._subtasks:
+            if isinstance(subtask, SourceSubtask):
+                subtask.trigger(marker, ending)
+            elif isinstance(subtask, InnerSubtask) and hurry_after_ms is not None and not marker.full:
+                # A full snapshot is aligned, so that whoever changes the job finds no records under way in it.
+                subtask.expect(marker.epoch, hurry_after_ms=hurry_after_ms)
 
     def _heartbeat(self) -> None:
         monotonic_ms = self._world.clock.monotonic_ms()
@@ -255,6 +273,7 @@ class Slot:
             written = {part.operator: self._writers[part.operator].write(
                 part.frozen, epoch=marker.epoch, base=marker.base, full=marker.full) for part in parts}
             stats["write_ms"] = round((time.perf_counter() - started) * 1000, 3)
+            stats["state_bytes"] = sum(file["bytes"] for part in written.values() for file in part["piece"]["files"])
             return written
 
         self._world.background.submit(write, partial(self._parts_written, subtask, marker.epoch, parts, stats))
@@ -292,7 +311,8 @@ class Slot:
         return _RestorePoint(CountedReads(store), manifest, plan, is_own=restore_from is None)
 
     def _deploy(self, addresses: Sequence[tuple[str, int]], point: _RestorePoint | None) -> None:
-        channels = _Channels(self._plan, self.index, self._world.network, addresses)
+        channels = self._channels = _Channels(self._plan, self.index, self._world.network, addresses,
+                                              loop_memory_bytes=self._settings.tuning.loop_memory_bytes)
         timed = _timed_vertices(self._plan)
         built = [self._build(vertex, channels, timed, point) for vertex in self._plan.subtasks_in(self.index)]
         self._subtasks = built[::-1]
@@ -306,20 +326,54 @@ class Slot:
         for out in self._plan.outputs_of(vertex):
             writer = EdgeWriter(
                 [channels.outlet(out, channel) for channel in self._plan.targets(out, self.index)],
-                partitioning=out.partitioning, key=out.key, key_group_count=self._plan.key_group_count, first=self.index)
+                partitioning=out.partitioning, key=out.key, key_group_count=self._plan.key_group_count, first=self.index,
+                loops=frozenset(loop.id for loop in self._plan.loops if self._plan.edge_inside(loop, out)))
             writers.append(writer)
             _attach(operators[out.source_node], out.tag, writer)
+        places = {(place.operator, place.info.name): place for place in self._places(vertex, point)}
+        replay = Replay()
         for node in vertex.nodes:
-            operators[node.id].open(self._context(vertex, node, point))
-        tuning = self._settings.tuning
-        rest: dict[str, Any] = dict(vertex=vertex, index=self.index, operators=list(operators.values()), writers=writers,
-                                    take_parts=self._take_parts, max_batch_rows=tuning.max_batch_rows)
+            context = self._context(vertex, node, point)
+            waiting = {place.info.name: place for place in places.values() if place.operator == node.name}
+            states = {state: rows for state, rows in context.restored.items() if state not in waiting}
+            operators[node.id].open(replace(context, restored=states))
+            for place in waiting.values():
+                replay.add(place, operators[node.id], own_records(
+                    place, node, context.rows(place.info.name), subtask=self.index, parallelism=vertex.parallelism,
+                    key_group_count=self._plan.key_group_count))
+        tuning, clock = self._settings.tuning, self._world.clock
+        rest: dict[str, Any] = dict(
+            vertex=vertex, index=self.index, operators=list(operators.values()), writers=writers, replay=replay,
+            places=list(places.values()), take_parts=self._take_parts, max_batch_rows=tuning.max_batch_rows,
+            monotonic_ms=clock.monotonic_ms,
+            on_done=lambda done: self._world.tell(InputEnded(done.id.vertex, done.id.subtask)))
         if isinstance(operators[vertex.head.id], SourceOperator):
-            return SourceSubtask(linger_ms=tuning.linger_ms, monotonic_ms=self._world.clock.monotonic_ms,
-                                 on_done=lambda done: self._world.tell(SourceDone(done.id.vertex, done.id.subtask)), **rest)
-        inputs = [Input(channels.inlet(edge, channel), edge.port, edge.source_vertex in timed)
+            return SourceSubtask(linger_ms=tuning.linger_ms, halts=self._settings.snapshots.halts_sources, **rest)
+        inputs = [Input(channels.inlet(edge, channel), edge.port, edge.source_vertex in timed and not edge.feedback,
+                        places.get((vertex.head.name, waits_in(edge))))
                   for edge in self._plan.inputs_of(vertex) for channel in self._plan.origins(edge, self.index)]
-        return InnerSubtask(inputs=inputs, **rest)
+        keeps = self._keeps_in_flight(vertex)
+        mode = self._settings.snapshots.alignment_mode
+        return InnerSubtask(
+            inputs=inputs, laps=Laps.of(self._plan, vertex, self.index), hurries=keeps,
+            mode=AlignmentMode.EXACTLY_ONCE if mode is AlignmentMode.LOGGING and not keeps else mode, **rest)
+
+    def _keeps_in_flight(self, vertex: Vertex) -> bool:
+        """Whether records under way to the vertex may be part of snapshots. Not where they were broadcast or passed on
+        from subtask to subtask: nobody could say to whom they belong at another parallelism. Nor above such a vertex: it
+        would block the channel of a marker that has overtaken, and with it whoever sent it, and wait for others behind."""
+        return self._settings.snapshots.keeps_in_flight and all(
+            edge.feedback or edge.partitioning in (Partitioning.HASH, Partitioning.REBALANCE)
+            for each in (vertex.id, *self._plan.below(vertex)) for edge in self._plan.inputs_of(self._plan.vertices[each]))
+
+    def _places(self, vertex: Vertex, point: _RestorePoint | None) -> Iterator[Place]:
+        """Those that every snapshot of this vertex has a log of: by the settings, and by what it began with."""
+        for node in vertex.nodes:
+            planned = None if point is None else point.plan.of(node.name)
+            held = () if planned is None else [state.name for state in planned.states if state.taken_in]
+            for place in places_of(node):
+                if place.is_feedback or place.info.name in held or (node is vertex.head and self._keeps_in_flight(vertex)):
+                    yield place
 
     def _context(self, vertex: Vertex, node: Node, point: _RestorePoint | None) -> OperatorContext:
         chain: Chain | None = None
@@ -371,9 +425,12 @@ class _RestorePoint:
 class _Channels:
     """The channel ends of one slot: in memory where both ends are here, over the network otherwise."""
 
-    def __init__(self, plan: Plan, slot: int, network: Network, addresses: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, plan: Plan, slot: int, network: Network, addresses: Sequence[tuple[str, int]], *,
+                 loop_memory_bytes: int) -> None:
+        self._plan = plan
         self._network = network
-        self._local: dict[ChannelId, MemoryChannel] = {}
+        self._loop_memory_bytes = loop_memory_bytes
+        self._local: dict[ChannelId, MemoryChannel | FeedbackChannel] = {}
         outgoing: dict[ChannelId, tuple[tuple[str, int], pa.Schema]] = {}
         incoming: dict[ChannelId, pa.Schema] = {}
         for edge in plan.edges:
@@ -386,17 +443,27 @@ class _Channels:
         network.connect(outgoing=outgoing, incoming=incoming)
 
     def outlet(self, edge: PlanEdge, channel: ChannelId) -> Outlet:
-        return self._own(channel) if channel.upstream == channel.downstream else self._network.outlet(channel)
+        return self._own(edge, channel) if channel.upstream == channel.downstream else self._network.outlet(channel)
 
     def inlet(self, edge: PlanEdge, channel: ChannelId) -> Inlet:
-        return self._own(channel) if channel.upstream == channel.downstream else self._network.inlet(channel)
+        return self._own(edge, channel) if channel.upstream == channel.downstream else self._network.inlet(channel)
 
-    def _own(self, channel: ChannelId) -> MemoryChannel:
-        return self._local.setdefault(channel, MemoryChannel(channel))
+    def close(self) -> None:
+        for channel in self._local.values():
+            channel.close()
+
+    def _own(self, edge: PlanEdge, channel: ChannelId) -> MemoryChannel | FeedbackChannel:
+        if channel not in self._local:
+            self._local[channel] = FeedbackChannel(
+                channel, edge_schema(self._plan, edge), memory_bytes=self._loop_memory_bytes) if edge.feedback else (
+                MemoryChannel(channel))
+        return self._local[channel]
 
 
 def edge_schema(plan: Plan, edge: PlanEdge) -> pa.Schema:
     """What travels on an edge."""
+    if edge.feedback:
+        return plan.vertices[edge.target_vertex].head.schema
     node = next(node for node in plan.vertices[edge.source_vertex].nodes if node.id == edge.source_node)
     return node.schema if edge.tag is None else node.side_schemas[edge.tag]
 
@@ -410,6 +477,6 @@ def _timed_vertices(plan: Plan) -> set[int]:
     timed: set[int] = set()
     for vertex in plan.vertices:
         if any(isinstance(node.spec, WatermarkSpec) for node in vertex.nodes) or any(
-                edge.source_vertex in timed for edge in plan.inputs_of(vertex)):
+                edge.source_vertex in timed and not edge.feedback for edge in plan.inputs_of(vertex)):
             timed.add(vertex.id)
     return timed

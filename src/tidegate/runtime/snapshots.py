@@ -154,7 +154,8 @@ def chain_to_go_on_from(manifest: Manifest, operator: str, states: Sequence[Stat
     if entry is None or entry.parallelism != parallelism:
         return None
     now = {info.name: (info.kind.value, info.shape, info.schema) for info in states}
-    if any(now.get(state.name) != (state.kind, state.shape, state.arrow_schema()) for state in entry.states):
+    if any(now.get(state.name) != (state.kind, state.shape, state.arrow_schema()) for state in entry.states
+           if state.kind == StateKind.KEYED.value):
         return None
     files = entry.pieces[subtask].files
     if native is not None:

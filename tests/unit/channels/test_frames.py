@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.channels import frames
-from tidegate.channels.elements import Element, End, Idle, Marker, Watermark
+from tidegate.channels.elements import Element, End, Idle, Lap, Marker, Watermark
 from tidegate.channels.frames import FrameAssembler, Kind, SendQueue
 from tidegate.errors import ProtocolError, SchemaError
 
@@ -55,6 +55,7 @@ def decoded(found: Iterable[frames.Frame]) -> list[Element]:
 
 elements = st.one_of(
     st.builds(Marker, st.integers(0, 2**64 - 1)), st.builds(Watermark, st.integers(-(2**63), 2**63 - 1)),
+    st.builds(Lap, st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.booleans()),
     st.just(Idle()), st.just(End()), st.integers(0, 20).map(batch), st.sampled_from([0, 3_000, 9_000]).map(batch),
 )
 
@@ -131,6 +132,7 @@ def test_a_truncated_batch_is_refused(kept: int) -> None:
 @pytest.mark.parametrize(("kind", "length"), [
     (Kind.BATCH, 1_000_001), (Kind.BATCH, 2**32 - 1), (Kind.BATCH, 0), (Kind.MARKER, 7), (Kind.MARKER, 9),
     (Kind.WATERMARK, 0), (Kind.WATERMARK, 1 << 30), (Kind.IDLE, 1), (Kind.END, 8), (Kind.CLOSE, 1),
+    (Kind.LAP, 12), (Kind.LAP, 14),
 ])
 def test_a_wrong_length_is_refused_before_anything_is_allocated(kind: Kind, length: int) -> None:
     assembler = FrameAssembler(frames.channel_lengths(1_000_000))
@@ -140,13 +142,13 @@ def test_a_wrong_length_is_refused_before_anything_is_allocated(kind: Kind, leng
     assert pa.total_allocated_bytes() == before
 
 
-@pytest.mark.parametrize("kind", [0, 6, 8, 255])
+@pytest.mark.parametrize("kind", [0, 6, 9, 255])
 def test_a_kind_that_no_channel_carries_is_refused(kind: int) -> None:
     with pytest.raises(ProtocolError, match=f"unknown kind {kind} "):
         feed(FrameAssembler(frames.channel_lengths()), struct.pack("<IB", 2, kind) + b"{}", [100])
 
 
-@pytest.mark.parametrize("kind", [Kind.BATCH, Kind.MARKER, Kind.END])
+@pytest.mark.parametrize("kind", [Kind.BATCH, Kind.MARKER, Kind.END, Kind.LAP])
 def test_a_link_carries_no_elements(kind: Kind) -> None:
     with pytest.raises(ProtocolError, match="unknown kind"):
         feed(FrameAssembler(frames.link_lengths()), struct.pack("<IB", 8, kind), [100])

@@ -47,6 +47,23 @@ def test_batches_are_passed_without_a_copy() -> None:
     assert channel.take() is BATCH
 
 
+def test_what_a_marker_has_overtaken_still_counts_towards_the_bound() -> None:
+    channel = MemoryChannel(CHANNEL, max_elements=2)
+    for element in (BATCH, BATCH, Marker(1)):
+        channel.send(element)
+    assert channel.full
+    assert channel.overtake() == [BATCH, BATCH]
+    assert not channel.full
+    assert len(channel) == 2
+
+
+def test_there_is_nothing_to_overtake_without_a_marker() -> None:
+    channel = MemoryChannel(CHANNEL)
+    channel.send(BATCH)
+    with pytest.raises(AssertionError, match="no marker"):
+        channel.overtake()
+
+
 def test_a_batch_after_the_end_is_a_bug() -> None:
     channel = MemoryChannel(CHANNEL)
     channel.send(End())

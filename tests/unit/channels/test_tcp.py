@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from tidegate.channels import frames
+from tidegate.channels import frames, tcp
 from tidegate.channels.elements import Element, End, Marker
 from tidegate.channels.handshake import Identity, WrongAttempt
 from tidegate.channels.tcp import ChannelLost, TcpInlet, TcpNetwork, TcpOutlet
@@ -323,6 +323,37 @@ def test_an_inlet_reads_no_more_than_its_bound_of_elements(pair: tuple[Slot, Slo
     for epoch in range(30_000):
         poll_until(lambda: len(inlet), sender, receiver)
         assert inlet.take() == Marker(epoch)
+
+
+def test_a_hurried_inlet_has_a_bound_too(
+        pair: tuple[Slot, Slot, TcpOutlet, TcpInlet], monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver, outlet, inlet = pair
+    monkeypatch.setattr(tcp, "MAX_HURRIED_ELEMENTS", 8_000)
+    for epoch in range(60_000):
+        outlet.send(Marker(epoch))
+    held = []
+    for on in (False, True, False):
+        inlet.hurry(on)
+        for _ in range(300):
+            sender.network.poll(0)
+            receiver.network.poll(0)
+        held.append(len(inlet))
+    assert 1_024 < held[0] < 8_000 < held[1] < 30_000
+    assert held[2] == held[1], "it obeys its bound again"
+    for epoch in range(60_000):
+        poll_until(lambda: len(inlet), sender, receiver)
+        assert inlet.marker() == Marker(epoch)
+        assert inlet.take() == Marker(epoch)
+
+
+def test_to_hurry_a_closed_inlet_changes_nothing(pair: tuple[Slot, Slot, TcpOutlet, TcpInlet]) -> None:
+    _, receiver, outlet, inlet = pair
+    outlet.send(Marker(1))
+    poll_until(lambda: len(inlet), receiver)
+    inlet.close()
+    inlet.hurry(True)
+    assert inlet.marker() is None
+    assert not receiver.network.poll(0)
 
 
 # --- losing ----------------------------------------------------------------------------------------------------------

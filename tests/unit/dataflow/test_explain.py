@@ -14,7 +14,7 @@ from tidegate.dataflow.contracts import Sink, SinkContext, SinkWriter, Source, S
 from tidegate.dataflow.explain import WIDTH, explain_logical, explain_optimised, explain_physical
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
 from tidegate.dataflow.optimiser import make_plan
-from tidegate.dataflow.stream import Pipeline
+from tidegate.dataflow.stream import Pipeline, Stream
 from tidegate.state.descriptors import aggregating, broadcast_map, list_, map_, operator_list, reducing, value
 from tidegate.types import parse_schema
 
@@ -206,6 +206,135 @@ def test_the_physical_plan_shows_who_runs_where() -> None:
         e3    v3 × 2  v4 × 2        2, all in memory  forward
         e4    v3 × 2  v4 × 2        2, all in memory  forward
         e5    v4 × 2  v5 × 1        2, 1 in memory    rebalance
+        """)
+
+
+def retries() -> Pipeline:
+    """A loop in a loop."""
+    pipeline = Pipeline()
+
+    def settle(orders: Stream) -> tuple[Stream, Stream]:
+        settled = orders.key_by("id").process("settle", CountBids(), returns="id long, tries long")
+        return settled.filter(bool, name="unsettled"), settled
+
+    def attempt(orders: Stream) -> tuple[Stream, Stream]:
+        done = orders.iterate("settling", settle)
+        return done.filter(bool, name="failed", parallelism=1), done
+
+    orders = pipeline.source("orders", Records("id long, tries long"))
+    orders.iterate("retry", attempt, parallelism=2).to("out", Nowhere())
+    return pipeline
+
+
+def test_loops_in_the_logical_graph() -> None:
+    assert explain_logical(retries().build()) == golden("""
+        == Logical graph: 9 operators, 2 loops ==
+
+        [0] orders · source · Records
+            output  id long, tries long
+
+        [1] retry · iterate · parallelism 2
+            in loop retry
+            input   [0] orders, forward
+                    [7] retry-feedback, feedback
+            output  id long, tries long
+
+        [2] settling · iterate
+            in loop retry › settling
+            input   [1] retry, forward
+                    [5] settling-feedback, feedback
+            output  id long, tries long
+
+        [3] settle · keyed process · CountBids
+            in loop retry › settling
+            input   [2] settling, hash by id
+            state   count       keyed value<long>
+                    recent      keyed list<double>
+                    best        keyed reducing<double>
+                    by_bidder   keyed map<long, struct<first: timestamp, n: long>>
+                    mean price  keyed aggregating<struct<n: long, total: double>>
+            output  id long, tries long
+
+        [4] unsettled · filter · bool
+            in loop retry › settling
+            input   [3] settle, forward
+            output  id long, tries long
+
+        [5] settling-feedback · feedback · to [2] settling
+            in loop retry › settling
+            input   [4] unsettled, forward
+
+        [6] failed · filter · bool · parallelism 1
+            in loop retry
+            input   [3] settle, forward
+            output  id long, tries long
+
+        [7] retry-feedback · feedback · to [1] retry
+            in loop retry
+            input   [6] failed, forward
+
+        [8] out · sink · Nowhere
+            input   [3] settle, forward
+        """)
+
+
+def test_loops_in_the_optimised_graph() -> None:
+    plan = make_plan(retries().build(), slots=2, key_group_count=128)
+    assert explain_optimised(plan) == golden("""
+        == Optimised graph: 9 operators in 6 vertices, 7 edges, 2 loops ==
+
+        v0 · parallelism 2
+            chain   orders  source
+
+        v1 · parallelism 2
+            in loop retry
+            input   v0 orders, forward: id long, tries long
+                    v5 retry-feedback, feedback: id long, tries long
+            chain   retry  iterate
+
+        v2 · parallelism 2
+            in loop retry › settling
+            input   v1 retry, forward: id long, tries long
+                    v3 settling-feedback, feedback: id long, tries long
+            chain   settling  iterate
+
+        v3 · parallelism 2
+            in loop retry › settling
+            input   v2 settling, hash by id: id long, tries long
+            chain   settle                   keyed process  state count, recent, best, by_bidder, mean price
+                    ├─ unsettled             filter
+                    │  └─ settling-feedback  feedback
+                    └─ out                   sink
+
+        v4 · parallelism 1
+            in loop retry
+            input   v3 settle, rebalance 2 → 1: id long, tries long
+            chain   failed  filter
+
+        v5 · parallelism 2
+            in loop retry
+            input   v4 failed, rebalance 1 → 2: id long, tries long
+            chain   retry-feedback  feedback
+        """)
+
+
+def test_loops_in_the_physical_plan() -> None:
+    plan = make_plan(retries().build(), slots=2, key_group_count=128)
+    header, _, *rest = explain_physical(plan).splitlines()
+    assert header == "== Physical plan: 2 slots, 11 subtasks, 16 channels, 128 key-groups, 2 loops =="
+    assert "\n".join(rest[rest.index("") + 1:]) == golden("""
+        edge  from    to      channels          records go
+        e0    v0 × 2  v1 × 2  2, all in memory  forward
+        e1    v1 × 2  v2 × 2  2, all in memory  forward
+        e2    v2 × 2  v3 × 2  4, 2 in memory    hash by id
+        e3    v3 × 2  v4 × 1  2, 1 in memory    rebalance
+        e4    v4 × 1  v5 × 2  2, 1 in memory    rebalance
+        e5    v5 × 2  v1 × 2  2, all in memory  feedback
+        e6    v3 × 2  v2 × 2  2, all in memory  feedback
+
+        loop  head  tail  name      vertices
+        l0    v1    v5    retry     v1, v2, v3, v4, v5
+        l1    v2    v3    settling  v2, v3
         """)
 
 

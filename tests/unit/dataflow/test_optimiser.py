@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from tidegate.dataflow.contracts import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess
 from tidegate.dataflow.graph import Partitioning
+from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
 from tidegate.dataflow.optimiser import make_plan
-from tidegate.dataflow.plan import Plan, PlanEdge
+from tidegate.dataflow.plan import Loop, Plan, PlanEdge
 from tidegate.dataflow.stream import Pipeline, Stream
 from tidegate.errors import GraphError
 from tidegate.types import parse_schema
@@ -72,13 +74,50 @@ def check_invariants(plan: Plan, pipeline: Pipeline) -> None:
             assert [edge.source in seen and edge.partitioning is Partitioning.FORWARD for edge in node.inputs] == [True]
             seen.add(node.id)
             chained_edge_count += 1
-        assert len(plan.inputs_of(vertex)) == len(vertex.head.inputs)
-    assert chained_edge_count + len(plan.edges) == sum(len(node.inputs) for node in graph.nodes)
+        assert sum(not edge.feedback for edge in plan.inputs_of(vertex)) == len(vertex.head.inputs)
+    regular = [edge for edge in plan.edges if not edge.feedback]
+    assert chained_edge_count + len(regular) == sum(len(node.inputs) for node in graph.nodes)
+    assert plan.edges[:len(regular)] == tuple(regular)
     for edge in plan.edges:
         source, target = plan.vertices[edge.source_vertex], plan.vertices[edge.target_vertex]
-        assert source.id < target.id
+        assert edge.feedback or source.id < target.id
         assert edge.source_node in {node.id for node in source.nodes}
         assert edge.partitioning is not Partitioning.FORWARD or source.parallelism == target.parallelism
+    check_loops(plan)
+
+
+def check_loops(plan: Plan) -> None:
+    """The same for its loops."""
+    assert [loop.id for loop in plan.loops] == list(range(len(plan.loops)))
+    back = [edge for edge in plan.edges if edge.feedback]
+    assert [(edge.source_vertex, edge.target_vertex) for edge in back] == [
+        (loop.tail_vertex, loop.head_vertex) for loop in plan.loops]
+    heads = [vertex.id for vertex in plan.vertices if isinstance(vertex.head.spec, IterationHeadSpec)]
+    assert heads == [loop.head_vertex for loop in plan.loops]
+    for loop, edge in zip(plan.loops, back, strict=True):
+        head = plan.vertices[loop.head_vertex]
+        (tail,) = [node for node in plan.vertices[loop.tail_vertex].nodes if node.id == edge.source_node]
+        assert isinstance(tail.spec, IterationTailSpec) and tail.spec.head == head.head.id and head.head.name == loop.name
+        assert (edge.partitioning, edge.port, edge.tag, edge.key) == (Partitioning.FORWARD, 0, None, ())
+        assert loop.vertices == on_the_way(plan, loop)
+        inside = [edge for edge in plan.edges if plan.edge_inside(loop, edge)]
+        assert [each for each in inside if each.target_vertex == head.id] == [edge], "a loop's input is from outside it"
+        for vertex in loop.vertices:
+            assert loop in plan.loops_of(vertex)
+            assert any(each.target_vertex == vertex for each in inside)
+            assert any(each.source_vertex == vertex for each in inside)
+
+
+def on_the_way(plan: Plan, loop: Loop) -> set[int]:
+    """The vertices between a loop's head and its tail, by the transitive closure of all that records can do in it."""
+    inner = {(other.tail_vertex, other.head_vertex) for other in plan.loops if other.id > loop.id}
+    ways = {(edge.source_vertex, edge.target_vertex) for edge in plan.edges if not edge.feedback} | inner
+    ways |= {(vertex.id, vertex.id) for vertex in plan.vertices}
+    for middle in range(len(plan.vertices)):
+        ways |= {(one, other) for one in range(len(plan.vertices)) for other in range(len(plan.vertices))
+                 if (one, middle) in ways and (middle, other) in ways}
+    return {vertex.id for vertex in plan.vertices
+            if (loop.head_vertex, vertex.id) in ways and (vertex.id, loop.tail_vertex) in ways}
 
 
 def names(plan: Plan) -> list[str]:
@@ -266,14 +305,23 @@ def test_a_job_needs_slots_and_key_groups(slots: int, key_groups: int) -> None:
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> Pipeline:
-    """Any shape that the API can make: forks, diamonds, unions, two inputs, broadcasts, side outputs."""
+    """Any shape that the API can make: forks, diamonds, unions, two inputs, broadcasts, side outputs, loops in loops."""
     pipeline = Pipeline()
     streams = [records(pipeline, "in", draw(st.sampled_from([None, 1, 2])))]
-    for index in range(draw(st.integers(1, 8))):
+    grow(draw, streams, "n", steps=draw(st.integers(1, 8)), depth=2)
+    for index, stream in enumerate(streams):
+        stream.to(f"out{index}", Nowhere(), parallelism=draw(st.sampled_from([None, 1])))
+    return pipeline
+
+
+def grow(draw: st.DrawFn, streams: list[Stream], prefix: str, *, steps: int, depth: int) -> None:
+    """Adds operators. What is made in a loop's body may be used outside of it, too."""
+    kinds = ["filter", "count", "union", "connect", "broadcast", "rebalance", "side", *["loop"] * (2 * depth)]
+    for index in range(steps):
         one, other = draw(st.sampled_from(streams)), draw(st.sampled_from(streams))
-        name, parallelism = f"n{index}", draw(st.sampled_from([None, 1, 2]))
+        name, parallelism = f"{prefix}{index}", draw(st.sampled_from([None, 1, 2]))
         returns, sides = "k long, v long", {"side": "k long, v long"}
-        match draw(st.sampled_from(["filter", "count", "union", "connect", "broadcast", "rebalance", "side"])):
+        match draw(st.sampled_from(kinds)):
             case "filter":
                 streams.append(passed_on(one, name, parallelism))
             case "count":
@@ -291,9 +339,17 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
             case "side":
                 counted = count(one, name, parallelism, side_outputs=sides)
                 streams += [counted, counted.side_output("side")]
-    for index, stream in enumerate(streams):
-        stream.to(f"out{index}", Nowhere(), parallelism=draw(st.sampled_from([None, 1])))
-    return pipeline
+            case "loop":
+                body = partial(grow_body, draw, streams, name, depth=depth - 1)
+                streams.append(one.iterate(name, body, parallelism=parallelism))
+
+
+def grow_body(draw: st.DrawFn, streams: list[Stream], loop: str, stream: Stream, *, depth: int) -> tuple[Stream, Stream]:
+    streams.append(stream)
+    grow(draw, streams, f"{loop}.", steps=draw(st.integers(0, 3)), depth=depth)
+    made = streams[streams.index(stream):]
+    returning = passed_on(stream.union(draw(st.sampled_from(made))), f"{loop} back", draw(st.sampled_from([None, 1, 2])))
+    return returning, draw(st.sampled_from([returning, *made]))
 
 
 @given(pipeline=pipelines(), chaining=st.booleans())

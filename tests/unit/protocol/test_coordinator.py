@@ -19,8 +19,10 @@ from tidegate.protocol.coordinator import (
     Discard,
     Effect,
     Ending,
+    EndInput,
     Event,
     FailJob,
+    InputEnded,
     ManifestCreated,
     ManifestFailed,
     NotifyAborted,
@@ -29,7 +31,6 @@ from tidegate.protocol.coordinator import (
     SnapshotAcknowledged,
     SnapshotDeclined,
     SnapshotRequested,
-    SourceEnded,
     StopRequested,
     TimePassed,
     TriggerEpoch,
@@ -42,8 +43,8 @@ SETTINGS = CoordinatorSettings(interval_ms=1_000, timeout_ms=10_000, tolerable_f
 
 
 def coordinator(settings: CoordinatorSettings = SETTINGS, *, next_epoch: int = 1, retained: tuple[int, ...] = (),
-                now_ms: int = 0) -> Coordinator:
-    return Coordinator(subtasks=SUBTASKS, sources=SOURCES, settings=settings, next_epoch=next_epoch,
+                now_ms: int = 0, enders: frozenset[SubtaskId] = SOURCES) -> Coordinator:
+    return Coordinator(subtasks=SUBTASKS, sources=SOURCES, enders=enders, settings=settings, next_epoch=next_epoch,
                        retained=retained, now_ms=now_ms)
 
 
@@ -142,8 +143,8 @@ def test_a_time_out_aborts_and_names_who_is_missing() -> None:
 
 def test_a_long_list_of_missing_subtasks_is_cut() -> None:
     many = frozenset(SubtaskId(0, subtask) for subtask in range(20))
-    subject = Coordinator(subtasks=many, sources=many, settings=replace(SETTINGS, tolerable_failures=0), next_epoch=1,
-                          retained=(), now_ms=0)
+    subject = Coordinator(subtasks=many, sources=many, enders=many, settings=replace(SETTINGS, tolerable_failures=0),
+                          next_epoch=1, retained=(), now_ms=0)
     subject.handle(TimePassed(1_000))
     assert "v0[7] and 12 more within" in subject.handle(TimePassed(11_000))[0].message  # type: ignore[union-attr]
 
@@ -266,8 +267,8 @@ def test_an_aborted_epoch_releases_nothing() -> None:
 
 def test_when_all_sources_have_ended_a_final_epoch_is_triggered_at_once_and_nothing_after_it() -> None:
     subject = coordinator(replace(SETTINGS, min_pause_ms=10**6))
-    assert handle_all(subject, SourceEnded(S0), SourceEnded(S0)) == []
-    assert subject.handle(SourceEnded(S1)) == [triggers(1, Ending.INPUT_ENDED)]
+    assert handle_all(subject, InputEnded(S0), InputEnded(S0)) == []
+    assert subject.handle(InputEnded(S1)) == [triggers(1, Ending.INPUT_ENDED)]
     assert handle_all(subject, *completed(1))[1:] == [NotifyComplete(1, Ending.INPUT_ENDED)]
     assert subject.deadline_ms() is None
     assert handle_all(subject, TimePassed(10**9), SnapshotRequested(), StopRequested(drain=True)) == []
@@ -275,31 +276,64 @@ def test_when_all_sources_have_ended_a_final_epoch_is_triggered_at_once_and_noth
 
 def test_the_final_epoch_waits_for_the_active_one_but_not_for_the_pause() -> None:
     subject = coordinator(replace(SETTINGS, min_pause_ms=10**6))
-    assert handle_all(subject, TimePassed(1_000), SourceEnded(S0), SourceEnded(S1)) == [triggers(1, None)]
+    assert handle_all(subject, TimePassed(1_000), InputEnded(S0), InputEnded(S1)) == [triggers(1, None)]
     assert handle_all(subject, *completed(1))[1:] == [NotifyComplete(1, None), triggers(2, Ending.INPUT_ENDED, base=1)]
 
 
 def test_an_aborted_final_epoch_is_tried_again_under_a_new_number() -> None:
     subject = coordinator(replace(SETTINGS, tolerable_failures=1))
-    handle_all(subject, SourceEnded(S0), SourceEnded(S1))
+    handle_all(subject, InputEnded(S0), InputEnded(S1))
     assert subject.handle(declined(1))[-1] == triggers(2, Ending.INPUT_ENDED)
     handle_all(subject, *acknowledged(2))
     assert subject.handle(ManifestFailed(2, "no answer")) == [
         NotifyAborted(2, AbortReason.STORE_FAILED, "no answer"), FailJob(AbortReason.STORE_FAILED, "no answer")]
 
 
-@pytest.mark.parametrize(("drain", "ending"), [(False, Ending.STOP), (True, Ending.DRAIN)])
-def test_a_stop_ends_the_job_with_a_final_epoch(drain: bool, ending: Ending) -> None:
-    subject = coordinator(replace(SETTINGS, interval_ms=None))
-    assert subject.handle(StopRequested(drain=drain)) == [triggers(1, ending)]
-    assert subject.handle(declined(1))[-1] == triggers(2, ending)
-    assert handle_all(subject, SourceEnded(S0), SourceEnded(S1)) == [], "drained sources end"
-    assert handle_all(subject, *completed(2))[1:] == [NotifyComplete(2, ending)]
+def test_the_final_epoch_waits_for_loops_to_end() -> None:
+    subject = coordinator(enders=SOURCES | {T})
+    assert handle_all(subject, InputEnded(S0), InputEnded(S1)) == []
+    assert subject.handle(TimePassed(1_000)) == [triggers(1, None)], "what goes round is snapshotted meanwhile"
+    handle_all(subject, *completed(1))
+    assert subject.handle(InputEnded(T)) == [triggers(2, Ending.INPUT_ENDED, base=1)]
+
+
+def test_a_stop_ends_the_job_with_a_final_epoch_at_once() -> None:
+    subject = coordinator(replace(SETTINGS, interval_ms=None), enders=SOURCES | {T})
+    assert subject.handle(StopRequested(drain=False)) == [triggers(1, Ending.STOP)]
+    assert subject.handle(declined(1))[-1] == triggers(2, Ending.STOP)
+    assert handle_all(subject, *completed(2))[1:] == [NotifyComplete(2, Ending.STOP)]
+
+
+def test_a_drain_ends_the_input_once_and_the_final_epoch_comes_when_all_has_ended() -> None:
+    subject = coordinator(enders=SOURCES | {T})
+    assert handle_all(subject, StopRequested(drain=True), StopRequested(drain=True)) == [EndInput()]
+    assert handle_all(subject, InputEnded(S0), InputEnded(S1)) == []
+    assert subject.handle(TimePassed(1_000)) == [triggers(1, None)], "until then epochs go on"
+    assert subject.handle(InputEnded(T)) == []
+    assert subject.handle(declined(1))[-1] == triggers(2, Ending.DRAIN)
+    assert subject.handle(declined(2))[-1] == triggers(3, Ending.DRAIN)
+    assert handle_all(subject, *completed(3))[1:] == [NotifyComplete(3, Ending.DRAIN)]
+
+
+def test_a_drain_when_all_has_ended_or_failed_changes_nothing() -> None:
+    subject = coordinator()
+    handle_all(subject, TimePassed(1_000), InputEnded(S0), InputEnded(S1))
+    assert subject.handle(StopRequested(drain=True)) == []
+    assert handle_all(subject, *completed(1))[-1] == triggers(2, Ending.INPUT_ENDED, base=1)
+    subject = coordinator(replace(SETTINGS, tolerable_failures=0))
+    assert isinstance(handle_all(subject, TimePassed(1_000), declined(1))[-1], FailJob)
+    assert subject.handle(StopRequested(drain=True)) == []
+
+
+def test_a_drain_when_the_sources_have_ended_waits_for_the_loops() -> None:
+    subject = coordinator(enders=SOURCES | {T})
+    assert handle_all(subject, InputEnded(S0), InputEnded(S1), StopRequested(drain=True)) == [EndInput()]
+    assert subject.handle(InputEnded(T)) == [triggers(1, Ending.DRAIN)]
 
 
 def test_a_stop_after_the_end_of_the_input_changes_nothing() -> None:
     subject = coordinator()
-    handle_all(subject, TimePassed(1_000), SourceEnded(S0), SourceEnded(S1), StopRequested(drain=False))
+    handle_all(subject, TimePassed(1_000), InputEnded(S0), InputEnded(S1), StopRequested(drain=False))
     assert handle_all(subject, *completed(1))[-1] == triggers(2, Ending.INPUT_ENDED, base=1)
 
 
@@ -307,8 +341,9 @@ def test_draining_overrides_stopping_and_not_the_other_way_round() -> None:
     for requests in ([False, True], [True, False]):
         subject = coordinator()
         subject.handle(TimePassed(1_000))
-        handle_all(subject, *(StopRequested(drain=drain) for drain in requests))
-        assert handle_all(subject, *completed(1))[-1] == triggers(2, Ending.DRAIN, base=1)
+        assert handle_all(subject, *(StopRequested(drain=drain) for drain in requests)) == [EndInput()]
+        assert handle_all(subject, *completed(1))[-1] == NotifyComplete(1, None)
+        assert handle_all(subject, InputEnded(S0), InputEnded(S1)) == [triggers(2, Ending.DRAIN, base=1)]
 
 
 # ----------------------------------------------------------------------------------------------------- full epochs
@@ -371,7 +406,7 @@ def test_increments_build_on_complete_epochs_only() -> None:
 @pytest.mark.parametrize(("event", "complaint"), [
     (SnapshotAcknowledged(SubtaskId(9, 0), 1, None), "no such subtask"),
     (declined(1, SubtaskId(9, 0)), "no such subtask"),
-    (SourceEnded(T), "no source"),
+    (InputEnded(T), "no source"),
     (ManifestCreated(1), "asked for"),
     (ManifestFailed(1, ""), "asked for"),
 ])
@@ -407,6 +442,12 @@ def test_settings_that_make_no_sense_are_refused(change: dict[str, int]) -> None
         replace(SETTINGS, **change)
 
 
+@pytest.mark.parametrize("enders", [frozenset({S0}), SOURCES | {SubtaskId(9, 0)}])
+def test_enders_are_the_sources_and_some_other_subtasks(enders: frozenset[SubtaskId]) -> None:
+    with pytest.raises(AssertionError, match="sources are enders"):
+        coordinator(enders=enders)
+
+
 def test_an_epoch_that_is_not_newer_than_the_retained_ones_is_refused() -> None:
     with pytest.raises(AssertionError, match="newer"):
         coordinator(next_epoch=7, retained=(7,))
@@ -423,7 +464,7 @@ class AnySequence(RuleBasedStateMachine):
                 timeout_ms=st.sampled_from([20, 200]), tolerable_failures=st.integers(0, 4), retain=st.integers(1, 3))
     def start(self, **chosen: Any) -> None:
         self.settings = CoordinatorSettings(**chosen)
-        self.subject = coordinator(self.settings, next_epoch=5, retained=(2, 4))
+        self.subject = coordinator(self.settings, next_epoch=5, retained=(2, 4), enders=SUBTASKS)
         self.now_ms = 0
         self.triggered: dict[int, Ending | None] = {}
         self.acked: dict[int, set[SubtaskId]] = {}
@@ -433,8 +474,9 @@ class AnySequence(RuleBasedStateMachine):
         self.discarded: list[str] = []
         self.manifest: int | None = None
         self.doubtful: set[int] = set()
-        self.sources_ended: set[SubtaskId] = set()
-        self.stopping = False
+        self.input_ended: set[SubtaskId] = set()
+        self.stop: Ending | None = None
+        self.told_to_end = False
         self.over = False
         self.failures = 0
         self.full_wanted = False
@@ -448,7 +490,7 @@ class AnySequence(RuleBasedStateMachine):
         for effect in effects:
             self.check(effect, event)
         if not self.over and self.active() is None:
-            assert self.sources_ended != SOURCES and not self.stopping, "the final epoch is overdue"
+            assert self.final() is None, "the final epoch is overdue"
             deadline_ms = self.subject.deadline_ms()
             assert (deadline_ms is None) == (self.settings.interval_ms is None)
             assert deadline_ms is None or deadline_ms > self.now_ms
@@ -457,6 +499,11 @@ class AnySequence(RuleBasedStateMachine):
         open_epochs = self.triggered.keys() - self.ended.keys()
         assert len(open_epochs) <= 1, "at most one epoch is active"
         return next(iter(open_epochs), None)
+
+    def final(self) -> Ending | None:
+        """Why the next epoch is the last, if it is."""
+        all_ended = self.input_ended == SUBTASKS
+        return (self.stop or Ending.INPUT_ENDED) if all_ended or self.stop is Ending.STOP else None
 
     def check(self, effect: Effect, cause: Event) -> None:
         match effect:
@@ -469,13 +516,17 @@ class AnySequence(RuleBasedStateMachine):
                 self.full_wanted = False
                 assert self.active() is None
                 assert epoch > max([*self.triggered, 4]), "epochs grow strictly"
-                assert (ending is not None) == (self.stopping or self.sources_ended == SOURCES)
+                assert ending is self.final()
                 if ending is None and not self.urgent:
                     assert self.settings.interval_ms is not None
                     last_end_ms = max(self.ended.values(), default=None)
                     assert last_end_ms is None or self.now_ms >= last_end_ms + self.settings.min_pause_ms
                 self.triggered[epoch], self.acked[epoch] = ending, set()
                 self.urgent = False
+            case EndInput():
+                assert cause == StopRequested(drain=True) and not self.over
+                assert self.input_ended != SUBTASKS and not self.told_to_end
+                self.told_to_end = True
             case CreateManifest(epoch, payloads):
                 assert epoch == self.active()
                 assert self.acked[epoch] == SUBTASKS == payloads.keys()
@@ -558,16 +609,18 @@ class AnySequence(RuleBasedStateMachine):
         self.feed(SnapshotRequested(full))
 
     @precondition(lambda self: len(self.triggered) > 4)
-    @rule(subtask=st.sampled_from(sorted(SOURCES)))
-    def source_ends(self, subtask: SubtaskId) -> None:
-        self.sources_ended.add(subtask)
-        self.feed(SourceEnded(subtask))
+    @rule(subtask=st.sampled_from(sorted(SUBTASKS)))
+    def source_or_loop_ends(self, subtask: SubtaskId) -> None:
+        self.input_ended.add(subtask)
+        self.feed(InputEnded(subtask))
 
     @precondition(lambda self: len(self.triggered) > 6)
     @rule(drain=st.booleans())
     def stop_is_requested(self, drain: bool) -> None:
-        self.stopping = True
+        if not self.over and self.input_ended != SUBTASKS and self.stop is not Ending.DRAIN:
+            self.stop = Ending.DRAIN if drain else Ending.STOP
         self.feed(StopRequested(drain=drain))
+        assert self.told_to_end == (self.stop is Ending.DRAIN)
 
     @invariant()
     def the_newest_snapshots_are_there(self) -> None:

@@ -64,7 +64,8 @@ class World:
         self.completed: list[int] = []
         self.finished: Ending | None = None
         self.coordinator = Coordinator(
-            subtasks=frozenset(self.subtasks), sources=frozenset(SOURCES), next_epoch=1, retained=(), now_ms=0,
+            subtasks=frozenset(self.subtasks), sources=frozenset(SOURCES), enders=frozenset(SOURCES), next_epoch=1,
+            retained=(), now_ms=0,
             settings=CoordinatorSettings(interval_ms=20, timeout_ms=60, tolerable_failures=10**9, retain=2))
 
     # ------------------------------------------------------------------------------------------------- the scheduler
@@ -109,7 +110,7 @@ class World:
         source.seen.append(record)
         self.channels[self.random.choice(OUT_OF[one])].append(record)
         if not self.can_emit(source):
-            self.answers.append(central.SourceEnded(one))
+            self.answers.append(central.InputEnded(one))
 
     def deliver(self, channel: ChannelId) -> None:
         subtask, element = self.subtasks[READER[channel]], self.channels[channel].popleft()
@@ -128,6 +129,9 @@ class World:
             case central.TriggerEpoch(epoch, ending):
                 subtask.stopped = subtask.stopped or ending is not None
                 self.align(subtask, subtask.alignment.on_trigger(epoch))
+            case central.EndInput() if self.can_emit(subtask):
+                subtask.stopped = True
+                self.answers.append(central.InputEnded(one))
             case central.NotifyAborted(epoch):
                 self.align(subtask, subtask.alignment.on_abort(epoch))
             case central.NotifyComplete(epoch):
@@ -146,14 +150,18 @@ class World:
                     for output in OUT_OF.get(subtask.id, []):
                         self.channels[output].append(epoch)
                 case local.TakeSnapshot(epoch):
-                    self.snapshot(subtask, epoch)
+                    self.freeze(subtask, epoch)
+                case local.FinishSnapshot(epoch):
+                    self.write(subtask, epoch)
 
-    def snapshot(self, subtask: Subtask, epoch: int) -> None:
+    def freeze(self, subtask: Subtask, epoch: int) -> None:
         subtask.pending.prepared(epoch, subtask.unflushed)
         subtask.unflushed = []
         if subtask.id == SINK:
             accounted = self.committed + subtask.pending.all()
             assert accounted == subtask.seen
+
+    def write(self, subtask: Subtask, epoch: int) -> None:
         if self.random.random() < self.faults:
             self.answers.append(central.SnapshotDeclined(subtask.id, epoch, AbortReason.DECLINED, "disk full"))
             return
@@ -164,14 +172,14 @@ class World:
 
     def answer(self, index: int) -> None:
         event = self.answers[index]
-        repeatable = isinstance(event, central.SnapshotAcknowledged | central.SnapshotDeclined | central.SourceEnded)
+        repeatable = isinstance(event, central.SnapshotAcknowledged | central.SnapshotDeclined | central.InputEnded)
         if not (repeatable and self.random.random() < self.faults):
             self.answers.pop(index)
         self.feed(event)
 
     def execute(self, effect: central.Effect) -> None:
         match effect:
-            case central.TriggerEpoch():
+            case central.TriggerEpoch() | central.EndInput():
                 for one in SOURCES:
                     self.control[one].append(effect)
             case central.NotifyComplete(epoch, ending):

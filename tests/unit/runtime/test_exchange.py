@@ -97,10 +97,10 @@ def test_control_elements_go_to_everyone_in_order(partitioning: Partitioning) ->
     channels = outlets(3)
     subject = writer(channels, partitioning, key=("key",))
     subject.on_watermark(5)
-    subject.send_marker(Marker(1))
+    subject.send(Marker(1))
     subject.on_idle()
     subject.on_end()
-    subject.send_marker(Marker(2))
+    subject.send(Marker(2))
     for channel in channels:
         assert [channel.take() for _ in range(len(channel))] == [Watermark(5), Marker(1), Idle(), End(), Marker(2)]
 

@@ -57,6 +57,11 @@ def triggers(world: World) -> list[tuple[int, str | None, bool]]:
 # -------------------------------------------------------------------------------------------------------- savepoints
 
 
+def end_input(world: World) -> None:
+    for slot in range(world.master.plan.slots):
+        world.master.on_message(slot, master_module.InputEnded(0, slot))
+
+
 def test_a_savepoint_is_a_full_epoch_and_a_copy_of_it() -> None:
     world = World().run()
     order = taken(world)
@@ -171,6 +176,8 @@ def test_a_stop_with_a_savepoint_ends_when_the_copy_is_made() -> None:
     world.master.stop(drain=True, savepoint=order)
     assert triggers(world) == [], "not before the folder is looked at"
     world.held.deliver()
+    assert triggers(world) == [], "nor before the sources have ended"
+    end_input(world)
     assert triggers(world) == [(1, "drain", True)]
     world.complete()
     world.done()
@@ -529,8 +536,7 @@ def test_only_one_at_a_time_and_none_at_the_end() -> None:
 def test_input_that_ends_first_finishes_the_job() -> None:
     world = World().run()
     world.turn(1_000)
-    for slot in range(2):
-        world.master.on_message(slot, master_module.SourceDone(0, slot))
+    end_input(world)
     rescaling = rescaled(world, 3)
     world.complete()
     world.complete()
@@ -550,6 +556,7 @@ def test_a_stop_meanwhile_is_obeyed(drain: bool) -> None:
         world.turn()
         world.run()
         assert rescaling.done and rescaling.error is None
+        end_input(world)
         assert triggers(world)[-1] == (2, "drain", True)
         world.complete()
         world.done()

@@ -1,9 +1,10 @@
 """Channels and control links in the simulation: first in, first out, with delays, bounds, cuts and loss.
 
 A channel belongs to one attempt. What was sent is on the wire until its time has come, and then waits at the inlet;
-both count towards the bound. When a process ends, the other ends of its channels hear of it a little later; of a process
-that died, what was still on the wire may be lost. The control links have two directions that are delayed and held up
-each by itself. What is on a link travels in its wire form.
+both count towards the bound. An inlet that is blocked, or holds half of the bound (unless it is hurried), leaves the rest
+on the wire, as a socket does. When a process ends, the other ends of its channels hear of it a little later; of a
+process that died, what was still on the wire may be lost. The control links have two directions that are delayed and held
+up each by itself. What is on a link travels in its wire form.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tidegate.channels.elements import Element, End, Marker
+from tidegate.channels.elements import Element, End, Marker, overtaken
 from tidegate.channels.ports import Inlet, Outlet
 from tidegate.errors import ProtocolError
 from tidegate.protocol.ids import ChannelId
@@ -45,6 +46,9 @@ class Channel:
         self._on_marker = on_marker
         self._wire: deque[tuple[int, Element]] = deque()
         self._arrived: deque[Element] = deque()
+        self._markers: deque[Marker] = deque()      # those that have arrived
+        self._hurried = False
+        self._stalled = False                       # something has been due and was left on the wire
         self._last_us = 0
         self._ended = False
         self._cut = False
@@ -84,15 +88,32 @@ class Channel:
         assert not self.blocked, f"{self.channel} is blocked"
         was_full = self.full
         element = self._arrived.popleft()
-        if was_full and not self.full and self.upstream is not None:
-            self.upstream.wake_soon()
+        if self._markers and element is self._markers[0]:
+            self._markers.popleft()
+        self._made_room(was_full)
         return element
+
+    def marker(self) -> Marker | None:
+        return self._markers[0] if self._markers else None
+
+    def overtake(self) -> list[pa.RecordBatch]:
+        was_full = self.full
+        position, batches = overtaken(self._arrived)
+        del self._arrived[position]
+        self._markers.popleft()
+        self._made_room(was_full)
+        return batches
+
+    def hurry(self, on: bool) -> None:
+        self._hurried = on
+        self._read_on()
 
     def block(self) -> None:
         self.blocked = True
 
     def unblock(self) -> None:
         self.blocked = False
+        self._read_on()
 
     # The world.
 
@@ -102,15 +123,35 @@ class Channel:
         while len(self._wire) > keeps:
             self._wire.pop()
 
+    def _made_room(self, was_full: bool) -> None:
+        self._read_on()
+        if was_full and not self.full and self.upstream is not None:
+            self.upstream.wake_soon()
+
+    def _read_on(self) -> None:
+        if self._stalled and not self._holds_back:
+            self._stalled = False
+            self._world.at(self._world.now_us, self._arrive)
+
+    @property
+    def _holds_back(self) -> bool:
+        return self.blocked or (not self._hurried and len(self._arrived) > self._max_elements // 2)
+
     def _arrive(self) -> None:
-        if not self._wire or self._wire[0][0] > self._world.now_us:
-            return      # lost in a cut
-        _, element = self._wire.popleft()
+        # What was due may have been lost in a cut, or have come together with what was due before it.
+        while self._wire and self._wire[0][0] <= self._world.now_us:
+            if self._holds_back:
+                self._stalled = True
+                return
+            self._deliver(self._wire.popleft()[1])
+
+    def _deliver(self, element: Element) -> None:
         if self.downstream is None or not self.downstream.alive:
             return
         self._arrived.append(element)
         self.downstream.wake_soon()
         if isinstance(element, Marker):
+            self._markers.append(element)
             self._world.tell(f"{self.downstream.name}: marker {element.epoch} is at {self.channel}")
             self._on_marker(self.downstream)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks import (
+    alignment,
     backend_throughput,
     incremental,
     keyed_sum,
@@ -28,6 +29,9 @@ BENCHMARKS: dict[str, Callable[[float], Iterator[dict[str, Any]]]] = {
     "backend-throughput": backend_throughput.run,
     "rescale": rescale.run,
     "restore": restore.run,
+    "alignment-vs-state": alignment.against_state,
+    "alignment-vs-parallelism": alignment.against_parallelism,
+    "alignment-vs-shuffles": alignment.against_shuffles,
 }
 
 

@@ -6,24 +6,31 @@ import pytest
 
 from tidegate.testing.simulation import SimulationFailed
 from tidegate.testing.simulation.mutants import MUTANTS
+from tidegate.testing.simulation.simulation import MODES
 
 MOST_SEEDS = 60
 
 
-@pytest.mark.parametrize("name", sorted(MUTANTS))
-def test_a_broken_engine_is_noticed(name: str) -> None:
+@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name in sorted(MUTANTS) for mode in MUTANTS[name].modes])
+def test_a_broken_engine_is_noticed(name: str, mode: str) -> None:
     mutant = MUTANTS[name]
     with mutant.applied():
         for seed in range(MOST_SEEDS):
             try:
-                mutant.simulation(seed).run()
+                mutant.simulation(seed, mode).run()
             except SimulationFailed:
                 return
     pytest.fail(f"{MOST_SEEDS} seeds did not notice that {mutant.why}")
 
 
 def test_the_rows_of_faults_that_must_have_a_mutant_have_one() -> None:
-    assert {1, 2, 3, 4, 7, 11, 13, 14, 15, 16} <= {mutant.row for mutant in MUTANTS.values()}
+    assert {1, 2, 3, 4, 6, 7, 11, 13, 14, 15, 16} <= {mutant.row for mutant in MUTANTS.values()}
+
+
+@pytest.mark.parametrize("row", [6, 7])
+@pytest.mark.parametrize("mode", sorted(MODES))
+def test_control_messages_and_markers_have_several_mutants_in_every_mode(row: int, mode: str) -> None:
+    assert sum(mutant.row == row and mode in mutant.modes for mutant in MUTANTS.values()) >= 3
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))

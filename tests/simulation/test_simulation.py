@@ -13,22 +13,36 @@ import pytest
 
 from tidegate.testing.simulation import NO_FAULTS, FaultRates, Simulation, SimulationFailed
 from tidegate.testing.simulation.__main__ import main
-from tidegate.testing.simulation.jobs import JOBS
+from tidegate.testing.simulation.jobs import CYCLIC, JOBS
+from tidegate.testing.simulation.random_graphs import RandomGraph, RandomLoops
+from tidegate.testing.simulation.simulation import MODES
 
-SEEDS_PER_TEST = 10
-TESTS = 30
+SEEDS_PER_TEST = 15
+SEEDS_PER_MODE = 300
 
 
-@pytest.mark.parametrize("first", range(0, TESTS * SEEDS_PER_TEST, SEEDS_PER_TEST))
-def test_faults_do_not_change_what_is_committed(first: int) -> None:
+@pytest.mark.parametrize("first", range(0, SEEDS_PER_MODE, SEEDS_PER_TEST))
+@pytest.mark.parametrize("mode", sorted(MODES))
+def test_faults_do_not_change_what_is_committed(mode: str, first: int) -> None:
+    """Or, with at_least_once, lose nothing of it."""
     for seed in range(first, first + SEEDS_PER_TEST):
-        Simulation(seed).run()          # the story of a failure tells its seed
+        Simulation(seed, mode=mode).run()          # the story of a failure tells its seed
+
+
+def test_many_of_these_seeds_have_loops_and_many_have_random_graphs() -> None:
+    jobs = [type(Simulation(seed).job) for seed in range(SEEDS_PER_MODE)]
+    assert sum(job in CYCLIC for job in jobs) >= 100
+    assert sum(job is RandomGraph for job in jobs) >= 40 and sum(job is RandomLoops for job in jobs) >= 40
 
 
 @pytest.mark.parametrize("job", sorted(JOBS))
-def test_without_faults_every_job_finishes(job: str) -> None:
-    outcome = Simulation(1, job=job, rates=NO_FAULTS).run()
-    assert not outcome.faults and outcome.epochs > 0
+@pytest.mark.parametrize("mode", sorted(MODES))
+def test_without_faults_every_job_finishes_and_every_record_counts_once(job: str, mode: str) -> None:
+    simulation = Simulation(1, job=job, mode=mode, rates=NO_FAULTS)
+    simulation.interruptions.clear()
+    simulation.exact = True
+    outcome = simulation.run()
+    assert not outcome.faults and outcome.epochs > 0 and outcome.attempts == 1
 
 
 def test_most_runs_have_several_faults_and_snapshots_to_go_back_to() -> None:
@@ -66,10 +80,10 @@ def test_a_job_whose_state_can_not_be_read_does_not_go_on(monkeypatch: pytest.Mo
 
 
 def test_a_failure_tells_its_story() -> None:
-    def refuse(rows: object, state_of: object) -> None:
+    def refuse(rows: object, state_of: object, *, exact: bool) -> None:
         raise AssertionError("as the test asked")
 
-    simulation = Simulation(4)
+    simulation = Simulation(4, job="running sums")
     simulation.job.check = refuse       # type: ignore[method-assign]
     with pytest.raises(SimulationFailed) as failure:
         simulation.run()
@@ -88,4 +102,4 @@ def test_the_command_runs_seeds_and_one_again(capsys: pytest.CaptureFixture[str]
 def test_the_command_tells_what_failed_and_how_to_run_it_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "2", "--mutant", "commit at once"]) == 1
     told = capsys.readouterr().out
-    assert "no snapshot that has it is complete" in told and "--seed 0" in told
+    assert "no snapshot that has it is complete" in told and "--seed 0" in told and "--mutant 'commit at once'" in told

@@ -18,7 +18,7 @@ import pyarrow as pa
 from tidegate.dataflow.contracts import Sink, Source
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedProcess, Process
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node
-from tidegate.dataflow.loops import reached_from, unfinished_loops
+from tidegate.dataflow.loops import entered_sideways, reached_from, unfinished_loops
 from tidegate.errors import GraphError, JobError, SchemaError
 from tidegate.state.descriptors import Descriptor, descriptors_of
 from tidegate.state.sections import StateKind
@@ -360,6 +360,9 @@ def check_complete(graph: LogicalGraph) -> None:
     for head in unfinished_loops(graph.nodes):
         raise GraphError(f"loop {head.name!r} is not whole: its body failed, or is still running; put the body right and "
                          f"build the job anew")
+    for inner, outer in entered_sideways(graph.nodes):
+        raise GraphError(f"loop {inner.head.name!r} gets records of the loop {outer.head.name!r} inside its body, and none "
+                         f"where it begins; begin it with them: stream.union(…).iterate({inner.head.name!r}, …)")
     consumed = {edge.source for node in graph.nodes for edge in node.inputs}
     for node in graph.nodes:
         if node.id not in consumed and node.schema.names:

@@ -37,6 +37,14 @@ def unfinished_loops(nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if isinstance(node.spec, IterationHeadSpec) and node.id not in finished]
 
 
+def entered_sideways(nodes: Sequence[Node]) -> list[tuple[LogicalLoop, LogicalLoop]]:
+    """Loops (inner, outer) such that records of the outer one get into the inner one, but not at its head. The laps of the
+    outer one, which find out when it has ended, would have no way in."""
+    loops = loops_in(nodes)
+    return [(inner, outer) for number, outer in enumerate(loops) for inner in loops[number + 1:]
+            if inner.head.id in outer.nodes and not any(edge.source in outer.nodes for edge in inner.head.inputs)]
+
+
 def reached_from(head: int, nodes: Sequence[Node]) -> frozenset[int]:
     """What gets records, sooner or later, of a head whose loop is being built; itself included."""
     ends = [(node.spec.head, node.id) for node in nodes if isinstance(node.spec, IterationTailSpec)]

@@ -17,7 +17,11 @@ is feedback. Laps from 2 on come in turns of `depth + 1`, where `depth` counts t
 inside). The first of a turn, lap m, *asks*: its bit is true where a subtask has been *stirred* since it forwarded
 lap m-1: records came over its own feedback channel, or an outside channel had not ended when it forwarded lap m-1, or
 it made records of its own accord (a timer of processing time). The others *tell*: they carry the bit on, over feedback
-channels too. If at the last of the turn the bit is false the loop has ended, for all heads alike.
+channels too. If at the last of the turn the bit is false the loop is quiet, for all heads alike.
+
+A loop ends when it is quiet for the second time. At the first the heads pass the end of event time on, which they have
+held back until then: what is behind the loop must not take its windows for complete while records may still leave it.
+Timers may fire of it, in the loop, and their records go round; so the next turn counts as stirred, and laps go on.
 
 Why this is right. Suppose no bit was true. Let e be the first record that any subtask x of the loop sent after its own
 lap m-1. It was caused by a record r that x took after it had forwarded lap m-1:
@@ -61,6 +65,13 @@ class SendLap:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopQuiet:
+    """No record is on the loop. Pass the end of event time on, then send this lap."""
+
+    lap: SendLap
+
+
+@dataclass(frozen=True, slots=True)
 class LoopEnded:
     """No record is on the loop, nor will be."""
 
@@ -83,6 +94,7 @@ class LapOrigin:
         self._depth = depth
         self._sent = 0                   # the newest lap, under way; 0: the regular inputs have not ended
         self._stirred = False            # since it was sent
+        self._was_quiet = False
         self._ended = False
 
     @property
@@ -98,12 +110,15 @@ class LapOrigin:
         assert not self._ended, f"records came back after lap {self._sent} had said that there were none"
         self._stirred = True
 
-    def on_lap(self, number: int, active: bool) -> SendLap | LoopEnded:
+    def on_lap(self, number: int, active: bool) -> SendLap | LoopQuiet | LoopEnded:
         """It came over the feedback channel."""
         assert not self._ended and number == self._sent, f"lap {number} returned, lap {self._sent} was sent last"
         if _decides(number, self._depth) and not active:
-            self._ended = True
-            return LoopEnded()
+            if self._was_quiet:
+                self._ended = True
+                return LoopEnded()
+            self._was_quiet = True
+            return LoopQuiet(self._send(active=True))
         return self._send(active=self._stirred if _asks(number + 1, self._depth) else active)
 
     def _send(self, *, active: bool) -> SendLap:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from tidegate.channels.elements import Lap
 from tidegate.dataflow.plan import Plan, Vertex
 from tidegate.protocol.ids import ChannelId
-from tidegate.protocol.iteration import LapOrigin, LapRelay, LoopEnded, SendLap
+from tidegate.protocol.iteration import LapOrigin, LapRelay, LoopEnded, LoopQuiet, SendLap
 from tidegate.runtime.exchange import EdgeWriter
 
 LAP_PAUSE_MS = 5
@@ -55,6 +55,12 @@ class Laps:
         return self._origin is not None
 
     @property
+    def holds_time(self) -> bool:
+        """Whether the end of event time waits here until the loop is quiet. In a loop within another it need not: it comes
+        from the head of that one, at which everything was quiet."""
+        return self._origin is not None and not self._relays
+
+    @property
     def ended(self) -> bool:
         """Whether the loop that this is the head of has."""
         return self._origin is not None and self._origin.ended
@@ -95,19 +101,24 @@ class Laps:
         if self._origin is not None and self._loop is not None and not self._regular:
             _send(self._loop, self._origin.on_input_ended(), writers)
 
-    def on_lap(self, channel: ChannelId, lap: Lap, now_ms: int, writers: Iterable[EdgeWriter]) -> bool:
-        """Whether the loop that this is the head of has ended."""
+    def on_lap(self, channel: ChannelId, lap: Lap, now_ms: int,
+               writers: Iterable[EdgeWriter]) -> LoopQuiet | LoopEnded | None:
+        """What the loop that this is the head of has come to. The next lap goes out later in any case."""
         if lap.loop != self._loop:
             passed_on = self._relays[lap.loop].on_lap(channel, lap.number, lap.active)
             if passed_on is not None:
                 _send(lap.loop, passed_on, writers)
-            return False
+            return None
         assert self._origin is not None
         outcome = self._origin.on_lap(lap.number, lap.active)
         if isinstance(outcome, LoopEnded):
-            return True
-        self._next = now_ms + LAP_PAUSE_MS, outcome
-        return False
+            return outcome
+        due_ms = now_ms + LAP_PAUSE_MS
+        if isinstance(outcome, LoopQuiet):
+            self._next = due_ms, outcome.lap
+            return outcome
+        self._next = due_ms, outcome
+        return None
 
 
 def _send(loop: int, lap: SendLap, writers: Iterable[EdgeWriter]) -> None:

@@ -38,7 +38,8 @@ from tidegate.protocol.alignment import (
 )
 from tidegate.protocol.coordinator import Ending
 from tidegate.protocol.ids import ChannelId, SubtaskId
-from tidegate.protocol.watermarks import Advanced, WatermarkMerge
+from tidegate.protocol.iteration import LoopEnded, LoopQuiet
+from tidegate.protocol.watermarks import MAX_WATERMARK_MS, Advanced, WatermarkMerge
 from tidegate.runtime.exchange import EdgeWriter
 from tidegate.runtime.in_flight import Logs, Place, Replay
 from tidegate.runtime.laps import Laps
@@ -255,6 +256,7 @@ class InnerSubtask(Subtask):
         timed = [each.inlet.channel for each in inputs if each.timed] or sorted(self._regular)
         self._timed = frozenset(timed)
         self._watermarks = WatermarkMerge(timed)
+        self._time_held = False
 
     def step(self) -> bool:
         hurried = (self._hurry_at is not None or self._hurried is not None) and self._hurry()
@@ -330,9 +332,7 @@ class InnerSubtask(Subtask):
                 self._advance(self._watermarks.on_idle(channel))
         elif isinstance(element, Lap):
             assert self._laps is not None, f"{element} outside of its loop"
-            if self._laps.on_lap(channel, element, self._monotonic_ms(), self._writers):
-                head.on_end()
-                self._on_done(self)
+            self._on_lap(self._laps.on_lap(channel, element, self._monotonic_ms(), self._writers))
         else:
             assert isinstance(element, End) and channel not in self._ended
             self._ended.add(channel)
@@ -352,9 +352,20 @@ class InnerSubtask(Subtask):
 
     def _advance(self, outcome: object) -> None:
         if isinstance(outcome, Advanced):
-            self.operators[0].on_watermark(outcome.at_ms)
+            if outcome.at_ms == MAX_WATERMARK_MS and self._laps is not None and self._laps.holds_time:
+                self._time_held = True      # records may still leave the loop
+            else:
+                self.operators[0].on_watermark(outcome.at_ms)
         elif outcome is not None:
             self.operators[0].on_idle()
+
+    def _on_lap(self, outcome: LoopQuiet | LoopEnded | None) -> None:
+        if isinstance(outcome, LoopQuiet) and self._time_held:
+            self._time_held = False
+            self.operators[0].on_watermark(MAX_WATERMARK_MS)
+        elif isinstance(outcome, LoopEnded):
+            self.operators[0].on_end()
+            self._on_done(self)
 
     # Snapshots.
 

@@ -162,19 +162,25 @@ def test_a_loop_in_the_body_of_another_that_leads_out_is_not_in_it() -> None:
     assert members(pipeline) == {"outer": ["again"], "inner": ["a"]}
 
 
-def test_a_loop_of_an_outside_stream_is_in_the_loop_that_it_gets_records_from() -> None:
+def test_a_loop_of_an_outside_stream_begins_with_the_loop_that_it_gets_records_from() -> None:
     """The way of an outer record back to its head goes through the feedback of the inner loop alone."""
-    pipeline = Pipeline()
-    other = records(pipeline, "other")
+    def build(*, begin_with_both: bool) -> Pipeline:
+        pipeline = Pipeline()
+        other = records(pipeline, "other")
 
-    def outer(stream: Stream) -> tuple[Stream, Stream]:
-        def inner(others: Stream) -> tuple[Stream, Stream]:
-            return passed_on(others.union(stream), "mix"), others
-        mixed = other.iterate("inner", inner)
-        return passed_on(mixed, "again"), mixed
+        def outer(stream: Stream) -> tuple[Stream, Stream]:
+            def inner(others: Stream) -> tuple[Stream, Stream]:
+                return passed_on(others.union(stream), "mix"), others
+            mixed = (other.union(stream) if begin_with_both else other).iterate("inner", inner)
+            return passed_on(mixed, "again"), mixed
 
-    records(pipeline, "in").iterate("outer", outer).to("out", Nowhere())
-    assert members(pipeline) == {"outer": ["inner", "mix", "inner-feedback", "again"], "inner": ["mix"]}
+        records(pipeline, "in").iterate("outer", outer).to("out", Nowhere())
+        return pipeline
+
+    assert members(build(begin_with_both=True)) == {"outer": ["inner", "mix", "inner-feedback", "again"],
+                                                    "inner": ["mix"]}
+    with pytest.raises(GraphError, match="'inner' gets records of the loop 'outer' inside its body"):
+        build(begin_with_both=False).build()
 
 
 # ----------------------------------------------------------------------------------------------- what is refused

@@ -314,7 +314,8 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     return pipeline
 
 
-def grow(draw: st.DrawFn, streams: list[Stream], prefix: str, *, steps: int, depth: int) -> None:
+def grow(draw: st.DrawFn, streams: list[Stream], prefix: str, *, steps: int, depth: int,
+         around: Stream | None = None) -> None:
     """Adds operators. What is made in a loop's body may be used outside of it, too."""
     kinds = ["filter", "count", "union", "connect", "broadcast", "rebalance", "side", *["loop"] * (2 * depth)]
     for index in range(steps):
@@ -341,12 +342,13 @@ def grow(draw: st.DrawFn, streams: list[Stream], prefix: str, *, steps: int, dep
                 streams += [counted, counted.side_output("side")]
             case "loop":
                 body = partial(grow_body, draw, streams, name, depth=depth - 1)
-                streams.append(one.iterate(name, body, parallelism=parallelism))
+                begin = one if around is None else one.union(around)
+                streams.append(begin.iterate(name, body, parallelism=parallelism))
 
 
 def grow_body(draw: st.DrawFn, streams: list[Stream], loop: str, stream: Stream, *, depth: int) -> tuple[Stream, Stream]:
     streams.append(stream)
-    grow(draw, streams, f"{loop}.", steps=draw(st.integers(0, 3)), depth=depth)
+    grow(draw, streams, f"{loop}.", steps=draw(st.integers(0, 3)), depth=depth, around=stream)
     made = streams[streams.index(stream):]
     returning = passed_on(stream.union(draw(st.sampled_from(made))), f"{loop} back", draw(st.sampled_from([None, 1, 2])))
     return returning, draw(st.sampled_from([returning, *made]))

@@ -9,18 +9,33 @@ from dataclasses import dataclass, field
 import pytest
 
 from tidegate.protocol.ids import ChannelId, SubtaskId
-from tidegate.protocol.iteration import LapOrigin, LapRelay, LoopEnded, SendLap
+from tidegate.protocol.iteration import LapOrigin, LapRelay, LoopEnded, LoopQuiet, SendLap
 
 A, B, F = (ChannelId(edge, 0, 0) for edge in range(3))
 
 
-def test_a_loop_that_nothing_comes_back_on_ends_with_its_third_lap() -> None:
+def test_a_loop_that_nothing_comes_back_on_is_quiet_at_its_third_lap_and_ends_when_it_is_again() -> None:
     head = LapOrigin()
     assert head.on_input_ended() == SendLap(1, True)
     assert head.on_lap(1, True) == SendLap(2, False), "it asks"
     assert head.on_lap(2, False) == SendLap(3, False), "it tells what was answered"
-    assert head.on_lap(3, False) == LoopEnded()
+    assert head.on_lap(3, False) == LoopQuiet(SendLap(4, True)), "the end of time may have set off timers"
+    assert head.on_lap(4, True) == SendLap(5, True)
+    assert not head.ended
+    assert head.on_lap(5, True) == SendLap(6, False)
+    assert head.on_lap(6, False) == SendLap(7, False)
+    assert head.on_lap(7, False) == LoopEnded()
     assert head.ended
+
+
+def test_what_timers_made_at_the_end_of_time_keeps_the_loop_going() -> None:
+    head = LapOrigin()
+    head.on_input_ended()
+    assert [head.on_lap(number, False) for number in (1, 2, 3)][-1] == LoopQuiet(SendLap(4, True))
+    assert head.on_lap(4, True) == SendLap(5, True)
+    head.on_feedback_records()
+    assert [head.on_lap(number, True) for number in (5, 6, 7)] == [SendLap(6, True), SendLap(7, True), SendLap(8, False)]
+    assert [head.on_lap(number, False) for number in (8, 9)] == [SendLap(9, False), LoopEnded()]
 
 
 def test_records_that_came_back_since_the_last_lap_keep_the_loop_going() -> None:
@@ -39,7 +54,7 @@ def test_the_more_loops_are_inside_the_longer_it_takes_to_tell() -> None:
     head = LapOrigin(depth=3)
     head.on_input_ended()
     assert [head.on_lap(number, False) for number in range(1, 6)] == [
-        *(SendLap(number, False) for number in range(2, 6)), LoopEnded()]
+        *(SendLap(number, False) for number in range(2, 6)), LoopQuiet(SendLap(6, True))]
 
 
 def test_a_subtask_forwards_a_lap_that_came_on_all_its_channels() -> None:
@@ -96,8 +111,8 @@ def test_what_can_not_be_is_a_bug() -> None:
         LapOrigin().on_lap(2, True)
     head = LapOrigin()
     head.on_input_ended()
-    for number in (1, 2, 3):
-        head.on_lap(number, False)
+    for number in range(1, 8):
+        head.on_lap(number, number in (4, 5))
     with pytest.raises(AssertionError, match="there were none"):
         head.on_feedback_records()
 
@@ -121,6 +136,11 @@ class End:
 
 
 @dataclass(frozen=True)
+class EndOfTime:
+    pass
+
+
+@dataclass(frozen=True)
 class Edge:
     id: int
     up: int
@@ -134,6 +154,7 @@ class Node:
     inputs: dict[ChannelId, Edge] = field(default_factory=dict)
     laps: LapOrigin | LapRelay | None = None          # None: outside the loop
     open_outside: set[ChannelId] = field(default_factory=set)
+    timed: set[ChannelId] = field(default_factory=set)      # on which the end of time came, or the end
 
 
 class Loop:
@@ -222,10 +243,21 @@ class Loop:
                 down = self.random.randrange(self.parallelism) if edge.to_all else one.subtask
                 self.queues[ChannelId(edge.id, one.subtask, down)].append(Record(way_left))
 
-    def send(self, one: SubtaskId, element: Lap | End) -> None:
+    def send(self, one: SubtaskId, element: Lap | End | EndOfTime) -> None:
         for channel, queue in self.queues.items():
-            if channel.upstream == one.subtask and self.edges[channel.edge].up == one.vertex:
+            edge = self.edges[channel.edge]
+            returns = edge.feedback and isinstance(element, EndOfTime)
+            if channel.upstream == one.subtask and edge.up == one.vertex and not returns:
                 queue.append(element)
+
+    def end_time(self, one: SubtaskId, channel: ChannelId) -> None:
+        """When it has come on all regular channels, timers fire and it goes on."""
+        node = self.nodes[one]
+        node.timed.add(channel)
+        if node.timed == {each for each, edge in node.inputs.items() if not edge.feedback} and one.vertex != self.head:
+            if self.random.random() < 0.3:
+                self.send_records(one, self.random.randint(1, 25))
+            self.send(one, EndOfTime())
 
     def take(self, channel: ChannelId) -> None:
         edge, element = self.edges[channel.edge], self.queues[channel].popleft()
@@ -238,7 +270,10 @@ class Loop:
                     laps.on_feedback_records()
                 if way_left:
                     self.send_records(one, way_left - 1)
+            case EndOfTime():
+                self.end_time(one, channel)
             case End():
+                self.end_time(one, channel)
                 self.nodes[one].open_outside.remove(channel)
                 if not self.nodes[one].open_outside:
                     self.follow(one, laps.on_input_ended() if isinstance(laps, LapOrigin) else laps.on_outside_ended())
@@ -248,9 +283,12 @@ class Loop:
                 assert isinstance(laps, LapRelay)
                 self.follow(one, laps.on_lap(channel, number, active))
 
-    def follow(self, one: SubtaskId, effect: SendLap | LoopEnded | None) -> None:
+    def follow(self, one: SubtaskId, effect: SendLap | LoopQuiet | LoopEnded | None) -> None:
         if isinstance(effect, SendLap):
             self.send(one, Lap(effect.number, effect.active))
+        elif isinstance(effect, LoopQuiet):
+            self.send(one, EndOfTime())
+            self.send(one, Lap(effect.lap.number, effect.lap.active))
         elif isinstance(effect, LoopEnded):
             self.check_nothing_can_come_to(one)
 

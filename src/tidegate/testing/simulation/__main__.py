@@ -2,6 +2,7 @@
 
     --seeds 2000            seeds 0 … 1999 (with --from 500: 500 … 2499)
     --seed 17 --trace       one seed, with all that happened
+    --mode unaligned        always this alignment; --job "random loops" always this job
     --mutant "no alignment" with an engine that is broken in this way: shows that it is noticed
 
 A failing seed's story is printed with the command that runs it again; the exit code says whether there was one.
@@ -15,10 +16,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 from tidegate.testing.simulation.jobs import JOBS
 from tidegate.testing.simulation.mutants import MUTANTS
-from tidegate.testing.simulation.simulation import Outcome, Simulation, SimulationFailed
+from tidegate.testing.simulation.simulation import MODES, Outcome, Simulation, SimulationFailed
 
 SEEDS_PER_TURN = 10
 STORIES_SHOWN = 3
@@ -27,17 +29,38 @@ PROGRESS_EVERY_S = 2.0
 Finding = tuple[int, Outcome | str]      # a seed, and what came of it or its story
 
 
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What is the same for all seeds, where it was given."""
+
+    job: str | None
+    mode: str | None
+    mutant: str | None
+
+    def simulation(self, seed: int) -> Simulation:
+        if self.mutant is not None:
+            return MUTANTS[self.mutant].simulation(seed, self.mode)
+        return Simulation(seed, job=self.job, mode=self.mode)
+
+    def broken(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.mutant is None else MUTANTS[self.mutant].applied()
+
+    def options(self) -> str:
+        given = {"job": self.job, "mode": self.mode, "mutant": self.mutant}
+        return "".join(f" --{name} {value!r}" for name, value in given.items() if value is not None)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.seed is not None:
         return _run_one(options)
     seeds = range(options.first, options.first + options.seeds)
-    turns = [(list(seeds[start:start + SEEDS_PER_TURN]), options.job, options.mutant)
-             for start in range(0, len(seeds), SEEDS_PER_TURN)]
+    scene = Scene(options.job, options.mode, options.mutant)
+    turns = [(list(seeds[start:start + SEEDS_PER_TURN]), scene) for start in range(0, len(seeds), SEEDS_PER_TURN)]
     if options.processes == 1:
-        return _report(map(_run_some, turns), len(seeds), options.mutant)
+        return _report(map(_run_some, turns), len(seeds), scene)
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        return _report(pool.imap_unordered(_run_some, turns), len(seeds), options.mutant)
+        return _report(pool.imap_unordered(_run_some, turns), len(seeds), scene)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,14 +71,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, metavar="K", help="run this one only")
     parser.add_argument("--trace", action="store_true", help="with --seed: print everything that happens")
     parser.add_argument("--job", choices=sorted(JOBS), help="always this job, not one that is drawn")
+    parser.add_argument("--mode", choices=sorted(MODES), help="always this alignment, not one that is drawn")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="break the engine in this way")
     parser.add_argument("--processes", type=int, default=1, metavar="P", help="run so many seeds at the same time")
     return parser
 
 
 def _run_one(options: argparse.Namespace) -> int:
-    with _broken(options.mutant):
-        simulation = _simulation(options.seed, options.job, options.mutant)
+    scene = Scene(options.job, options.mode, options.mutant)
+    with scene.broken():
+        simulation = scene.simulation(options.seed)
         if options.trace:
             simulation.world.trace.listener = print
         try:
@@ -69,27 +94,19 @@ def _run_one(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_some(turn: tuple[list[int], str | None, str | None]) -> list[Finding]:
-    seeds, job, mutant = turn
+def _run_some(turn: tuple[list[int], Scene]) -> list[Finding]:
+    seeds, scene = turn
     found: list[Finding] = []
-    with _broken(mutant):
+    with scene.broken():
         for seed in seeds:
             try:
-                found.append((seed, _simulation(seed, job, mutant).run()))
+                found.append((seed, scene.simulation(seed).run()))
             except SimulationFailed as failure:
                 found.append((seed, str(failure)))
     return found
 
 
-def _simulation(seed: int, job: str | None, mutant: str | None) -> Simulation:
-    return Simulation(seed, job=job) if mutant is None else MUTANTS[mutant].simulation(seed)
-
-
-def _broken(mutant: str | None) -> AbstractContextManager[None]:
-    return nullcontext() if mutant is None else MUTANTS[mutant].applied()
-
-
-def _report(turns: Iterable[list[Finding]], total: int, mutant: str | None) -> int:
+def _report(turns: Iterable[list[Finding]], total: int, scene: Scene) -> int:
     started, told = time.monotonic(), 0.0
     failed: list[int] = []
     runs: list[Outcome] = []
@@ -110,8 +127,7 @@ def _report(turns: Iterable[list[Finding]], total: int, mutant: str | None) -> i
               f"{sum(len(run.faults) for run in runs) / len(runs):.1f} faults")
     if failed:
         print(f"failed: {' '.join(map(str, sorted(failed)))}\n"
-              f"again:  python -m tidegate.testing.simulation --seed {min(failed)} --trace"
-              + ("" if mutant is None else f" --mutant {mutant!r}"))
+              f"again:  python -m tidegate.testing.simulation --seed {min(failed)} --trace{scene.options()}")
     return 1 if failed else 0
 
 

@@ -12,7 +12,9 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+from tidegate.dataflow.in_flight import FEEDBACK
 from tidegate.errors import NotFound
+from tidegate.protocol.coordinator import Ending
 from tidegate.protocol.recovery import Redistribution
 from tidegate.runtime.messages import Complete, Message
 from tidegate.runtime.restoring import restored_rows
@@ -28,17 +30,20 @@ from tidegate.testing.simulation.external import External, Transaction
 from tidegate.testing.simulation.world import World
 from tidegate.types import to_list
 
+IN_FLIGHT = "__in_flight_"
+
 
 class Witness:
     """Watches a run."""
 
-    def __init__(self, world: World, memory: MemoryStore) -> None:
+    def __init__(self, world: World, memory: MemoryStore, *, keeps_in_flight: bool) -> None:
         self.completed: list[tuple[int, int]] = []       # (epoch, attempt) of manifests, in the order of creation
         self.announced: list[tuple[int, int]] = []
         self.announced_us: list[int] = []
         self.origins: list[OriginName] = []
         self._world = world
         self._memory = memory
+        self._keeps_in_flight = keeps_in_flight
         self._written: set[str] = set()
         self._needed: frozenset[str] | None = None
         self._listed: dict[str, frozenset[str]] = {}
@@ -68,9 +73,11 @@ class Witness:
             self.completed.append((manifest.epoch, manifest.attempt))
             # One that a fenced master creates late is dead, and its files may be gone already.
             alive = manifest in live_manifests(self._memory)
-            for file in Manifest.from_bytes(self._memory.files[name], name=name).files():
+            created = Manifest.from_bytes(self._memory.files[name], name=name)
+            for file in created.files():
                 if alive and len(self._memory.files.get(file.name, b"")) != file.bytes:
                     self._world.violate(f"{name} lists {file.name}, which isn't there as it says")
+            self._look_for_records(created)
         if origin is not None:
             self.origins.append(origin)
             behind = [epoch for epoch, attempt in self.announced
@@ -78,6 +85,17 @@ class Witness:
             if behind:
                 self._world.violate(f"attempt {origin.attempt} goes on from epoch {origin.parent_epoch}, though epoch "
                                     f"{max(behind)} was announced before")
+
+    def _look_for_records(self, manifest: Manifest) -> None:
+        """Records under way are in a snapshot only in the modes that say so, and in none that ends the job."""
+        ended = manifest.ending in (Ending.INPUT_ENDED.value, Ending.DRAIN.value)
+        for operator, entry in manifest.operators.items():
+            for piece in entry.pieces:
+                for state, count in piece.item_counts.items():
+                    kept = not ended if state == FEEDBACK else self._keeps_in_flight and manifest.ending is None
+                    if count and state.startswith((FEEDBACK, IN_FLIGHT)) and not kept:
+                        self._world.violate(f"the snapshot of epoch {manifest.epoch} ({manifest.ending}) has {count} "
+                                            f"records in {state} of {operator}")
 
     def _needed_files(self) -> frozenset[str]:
         """What the snapshots of the present lineage list."""

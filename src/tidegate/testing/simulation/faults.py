@@ -9,6 +9,7 @@ through.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -24,9 +25,10 @@ from tidegate.testing.simulation.world import ProcessCrashed, World
 # Occasions, and after how many of them at most the fault strikes.
 OCCASIONS: dict[str, int] = {
     "step": 400, "marker": 40, "upload": 30, "manifest": 6, "read": 30, "claim": 2, "prepare": 10, "commit": 10,
-    "Deploy": 4, "Ready": 4, "Start": 4, "Trigger": 12, "Acknowledge": 30, "Complete": 12, "Abort": 2, "SourceDone": 3,
-    "Done": 1, "delete": 15,
+    "Deploy": 4, "Ready": 4, "Start": 4, "Trigger": 12, "Acknowledge": 30, "Complete": 12, "Abort": 2, "InputEnded": 3,
+    "EndInput": 1, "Done": 1, "delete": 15,
 }
+MOST_MISHAPS = 3        # of one fault of the store
 HOUR_MS = 3_600_000
 HEALED_AFTER_US = 20_000_000
 
@@ -94,6 +96,7 @@ class Faults:
     stage: Stage
     rng: Random
     rates: FaultRates
+    span: float = 1.0            # how long a run is, compared with others
     struck: list[str] = field(default_factory=list)
     healed_us: int | None = None
     flipped: bool = False
@@ -108,7 +111,7 @@ class Faults:
         if self.rates.most_faults:
             kinds = sorted(_KINDS) if self.rates.kinds is None else sorted(self.rates.kinds)
             weights = [_KINDS[kind][1] if self.rates.kinds is None else 1 for kind in kinds]
-            drawn = rng.choices(kinds, weights, k=max(0, rng.randint(-1, self.rates.most_faults)))
+            drawn = rng.choices(kinds, weights, k=max(0, rng.randint(-1, math.ceil(self.rates.most_faults * self.span))))
             self._armed = [self._arm(kind) for kind in drawn]
             self._store_error = rng.choice((0.0, 0.0, self.rates.store_error))
             self._outage = rng.choice((0.0, 0.0, self.rates.outage))
@@ -161,7 +164,7 @@ class Faults:
 
     def _arm(self, kind: str) -> _Armed:
         occasion = self.rng.choice(sorted(OCCASIONS))
-        return _Armed(kind, occasion, self.rng.randint(1, OCCASIONS[occasion]))
+        return _Armed(kind, occasion, self.rng.randint(1, max(1, int(OCCASIONS[occasion] * self.span))))
 
     def _heal(self) -> None:
         if self.healed_us is None:
@@ -226,6 +229,20 @@ class Faults:
             victim.link.down.held_until_us = until_us
         return f"{victim.name}, {way}, for {for_us // 1000} ms"
 
+    def _message_is_lost(self, process: Any) -> str | None:
+        return self._goes_astray(process, "lost")
+
+    def _message_is_doubled(self, process: Any) -> str | None:
+        return self._goes_astray(process, "doubled")
+
+    def _goes_astray(self, process: Any, how: str) -> str | None:
+        """The message at hand, or the next one that gets there."""
+        where = process if isinstance(process, SlotProcess | MasterProcess) else self._victim(process)
+        if where is None or not where.alive:
+            return None
+        where.astray = how
+        return f"{how} on its way to {where.name}"
+
     def _channel_is_cut(self, _: Any) -> str | None:
         found = [(wiring, channel) for wiring in self.stage.living_wirings() for channel in wiring.between_slots()]
         if not found:
@@ -263,7 +280,7 @@ class Faults:
     def _store_fails(self, _: Any) -> str:
         operation = self.rng.choice((None, Operation.WRITE, Operation.WRITE, *Operation))
         fault = self.rng.choice((Fail, LoseReply, Tear))
-        for _turn in range(self.rng.randint(1, 3)):
+        for _turn in range(self.rng.randint(1, MOST_MISHAPS)):
             self._mishaps.append((operation, "", Mishap(fault=fault, part=self.rng.random())))
         return f"{fault.__name__}, {'any' if operation is None else operation.value}"
 
@@ -293,6 +310,8 @@ _KINDS: dict[str, tuple[Callable[[Faults, Any], str | None], int]] = {
     "background stalls": (Faults._background_stalls, 3),
     "link hangs": (Faults._link_hangs, 3),
     "channel is cut": (Faults._channel_is_cut, 1),
+    "message is lost": (Faults._message_is_lost, 2),
+    "message is doubled": (Faults._message_is_doubled, 2),
     "function raises": (Faults._function_raises, 2),
     "master dies": (Faults._master_dies, 2),
     "master is taken over": (Faults._master_is_taken_over, 2),

@@ -20,6 +20,8 @@ from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProces
 from tidegate.dataflow.stream import Pipeline
 from tidegate.state import descriptors as state
 from tidegate.testing.simulation.faults import Trip
+from tidegate.testing.simulation.loops import Bills, Components, NestedLoops, Retries
+from tidegate.testing.simulation.random_graphs import RandomGraph, RandomLoops
 from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf, expect_order, expect_rows
 from tidegate.types import parse_schema
 
@@ -76,13 +78,16 @@ class RunningSums(SimulatedJob):
         else:
             sums.to("out", site.sink(), parallelism=site.parallelism("sum"))
 
-    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         totals: Counter[Row] = Counter()
         expected = []
         for row in self._rows:
             if row[-1] % 7 != 3:
                 totals[row[:-1]] += row[-1]
                 expected.append((*row, totals[row[:-1]]))
+        if not exact:
+            expect_rows("numbers", [row[:-1] for row in rows("out")], [row[:-1] for row in expected], exact=False)
+            return
         expect_rows("running sums", rows("out"), expected)
         expect_order("running sums", rows("out"), expected, lambda row: row[0])
         expect_rows("the state of the sums", state_of("sum", "total"),
@@ -164,17 +169,21 @@ class Windows(SimulatedJob):
                      returns="key long, at long, n long, best long, spread long, recent long")
             .key_by("key").to("out", site.sink(), parallelism=site.parallelism("out")))
 
-    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         out = rows("out")
         records, windows = self._expected()
-        expect_rows("records", [row for row in out if row[1] == 0], records)
-        expect_order("records", [row for row in out if row[1] == 0], records, lambda row: row[0])
         found: Counter[tuple[int, int]] = Counter()
         fired = [row for row in out if row[1] != 0]
         for key, at, total, *_ in fired:
             found[key, at] += total
-        expect_rows("window sums", found.items(), windows.items())
-        if self._splits == 1:
+        if exact:
+            expect_rows("records", [row for row in out if row[1] == 0], records)
+            expect_order("records", [row for row in out if row[1] == 0], records, lambda row: row[0])
+            expect_rows("window sums", found.items(), windows.items())
+        else:
+            expect_rows("records", [row[:3] for row in out if row[1] == 0], [row[:3] for row in records], exact=False)
+            expect_rows("windows", found.elements(), windows.elements(), exact=False)
+        if exact and self._splits == 1:
             assert len(fired) == len(found), f"a window fired twice though nothing was late: {fired}"
             expect_order("windows", fired, sorted(fired, key=lambda row: row[1]), lambda row: row[0])
         assert not state_of("windows", "sums") and not state_of("windows", "__event_timers"), "all windows are closed"
@@ -245,15 +254,16 @@ class Pairs(SimulatedJob):
                      parallelism=site.parallelism("pair"))
             .to("out", site.sink(), parallelism=site.parallelism("out")))
 
-    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         rights = {number: r for number, _, r in self._right}
         lefts = {number for _, number, _ in self._left}
         expect_rows("pairs", rows("out"),
-                    [(key, number, left, rights[number]) for key, number, left in self._left if number in rights])
+                    [(key, number, left, rights[number]) for key, number, left in self._left if number in rights],
+                    exact=exact)
         expect_rows("halves of the left", [item for _, held in state_of("pair", "lefts") for item in held],
-                    lefts - rights.keys())
+                    lefts - rights.keys(), exact=exact)
         expect_rows("halves of the right", [item for _, held in state_of("pair", "rights") for item in held],
-                    rights.keys() - lefts)
+                    rights.keys() - lefts, exact=exact)
 
 
 # -------------------------------------------------------------------------------------------------------- rules
@@ -297,20 +307,22 @@ class Rules(SimulatedJob):
             parallelism=site.parallelism("apply"))
         applied.to("out", site.sink(), parallelism=site.parallelism("apply"))
 
-    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         out = rows("out")
         counts: Counter[int] = Counter()
         expected = []
         for key, number in self._rows:
             counts[key] += 1
             expected.append((key, number, counts[key]))
-        expect_rows("events", [row[:3] for row in out], expected)
-        expect_order("events", [row[:3] for row in out], expected, lambda row: row[0])
+        expect_rows("events", [row[:2] for row in out], [row[:2] for row in expected], exact=exact)
+        if exact:
+            expect_rows("counted events", [row[:3] for row in out], expected)
+            expect_order("events", [row[:3] for row in out], expected, lambda row: row[0])
         latest: dict[int, int] = {}
         for key, _, _, rules, value in out:
             first = sum(worth for _, worth in self._rules[:rules])
             assert value == first, f"key {key} saw rules worth {value}, not the first {rules} of them, {first}"
-            assert rules >= latest.get(key, 0), f"key {key} saw {latest[key]} rules and then {rules}"
+            assert rules >= latest.get(key, 0) or not exact, f"key {key} saw {latest[key]} rules and then {rules}"
             latest[key] = rules
         expect_rows("the rules in the state", [(rule["key"], rule["value"]) for rule in state_of("apply", "rules")],
                     self._rules)
@@ -327,8 +339,9 @@ class _Deal(Process):
     lanes = state.operator_list("struct<lane:long,n:long>", redistribute="union")
     marks = state.operator_list("long", redistribute="union")
 
-    def __init__(self, trip: Trip) -> None:
+    def __init__(self, trip: Trip, *, exact: bool) -> None:
         self._trip = trip
+        self._exact = exact
 
     def open(self, ctx: Any) -> None:
         mine: Counter[int] = Counter()
@@ -336,7 +349,7 @@ class _Deal(Process):
             if entry["lane"] % ctx.parallelism == ctx.subtask:
                 mine[entry["lane"]] += entry["n"]
         self.lanes.replace({"lane": lane, "n": n} for lane, n in sorted(mine.items()))
-        assert len(set(self.marks)) == len(self.marks), "union state has grown by itself"
+        assert not self._exact or len(set(self.marks)) == len(self.marks), "union state has grown by itself"
 
     def process(self, record: Any, ctx: Any) -> Iterable[Row]:
         self._trip.at(record)
@@ -364,19 +377,19 @@ class Hands(SimulatedJob):
     def build(self, pipeline: Pipeline, site: Site) -> None:
         (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
             .rebalance()
-            .process("deal", _Deal(site.trip), returns="id long", parallelism=site.parallelism("deal"))
+            .process("deal", _Deal(site.trip, exact=site.exact), returns="id long", parallelism=site.parallelism("deal"))
             .to("out", site.sink(), parallelism=site.parallelism("out")))
 
-    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         held = state_of("deal", "waiting")
-        expect_rows("ids", [row[0] for row in rows("out")] + held, [number for number, _ in self._rows])
+        expect_rows("ids", [row[0] for row in rows("out")] + held, [number for number, _ in self._rows], exact=exact)
         counts: Counter[int] = Counter()
         for entry in state_of("deal", "lanes"):
             counts[entry["item"]["lane"]] += entry["item"]["n"]
-        expect_rows("lanes", counts.items(), Counter(lane for _, lane in self._rows).items())
+        expect_rows("lanes", counts.elements(), [lane for _, lane in self._rows], exact=exact)
         # Every subtask has written all that it was given at the last restore: copies, told by their ids.
         expect_rows("marks", {entry["id"]: entry["item"] for entry in state_of("deal", "marks")}.values(),
-                    [number for number, _ in self._rows if number % 8 == 0])
+                    [number for number, _ in self._rows if number % 8 == 0], exact=exact)
 
 
 # -------------------------------------------------------------------------------------------------------- sides
@@ -426,18 +439,21 @@ class Sides(SimulatedJob):
             _upper, returns="n long, word string", parallelism=site.parallelism("upper")).to("thirds", site.sink())
         sorted_out.to("seen", CollectSink())
 
-    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf) -> None:
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         numbers = self._numbers()
-        expect_rows("rest", rows("rest"), [(n, -n) for n in numbers if n % 3])
-        expect_rows("thirds", rows("thirds"), [(n, "THIRD") for n in numbers if n % 3 == 0])
+        expect_rows("rest", rows("rest"), [(n, -n) for n in numbers if n % 3], exact=exact)
+        expect_rows("thirds", rows("thirds"), [(n, "THIRD") for n in numbers if n % 3 == 0], exact=exact)
 
-    def check_delivered(self, delivered: Mapping[str, list[str]]) -> None:
+    def check_delivered(self, delivered: Mapping[str, list[str]], *, exact: bool) -> None:
         expected = [n for n in self._numbers() if n % 3]
-        expect_rows("seen by the driver", [row[0] for row in delivered_rows(delivered.get("seen", []))], expected)
+        expect_rows("seen by the driver", [row[0] for row in delivered_rows(delivered.get("seen", []))], expected,
+                    exact=exact)
 
     def _numbers(self) -> list[int]:
         half = len(self._rows) // 2
         return [n for (n,) in self._rows] + [n + 1000 for (n,) in self._rows[half:]]
 
 
-JOBS: dict[str, type[Any]] = {job.name: job for job in (RunningSums, Windows, Pairs, Rules, Hands, Sides)}
+ACYCLIC = (RunningSums, Windows, Pairs, Rules, Hands, Sides, RandomGraph)
+CYCLIC = (Retries, Components, NestedLoops, Bills, RandomLoops)
+JOBS: dict[str, type[Any]] = {job.name: job for job in (*ACYCLIC, *CYCLIC)}

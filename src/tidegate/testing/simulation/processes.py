@@ -32,6 +32,13 @@ BOOT_US = 3_000
 STAGE_ABORTED_US = 60_000       # how long Spark takes to notice that one of the tasks is gone
 CANCELLED_US = 20_000
 
+# Messages that may get lost without any harm (row 6): the epoch isn't completed, or the next one makes up for it. The
+# loss of any other one is the loss of its link.
+MISSED = frozenset({"Trigger", "Acknowledge", "Decline", "Abort", "Complete", "Heartbeat"})
+# Those that may come twice. A link doesn't repeat what it carries; a peer that isn't sure may.
+REPEATABLE = frozenset({"Trigger", "EndInput", "Acknowledge", "Decline", "Abort", "Complete", "InputEnded", "Heartbeat",
+                        "Done"})
+
 # What may be reported as the cause of a failure. Anything else is a bug: above all a failed assertion.
 KNOWN_FAILURES = ("ProtocolError", "StoreError", "NotFound", "AlreadyExists", "CorruptFile", "CommitError",
                   "HandshakeError", "FencedOff")
@@ -60,6 +67,7 @@ class _Process:
         self.alive = True
         self.crashed = False
         self.frozen_until_us = 0
+        self.astray: str | None = None      # what is to happen to the next message: it is "lost" or "doubled"
         self._surroundings = surroundings
         self._world = surroundings.world
         self._wake_us: int | None = None
@@ -88,6 +96,20 @@ class _Process:
             self._turn()
         except ProcessCrashed:
             assert self.crashed
+
+    def _astray(self, message: Message) -> str | None:
+        """What happens to a message: "lost", "doubled", or "cut" where the link breaks with it, since nobody would miss
+        the message. None: it is fine, as nearly always."""
+        how, self.astray = self.astray, None
+        kind = type(message).__name__
+        if how == "lost":
+            missed = kind in MISSED and getattr(message, "ending", None) is None
+            how = "lost" if missed else "cut"
+        elif how == "doubled" and kind not in REPEATABLE:
+            how = None
+        if how is not None:
+            self._world.tell(f"{self.name}: {kind} is {how}")
+        return how
 
     def _turn(self) -> None:
         raise AssertionError("a process is a slot's or a master's")
@@ -169,6 +191,14 @@ class SlotProcess(_Process):
         self._surroundings.note(kind, self)
         if not self.alive:
             return False
+        astray = self._astray(message)
+        if astray == "lost":
+            return True
+        if astray == "cut":
+            self.end()
+            return False
+        if astray == "doubled":
+            self._inbox.appendleft(wire)
         if isinstance(message, Deploy):
             self._restoring = Coroutine(self._surroundings.coroutines, lambda: self.slot.on_message(message))
             self._restore(self._restoring)
@@ -350,8 +380,18 @@ class MasterProcess(_Process):
         if kind != "Heartbeat":
             self._world.tell(f"{self.name}: gets {kind} {getattr(message, 'epoch', '')} from {link.slot.name}")
         self._surroundings.note(kind, self)
-        if self.alive:
-            self.master.on_message(link.slot.index, message)
+        if not self.alive:
+            return
+        match self._astray(message):
+            case "lost":
+                return
+            case "cut":
+                link.down.close()
+                self._inbox.appendleft((link, None))
+                return
+            case "doubled":
+                self._inbox.appendleft((link, wire))
+        self.master.on_message(link.slot.index, message)
 
     def _tick_later(self) -> None:
         self._world.after(self._world.delay_us("cpu", TICK_US), self._tick)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Any
 
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.plan import Plan
@@ -27,7 +28,7 @@ from tidegate.store.opening import forget_memory_store
 from tidegate.testing.simulation.background import Coroutines, heap_that_gives_way
 from tidegate.testing.simulation.checks import FinalState, Witness, check_outside, check_savepoint, check_store
 from tidegate.testing.simulation.external import External
-from tidegate.testing.simulation.faults import FaultRates, Faults, Trip
+from tidegate.testing.simulation.faults import MOST_MISHAPS, FaultRates, Faults, Trip
 from tidegate.testing.simulation.jobs import JOBS
 from tidegate.testing.simulation.network import Wiring
 from tidegate.testing.simulation.processes import MasterProcess, SlotProcess
@@ -40,6 +41,19 @@ MOST_EVENTS = 300_000
 SNAPSHOT_AFTER_HEALING_US = 20_000_000      # the promise is 60 s, but time-outs here are shorter than by default
 DRIVER_RESTART_US = 10_000
 MOST_SLOTS = 4
+
+
+# How the settings say which alignment it is. All but at_least_once count every record once.
+MODES: dict[str, Callable[[Random], dict[str, Any]]] = {
+    "exactly_once": lambda rng: {},
+    "at_least_once": lambda rng: {"mode": "at_least_once"},
+    "unaligned": lambda rng: {"mode": "unaligned"},
+    "alignment_timeout": lambda rng: {"alignment_timeout": rng.choice((1, 2, 5))},
+    "chandy_lamport": lambda rng: {"experimental_protocol": "chandy_lamport"},
+    "stop_the_world": lambda rng: {"experimental_protocol": "stop_the_world"},
+}
+# A third of the seeds have a job that is written down, a third a random graph, a third a random graph with loops.
+DRAWN_JOBS = (*sorted(JOBS), *["random graph", "random loops"] * 4)
 
 
 class SimulationFailed(AssertionError):
@@ -68,27 +82,31 @@ class Outcome:
 
 
 class Simulation:
-    """`job` and `rates` are drawn from the seed or the default unless given."""
+    """`job`, `mode` and `rates` are drawn from the seed or the default unless given."""
 
-    def __init__(self, seed: int, *, job: str | None = None, rates: FaultRates | None = None) -> None:
+    def __init__(self, seed: int, *, job: str | None = None, mode: str | None = None,
+                 rates: FaultRates | None = None) -> None:
         self.seed = seed
         self.world = World(seed)
         self.coroutines = Coroutines()
         self.trip = Trip()
         self.shared = SharedMemory()
-        self.witness = Witness(self.world, self.shared.memory)
         rng = self._rng = Random(f"scenario {seed}")
-        drawn = rng.choice(sorted(JOBS))
+        drawn, drawn_mode = rng.choice(DRAWN_JOBS), rng.choice(sorted(MODES))
+        self.mode = mode or drawn_mode
+        self.exact = self.mode != "at_least_once"
         self.job: SimulatedJob = JOBS[job or drawn](rng)
-        self.settings = _settings(rng)
+        self.settings = _settings(rng, self.mode)
+        self.witness = Witness(self.world, self.shared.memory,
+                               keeps_in_flight=self.settings.snapshots.keeps_in_flight)
         self.channel_elements = rng.choice((1, 3, 16))
-        self.interruptions = _interruptions(rng, can_drain=self.job.can_drain)
+        self.interruptions = _interruptions(rng, self.job)
         self.masters: list[MasterProcess] = []
         self.savepoints: list[SavepointOrder] = []
         self.finished = False
-        self.faults = Faults(self, self.world.rng, rates or FaultRates())
+        self.faults = Faults(self, self.world.rng, rates or FaultRates(), span=self.job.span)
         self.external = External(self.world, outage=self.faults.outage, before_commit=self.witness.before_commit)
-        self._slots = rng.randint(1, MOST_SLOTS)
+        self._slots = rng.randint(1, self.job.most_slots)
         self._site = self._new_site(self._slots)
         self._interruption: Interruption | None = None      # that is asked for and has not happened yet
         self._starting = 0                                  # masters that are about to start
@@ -117,11 +135,12 @@ class Simulation:
         """What went wrong, in which run, after what."""
         return "\n".join((
             what,
-            f"seed {self.seed}, job {self.job.name!r}, {self._slots} slots, {self.settings}",
+            f"seed {self.seed}, job {self.job.name!r}, mode {self.mode}, {self._slots} slots, {self.settings}",
             f"interruptions: {self.interruptions}",
             "faults:", *(f"  {fault}" for fault in self.faults.struck),
             f"the last of {self.world.trace.count} lines:", *(f"  {line}" for line in self.world.trace.last_lines),
-            f"again: python -m tidegate.testing.simulation --seed {self.seed}",
+            f"again: python -m tidegate.testing.simulation --seed {self.seed} "
+            f"--job {self.job.name!r} --mode {self.mode}",
         ))
 
     def _begin(self) -> None:
@@ -129,9 +148,9 @@ class Simulation:
         if self.interruptions:
             self.world.after(self.interruptions[0].after_us, self._interrupt)
         for _ in range(self._rng.randrange(3)):
-            self.world.after(self._rng.randrange(150_000), self._ask_snapshot)
+            self.world.after(self._rng.randrange(int(150_000 * self.job.span)), self._ask_snapshot)
         for number in range(self._rng.randrange(3)):
-            self.world.after(self._rng.randrange(150_000), partial(self._ask_savepoint, number))
+            self.world.after(self._rng.randrange(int(150_000 * self.job.span)), partial(self._ask_savepoint, number))
 
     def _until(self, reached: Callable[[], bool]) -> None:
         world = self.world
@@ -148,15 +167,16 @@ class Simulation:
                 world.violate("no snapshot was completed for long after everything was healed")
 
     def _check_end(self) -> None:
-        most = self.settings.snapshots.retain + 1 + len(self.faults.struck)
+        most = self.settings.snapshots.retain + 1 + MOST_MISHAPS * len(self.faults.struck)
         manifest = check_store(self.shared.memory, retain=most)
         assert not self.witness.announced or manifest.epoch >= max(self.witness.announced)[0]
         for order in self.savepoints:
             check_savepoint(order)
         check_outside(self.external, attempts=self._attempts())
-        self.job.check(self.external.rows, FinalState(manifest, self.shared.memory, self._rng))
+        self.job.check(self.external.rows, FinalState(manifest, self.shared.memory, self._rng),
+                       exact=self.exact)
         if len(self.masters) == 1:
-            self.job.check_delivered(self.masters[0].master.delivered)
+            self.job.check_delivered(self.masters[0].master.delivered, exact=self.exact)
 
     def _tear_down(self) -> None:
         for slot in [slot for master in self.masters for deployment in master.deployments for slot in deployment.slots]:
@@ -244,7 +264,8 @@ class Simulation:
             self.masters[-1].request(lambda master: master.savepoint(order))
 
     def _new_site(self, slots: int) -> Site:
-        return Site(world=self.world, external=self.external, trip=self.trip, slots=slots, rng=self._rng)
+        return Site(world=self.world, external=self.external, trip=self.trip, slots=slots, exact=self.exact,
+                    rng=self._rng)
 
     def _plan(self, site: Site) -> Plan:
         pipeline = Pipeline()
@@ -289,20 +310,22 @@ class Simulation:
         return [master for master in self.masters if master.alive]
 
 
-def _settings(rng: Random) -> JobSettings:
+def _settings(rng: Random, mode: str) -> JobSettings:
     return JobSettings(
         name="simulated",
         snapshots=Snapshots(
             to="memory://simulation", every=rng.choice((3, 6, 15)), min_pause=rng.choice((0, 0, 4)),
-            timeout=rng.choice((30, 100, 1000)), tolerable_failures=rng.choice((0, 2, 5, 9)), retain=rng.randint(1, 3)),
+            timeout=rng.choice((30, 100, 1000)), tolerable_failures=rng.choice((0, 2, 5, 9)), retain=rng.randint(1, 3),
+            **MODES[mode](rng)),
         restart=FixedDelay(attempts=1000, delay_ms=rng.choice((0, 5, 40))),
         tuning=Tuning(
             max_batch_rows=rng.randint(1, 7), linger_ms=rng.randrange(3), key_group_count=rng.randint(MOST_SLOTS, 16),
-            chaining=rng.random() < 0.7, heartbeat_ms=20, heartbeat_timeout_ms=150, deploy_timeout_ms=1000))
+            chaining=rng.random() < 0.7, heartbeat_ms=20, heartbeat_timeout_ms=150, deploy_timeout_ms=1000,
+            loop_memory_bytes=rng.choice((0, 200, 1 << 20))))
 
 
-def _interruptions(rng: Random, *, can_drain: bool) -> list[Interruption]:
+def _interruptions(rng: Random, job: SimulatedJob) -> list[Interruption]:
     count = rng.choice((0, 0, 0, 1, 1, 2))
-    ways = ("stop", "stop", "drain", "cancel") if can_drain else ("stop", "stop", "cancel")
-    return [Interruption(rng.randrange(10_000, 150_000), rng.choice(ways), rng.randint(1, MOST_SLOTS))
+    ways = ("stop", "stop", "drain", "cancel") if job.can_drain else ("stop", "stop", "cancel")
+    return [Interruption(int(rng.randrange(10_000, 150_000) * job.span), rng.choice(ways), rng.randint(1, job.most_slots))
             for _ in range(count)]

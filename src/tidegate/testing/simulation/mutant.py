@@ -1,0 +1,47 @@
+"""What a mutant is: an engine that breaks one rule, as somebody did before (FAULTS.md). The simulation must notice.
+
+    with MUTANTS["no alignment"].applied():
+        Simulation(seed).run()          # raises SimulationFailed, for one of the first seeds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.testing.simulation.faults import FaultRates
+from tidegate.testing.simulation.simulation import Simulation
+
+# For mutants that only show after a restore: more of what leads to one.
+RESTORES = FaultRates(kinds=("slot dies", "function raises", "dies at the store", "master dies"), most_faults=12)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`patches` are (owner, attribute, what to put there, given what was there). `row` is that of FAULTS.md.
+
+    `modes` are those in which it must be noticed. In the others it breaks nothing that they promise.
+    """
+
+    name: str
+    why: str
+    patches: tuple[tuple[Any, str, Callable[[Any], Any]], ...]
+    row: int | None = None
+    rates: FaultRates | None = None
+    job: str | None = None
+    modes: tuple[str, ...] = ("exactly_once",)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for owner, attribute, mutate in self.patches:
+                original = owner.__dict__[attribute]
+                stack.callback(setattr, owner, attribute, original)
+                setattr(owner, attribute, mutate(original))
+            yield
+
+    def simulation(self, seed: int, mode: str | None = None) -> Simulation:
+        """One that may show it. To be run while the mutant is applied."""
+        return Simulation(seed, job=self.job, mode=mode or self.modes[0], rates=self.rates)

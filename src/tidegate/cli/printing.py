@@ -53,6 +53,11 @@ def print_description(found: Json) -> None:
                 f"{', ended: ' + found['ending'] if found['ending'] else ''}"),
            Text(f"{found['files']} files, {decimal(found['bytes'])}, {found['key_group_count']} key-groups, in "
                 f"{found['folder']}"))
+    stats = found["stats"]
+    if "alignment_ms" in stats:
+        _print(Text(f"longest in a subtask: alignment {stats['alignment_ms']:.1f} ms, pause {stats['pause_ms']:.1f} ms, "
+                    f"writing {stats['write_ms']:.1f} ms; in flight {decimal(stats['in_flight_bytes'])}, feedback "
+                    f"{decimal(stats['feedback_bytes'])}"))
     if found["restored_from"]:
         _print(Text(f"began with the state of {found['restored_from']['path']}"))
     for name, operator in found["operators"].items():

@@ -445,7 +445,8 @@ class Master:
         return Manifest(job=self._settings.name, epoch=epoch, attempt=self.attempt, created_ms=self._clock.now_ms(),
                         key_group_count=self._plan.key_group_count, ending=report.ending, operators=operators,
                         restored_from=self._begun.origin,
-                        stats={"triggered_ms": report.triggered_ms, "bytes": report.bytes, "subtasks": report.subtasks})
+                        stats={"triggered_ms": report.triggered_ms, "bytes": report.bytes, **report.measured,
+                               "subtasks": report.subtasks})
 
     def _manifest_created(self, attempt: int, manifest: Manifest, _: None, error: BaseException | None) -> None:
         if attempt != self.attempt or self._gone_by_ms is not None or self.status.terminal:

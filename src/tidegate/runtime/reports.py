@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -49,11 +50,28 @@ class EpochReport:
     completed_ms: int | None = None
     aborted: str | None = None
     bytes: int = 0
-    subtasks: dict[str, dict[str, Any]] = field(default_factory=dict)    # pause, alignment and write times
+    subtasks: dict[str, dict[str, Any]] = field(default_factory=dict)    # what each of them measured
 
     @property
     def duration_ms(self) -> int | None:
+        """From the trigger at the sources to the manifest."""
         return None if self.completed_ms is None else self.completed_ms - self.triggered_ms
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        return measured(self.subtasks)
+
+
+# How long channels were blocked (alignment), the loop stood still (pause: the synchronous part), records were logged, and
+# the writing took (the asynchronous part).
+_TIMES = ("alignment_ms", "pause_ms", "logging_ms", "write_ms")
+_BYTES = ("state_bytes", "in_flight_bytes", "feedback_bytes")
+
+
+def measured(subtasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Of all subtasks: the longest times, and the sums of bytes."""
+    return ({name: max((of.get(name, 0.0) for of in subtasks.values()), default=0.0) for name in _TIMES}
+            | {name: sum(of.get(name, 0) for of in subtasks.values()) for name in _BYTES})
 
 
 @dataclass(frozen=True, slots=True)

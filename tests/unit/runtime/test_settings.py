@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 import tidegate as tg
 from tidegate.errors import JobError, SchemaError
+from tidegate.protocol.alignment import AlignmentMode
 from tidegate.testing.processes import ProcessJob
 
 
@@ -51,3 +53,25 @@ def test_tuning_that_cant_be_is_refused(wrong: dict[str, int], told: str) -> Non
 def test_a_job_needs_a_name_and_a_slot(name: str, slots: int, told: str) -> None:
     with pytest.raises(JobError, match=told):
         ProcessJob(name, slots=slots)
+
+
+def test_the_mode_of_snapshots() -> None:
+    aligned = tg.Snapshots(to="x")
+    assert aligned.alignment_mode is AlignmentMode.EXACTLY_ONCE
+    assert aligned.hurry_after_ms is None and not aligned.keeps_in_flight
+    assert tg.Snapshots(to="x", mode="unaligned").hurry_after_ms == 0
+    assert tg.Snapshots(to="x", alignment_timeout="200 ms").hurry_after_ms == 200
+    assert tg.Snapshots(to="x", mode="at_least_once").alignment_mode is AlignmentMode.AT_LEAST_ONCE
+    assert tg.Snapshots(to="x", experimental_protocol="chandy_lamport").keeps_in_flight
+    assert tg.Snapshots(to="x", experimental_protocol="stop_the_world").halts_sources
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"mode": "exactly-once"}, "choose one of 'exactly_once', 'at_least_once', 'unaligned'"),
+    ({"experimental_protocol": "naiad"}, "choose None or one of 'chandy_lamport', 'stop_the_world'"),
+    ({"mode": "unaligned", "alignment_timeout": "1 s"}, "only exactly-once snapshots are aligned"),
+    ({"mode": "unaligned", "experimental_protocol": "stop_the_world"}, "leave mode and alignment_timeout out"),
+])
+def test_modes_that_contradict_each_other_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        tg.Snapshots(to="x", **wrong)

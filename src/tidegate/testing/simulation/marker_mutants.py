@@ -206,17 +206,30 @@ def _miss_the_first(original: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------ laps (row 7)
 
 
-def _end_after_lap(number: int) -> Any:
-    def mutate(original: Any) -> Any:
-        def on_lap(self: iteration.LapOrigin, lap: int, active: bool) -> Any:
-            if lap < number:
-                return original(self, lap, active)
-            self._ended = True
-            return iteration.LoopEnded()
+def _end_at_once(original: Any) -> Any:
+    def on_lap(self: iteration.LapOrigin, number: int, active: bool) -> Any:
+        self._ended = True
+        return iteration.LoopEnded()
 
-        return on_lap
+    return on_lap
 
-    return mutate
+
+def _decide_a_lap_early(original: Any) -> Any:
+    """At the lap that asks, though not all have been told what it found."""
+    return iteration._asks
+
+
+def _end_when_quiet(original: Any) -> Any:
+    """Together with event time, at the end of which timers make records."""
+
+    def on_lap(self: subtask.InnerSubtask, outcome: Any) -> None:
+        original(self, outcome)
+        if isinstance(outcome, iteration.LoopQuiet):
+            assert self._laps is not None and self._laps._origin is not None
+            self._laps._next, self._laps._origin._ended = None, True
+            original(self, iteration.LoopEnded())
+
+    return on_lap
 
 
 def _quiet_relays(original: Any) -> Any:
@@ -320,10 +333,12 @@ MARKER_MUTANTS = (
            patches=((subtask.InnerSubtask, "_set_logged", _log_on),)),
     Mutant("log begins late", "the first record of a log is missing", row=7, modes=ALL, job="retries",
            patches=((subtask.InnerSubtask, "_log", _miss_the_first),)),
-    Mutant("loop ends at the first lap", "a loop ends when a lap has returned", row=7, modes=ALL, job="retries",
-           patches=((iteration.LapOrigin, "on_lap", _end_after_lap(1)),)),
-    Mutant("loop ends a lap too early", "a loop ends when a turn of laps is over", row=7, modes=ALL, job="nested loops",
-           patches=((iteration.LapOrigin, "on_lap", _end_after_lap(3)),)),
+    Mutant("loop ends at once", "a loop ends when a lap has returned", row=7, modes=ALL, job="retries",
+           patches=((iteration.LapOrigin, "on_lap", _end_at_once),)),
+    Mutant("loop ends a lap too early", "a loop ends before all of its heads know", row=7, modes=ALL, job="nested loops",
+           patches=((iteration, "_decides", _decide_a_lap_early),)),
+    Mutant("loop ends with time", "a loop ends before its timers have fired", row=7, modes=ALL, job="bills",
+           patches=((subtask.InnerSubtask, "_on_lap", _end_when_quiet),)),
     Mutant("quiet relays", "nobody is told of records that the body still gets", row=7, modes=ALL, job="components",
            patches=((iteration.LapRelay, "on_lap", _quiet_relays),)),
     Mutant("acknowledged in any epoch", "an acknowledgement of an aborted epoch counts for the next", row=6, modes=ALL,

@@ -1,4 +1,7 @@
-"""`python -m benchmarks NAME --json`: one JSON object per line, with `name`, `against`, `ratio` and what was run."""
+"""`python -m benchmarks NAME --json`: one JSON object per line, with `name`, `against`, `ratio` and what was run.
+
+With `--pictures FOLDER` those benchmarks that have a picture draw it there, as NAME.png.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from benchmarks import (
@@ -18,6 +22,7 @@ from benchmarks import (
     restore,
     snapshot_overhead,
     snapshot_pause,
+    snapshot_protocols,
 )
 
 BENCHMARKS: dict[str, Callable[[float], Iterator[dict[str, Any]]]] = {
@@ -32,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[float], Iterator[dict[str, Any]]]] = {
     "alignment-vs-state": alignment.against_state,
     "alignment-vs-parallelism": alignment.against_parallelism,
     "alignment-vs-shuffles": alignment.against_shuffles,
+    "snapshot-protocols": snapshot_protocols.run,
 }
 
 
@@ -40,11 +46,24 @@ def main() -> None:
     parser.add_argument("name", choices=[*BENCHMARKS, "all"])
     parser.add_argument("--json", action="store_true", help="one JSON object per line (default: a readable line)")
     parser.add_argument("--scale", type=float, default=1.0, help="how much work, as a multiple of the usual")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where to draw what there is a picture of")
     chosen = parser.parse_args()
     for name in BENCHMARKS if chosen.name == "all" else [chosen.name]:
         print(f"running {name} …", file=sys.stderr, flush=True)
+        lines = []
         for line in BENCHMARKS[name](chosen.scale):
+            lines.append(line)
             print(json.dumps(line) if chosen.json else _readable(line), flush=True)
+        if chosen.pictures is not None:
+            _draw(name, lines, chosen.pictures)
+
+
+def _draw(name: str, lines: list[dict[str, Any]], folder: Path) -> None:
+    from benchmarks import pictures         # matplotlib is needed for these only
+
+    drawn = pictures.draw(name, lines, folder)
+    if drawn is not None:
+        print(f"drew {drawn}", file=sys.stderr, flush=True)
 
 
 def _readable(line: dict[str, Any]) -> str:

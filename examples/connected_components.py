@@ -4,9 +4,9 @@
                   ▲                   │
                   └──── messages ─────┘
 
-Every node keeps a label, the smallest node that it knows itself to be connected with, and tells its neighbours. The news goes
-round the loop until nobody has any: then all nodes of a component have the label of the smallest. The loop ends by itself
-when the edges have ended and no message is under way; what is under way at a snapshot is part of it.
+Every node keeps a label, the smallest node that it knows itself to be connected with, and tells its neighbours. The news
+goes round the loop until nobody has any: then all nodes of a component have the label of the smallest. The loop ends by
+itself when the edges have ended and no message is under way. What is under way at a snapshot is part of the snapshot.
 """
 
 import random
@@ -40,12 +40,17 @@ class Label(tg.KeyedProcess):
 
 def spread(messages):
     """The body of the loop: what goes round again, and what leaves it."""
-    labelled = messages.key_by("node").process("label", Label(), returns=MESSAGE, side_outputs={"labels": "node long, label long"})
+    labelled = messages.key_by("node").process(
+        "label", Label(), returns=MESSAGE, side_outputs={"labels": "node long, label long"})
     return labelled, labelled.side_output("labels")
 
 
-def build(job, *, edges=EDGES, rate=None):
-    (job.source("edges", tg.sources.generator(make_row=edge, schema="a long, b long", rows=edges, rate=rate, splits=2))
+def edges(**rest):
+    return tg.sources.generator(make_row=edge, schema="a long, b long", rows=EDGES, splits=2, **rest)
+
+
+def build(job, source):
+    (job.source("edges", source)
         .flat_map(lambda edge: [(edge.a, edge.b, edge.b), (edge.b, edge.a, edge.a)], returns=MESSAGE)
         .iterate("spread", spread)
         .to("labels", tg.sinks.collect()))
@@ -61,7 +66,7 @@ def labels_of(rows):
     return labels
 
 
-def in_sequence(edges=EDGES):
+def in_sequence():
     """The same by union-find, one edge after the other."""
     parents = {}
 
@@ -70,14 +75,14 @@ def in_sequence(edges=EDGES):
             node = parents[node]
         return node
 
-    for a, b in map(edge, range(edges)):
+    for a, b in map(edge, range(EDGES)):
         low, high = sorted((find(a), find(b)))
         parents[high] = low
     return {node: find(node) for node in parents}
 
 
 def main():
-    handle = build(tg.Job("connected components", slots=2)).start()
+    handle = build(tg.Job("connected components", slots=2), edges()).start()
     handle.wait()
     labels = labels_of(handle.results("labels"))
     assert labels == in_sequence()

@@ -4,10 +4,10 @@
                        ▲                      │  └─────► bookings     one row for each change of a balance
                        └───── next visit ─────┘
 
-A transfer visits two accounts: the payer's, which takes the money off, then the payee's, which puts it on. An account knows
-nothing of the others, so the second visit is a way round the loop. Who can't pay now may be paid meanwhile: such a transfer
-goes round as well, and is given up after some tries. Which transfers succeed depends on who came first. Two things don't, and
-no failure changes them: every transfer is decided exactly once, and money that is on its way is neither lost nor doubled.
+A transfer visits two accounts: the payer's, which takes the money off, then the payee's, which puts it on. Accounts know
+nothing of each other, so between the two visits it goes round the loop. Who can't pay now may be paid meanwhile: such a
+transfer goes round as well, and is given up after some tries. Which transfers succeed depends on who came first. Two things
+don't, and no failure changes them: each transfer is decided once, and money on its way is neither lost nor doubled.
 """
 
 import random
@@ -46,7 +46,11 @@ class Account(tg.KeyedProcess):
         ctx.side("bookings", (visit.account, visit.id, change, self.balance.get()))
 
 
-def build(job, *, transfers=TRANSFERS, rate=None):
+def transfers(**rest):
+    return tg.sources.generator(make_row=transfer, schema=VISIT, rows=TRANSFERS, splits=2, **rest)
+
+
+def build(job, source):
     def visits(stream):
         """The body of the loop: what goes round again, and what leaves it."""
         visited = stream.key_by("account").process("accounts", Account(), returns=VISIT, side_outputs={
@@ -54,20 +58,18 @@ def build(job, *, transfers=TRANSFERS, rate=None):
         visited.side_output("bookings").to("bookings", tg.sinks.collect())
         return visited, visited.side_output("decided")
 
-    (job.source("transfers", tg.sources.generator(make_row=transfer, schema=VISIT, rows=transfers, rate=rate, splits=2))
-        .iterate("visits", visits)
-        .to("decided", tg.sinks.collect()))
+    job.source("transfers", source).iterate("visits", visits).to("decided", tg.sinks.collect())
     return job
 
 
-def prove(decided, bookings, transfers=TRANSFERS):
+def prove(decided, bookings):
     """What has to hold, however the transfers met and whatever failed. Returns the balances in the end."""
-    assert sorted(row.id for row in decided) == list(range(transfers)), "a transfer is decided exactly once"
-    made = Counter((row.account, row.id, row.change) for row in bookings)
-    due = [(account, number, change) for number, done, _ in decided if done
-           for _, _, payer, payee, amount, _ in [transfer(number)]
-           for account, change in [(payer, -amount), (payee, amount)]]
-    assert made == Counter(due), "what is decided is booked, on both sides, and nothing else"
+    assert sorted(row.id for row in decided) == list(range(TRANSFERS)), "every transfer is decided, and once"
+    due = Counter()
+    for number in (row.id for row in decided if row.done):
+        _, _, payer, payee, amount, _ = transfer(number)
+        due.update([(payer, number, -amount), (payee, number, amount)])
+    assert due == Counter((row.account, row.id, row.change) for row in bookings), "what was decided is booked, and no more"
     balances = dict.fromkeys(range(ACCOUNTS), OPENING)
     for row in bookings:
         balances[row.account] += row.change
@@ -77,13 +79,13 @@ def prove(decided, bookings, transfers=TRANSFERS):
 
 
 def main():
-    handle = build(tg.Job("transaction retry", slots=2)).start()
+    handle = build(tg.Job("transaction retry", slots=2), transfers()).start()
     handle.wait()
     decided = handle.results("decided")
     balances = prove(decided, handle.results("bookings"))
-    done = [row for row in decided if row.done]
-    print(f"{len(decided):,} transfers: {len(done):,} done, {sum(row.tries > 1 for row in done):,} of them not at the first "
-          f"try, and {len(decided) - len(done):,} given up; {ACCOUNTS} accounts hold {sum(balances.values()):,} in sum, as ever.")
+    tries = [row.tries for row in decided if row.done]
+    print(f"{len(decided):,} transfers: {tries.count(1):,} done at once, {len(tries) - tries.count(1):,} later, "
+          f"{len(decided) - len(tries):,} given up; {ACCOUNTS} accounts hold {sum(balances.values()):,} in sum, as ever.")
 
 
 if __name__ == "__main__":

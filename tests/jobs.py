@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,6 +145,14 @@ def check_order(rows_written: list[tuple[Any, ...]]) -> None:
     for key, number, _ in rows_written:
         assert number == seen.get(key, 0) + 1, f"key {key}: number {number} came after {seen.get(key, 0)}"
         seen[key] = number
+
+
+def check_ledger_kept(rows_written: list[tuple[Any, ...]], rows: int) -> None:
+    """At least once: each key's numbers go as far as it has records, or further."""
+    expected, counted = Counter(key for key, _, _ in ledger_of(rows)), Counter[int]()
+    for key, number, _ in rows_written:
+        counted[key] = max(number, counted[key])
+    assert expected - counted == Counter(), "records were lost"
 
 
 def check_clean(snapshots: Path, job: str, out: Path | None = None) -> None:

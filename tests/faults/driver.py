@@ -2,12 +2,13 @@
 
 It holds a Spark session on the tests' cluster and runs one job after the other, as a request says:
 
-    {"job": "a", "folder": "/…", "rows": 1000, "rate": 100, "seed": 1, "kills": [["slot", "idle"], ["executor", "marker"]]}
+    {"job": "a", "graph": "ledger", "mode": "unaligned", "folder": "/…", "rows": 1000, "rate": 100, "seed": 1,
+     "kills": [["slot", "idle"], ["executor", "marker"]]}
 
-The job is the ledger (tests/jobs.py) under a gate: until all kills were made it reads at a rate and can't end, then it
-reads the rest as fast as it can. A kill is made at the moment when the epoch is seen to be in the phase asked for; the
-windows are widened by a sink and a manifest that take their time. While it runs, events are told as they happen; the
-last one is {"event": "ended", …}. A job without kills waits until somebody else opens the gate.
+The job is a ledger (tests/modes.py) or a loop (tests/collatz.py) under a gate: until all kills were made it reads at a rate
+and can't end, then it reads the rest as fast as it can. A kill is made at the moment when the epoch is seen to be in the
+phase asked for; the windows are widened by a sink and a manifest that take their time. While it runs, events are told as
+they happen; the last one is {"event": "ended", …}. A job without kills waits until somebody else opens the gate.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import tidegate as tg
+from tests.collatz import build_collatz, numbers
 from tests.faults.cluster import executor_of
-from tests.jobs import build_ledger
+from tests.modes import MODES, build_slow_ledger
 from tidegate.connectors.parquet_sink import OutputFolder, ParquetSink, ParquetSinkWriter
 from tidegate.dataflow.contracts import Committable, SinkContext, SinkWriter
 from tidegate.runtime.reports import EpochReport
@@ -34,6 +36,7 @@ from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest
 
 DAWDLE_S = 0.06
+LEDGER_LOAD = 0.75       # so much of its time the ledger would need for what comes in, if it only slept: records queue up
 PATIENCE_S = 120.0
 PHASES = ("idle", "marker", "writing", "prepared", "committing")
 
@@ -79,9 +82,13 @@ def build(session: Any, request: dict[str, Any]) -> tg.Job:
     folder = Path(request["folder"])
     job = tg.Job(request["job"], session, slots=request.get("slots", 2),
                  restart=tg.FixedDelay(attempts=len(request["kills"]) + 5, delay_ms=0),
-                 snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="500 ms"))
+                 snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="500 ms", **MODES[request["mode"]]))
     sink = DawdlingSink(address=str(folder / "out"), row_group_rows=65_536, compression="zstd")
-    build_ledger(job, sink, rows=request["rows"], rate=request["rate"], gate=folder / "gate")
+    rows, rate, gate = request["rows"], request["rate"], folder / "gate"
+    if request["graph"] == "loop":
+        build_collatz(job, numbers(rows, rate=rate, gate=gate), sink)
+    else:
+        build_slow_ledger(job, sink, rows=rows, rate=rate, gate=gate, pause_s=LEDGER_LOAD * job.slots / rate)
     return job
 
 
@@ -108,6 +115,12 @@ class Killer:
              epoch=seen.epoch, acknowledged=len(seen.subtasks), completed=seen.completed_ms is not None)
         self._await(lambda: any(failure.attempt == attempt.attempt for failure in self.handle.failures) or None,
                     "the loss to be noticed")
+
+    def kill_at_the_end(self) -> None:
+        try:
+            self.kill("slot", "final")
+        except AssertionError as error:
+            tell("the final epoch was quicker", why=str(error))
 
     def _running_attempt(self) -> Any:
         def running() -> Any:
@@ -164,10 +177,8 @@ def run(session: Any, request: dict[str, Any]) -> None:
             killer.kill(victim, phase)
         if request["kills"]:
             gate.touch()
-            try:
-                killer.kill("slot", "final")
-            except AssertionError as error:
-                tell("the final epoch was quicker", why=str(error))
+            if request["at_the_end"]:
+                killer.kill_at_the_end()
         status = handle.wait(PATIENCE_S)
     except Exception as error:      # noqa: BLE001  (the test shall see it)
         trouble = f"{type(error).__name__}: {error}"
@@ -177,7 +188,14 @@ def run(session: Any, request: dict[str, Any]) -> None:
     tell("ended", status=status.value, trouble=trouble, recoveries=recoveries(killer.struck_ms, handle),
          epochs=[[report.attempt, report.epoch, report.completed_ms is not None] for report in handle.epochs],
          attempts=[[attempt.attempt, attempt.restored_epoch] for attempt in handle.attempts],
-         failures=[failure.message for failure in handle.failures])
+         failures=[failure.message for failure in handle.failures],
+         in_flight_bytes=most(handle, "in_flight_bytes"), feedback_bytes=most(handle, "feedback_bytes"))
+
+
+def most(handle: tg.Handle, of: str) -> int:
+    """The largest of that measurement in any subtask's part of a complete snapshot."""
+    return max((subtask[of] for report in handle.epochs if report.completed_ms is not None
+                for subtask in report.subtasks.values()), default=0)
 
 
 def recoveries(struck_ms: list[float], handle: tg.Handle) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 from tests.faults.cluster import Cluster, await_end, executor_of
 from tests.faults.conftest import Driver
 from tests.jobs import check_clean, check_ledger, check_order, committed
+from tests.modes import EXACT
 
 ROWS = 20_000
 
@@ -18,11 +19,13 @@ ROWS = 20_000
 @pytest.mark.timeout(300)
 def test_a_job_whose_driver_was_killed_goes_on_under_another_one(driver: Driver, cluster: Cluster, tmp_path: Path) -> None:
     seed = secrets.randbelow(1_000_000)
-    print(f"seed {seed}")
     chance = random.Random(seed)
+    mode = chance.choice(EXACT)
+    print(f"seed {seed}, {mode}")
     doomed = Driver(cluster, "doomed")
     try:
-        request = dict(job="orphan", folder=str(tmp_path), rows=ROWS, rate=2_000, kills=[], seed=seed)
+        request = dict(job="orphan", graph="ledger", mode=mode, folder=str(tmp_path), rows=ROWS, rate=2_000, kills=[],
+                       seed=seed)
         doomed.ask(**request)
         slots = doomed.until("running")["slots"]
         executors = [executor_of(slot) for slot in slots]

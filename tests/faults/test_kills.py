@@ -1,9 +1,9 @@
-"""`kill -9` of Python slots and of executor JVMs on a real cluster, in every phase of an epoch's life.
+"""`kill -9` of Python slots and of executor JVMs on a real cluster, in every phase of an epoch's life, in every mode.
 
-Each job is bounded, its committed output is compared with a sequential computation, and its snapshots are verified.
-There are 20 kills unless TIDEGATE_FAULT_KILLS says otherwise; a failure prints its seed (TIDEGATE_FAULT_SEED repeats
-it) and the story of the job. Every job gets one more kill, at its final epoch, which isn't counted because the job may
-be quicker.
+Each job is bounded, with or without a loop; its committed output is compared with a sequential computation, and its
+snapshots are verified. There are 24 kills unless TIDEGATE_FAULT_KILLS says otherwise, spread over all modes and both
+graphs; a failure prints its seed (TIDEGATE_FAULT_SEED repeats it) and the story of the job. Every second job gets one more
+kill, at its final epoch, which isn't counted because the job may be quicker.
 """
 
 from __future__ import annotations
@@ -12,48 +12,80 @@ import json
 import os
 import random
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.collatz import check_collatz, check_collatz_kept
 from tests.faults.cluster import Cluster
 from tests.faults.conftest import Driver
 from tests.faults.driver import PHASES
-from tests.jobs import check_clean, check_ledger, committed
+from tests.jobs import check_clean, check_ledger, check_ledger_kept, committed
+from tests.modes import KEEPING_NOTHING, MODES
 
-KILLS = int(os.environ.get("TIDEGATE_FAULT_KILLS", "20"))
+KILLS = int(os.environ.get("TIDEGATE_FAULT_KILLS", "24"))
 SEED = int(os.environ.get("TIDEGATE_FAULT_SEED", secrets.randbelow(1_000_000)))
-KILLS_PER_JOB = 4
-ROWS = 30_000
+KILLS_PER_JOB = 2 if KILLS < 100 else 4     # few kills are better spread than each mode deployed once more
+ROWS = {"ledger": 20_000, "loop": 6_000}
+RATE = {"ledger": 2_000, "loop": 500}
+CHECKS = {
+    ("ledger", True): check_ledger, ("ledger", False): check_ledger_kept,
+    ("loop", True): check_collatz, ("loop", False): check_collatz_kept,
+}
 
 
-def plan_kills() -> list[list[tuple[str, str]]]:
-    """The kills by job: every kind of victim in every phase equally often, in random order."""
-    chance, kills = random.Random(SEED), []
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """One job and what is done to it."""
+
+    graph: str
+    mode: str
+    kills: list[tuple[str, str]]
+    at_the_end: bool
+
+    def check(self, ended: dict[str, Any], rows_written: list[tuple[Any, ...]]) -> None:
+        CHECKS[self.graph, self.mode != "at least once"](rows_written, ROWS[self.graph])
+        if self.mode in KEEPING_NOTHING:
+            assert ended["in_flight_bytes"] == 0, "nothing that is under way is stored"
+
+
+def plan_victims() -> list[Victim]:
+    """Every mode with every graph, every kind of victim in every phase: equally often, in random order."""
+    chance = random.Random(SEED)
+    kills: list[tuple[str, str]] = []
+    jobs: list[tuple[str, str]] = []
     while len(kills) < KILLS:
         combinations = [(victim, phase) for victim in ("slot", "executor") for phase in PHASES]
         kills += chance.sample(combinations, len(combinations))
-    return [kills[start:min(start + KILLS_PER_JOB, KILLS)] for start in range(0, KILLS, KILLS_PER_JOB)]
+    starts = range(0, KILLS, KILLS_PER_JOB)
+    while len(jobs) < len(starts):
+        both = [(graph, mode) for graph in ROWS for mode in MODES]
+        jobs += chance.sample(both, len(both))
+    return [Victim(graph, mode, kills[start:min(start + KILLS_PER_JOB, KILLS)], at_the_end=number % 2 == 0)
+            for number, (start, (graph, mode)) in enumerate(zip(starts, jobs, strict=False))]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", range(len(plan_kills())))
+@pytest.mark.parametrize("number", range(len(plan_victims())))
 def test_kills_dont_change_the_committed_output(driver: Driver, cluster: Cluster, tmp_path: Path, number: int,
                                                 record_property: pytest.RecordProperty) -> None:
-    kills = plan_kills()[number]
-    print(f"TIDEGATE_FAULT_SEED={SEED} TIDEGATE_FAULT_KILLS={KILLS}, job {number}: {kills}")
+    victim = plan_victims()[number]
+    print(f"TIDEGATE_FAULT_SEED={SEED} TIDEGATE_FAULT_KILLS={KILLS}, job {number}: {victim}")
     began = len(driver.story)
-    driver.ask(job=f"job {number}", folder=str(tmp_path), rows=ROWS, rate=2_000, kills=kills, seed=SEED + number)
+    driver.ask(job=f"job {number}", graph=victim.graph, mode=victim.mode, folder=str(tmp_path), rows=ROWS[victim.graph],
+               rate=RATE[victim.graph], kills=victim.kills, at_the_end=victim.at_the_end, seed=SEED + number)
     ended = driver.until("ended")
     story = driver.story[began:]
     for event in story:
         print(json.dumps(event))
     assert ended["trouble"] is None and ended["status"] == "finished", cluster.log()
     made = [(event["victim"], event["phase"]) for event in story if event["event"] == "killed" and event["phase"] != "final"]
-    assert made == kills
+    assert made == victim.kills
     epochs = [epoch for _, epoch, _ in ended["epochs"]]
     assert epochs == sorted(set(epochs)), "epochs must grow strictly, across attempts too"
     assert [attempt for attempt, _ in ended["attempts"]] == list(range(1, len(ended["attempts"]) + 1))
-    check_ledger(committed(tmp_path / "out"), ROWS)
+    victim.check(ended, committed(tmp_path / "out"))
     check_clean(tmp_path / "snapshots", f"job {number}", tmp_path / "out")
     record_property("recoveries", ended["recoveries"])

@@ -203,6 +203,7 @@ class FrameAssembler:
     """
 
     def __init__(self, lengths: Lengths) -> None:
+        self.byte_count = 0         # that came so far
         self._lengths = lengths
         self._chunk = memoryview(bytearray(CHUNK_BYTES))
         self._end = 0
@@ -224,6 +225,7 @@ class FrameAssembler:
     def advance(self, byte_count: int) -> list[Frame]:
         """The frames that became complete with the `byte_count` bytes just read into `buffers()`."""
         frames: list[Frame] = []
+        self.byte_count += byte_count
         if self._large is not None:
             taken = min(byte_count, len(self._rest))
             self._rest = self._rest[taken:]

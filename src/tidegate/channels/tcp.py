@@ -234,6 +234,7 @@ class TcpInlet:
         self._queued_bytes = 0
         self._markers: deque[Marker] = deque()      # those in the queue
         self._over_bound = False
+        self._hurried = False
         self._ended = False
         self._end = _End.OPEN
         self._registration = Registration(selector, sock, self._handle)
@@ -272,6 +273,7 @@ class TcpInlet:
         return batches
 
     def hurry(self, on: bool) -> None:
+        self._hurried = on
         max_bytes, max_elements = self._bounds
         self._max_bytes = max(max_bytes, MAX_HURRIED_BYTES) if on else max_bytes
         self._max_elements = max(max_elements, MAX_HURRIED_ELEMENTS) if on else max_elements
@@ -313,6 +315,16 @@ class TcpInlet:
         # Events of a round may be stale: a handler before this one may have blocked or closed this channel.
         if self._end is not _End.OPEN or self.blocked:
             return
+        # A hurried channel is read until its marker is there, or nothing more: a busy loop comes by here seldom.
+        while self._read() and self._hurried and not self._markers and not self._is_over_bound():
+            pass
+        if self._is_over_bound():
+            self._over_bound = True
+            self._watch()
+
+    def _read(self) -> bool:
+        """One piece; whether there was any."""
+        before = self._assembler.byte_count
         try:
             arrived = receive(self._sock, self._assembler)
             if arrived is None:
@@ -322,16 +334,14 @@ class TcpInlet:
                 if kind == Kind.CLOSE:
                     self._let_go()
                     self._end = _End.CLOSED_THERE
-                    return
+                    return False
                 self._append(frames.decode(kind, payload, self._schema), len(payload))
         except (ProtocolError, OSError) as error:
             self._let_go()
             self._end = _End.LOST
             self._on_lost(ChannelLost(self.channel, str(error)))
-            return
-        if self._is_over_bound():
-            self._over_bound = True
-            self._watch()
+            return False
+        return self._assembler.byte_count > before
 
     def _append(self, element: Element, element_bytes: int) -> None:
         if isinstance(element, pa.RecordBatch):

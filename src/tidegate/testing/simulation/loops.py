@@ -48,7 +48,7 @@ class Retries(SimulatedJob):
 
     def __init__(self, rng: Random) -> None:
         keys = rng.randint(1, 8)
-        self._rows: list[Row] = [(number, rng.randrange(keys), rng.choice((1, 1, 2, 3, 7)), 0)
+        self._rows: list[Row] = [(number, rng.randrange(keys), rng.choice((1, 1, 2, 3, 9)), 0)
                                  for number in range(rng.randint(10, 40))]
         self._source = _rows_source(self._rows, "id long, key long, needs long, tried long", rng.randint(1, 3))
 
@@ -207,8 +207,10 @@ class NestedLoops(SimulatedJob):
     _ddl = "key long, ts long, n long, outer long, inner long"
 
     def __init__(self, rng: Random) -> None:
-        self._rows: list[Row] = [(rng.randrange(5), 5 + number * 3, number, rng.randrange(3), number % 3)
-                                 for number in range(rng.randint(4, 14))]
+        count = rng.randint(4, 14)
+        # The last one goes round for long, when everything else has ended.
+        self._rows: list[Row] = [(rng.randrange(5), 5 + number * 3, number, rng.randrange(3),
+                                  number % 3 if number < count - 1 else 15) for number in range(count)]
         self._source = _rows_source(self._rows, self._ddl, rng.randint(1, 2))
         self._rebalanced = rng.random() < 0.5
 

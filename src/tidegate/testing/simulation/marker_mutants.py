@@ -214,11 +214,6 @@ def _end_at_once(original: Any) -> Any:
     return on_lap
 
 
-def _decide_a_lap_early(original: Any) -> Any:
-    """At the lap that asks, though not all have been told what it found."""
-    return iteration._asks
-
-
 def _end_when_quiet(original: Any) -> Any:
     """Together with event time, at the end of which timers make records."""
 
@@ -335,8 +330,11 @@ MARKER_MUTANTS = (
            patches=((subtask.InnerSubtask, "_log", _miss_the_first),)),
     Mutant("loop ends at once", "a loop ends when a lap has returned", row=7, modes=ALL, job="retries",
            patches=((iteration.LapOrigin, "on_lap", _end_at_once),)),
-    Mutant("loop ends a lap too early", "a loop ends before all of its heads know", row=7, modes=ALL, job="nested loops",
-           patches=((iteration, "_decides", _decide_a_lap_early),)),
+    Mutant("loop ends a lap too early", "a loop ends though records came back since the last lap", row=7, modes=ALL,
+           job="retries", patches=((iteration.LapOrigin, "on_feedback_records", lambda original: lambda self: None),)),
+    Mutant("inner laps don't count", "a loop ends though records are on one within it", row=7, modes=ALL,
+           job="nested loops", patches=((iteration.LapRelay, "on_feedback_records",
+                                         lambda original: lambda self: None),)),
     Mutant("loop ends with time", "a loop ends before its timers have fired", row=7, modes=ALL, job="bills",
            patches=((subtask.InnerSubtask, "_on_lap", _end_when_quiet),)),
     Mutant("quiet relays", "nobody is told of records that the body still gets", row=7, modes=ALL, job="components",

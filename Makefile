@@ -44,8 +44,8 @@ lint: $(READY)  ## ruff, mypy (strict), the direction of imports
 	$(BIN)/lint-imports --no-logo
 
 .PHONY: bench
-bench: $(READY) java  ## Every benchmark, as JSON lines
-	$(BIN)/python -m benchmarks all --json
+bench: $(READY) java  ## Every benchmark, as JSON lines, and its picture in docs/img where it has one
+	$(BIN)/python -m benchmarks all --json --pictures docs/img
 
 .PHONY: simulate
 simulate: $(READY)  ## The simulation over SEEDS=2000 seeds; a failing one is printed and can be replayed

@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _draw(name: str, lines: list[dict[str, Any]], folder: Path) -> None:
-    from benchmarks import pictures         # matplotlib is needed for these only
+    from benchmarks import pictures  # matplotlib is needed for these only
 
     drawn = pictures.draw(name, lines, folder)
     if drawn is not None:

@@ -1,10 +1,10 @@
 """`alignment-vs-state`, `alignment-vs-parallelism`, `alignment-vs-shuffles`: what the time of alignment depends on.
 
-The paper's evaluation (Carbone et al. 2017, §5), scaled to one machine. A subtask aligns from the first marker of an epoch
-until the last one of its inputs; meanwhile the channels that are ahead stand still. Of an epoch we take, for each shuffle,
-the subtask that took longest, and the sum over the shuffles: so long can alignment hold up a record on its way. The figure is
-the median over the epochs. Records come at a fixed rate, well below what the job could take; at full speed the figure
-would be the length of the queues.
+The paper's evaluation (Carbone et al. 2017, §5), scaled to one machine. A subtask aligns from the first marker of an
+epoch until the last one of its inputs; meanwhile the channels that are ahead stand still. Of an epoch we take, for each
+shuffle, the subtask that took longest, and the sum over the shuffles: so long can alignment hold up a record on its way.
+The figure is the median over the epochs. Records come at a fixed rate, well below what the job could take; at full speed
+the figure would be the length of the queues.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def against_state(scale: float) -> Iterator[dict[str, Any]]:
     sizes = [int(size * scale) for size in STATE_BYTES]
     what = (f"2 slots, one shuffle, {STATE_RATE:,} records per second over all keys, values of {VALUE_BYTES:,} bytes on the "
             f"heap, median over {EPOCHS} epochs")
-    lines = []
+    lines: list[dict[str, Any]] = []
     for size in sizes:
         source = Filling(keys=size // VALUE_BYTES, rate=STATE_RATE)
-        epochs = _epochs(_job(2, source, shuffles=1), EPOCHS, first_records=source.keys)
+        epochs = _epochs(source, slots=2, shuffles=1, count=EPOCHS, first_records=source.keys)
         lines.append({"name": "alignment-vs-state", "state_bytes": size} | _measures(epochs) | {"what": what})
         yield _compared(lines[-1], lines[0], f"{sizes[0] / 1e6:g} MB of state")
     medians = [line["alignment_ms"] for line in lines]
@@ -58,7 +58,7 @@ def against_parallelism(scale: float) -> Iterator[dict[str, Any]]:
             f"the cores of one machine")
     lines: list[dict[str, Any]] = []
     for slots in SLOTS:
-        epochs = _epochs(_job(slots, _records(), shuffles=1), int(EPOCHS * scale))
+        epochs = _epochs(_records(), slots=slots, shuffles=1, count=int(EPOCHS * scale))
         lines.append({"name": "alignment-vs-parallelism", "slots": slots} | _measures(epochs) | {"what": what})
         yield _compared(lines[-1], lines[0], f"{SLOTS[0]} slots")
 
@@ -67,7 +67,7 @@ def against_shuffles(scale: float) -> Iterator[dict[str, Any]]:
     what = f"2 slots, {RATE:,} records per second over {KEYS:,} keys, median over {EPOCHS} epochs"
     lines: list[dict[str, Any]] = []
     for shuffles in SHUFFLES:
-        epochs = _epochs(_job(2, _records(), shuffles=shuffles), int(EPOCHS * scale))
+        epochs = _epochs(_records(), slots=2, shuffles=shuffles, count=int(EPOCHS * scale))
         lines.append({"name": "alignment-vs-shuffles", "shuffles": shuffles} | _measures(epochs) | {"what": what})
         yield _compared(lines[-1], lines[0], f"{SHUFFLES[0]} shuffle")
 
@@ -90,9 +90,9 @@ class Hop(tg.KeyedProcess):
         yield (record.key * 31 + 7) % KEYS, total & 63
 
 
-def _job(slots: int, source: tg.Source, *, shuffles: int) -> tg.Job:
+def _job(source: tg.Source, folder: str, *, slots: int, shuffles: int) -> tg.Job:
     job = tg.Job("alignment", session(slots), slots=slots, restart=tg.NoRestart(), tuning=tg.Tuning(heartbeat_ms=200),
-                 snapshots=tg.Snapshots(every=None, to=tempfile.mkdtemp(prefix="tidegate-bench-")))
+                 snapshots=tg.Snapshots(every=None, to=folder))
     stream = job.source("records", source)
     for number in range(1, shuffles + 1):
         stream = stream.key_by("key").process(f"hop {number}", Hop(), returns=SCHEMA)
@@ -100,15 +100,17 @@ def _job(slots: int, source: tg.Source, *, shuffles: int) -> tg.Job:
     return job
 
 
-def _epochs(job: tg.Job, count: int, *, first_records: int = 1) -> list[EpochReport]:
+def _epochs(source: tg.Source, *, slots: int, shuffles: int, count: int, first_records: int = 1) -> list[EpochReport]:
     """Snapshots one after the other, once this many records have come."""
-    handle = job.start()
-    wait_until(lambda: records_in(handle, "v1") >= first_records, timeout_s=120)
-    epochs = []
-    for _ in range(WARM_UP_EPOCHS + count):
-        epochs.append(handle.snapshot(timeout_s=120))
-        time.sleep(PAUSE_S)
-    handle.cancel()
+    # A gigabyte of state is not left behind.
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-", ignore_cleanup_errors=True) as folder:
+        handle = _job(source, folder, slots=slots, shuffles=shuffles).start()
+        wait_until(lambda: records_in(handle, "v1") >= first_records, timeout_s=120)
+        epochs = []
+        for _ in range(WARM_UP_EPOCHS + count):
+            epochs.append(handle.snapshot(timeout_s=120))
+            time.sleep(PAUSE_S)
+        handle.cancel()
     return epochs[WARM_UP_EPOCHS:]
 
 

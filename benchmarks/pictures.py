@@ -10,10 +10,11 @@ import matplotlib
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 INK, SOFT, GRID = "#1f2933", "#616e7c", "#e4e7eb"
 WATER, DEEP, CRASH = "#7cc4e8", "#1b6ca8", "#c53030"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 11, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": SOFT, "xtick.color": SOFT,
     "ytick.color": SOFT, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": GRID,
     "axes.axisbelow": True,
@@ -39,15 +40,15 @@ def draw(name: str, lines: Lines, folder: Path) -> Path | None:
 def _titled(figure: Figure, title: str, below: str) -> None:
     figure.suptitle(title, x=0.012, ha="left", fontsize=13.5, fontweight="bold")
     figure.text(0.012, 0.012, below, ha="left", va="bottom", fontsize=9.5, color=SOFT)
-    figure.get_layout_engine().set(rect=(0, 0.06, 1, 0.94))
+    figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0.06, 1, 0.94)))
 
 
 # Alignment.
 
 
-def _alignment(lines: Lines, *, label: Callable[[Mapping[str, Any]], str], axis: str, title: str) -> Figure:
+def _alignment(lines: Lines, *, label: Callable[[Mapping[str, Any]], str], axis: str, what: str) -> Figure:
     """The median of each size, and the middle half of the epochs."""
-    figure, axes = plt.subplots(figsize=(8, 3.9), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 3.9))
     points = [line for line in lines if "alignment_p75_ms" in line]
     medians = [line["alignment_ms"] for line in points]
     spread = [[line["alignment_ms"] - line["alignment_p25_ms"] for line in points],
@@ -61,30 +62,31 @@ def _alignment(lines: Lines, *, label: Callable[[Mapping[str, Any]], str], axis:
     axes.set_ylim(0, 1.2 * max(line["alignment_p75_ms"] for line in points))
     axes.set_xlabel(axis)
     axes.set_ylabel("alignment (ms)")
-    _titled(figure, title, f"{points[0]['epochs']} epochs each; dot: median, bar: the middle half of them")
+    _titled(figure, f"Alignment against {what}: {medians[-1] / medians[0]:.2f} times from {label(points[0])} to "
+                    f"{label(points[-1])}", f"{points[0]['epochs']} epochs each; dot: median, bar: the middle half of them")
     return figure
 
 
 def _against_state(lines: Lines) -> Figure:
     return _alignment(lines, label=lambda line: f"{line['state_bytes'] / 1e6:,.0f} MB", axis="state of the job",
-                      title="Alignment does not depend on the size of the state")
+                      what="state")
 
 
 def _against_parallelism(lines: Lines) -> Figure:
-    return _alignment(lines, label=lambda line: f"{line['slots']}", axis="slots, on 2 cores",
-                      title="Alignment grows with the parallelism")
+    return _alignment(lines, label=lambda line: f"{line['slots']} slots", axis="parallelism, on 2 cores",
+                      what="parallelism")
 
 
 def _against_shuffles(lines: Lines) -> Figure:
-    return _alignment(lines, label=lambda line: f"{line['shuffles']}", axis="shuffles one behind the other",
-                      title="Alignment grows with the number of shuffles")
+    return _alignment(lines, label=lambda line: f"{line['shuffles']}", axis="shuffles, one behind the other",
+                      what="shuffles")
 
 
 # Protocols.
 
 
 def _protocols(lines: Lines) -> Figure:
-    figure, panels = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained", sharey="row")
+    figure, panels = plt.subplots(2, 2, figsize=(10, 6.4), sharey="row")
     usual = [line for line in lines if line["load"] == "usual"]
     slow = [line for line in lines if line["load"] == "back-pressure" and "snapshot_ms" in line]
     _bars(panels[0][0], usual, lambda line: line["ratio"], "{:.2f}", "throughput, over that without snapshots")

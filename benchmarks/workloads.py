@@ -95,10 +95,13 @@ def measure(job: tg.Job, rows: int) -> Throughput:
 
 
 def session(slots: int = 2) -> Any:
-    """A quiet local Spark session."""
+    """A quiet local Spark session with at least that many task slots: the one that runs, or a new one."""
     from tidegate.spark.job import local_session
 
     spark = local_session(slots)
+    if spark.sparkContext.defaultParallelism < slots:
+        spark.stop()
+        spark = local_session(slots)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 

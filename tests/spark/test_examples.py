@@ -1,4 +1,4 @@
-"""The small examples, as a reader runs them; and those with a loop on a shared Spark, while their slots are killed."""
+"""The small examples: the first as a reader runs it; those with a loop on a shared Spark, also while slots are killed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pytest
 import tidegate as tg
 from tests.conftest import ROOT
 from tests.jobs import GatedSource, completed, until
+from tests.modes import EXACT, MODES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,14 +35,10 @@ import connected_components  # noqa: E402
 import transaction_retry  # noqa: E402
 
 
-def run_example(path: Path) -> str:
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_first_job_counts_words() -> None:
-    counted = [line for line in run_example(FIRST_JOB).splitlines() if line.startswith("counts> ")]
+    done = subprocess.run([sys.executable, str(FIRST_JOB)], capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    counted = [line for line in done.stdout.splitlines() if line.startswith("counts> ")]
     assert sorted(counted) == sorted(f"counts> word={word!r}, n={n}" for word, n in [
         ("the", 1), ("the", 2), ("tide", 1), ("tide", 2), ("comes", 1), ("in", 1), ("goes", 1), ("out", 1)])
     for word in ("the", "tide"):
@@ -52,15 +49,7 @@ def test_the_first_job_is_as_short_as_the_readme_says() -> None:
     assert len(FIRST_JOB.read_text("utf-8").splitlines()) <= LINES_AT_MOST
 
 
-def test_the_components_are_those_of_union_find() -> None:
-    assert "1,887 nodes to 387 components, as union-find does" in run_example(EXAMPLES / "connected_components.py")
-
-
-def test_every_transfer_is_decided_and_the_money_stays() -> None:
-    assert "100 accounts hold 10,000 in sum, as ever" in run_example(EXAMPLES / "transaction_retry.py")
-
-
-# --- the loops, while slots are killed ---------------------------------------------------------------------------------
+# --- loops ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,15 +63,27 @@ def examples_travel_by_value() -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
+def test_the_components_are_those_of_union_find(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    connected_components.main()
+    assert "1,887 nodes to 387 components, as union-find does" in capsys.readouterr().out
+
+
+def test_every_transfer_is_decided_and_the_money_stays(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    transaction_retry.main()
+    assert "100 accounts hold 10,000 in sum, as ever" in capsys.readouterr().out
+
+
 def run_under_kills(spark: SparkSession, folder: Path, build: Callable[[tg.Job, tg.Source], tg.Job],
                     source: tg.Source) -> tg.Handle:
     """`kill -9` of a slot in every attempt that has a snapshot, while records come in at a rate and go round; then the rest
-    comes at once."""
+    comes at once. In any mode that promises exactly once."""
     seed = random.randrange(1_000_000)
-    print(f"seed {seed}")
     chance = random.Random(seed)
+    mode = chance.choice(EXACT)
+    print(f"seed {seed}, {mode}")
     job = tg.Job("example", spark, slots=2, restart=tg.FixedDelay(attempts=KILLS, delay_ms=0),
-                 snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="100 ms"), tuning=tg.Tuning(heartbeat_ms=50))
+                 snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="100 ms", **MODES[mode]),
+                 tuning=tg.Tuning(heartbeat_ms=50))
     handle = build(job, GatedSource(generator=source, gate=str(folder / "gate"))).start()
     try:
         for attempt in range(1, KILLS + 1):

@@ -19,6 +19,7 @@ any backend can take in. Of the files that never change, only those are uploaded
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -61,8 +62,8 @@ class PartWriter:
         states = frozen.states
         keyed = {info.name for info in states if info.kind is StateKind.KEYED}
         native, rest = _native_and_rest(frozen)
-        sections = [section for part in rest for section in part.sections()]
-        items = [section for section in sections if section.state not in keyed]
+        counts: Counter[str] = Counter()
+        items = _counted((part for part in rest if keyed.isdisjoint(info.name for info in part.states)), counts)
         self._written = {each: chain for each, chain in self._written.items() if each >= base}
         self._pending = {each: older for each, older in self._pending.items() if each > base}
         if native is not None:
@@ -70,21 +71,19 @@ class PartWriter:
             chain: Chain = () if full else self._upload(native, epoch=epoch, base=base)
             content: Iterable[Section] = itertools.chain(native.sections() if full else (), items)
         else:
-            layer = LayerInMemory((section for section in sections if section.state in keyed),
-                                  key_group_count=self._key_group_count)
+            layer = LayerInMemory((section for part in rest if not keyed.isdisjoint(info.name for info in part.states)
+                                   for section in part.sections()), key_group_count=self._key_group_count)
             chain, layers = self._links(layer, complete=frozen.complete, base=base, full=full)
             if keyed:
                 self._pending[epoch] = layer
-            content = self._merged(states, layers, items, keep_deleted=bool(chain))
+            content = itertools.chain(self._merged(states, layers, keep_deleted=bool(chain)), items)
         files = chain + self._write_file(epoch, states, iter(content))
         self._written[epoch] = files
         # Without keyed state the key-groups mean nothing, and there may be more subtasks than groups.
         groups = key_groups_of(self._subtask, parallelism=self._parallelism,
                                key_group_count=self._key_group_count) if keyed else range(0)
-        counts = {info.name: sum(section.rows.num_rows for section in items if section.state == info.name)
-                  for info in states if info.name not in keyed}
         piece = PieceEntry(subtask=self._subtask, key_groups=(groups.start, groups.stop), files=files,
-                           item_counts={state: count for state, count in counts.items() if count})
+                           item_counts=dict(counts))
         return {"parallelism": self._parallelism, "piece": piece.to_json(),
                 "states": [StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape,
                                          schema=info.schema).to_json() for info in states]}
@@ -112,13 +111,11 @@ class PartWriter:
             return chain[:1], [*self._readers(chain[1:]), *layers]
         return chain, layers
 
-    def _merged(self, states: Sequence[StateInfo], layers: Sequence[SectionReader], items: Sequence[Section], *,
+    def _merged(self, states: Sequence[StateInfo], layers: Sequence[SectionReader], *,
                 keep_deleted: bool) -> Iterator[Section]:
         for info in states:
             if info.kind is StateKind.KEYED:
                 yield from merged_sections(info, layers, key_group_count=self._key_group_count, keep_deleted=keep_deleted)
-            else:
-                yield from (section for section in items if section.state == info.name)
 
     def _write_file(self, epoch: int, states: Sequence[StateInfo], sections: Iterator[Section]) -> Chain:
         return write_rows(self._store, self._name(epoch), states, sections, key_group_count=self._key_group_count)
@@ -161,6 +158,15 @@ def chain_to_go_on_from(manifest: Manifest, operator: str, states: Sequence[Stat
     if native is not None:
         return files if any(file.form == native for file in files) else None
     return files if all(file.form == ROWS for file in files) else None
+
+
+def _counted(parts: Iterable[FrozenState], counts: Counter[str]) -> Iterator[Section]:
+    """Operator state as it comes, and how many rows of each: a log of records in flight may be larger than memory."""
+    for part in parts:
+        for section in part.sections():
+            if section.rows.num_rows:
+                counts[section.state] += section.rows.num_rows
+                yield section
 
 
 def _native_and_rest(frozen: FrozenState) -> tuple[FrozenFiles | None, list[FrozenState]]:

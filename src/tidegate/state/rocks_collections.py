@@ -11,6 +11,9 @@ Each is several entries of RocksDB behind the key:
 The cache holds a list or a map as far as it is known. It is known whole when it was read whole, when it was made here, or
 when it was cleared; then it is the dictionary or list that the heap would hold, and behaves like it in every detail.
 
+What is dirty is always in `cache`, and an entry there changes in place. So a freeze writes it down while the loop waits, and
+hands nothing over; `MAX_CHANGES` of the backend keep that short.
+
 Not here: prefetching. Which items a function will ask for isn't known before, and adding needs none.
 """
 
@@ -39,12 +42,13 @@ OBJECT_BYTES = 400      # of a `ListEntry` or `MapEntry`
 class _Collections(RocksTable):
     """What both have in common: entries that know which of their parts are to be written."""
 
-    __slots__ = ("item_count", "older_bytes")
+    __slots__ = ("changes", "item_count", "older_bytes")
     prefetched: ClassVar[bool] = False
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
         super().__init__(descriptor, info, host, head, complete=complete)
         self.item_count = 0     # in `cache`, about
+        self.changes = 0        # items that were added, put or removed and aren't written, about
         self.older_bytes = 0.0
         self.wanted = False
 
@@ -63,10 +67,27 @@ class _Collections(RocksTable):
         start = self.head + self.host.spelled_one(key)
         return [(spelled[len(start):], value) for spelled, value in self.host.scan(start)]
 
+    def flush(self, batch: Any, share: float) -> None:
+        """All of it, whatever the share: one write of an entry is shorter than two."""
+        if self.dirty:
+            self.write_down(batch)
+        self.dirty, self.changes = {}, 0
+
+    def write_down(self, batch: Any) -> None:
+        """Puts what is dirty into a write-batch."""
+        raise AssertionError("of the subclass")
+
+    def hand_over(self) -> None:
+        assert not self.dirty, "a freeze has written it"
+
     def forget_older(self) -> None:
         self.older_bytes = self.young_bytes()
         self.item_count = 0
         super().forget_older()
+        self.cache = {key: self.older.pop(key) for key in self.dirty}
+
+    def dirty_bytes(self) -> float:
+        return 0        # they are written after a number of changes
 
     def young_bytes(self) -> float:
         return len(self.cache) * (ENTRY_BYTES + OBJECT_BYTES) + self.item_count * self.item_bytes()
@@ -107,12 +128,14 @@ class RocksList(_Collections):
             item = self.keep(item)
         self._own().items.append(item)
         self.item_count += 1
+        self.changes += 1
 
     def extend(self, items: Iterable[Any]) -> None:
         kept = list(map(self.keep, items))
         if kept:
             self._own().items.extend(kept)
             self.item_count += len(kept)
+            self.changes += len(kept)
 
     def replace(self, items: Iterable[Any]) -> None:
         kept = list(map(self.keep, items))
@@ -120,14 +143,16 @@ class RocksList(_Collections):
         if kept:
             self._own().items.extend(kept)
             self.item_count += len(kept)
+            self.changes += len(kept)
 
     def clear(self) -> None:
         entry = self._own()
         entry.items = []
         entry.written = 0
         entry.doomed = entry.chunks != []
+        self.changes += 1
 
-    def flush(self, batch: Any) -> None:
+    def write_down(self, batch: Any) -> None:
         keys = list(self.dirty)
         added: list[list[Any]] = []
         places: list[bytes] = []
@@ -152,7 +177,6 @@ class RocksList(_Collections):
             entry = self.cache[key]
             if entry.chunks is None or not entry.items:
                 del self.cache[key]      # nothing is known of it any more, or there is nothing
-        self.dirty = set()
 
     def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
         places, order = in_order(keys)
@@ -173,7 +197,7 @@ class RocksList(_Collections):
         entry = self.entry(key)
         if entry is None:
             entry = self.cache[key] = ListEntry([], [] if self.complete else None)
-        self.dirty.add(key)
+        self.dirty[key] = None
         return entry      # type: ignore[no-any-return]
 
     def _whole(self, key: Any) -> ListEntry:
@@ -240,7 +264,8 @@ class RocksMap(_Collections):
             self.item_count += 1
         entry.values[item] = value
         entry.dirty.add(item)
-        self.dirty.add(self.cursor.key)
+        self.dirty[self.cursor.key] = None
+        self.changes += 1
 
     def remove(self, item: Any) -> None:
         if type(item) is not self.plain_key:
@@ -255,7 +280,8 @@ class RocksMap(_Collections):
         elif entry.whole:
             return
         entry.dirty.add(item)
-        self.dirty.add(self.cursor.key)
+        self.dirty[self.cursor.key] = None
+        self.changes += 1
 
     def items(self) -> Iterable[tuple[Any, Any]]:
         return tuple(zip(self.keys(), self.values(), strict=True))
@@ -271,12 +297,14 @@ class RocksMap(_Collections):
         entry = self._own()
         if entry.whole:
             entry.dirty.update(entry.values)
+            self.changes += len(entry.values)
         else:
             entry.doomed = entry.whole = True
             entry.dirty.clear()
         entry.values.clear()
         entry.numbers.clear()
-        self.dirty.add(self.cursor.key)
+        self.dirty[self.cursor.key] = None
+        self.changes += 1
 
     def __contains__(self, item: Any) -> bool:
         return self._seen(item) is not ABSENT
@@ -289,7 +317,7 @@ class RocksMap(_Collections):
 
     # Writing.
 
-    def flush(self, batch: Any) -> None:
+    def write_down(self, batch: Any) -> None:
         keys = list(self.dirty)
         removed: list[Any] = []
         behind: list[bytes] = []        # the key of each of them
@@ -310,7 +338,6 @@ class RocksMap(_Collections):
             entry.dirty = set()
         delete_all(batch, self._behind(behind, removed))
         self._put(batch, written, places)
-        self.dirty = set()
 
     def _put(self, batch: Any, written: list[tuple[MapEntry, Any]], places: list[bytes]) -> None:
         if not written:

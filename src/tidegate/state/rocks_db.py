@@ -30,7 +30,7 @@ rocksdict: Any = _rocksdict
 # Shares of a slot's memory: Python's cache of values, RocksDB's block cache, and what of that write buffers may take.
 CACHE_SHARE, BLOCKS_SHARE, WRITE_SHARE = 0.5, 0.5, 0.2
 MIN_MEMORY_BYTES = 16 << 20
-# At a freeze a write buffer is written to disk while the loop waits, which takes about 3 ms per MB.
+# At a freeze a write buffer is written to disk, which takes about 3 ms per MB; until then nothing else can be written.
 MAX_WRITE_BUFFER_BYTES = 8 << 20
 MAX_OVER_PERCENT = 60
 MERGED_FILES = 6

@@ -32,10 +32,20 @@ class Folder:
         lock = os.open(self._path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         self.live = self._path / "live"
+        self._discarded: list[Path] = []
         self._finalizer = weakref.finalize(self, _remove, self._path, lock)
 
     def place(self, name: str) -> Path:
         return self._path / name
+
+    def discard(self, place: Path) -> None:
+        """A frozen version that nobody needs. To remove a file takes about a millisecond on some disks, so it is left to
+        who calls `remove_discarded`, or goes with the folder."""
+        self._discarded.append(place)
+
+    def remove_discarded(self) -> None:
+        while self._discarded:
+            shutil.rmtree(self._discarded.pop(), ignore_errors=True)
 
     def remove(self) -> None:
         """At the latest it is removed when nobody holds this object any more."""

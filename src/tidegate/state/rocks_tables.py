@@ -3,14 +3,17 @@
 Theory of operation. A table has two dictionaries. What is read or written goes into `cache`; when the slot's share of
 memory is used up, `cache` becomes `older`, and what was in `older` and wasn't touched since is forgotten. So what is used
 stays, and a look-up in the usual case is one look-up in one dictionary. Keys that are known to hold nothing are GONE.
-`dirty` are the keys that RocksDB doesn't know about yet: they are written in one write-batch, sorted, when there are many,
-before `cache` becomes `older`, and at a freeze.
+
+What RocksDB doesn't know about yet is in `dirty` as well, with its value. When there is too much of it, the oldest part is
+written, in one write-batch, sorted. At a freeze `dirty` becomes `frozen`, and a thread writes that (rocks_settling.py); it
+takes out of `frozen` what RocksDB has.
 
 As long as nothing was ever forgotten and nothing was restored, the cache is all there is (`complete`): RocksDB isn't asked.
 
 Invariants:
-- `cache` is right where it has a key, else `older`, else RocksDB;
-- the dirty keys are in `cache`;
+- the first of `cache`, `older`, `dirty`, `frozen` and RocksDB that has a key is right, and so is every later one that it
+  was forgotten from;
+- what is in `frozen` never changes. Only accumulators are changed in place, and they are copied first;
 - nothing is forgotten, and nothing written, between a look-up here and the use of what it found: `host.fault()`, which
   may do both, comes before what is looked for is put into the cache.
 
@@ -19,8 +22,10 @@ Lists and dictionaries of a key are in rocks_collections.py.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -35,8 +40,8 @@ from tidegate.state.sections import StateInfo
 from tidegate.state.values import detached
 from tidegate.types import ddl_of, to_list
 
-# A key and its place in dictionaries and sets, about.
-ENTRY_BYTES = 220
+# A key and its place in a dictionary, about; and one more place in another one.
+ENTRY_BYTES, PLACE_BYTES = 220, 100
 # Every so many batches a table is not prefetched, to see whether it is read at all; and it isn't worth it if less than
 # a quarter of what could be prefetched is read.
 PROBE_EVERY, WORTH, MANY_FAULTS = 64, 4, 8
@@ -67,8 +72,8 @@ class TableHost(Protocol):
 class RocksTable:
     """The cache of one state. Subclasses add the methods that the user's function calls."""
 
-    __slots__ = ("cache", "complete", "copied", "cursor", "default", "dirty", "faults", "head", "host", "info", "keep",
-                 "older", "plain", "probed", "some_gone", "spelled_bytes", "spelling", "turn", "wanted", "waste")
+    __slots__ = ("cache", "complete", "copied", "cursor", "default", "dirty", "faults", "frozen", "head", "host", "info",
+                 "keep", "older", "plain", "probed", "spelled_bytes", "spelling", "turn", "wanted", "waste")
     prefetched: ClassVar[bool] = True
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
@@ -84,8 +89,8 @@ class RocksTable:
         self.cache: dict[Any, Any] = {}
         self.older: dict[Any, Any] = {}
         self.waste: dict[Any, Any] = {}         # forgotten, and freed bit by bit
-        self.dirty: set[Any] = set()
-        self.some_gone = False
+        self.dirty: dict[Any, Any] = {}
+        self.frozen: dict[Any, Any] = {}        # what was dirty at the last freeze and isn't written yet
         self.spelling: ValueSpelling = value_spelling(self.stored_type(descriptor))
         # As long as nothing is known. A guess that is too high costs a write too early, one too low memory.
         self.spelled_bytes = 8.0 if pa.types.is_primitive(self.stored_type(descriptor)) else 1024.0
@@ -107,18 +112,23 @@ class RocksTable:
                 return GONE
             self.faults += 1
             self.host.fault()
-            spelled = self.host.db.get(self.head + self.host.spelled_one(key))
-            value = GONE if spelled is None else self.spelling.value(spelled)
+            value = self.unwritten(key)
+            if value is ABSENT:
+                spelled = self.host.db.get(self.head + self.host.spelled_one(key))
+                value = GONE if spelled is None else self.spelling.value(spelled)
         self.cache[key] = value
         return value
+
+    def unwritten(self, key: Any) -> Any:
+        """What the key holds and RocksDB may not know yet, or ABSENT."""
+        value = self.dirty.get(key, ABSENT)
+        return self.frozen.get(key, ABSENT) if value is ABSENT else value
 
     def clear(self) -> None:
         key = self.cursor.key
         if self.complete and key not in self.older and self.cache.get(key, GONE) is GONE and key not in self.dirty:
             return
-        self.cache[key] = GONE
-        self.dirty.add(key)
-        self.some_gone = True
+        self.cache[key] = self.dirty[key] = GONE
 
     # What the backend calls.
 
@@ -129,10 +139,14 @@ class RocksTable:
             self.faults = 0
             return set()
         missing = keys.difference(self.cache)
-        if self.older:
-            found = missing.intersection(self.older)
-            self.cache.update(zip(found, map(self.older.__getitem__, found), strict=True))
-            missing -= found
+        for elsewhere in (self.older, self.dirty, self.frozen):
+            if missing and elsewhere:
+                # The view goes through `missing`, where set.intersection would go through the whole dictionary; and what is
+                # written meanwhile isn't in `frozen` any more.
+                found = {key: value for key in elsewhere.keys() & missing
+                         if (value := elsewhere.get(key, ABSENT)) is not ABSENT}
+                self.cache.update(found)
+                missing.difference_update(found)
         self.faults = 0
         if self.wanted and self.turn % PROBE_EVERY:
             return missing
@@ -152,22 +166,34 @@ class RocksTable:
             self.wanted = self.faults * WORTH >= self.probed
             self.probed = 0
 
-    def flush(self, batch: Any) -> None:
-        """Puts what is dirty into a write-batch."""
-        keys = list(self.dirty)
-        values = list(map(self.cache.__getitem__, keys))
-        if self.some_gone:
-            gone = [key for key, value in zip(keys, values, strict=True) if value is GONE]
-            if gone:
-                delete_all(batch, as_list(self.host.spelled(gone, self.head)))
-                keys = [key for key, value in zip(keys, values, strict=True) if value is not GONE]
-                values = [value for value in values if value is not GONE]
-        if keys:
-            spelled = self.spell(values)
-            self.measure(spelled)
-            places, order = in_order(self.host.spelled(keys, self.head))
-            put_all(batch, places, list(map(spelled.__getitem__, order)))
-        self.dirty, self.some_gone = set(), False
+    def flush(self, batch: Any, share: float) -> None:
+        """Puts a part of what is dirty into a write-batch: what has been so for the longest time."""
+        count = math.ceil(len(self.dirty) * share)
+        entries = list(islice(self.dirty.items(), count))
+        deleted, places, values = self.spelled_entries(entries)
+        delete_all(batch, deleted)
+        put_all(batch, places, values)
+        for key, _ in entries:
+            del self.dirty[key]
+
+    def hand_over(self) -> None:
+        """At a freeze, for the thread that writes it."""
+        assert not self.frozen
+        self.frozen, self.dirty = self.dirty, {}
+
+    def spelled_entries(self, entries: Sequence[tuple[Any, Any]]) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Keys to be deleted; keys to be put, sorted, and their values. Called by that thread, too."""
+        gone = [key for key, value in entries if value is GONE]
+        deleted = as_list(self.host.spelled(gone, self.head)) if gone else []
+        if gone:
+            entries = [entry for entry in entries if entry[1] is not GONE]
+        if not entries:
+            return deleted, [], []
+        keys, values = zip(*entries, strict=True)
+        spelled = self.spell(values)
+        self.measure(spelled)
+        places, order = in_order(self.host.spelled(keys, self.head))
+        return deleted, places, list(map(spelled.__getitem__, order))
 
     def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
         """Rows of a snapshot, by their spelled keys."""
@@ -177,8 +203,7 @@ class RocksTable:
         self.complete = False
 
     def forget_older(self) -> None:
-        """`cache` becomes `older`. Only where nothing is dirty."""
-        assert not self.dirty
+        """`cache` becomes `older`."""
         if self.older:
             self.complete = False
             self.waste = self.older
@@ -207,7 +232,11 @@ class RocksTable:
         return len(self.cache) * self.entry_bytes()
 
     def held_bytes(self) -> float:
-        return (len(self.cache) + len(self.older) + len(self.waste)) * self.entry_bytes()
+        unwritten_bytes = (len(self.dirty) + len(self.frozen)) * PLACE_BYTES
+        return (len(self.cache) + len(self.older) + len(self.waste)) * self.entry_bytes() + unwritten_bytes
+
+    def dirty_bytes(self) -> float:
+        return len(self.dirty) * self.entry_bytes()
 
     def entry_bytes(self) -> float:
         return ENTRY_BYTES + self.spelling.held_bytes(self.spelled_bytes)
@@ -226,8 +255,7 @@ class RocksValue(RocksTable):
         if type(value) is not self.plain:
             value = self.keep(value)
         key = self.cursor.key
-        self.cache[key] = value
-        self.dirty.add(key)
+        self.cache[key] = self.dirty[key] = value
 
 
 class RocksContainerValue(RocksValue):
@@ -276,12 +304,12 @@ class RocksReducing(RocksTable):
             item = self.function(merged if self.copied is None else self.copied(merged), item)
         if type(item) is not self.plain:
             item = self.keep(item)
-        self.cache[key] = item
-        self.dirty.add(key)
+        self.cache[key] = self.dirty[key] = item
 
 
 class RocksAggregating(RocksTable):
-    """`add` may change the accumulator in place: nobody else sees it, since a freeze writes it down."""
+    """`add` may change the accumulator in place: nobody else sees it but who writes a frozen version, for whom it is
+    copied."""
 
     __slots__ = ("create", "function", "long", "result")
 
@@ -310,12 +338,13 @@ class RocksAggregating(RocksTable):
             accumulator = self.fetch(key)
         if accumulator is GONE:
             accumulator = self.keep(self.create())
+        elif self.copied is not None and self.frozen and key not in self.dirty:
+            accumulator = self.copied(accumulator)
         accumulator = self.function(accumulator, item if self.copied is None else detached(item))
         kind = type(accumulator)
         if kind is not self.plain and kind is not self.long:
             accumulator = self.keep(accumulator)
-        self.cache[key] = accumulator
-        self.dirty.add(key)
+        self.cache[key] = self.dirty[key] = accumulator
 
 
 def put_all(batch: Any, keys: Iterable[bytes], values: Iterable[bytes]) -> None:

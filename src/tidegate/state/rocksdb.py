@@ -5,16 +5,16 @@ Each operator has a database of its own in each subtask. A key of RocksDB is the
 is a write-back cache of Python values (rocks_tables.py, rocks_collections.py). Around a batch there is one multi-get, of
 what the cache doesn't have, and at most one write-batch.
 
-A freeze writes what is dirty, and has RocksDB make hard links of its files in a new folder. That takes as long as there
-were changes, of which there are `DIRTY_ENTRIES` and a write buffer at most, however large the state is. What is frozen can
-be read in two ways: as RocksDB's own files, most of which the snapshot before has already; or as rows, by opening the
-folder as a second database.
+A freeze hands over what is dirty to a thread, which writes it and has RocksDB make hard links of its files in a new folder
+(rocks_settling.py). Until it is done nothing else is written. What is frozen can be read in two ways: as RocksDB's own
+files, most of which the snapshot before has already; or as rows, by opening the folder as a second database.
 
 Files of the same `local` name are the same file as long as a backend lives, and so are those it was started from (`native`):
 RocksDB numbers its files, and goes on behind the largest number there is.
 
 Invariants:
 - a frozen version never changes: what is linked is never written to again, and the rest is a copy;
+- one freeze at a time is being settled, and only its thread writes to RocksDB meanwhile;
 - nothing here needs the disk to survive: a folder is removed when its backend is closed or its process gone.
 
 Not here: what is uploaded, and when (runtime/snapshots.py); the heap of timers, which is in memory (timers.py).
@@ -44,7 +44,6 @@ from tidegate.state.rocks_collections import RocksList, RocksMap
 from tidegate.state.rocks_db import (
     MIN_MEMORY_BYTES,
     SlotMemory,
-    link_files,
     open_db,
     require_rocksdict,
     rocksdict,
@@ -54,6 +53,7 @@ from tidegate.state.rocks_db import (
 from tidegate.state.rocks_folder import Folder
 from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, Spelled, as_list
 from tidegate.state.rocks_reading import StateReader
+from tidegate.state.rocks_settling import Settling
 from tidegate.state.rocks_tables import (
     RocksAggregating,
     RocksContainerValue,
@@ -68,8 +68,13 @@ from tidegate.state.ttl_backend import TimedBackend, stored_info, taken_apart
 __all__ = ["FrozenRocks", "NativeFile", "RocksBackend", "RocksSettings", "native_sections"]
 
 NATIVE = "rocksdb"
-# More dirty entries than this are written at the end of a batch. They are written while the loop waits, 1 µs each or so.
-DIRTY_ENTRIES = 32_768
+# Of the memory for cached values, so much may be of dirty ones. If there is more, some are written at the end of a batch,
+# but not while a freeze is being settled; at twice as much half of them are, and a freeze is waited for.
+DIRTY_SHARE = 0.25
+WRITTEN_ENTRIES = 8192
+# More changes of lists and maps than this are written at the end of a batch. A freeze writes them while the loop waits, in
+# 2 µs each or so.
+MAX_CHANGES = 4096
 # Between batches there may be many faults too, when timers fire.
 FAULTS_BETWEEN_CHECKS = 1024
 LOADED_ROWS = 65_536
@@ -135,6 +140,7 @@ class RocksBackend:
         self._spelled: dict[Any, bytes] = {}
         self._faults = 0
         self._frozen_count = 0
+        self._settling: Settling | None = None
 
     def table(self, descriptor: Descriptor) -> Any:
         """The state object for a descriptor, to be called by the user's function."""
@@ -210,20 +216,35 @@ class RocksBackend:
         self._make_room()
 
     def freeze(self) -> FrozenRocks:
-        self._flush(last=True)
+        self.settle()
+        tables = list(self._tables.values())
+        self._flush([table for table in tables if isinstance(table, RocksList | RocksMap)])
         self._frozen_count += 1
         place = self._folder.place(f"frozen-{self._frozen_count}")
-        link_files(self.db, place)
+        last = rocksdict.WriteBatch(raw_mode=True)
+        # After the tables, which take numbers.
+        self._meta.write(last, self._tables, number=next(self._numbers))
+        for table in tables:
+            table.hand_over()
+        self._settling = Settling(self.db, tables, last, place, self._folder)
         heads = {name: table.head for name, table in self._tables.items()}
-        return FrozenRocks(place, tuple(table.info for table in self._tables.values()), heads, self._spelling,
-                           folder=self._folder, memory=self._memory)
+        return FrozenRocks(self._settling, tuple(table.info for table in tables), heads, self._spelling, memory=self._memory)
+
+    def settle(self) -> None:
+        """Waits until what the last freeze handed over is written."""
+        if self._settling is not None:
+            self._settling.wait()
+            self._settling = None
 
     def close(self) -> None:
         """Removes the state from the disk. Frozen versions that were not released stay readable."""
         self._memory.leave(self)
+        with contextlib.suppress(Exception):        # whoever reads the frozen version is told
+            self.settle()
         for table in self._tables.values():
-            table.cache, table.older, table.dirty = {}, {}, set()
+            table.cache, table.older, table.dirty, table.frozen = {}, {}, {}, {}
         self._close_db()
+        self._folder.remove_discarded()
         shutil.rmtree(self._folder.live, ignore_errors=True)
 
     # What the tables call.
@@ -262,21 +283,20 @@ class RocksBackend:
         tables = self._tables.values()
         allowed_bytes = self._memory.allowed(self, sum(table.held_bytes() for table in tables))
         if sum(table.young_bytes() for table in tables) > allowed_bytes / 2:
-            self._flush()
             for table in tables:
                 table.forget_older()
-        elif sum(len(table.dirty) for table in tables) > DIRTY_ENTRIES:
-            self._flush()
+        fullness = max(sum(table.dirty_bytes() for table in tables) / (allowed_bytes * DIRTY_SHARE),
+                       sum(table.changes for table in tables if isinstance(table, RocksList | RocksMap)) / MAX_CHANGES)
+        if fullness <= 1 or (fullness <= 2 and self._settling is not None and not self._settling.done):
+            return
+        self.settle()
+        self._flush(tables, WRITTEN_ENTRIES / sum(len(table.dirty) for table in tables) if fullness <= 2 else 0.5)
 
-    def _flush(self, *, last: bool = False) -> None:
-        """Writes what is dirty. `last`: before a freeze."""
+    def _flush(self, tables: Iterable[RocksTable], share: float = 1.0) -> None:
+        """Writes what is dirty, or of the values some."""
         batch = rocksdict.WriteBatch(raw_mode=True)
-        for table in self._tables.values():
-            if table.dirty:
-                table.flush(batch)
-        if last:
-            # After the tables, which take numbers.
-            self._meta.write(batch, self._tables, number=next(self._numbers))
+        for table in tables:
+            table.flush(batch, share)
         if not batch.is_empty():
             self.db.write(batch)
 
@@ -287,28 +307,27 @@ class FrozenRocks:
     native = NATIVE
     complete = True
 
-    def __init__(self, place: Path, states: tuple[StateInfo, ...], heads: dict[str, bytes], spelling: KeySpelling, *,
-                 folder: Folder, memory: SlotMemory) -> None:
+    def __init__(self, settling: Settling, states: tuple[StateInfo, ...], heads: dict[str, bytes], spelling: KeySpelling, *,
+                 memory: SlotMemory) -> None:
         self.states = states
-        self._place = place
+        self._settling = settling
         self._heads = heads
         self._spelling = spelling
-        self._folder = folder       # lives as long as this
         self._memory = memory
 
     def files(self) -> Iterator[NativeFile]:
         """RocksDB's own files, which `RocksSettings.create(native=…)` and `native_sections` take."""
-        for path in sorted(self._place.iterdir()):
+        for path in sorted(self._settling.wait().iterdir()):
             if _NATIVE_NAME.fullmatch(path.name):
                 yield NativeFile(path.name, path, immutable=path.suffix == ".sst")
 
     def sections(self) -> Iterator[Section]:
         """All rows, as any backend takes them."""
-        return _sections(self._place, self._memory, self.states, self._heads, self._spelling,
-                         range(self._spelling.key_group_count))
+        yield from _sections(self._settling.wait(), self._memory, self.states, self._heads, self._spelling,
+                             range(self._spelling.key_group_count))
 
     def release(self) -> None:
-        shutil.rmtree(self._place, ignore_errors=True)
+        self._settling.discard()
 
 
 def native_sections(native: Path, states: Sequence[StateInfo], *, key_type: pa.DataType, key_group_count: int,

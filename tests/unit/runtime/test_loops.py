@@ -38,10 +38,9 @@ def test_a_loop_ends_when_nothing_goes_round_in_it_any_more(bench: Bench, slots:
     check_clean(bench.snapshots, "job", bench.out)
 
 
-# The other modes are aligned, or turn to one of these.
-@pytest.mark.parametrize("mode", ["exactly once", "unaligned", "Chandy and Lamport", "at least once"])
+@pytest.mark.parametrize("mode", ["exactly once", "unaligned", "at least once"])      # all of them: tests/faults
 def test_kills_in_the_middle_of_a_loop_change_nothing(bench: Bench, mode: str) -> None:
-    count, chance = 6_000, random.Random(mode)
+    count, chance = 4_000, random.Random(mode)
     handle = collatz(bench, count, rate=2_000, gated=True, every="60 ms", **MODES[mode])
     until(lambda: any(went_round(report) for report in reports(handle)), "a snapshot of what goes round", handle=handle)
     os.kill(handle.attempts[-1].slots[chance.randrange(2)], signal.SIGKILL)

@@ -36,9 +36,11 @@ def in_flight_bytes(handle: tg.Handle) -> int:
 
 @pytest.mark.parametrize("mode", EXACT)
 def test_under_pressure_and_a_kill_the_output_is_that_of_a_run_without_faults(bench: Bench, mode: str) -> None:
-    rows, chance = 30_000, random.Random(mode)
+    rows, chance = 20_000, random.Random(mode)
     handle = slow_ledger(bench, rows=rows, **MODES[mode])
     until(lambda: reports(handle), "a snapshot", handle=handle)
+    if mode in ("unaligned", "with a time-out"):
+        until(lambda: in_flight_bytes(handle) > 0, "a snapshot with records under way", handle=handle)
     time.sleep(chance.uniform(0, 0.2))
     os.kill(handle.attempts[-1].slots[chance.randrange(2)], signal.SIGKILL)
     until(lambda: handle.failures, "the loss to be noticed", handle=handle)
@@ -46,15 +48,13 @@ def test_under_pressure_and_a_kill_the_output_is_that_of_a_run_without_faults(be
     assert handle.wait(60) is tg.Status.FINISHED
     check_ledger(committed(bench.out), rows)
     check_clean(bench.snapshots, "job", bench.out)
-    if mode in ("unaligned", "with a time-out"):
-        assert in_flight_bytes(handle) > 0, "records were under way, and kept"
     if mode in KEEPING_NOTHING:
         assert in_flight_bytes(handle) == 0, "nothing that is under way is stored"
 
 
 def test_at_least_once_nothing_is_lost(bench: Bench) -> None:
     """The ledger's numbers may be higher than there are records, never lower."""
-    rows = 30_000
+    rows = 20_000
     handle = slow_ledger(bench, rows=rows, every="50 ms", **MODES["at least once"])
     until(lambda: len(reports(handle)) >= 2, "snapshots", handle=handle)
     os.kill(handle.attempts[-1].slots[0], signal.SIGKILL)
@@ -65,15 +65,14 @@ def test_at_least_once_nothing_is_lost(bench: Bench) -> None:
     assert in_flight_bytes(handle) == 0, "nothing that is under way is stored"
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-def test_records_under_way_follow_their_keys_to_other_slots(bench: Bench, slots: int) -> None:
+def test_records_under_way_follow_their_keys_to_other_slots(bench: Bench) -> None:
     """Cancelled right behind an unaligned snapshot, and started again with other slots from just that one."""
     rows = 20_000
     handle = slow_ledger(bench, rows=rows, mode="unaligned")
     until(lambda: in_flight_bytes(handle) > 0, "a snapshot with records under way", handle=handle)
     handle.cancel()
     bench.open_gate()
-    again = slow_ledger(bench, rows=rows, slots=slots)
+    again = slow_ledger(bench, rows=rows, slots=3)
     assert again.wait(60) is tg.Status.FINISHED
     assert again.attempts[0].restored_epoch is not None
     check_ledger(committed(bench.out), rows)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import pickle
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidegate.errors import JobError, RestoreError
+from tidegate.errors import JobError, RestoreError, SchemaError
 from tidegate.state import descriptors as tg
-from tidegate.state import rocksdb as module
 from tidegate.state.rocks_db import MIN_MEMORY_BYTES, SlotMemory
 from tidegate.state.rocks_folder import Folder
+from tidegate.state.rocks_settling import Settling
+from tidegate.state.rocks_tables import RocksTable
 from tidegate.state.rocksdb import FrozenRocks, RocksBackend, RocksSettings, native_sections
 from tidegate.state.sections import Section
 from tidegate.state.timers import TimeKind, TimerQueue
@@ -63,9 +68,14 @@ def native_copy(frozen: FrozenRocks, to: Path) -> Path:
     return to
 
 
+def write_all(backend: RocksBackend) -> None:
+    backend.settle()
+    backend._flush(backend._tables.values())
+
+
 def forget_all(backend: RocksBackend) -> None:
     """Everything is written and nothing is cached."""
-    backend._flush()
+    write_all(backend)
     for table in backend._tables.values():
         table.forget_older()
         table.forget_older()
@@ -147,8 +157,7 @@ def test_a_state_that_is_forgotten_at_any_time_is_that_of_dictionaries(steps: li
     backend.close()
 
 
-def test_a_state_larger_than_its_memory_stays_within_it(monkeypatch: pytest.MonkeyPatch, settings: RocksSettings) -> None:
-    monkeypatch.setattr(module, "DIRTY_ENTRIES", 1000)
+def test_a_state_larger_than_its_memory_stays_within_it() -> None:
     memory = SlotMemory(MIN_MEMORY_BYTES)
     memory.cache_bytes = 500_000
     backend = RocksBackend(key_type=pa.int64(), key_group_count=GROUPS, folder=Folder(IN_MEMORY), memory=memory)
@@ -227,7 +236,7 @@ def test_many_chunks_of_a_short_list_are_put_together(backend: RocksBackend) -> 
     backend.cursor.key = 1
     for number in range(100):
         items.add(number)
-        backend._flush()
+        write_all(backend)
     assert items.get() == tuple(range(100))
     assert len(list(backend.scan(backend._tables["items"].head))) < 50
 
@@ -257,6 +266,133 @@ def test_a_second_freeze_shares_its_files_with_the_first(backend: RocksBackend) 
     new = sum(second[local].st_size for local in second.keys() - first.keys())
     assert new < 0.1 * sum(each.st_size for each in first.values())
     assert all(second[local].st_ino == first[local].st_ino for local in second.keys() & first.keys()), "the very same"
+
+
+@contextmanager
+def held_up() -> Iterator[threading.Event]:
+    """What a freeze handed over isn't written before the event is set, or the block ends."""
+    go = threading.Event()
+    write = Settling._write
+
+    def late(self: Settling, db: Any, table: RocksTable) -> None:
+        assert go.wait(10)
+        write(self, db, table)
+
+    with patch.object(Settling, "_write", late):
+        try:
+            yield go
+        finally:
+            go.set()
+
+
+_late_step = st.tuples(st.sampled_from(["value", "all", "list", "map", "freeze", "forget", "go", "check"]),
+                       st.integers(0, 5), st.none() | st.integers(0, 9))
+
+
+@given(steps=st.lists(_late_step, max_size=60))
+@example(steps=[("value", 1, 1), ("freeze", 0, None), ("forget", 0, None), ("check", 0, None)])
+@example(steps=[("value", 2, 1), ("freeze", 0, None), ("value", 2, 2), ("forget", 0, None), ("check", 0, None)])
+@example(steps=[("all", 1, 1), ("freeze", 0, None), ("all", 1, 2), ("all", 1, 3)])
+def test_work_goes_on_while_a_frozen_version_is_written(steps: list[tuple[str, int, int | None]]) -> None:
+    backend = RocksSettings("16 MB", IN_MEMORY).create(key_type=pa.int64(), key_group_count=GROUPS)
+    tables = {"value": backend.table(tg.value("long", name="value")), "list": backend.table(tg.list_("long", name="list")),
+              "map": backend.table(tg.map_("long", "long", name="map")),
+              "all": backend.table(tg.aggregating("array<long>", create=list, add=lambda all, x: [all.append(x), all][1],
+                                                  name="all"))}
+    now: Held = {name: {} for name in tables}
+    versions: list[tuple[FrozenRocks, Held]] = []
+
+    def check() -> None:
+        backend.begin_batch(range(0, 6, 2))
+        for backend.cursor.key in range(6):
+            seen = {"value": tables["value"].get(), "all": tables["all"].get(), "list": list(tables["list"].get()) or None,
+                    "map": dict(tables["map"].items()) or None}
+            assert seen == {name: held.get(backend.cursor.key) for name, held in now.items()}
+
+    with held_up() as go:
+        for name, key, number in steps:
+            backend.cursor.key = key
+            match name, number:
+                case "freeze", _:
+                    go.set()
+                    backend.settle()
+                    go.clear()
+                    versions.append((backend.freeze(), copy.deepcopy(now)))
+                case "forget", _:
+                    for table in [*backend._tables.values()] * 2:
+                        table.forget_older()
+                case "go", _:
+                    go.set()
+                case "check", _:
+                    check()
+                case _, None:
+                    tables[name].clear()
+                    now[name].pop(key, None)
+                case "value", _:
+                    tables[name].set(number)
+                    now[name][key] = number
+                case "map", int():
+                    tables[name].put(number, number)
+                    now[name].setdefault(key, {})[number] = number
+                case _:
+                    tables[name].add(number)
+                    now[name].setdefault(key, []).append(number)
+        check()
+    check()
+    for frozen, then in versions:
+        assert held(frozen.sections()) == {name: entries for name, entries in then.items() if entries}
+    backend.close()
+
+
+def test_a_freeze_hands_over_however_much_was_changed(backend: RocksBackend) -> None:
+    table = backend.table(tg.value("long", name="n"))
+    fill(backend, table, {key: key for key in range(5000)})
+    with held_up():
+        frozen = backend.freeze()
+        assert len(backend._tables["n"].frozen) == 5000 and not backend._tables["n"].dirty
+    assert len(held(frozen.sections())["n"]) == 5000 and not backend._tables["n"].frozen
+
+
+def test_the_loop_waits_for_a_freeze_when_there_is_too_much_that_is_not_written() -> None:
+    memory = SlotMemory(MIN_MEMORY_BYTES)
+    memory.cache_bytes = 500_000
+    backend = RocksBackend(key_type=pa.int64(), key_group_count=GROUPS, folder=Folder(IN_MEMORY), memory=memory)
+    table = backend.table(tg.value("long", name="n"))
+    fill(backend, table, {0: 0})
+    settle = backend.settle
+    with held_up() as go:
+        frozen = backend.freeze()
+        wait = backend.settle = Mock(side_effect=lambda: (go.set(), settle()))     # type: ignore[method-assign]
+        count = 0
+        while not wait.called and count < 10_000:
+            count += 1
+            fill(backend, table, {count: count})
+            backend.end_batch()
+    assert memory.cache_bytes / 4 < count * backend._tables["n"].entry_bytes() < memory.cache_bytes
+    assert held(frozen.sections()) == {"n": {0: 0}}
+    assert held(backend.freeze().sections()) == {"n": {key: key for key in range(count + 1)}}
+    backend.close()
+
+
+def test_a_version_that_is_given_up_early_leaves_its_changes_and_no_files(tmp_path: Path) -> None:
+    backend = RocksSettings("16 MB", str(tmp_path)).create(key_type=pa.int64(), key_group_count=GROUPS)
+    table = backend.table(tg.value("long", name="n"))
+    fill(backend, table, {1: 1})
+    with held_up():
+        backend.freeze().release()
+    fill(backend, table, {2: 2})
+    assert held(backend.freeze().sections()) == {"n": {1: 1, 2: 2}}
+    assert [path.name for path in tmp_path.glob("*/frozen-*")] == ["frozen-2"]
+    backend.close()
+
+
+def test_what_fails_behind_a_freeze_is_told_to_its_reader_and_to_the_loop(backend: RocksBackend) -> None:
+    table = backend.table(tg.value("long", name="n"))
+    fill(backend, table, {1: 2**70})
+    frozen = backend.freeze()
+    for use in (lambda: list(frozen.files()), lambda: list(frozen.sections()), backend.freeze):
+        with pytest.raises(SchemaError, match="'n'"):
+            use()
 
 
 def test_sections_are_of_growing_groups_and_bounded(backend: RocksBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +492,7 @@ def test_a_state_that_nobody_declares_any_more_is_dropped_from_native_files(sett
     other.set("x")
     assert held(second.freeze().sections()) == {"n": expected["n"], "other": {1: "x"}}
     second.freeze()
+    second.settle()
     assert sum(1 for _ in second.db.items()) == 502, "with the entry that says what is there"
     first.close()
     second.close()

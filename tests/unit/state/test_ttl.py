@@ -699,7 +699,7 @@ def test_on_disk_what_nobody_looks_at_is_cleaned_up_in_bounded_steps(shape: str)
     backend, state = backend_with(declared(shape, ttl=TTL_MS), clock, "rocksdb")
     for backend.cursor.key in range(300):
         write(shape, state, 1)
-    backend.freeze().release()          # writes them
+    list(backend.freeze().sections())       # when they can be read, they are written
     clock.now_ms += TTL_MS - 1
     for backend.cursor.key in (7, 8):
         write(shape, state, 2)

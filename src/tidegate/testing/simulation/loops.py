@@ -15,6 +15,8 @@ from tidegate.testing.simulation.faults import Trip
 from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf, expect_rows
 from tidegate.types import parse_schema
 
+LONG = 40       # laps of one record that goes round when everything else has ended
+
 
 def _rows_source(rows: list[Row], ddl: str, splits: int) -> RowsSource:
     return RowsSource.of(rows, parse_schema(ddl), split_count=splits)
@@ -48,8 +50,9 @@ class Retries(SimulatedJob):
 
     def __init__(self, rng: Random) -> None:
         keys = rng.randint(1, 8)
-        self._rows: list[Row] = [(number, rng.randrange(keys), rng.choice((1, 1, 2, 3, 9)), 0)
-                                 for number in range(rng.randint(10, 40))]
+        count = rng.randint(10, 30)
+        self._rows: list[Row] = [(number, rng.randrange(keys), rng.choice((1, 1, 2, 3, 7)) if number < count - 1 else
+                                  LONG, 0) for number in range(count)]
         self._source = _rows_source(self._rows, "id long, key long, needs long, tried long", rng.randint(1, 3))
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
@@ -208,9 +211,8 @@ class NestedLoops(SimulatedJob):
 
     def __init__(self, rng: Random) -> None:
         count = rng.randint(4, 14)
-        # The last one goes round for long, when everything else has ended.
         self._rows: list[Row] = [(rng.randrange(5), 5 + number * 3, number, rng.randrange(3),
-                                  number % 3 if number < count - 1 else 15) for number in range(count)]
+                                  number % 3 if number < count - 1 else LONG) for number in range(count)]
         self._source = _rows_source(self._rows, self._ddl, rng.randint(1, 2))
         self._rebalanced = rng.random() < 0.5
 

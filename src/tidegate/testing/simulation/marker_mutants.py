@@ -274,7 +274,8 @@ def _final_without_loops(original: Any) -> Any:
     def feed(self: master.Master, event: Any) -> None:
         if self._coordinator is not None:
             self._coordinator._enders = self._sources
-            self._coordinator._ended &= self._sources
+            if isinstance(event, coordinator.InputEnded) and event.subtask not in self._sources:
+                return
         original(self, event)
 
     return feed
@@ -339,8 +340,8 @@ MARKER_MUTANTS = (
            patches=((subtask.InnerSubtask, "_on_lap", _end_when_quiet),)),
     Mutant("quiet relays", "nobody is told of records that the body still gets", row=7, modes=ALL, job="components",
            patches=((iteration.LapRelay, "on_lap", _quiet_relays),)),
-    Mutant("acknowledged in any epoch", "an acknowledgement of an aborted epoch counts for the next", row=6, modes=ALL,
-           rates=FaultRates(kinds=("background stalls", "slot dies", "slot stops"), most_faults=12),
+    Mutant("acknowledged in any epoch", "an acknowledgement of an aborted epoch counts for the next", row=6,
+           rates=FaultRates(kinds=("background stalls", "slot dies"), most_faults=24),
            patches=((coordinator.Coordinator, "_on_acknowledged", _acknowledged_in_any_epoch),)),
     Mutant("triggered again", "a trigger that comes twice ends an epoch twice", row=6, modes=ALL, rates=ASTRAY,
            patches=((alignment.Alignment, "on_trigger", _triggered_again),)),

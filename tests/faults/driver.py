@@ -36,7 +36,7 @@ from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest
 
 DAWDLE_S = 0.06
-LEDGER_LOAD = 0.75       # so much of its time the ledger would need for what comes in, if it only slept: records queue up
+LEDGER_LOAD = 0.6       # so much of its time the ledger would need for what comes in, if it only slept: records queue up
 PATIENCE_S = 120.0
 PHASES = ("idle", "marker", "writing", "prepared", "committing")
 
@@ -82,7 +82,9 @@ def build(session: Any, request: dict[str, Any]) -> tg.Job:
     folder = Path(request["folder"])
     job = tg.Job(request["job"], session, slots=request.get("slots", 2),
                  restart=tg.FixedDelay(attempts=len(request["kills"]) + 5, delay_ms=0),
-                 snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="500 ms", **MODES[request["mode"]]))
+                 # The pause makes room for the phase "idle", where records queue up and epochs take long.
+                 snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="500 ms", min_pause="200 ms",
+                                        **MODES[request["mode"]]))
     sink = DawdlingSink(address=str(folder / "out"), row_group_rows=65_536, compression="zstd")
     rows, rate, gate = request["rows"], request["rate"], folder / "gate"
     if request["graph"] == "loop":

@@ -1,6 +1,6 @@
 """The heap backend: keyed state in the slot's own memory, in Python dictionaries.
 
-The tables (heap_tables.py) hold the state and freeze it; here a frozen version is read by a background thread and becomes
+The tables (heap_layers.py) hold the state and freeze it; here a frozen version is read by a background thread and becomes
 sections of Arrow rows, cut by key-group (cutting.py), of the keys that changed since the last freeze.
 
 No key-group is kept with an entry: it is computed when a snapshot is written (docs/adr/004).
@@ -8,9 +8,10 @@ No key-group is kept with an entry: it is computed when a snapshot is written (d
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import filterfalse, islice, repeat, starmap
 from operator import is_
 from typing import Any, TypeVar
 
@@ -20,7 +21,17 @@ import pyarrow.compute as pc
 from tidegate.errors import SchemaError
 from tidegate.state.cutting import Pace, cut_by_group
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap_tables import GONE, NO_KEY, Cursor, HeapTable, TimedEntries, make_table
+from tidegate.state.heap_layers import (
+    GONE,
+    MAX_KEPT_ENTRIES,
+    MAX_MISSING_SHARE,
+    NO_KEY,
+    Cursor,
+    HeapTable,
+    TimedEntries,
+    nearly_covers,
+)
+from tidegate.state.heap_tables import make_table
 from tidegate.state.heap_ttl import TimedTable
 from tidegate.state.heap_ttl_tables import make_timed_table
 from tidegate.state.sections import Section, StateInfo, deleted_schema
@@ -30,7 +41,7 @@ from tidegate.types import ddl_of, from_list, to_list
 __all__ = ["NO_KEY", "Cursor", "FrozenHeap", "HeapBackend", "held_as_it_is", "key_list", "keys_to_arrow"]
 
 # The writer rests this many times as long as it worked, so that the loop is disturbed little.
-REST = 4.0
+REST = 1.0
 
 T = TypeVar("T")
 
@@ -133,52 +144,60 @@ class _FrozenLayer:
         self.rows: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}       # set, and deleted
 
     def take(self) -> None:
-        """Makes Arrow rows of the entries. When it returns, the layer is empty and the loop needn't mind it."""
-        changes, timed, set_count, expired_count = self.layer.changes, self.layer.timed, 0, 0
+        """Turns the entries into rows."""
+        layer, changes = self.layer, self.layer.changes
         pace = Pace(rest_factor=REST)
         all_keys, all_values = iter(changes), iter(changes.values())
-        taken: list[list[Any]] = []
+        set_count = expired_count = 0
         while keys := list(islice(all_keys, pace.entries)):
-            taken.append(keys)
             values = list(islice(all_values, len(keys)))
-            if timed is not None:
-                values, expired = timed.left(values)
+            expired = 0
+            if layer.timed is not None:
+                values, expired = layer.timed.left(values)
                 expired_count += expired
-            if any(map(is_, values, repeat(GONE))):
-                gone = [key for key, value in zip(keys, values, strict=True) if value is GONE]
-                self.rows[True].append(pa.RecordBatch.from_arrays(
-                    [keys_to_arrow(gone, self.info.schema.field("key").type)], schema=deleted_schema(self.info.schema)))
-                keys = [key for key, value in zip(keys, values, strict=True) if value is not GONE]
-                values = [value for value in values if value is not GONE]
+            if expired or layer.may_hold_gone:
+                keys, values = self._without_gone(keys, values)
             if keys:
-                self.rows[False].append(_batch(self.info, keys, values, timed))
+                self.rows[False].append(_batch(self.info, keys, values, layer.timed))
                 set_count += len(keys)
             pace.rest_if_due()
-        below = self.layer.below
-        if below is None:
-            self.complete = set_count + expired_count == self.layer.entry_count
+        if layer.below is None:
+            self.complete = set_count + expired_count == layer.entry_count
         else:
-            self.complete = _covers(changes, below, pace)
-        self.layer.read = True
-        if self.layer.is_moved:
-            return
-        # To drop it whole would be one long step.
-        for keys in _emptying(taken):
-            deque(map(changes.__delitem__, keys), maxlen=0)
-            pace.rest_if_due()
+            layer.missing = _missing(changes, layer.below, pace)
+            self.complete = layer.missing is not None
+            if layer.missing:
+                # To write everything is cheaper than to merge nearly everything with older files.
+                self.rows[False].append(_batch(self.info, list(layer.missing), list(layer.missing.values())))
+        layer.read = True
+        if layer.is_private:
+            while len(changes) > MAX_KEPT_ENTRIES:      # to drop it whole would be one long step
+                deque(starmap(changes.popitem, repeat((), pace.entries)), maxlen=0)
+                pace.rest_if_due()
+            changes.clear()
+
+    def _without_gone(self, keys: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
+        if any(map(is_, values, repeat(GONE))):
+            gone = [key for key, value in zip(keys, values, strict=True) if value is GONE]
+            self.rows[True].append(pa.RecordBatch.from_arrays(
+                [keys_to_arrow(gone, self.info.schema.field("key").type)], schema=deleted_schema(self.info.schema)))
+            keys = [key for key, value in zip(keys, values, strict=True) if value is not GONE]
+            values = [value for value in values if value is not GONE]
+        return keys, values
 
 
-def _covers(changes: dict[Any, Any], below: dict[Any, Any], pace: Pace) -> bool:
-    """Whether there is nothing below that wasn't changed. Nobody writes to what is below until the layer was read."""
-    keys = iter(below)
-    while len(changes) >= len(below):
-        some = list(islice(keys, pace.entries))
-        if not some:
-            return True
-        if not all(map(changes.__contains__, some)):
-            return False
+def _missing(changes: dict[Any, Any], below: dict[Any, Any], pace: Pace) -> dict[Any, Any] | None:
+    """What is only below; None where that is much. Nobody writes to what is below until the layer was read."""
+    if not nearly_covers(changes, below):
+        return None
+    missing: dict[Any, Any] = {}
+    all_keys = iter(below)
+    while keys := list(islice(all_keys, pace.entries)):
+        missing |= {key: below[key] for key in filterfalse(changes.__contains__, keys)}
+        if len(missing) > MAX_MISSING_SHARE * len(below):
+            return None
         pace.rest_if_due()
-    return False
+    return missing
 
 
 def _batch(info: StateInfo, keys: list[Any], values: list[Any], timed: TimedEntries | None = None) -> pa.RecordBatch:
@@ -187,12 +206,28 @@ def _batch(info: StateInfo, keys: list[Any], values: list[Any], timed: TimedEntr
     if timed is not None:
         values, *ends = timed.columns(values)
     try:
-        columns = [keys_to_arrow(keys, info.schema.field("key").type), from_list(values, value_type)]
+        columns = [keys_to_arrow(keys, info.schema.field("key").type), _column(values, value_type)]
         columns += [from_list(each, info.schema.field(EXPIRES).type) for each in ends]
     except SchemaError as error:
         raise SchemaError(f"state {info.name!r} of type {ddl_of(value_type)} holds a value that can't be written: "
                           f"{error}") from error
     return pa.RecordBatch.from_arrays(columns, schema=info.schema)
+
+
+def _column(values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
+    """As `from_list`, for what is held in its form already (values.py). No bool can hide among such numbers, and to look for
+    one would let go of the interpreter's lock several times for each chunk."""
+    code = _NUMBERS.get(arrow.id)
+    if code is not None:
+        try:
+            return pa.Array.from_buffers(arrow, len(values), [None, pa.py_buffer(array(code, values))])
+        except (TypeError, OverflowError):
+            pass        # there is a null, or one is too large
+    return from_list(values, arrow)
+
+
+# The codes of Python's arrays.
+_NUMBERS = {pa.int8().id: "b", pa.int16().id: "h", pa.int32().id: "i", pa.int64().id: "q", pa.float64().id: "d"}
 
 
 def _emptying(things: list[T]) -> Iterator[T]:
@@ -230,7 +265,7 @@ _NAN = float("nan")
 def keys_to_arrow(keys: Sequence[Any], key_type: pa.DataType) -> pa.Array:
     """The way back from `key_list`."""
     if not pa.types.is_struct(key_type):
-        return from_list(keys, key_type)
+        return _column(keys, key_type)
     fields = list(key_type)
     columns = [keys_to_arrow(column, field.type) for column, field in zip(zip(*keys, strict=True), fields, strict=True)]
     return pa.StructArray.from_arrays(columns, fields=fields)

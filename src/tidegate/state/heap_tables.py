@@ -1,231 +1,22 @@
-"""The tables of the heap backend: dictionaries, frozen in O(1).
+"""The heap backend's tables, one for each shape of state: the methods that the user's function calls.
 
-Theory of operation. What was set since the last freeze is in the dictionary `fresh`, with GONE for keys that were deleted
-since. A freeze hands `fresh` over as a `Layer` and begins a new one, which costs the same whatever the size of the state. So
-what is frozen is exactly what changed (the paper, section 4.2, copies the table array and shares chains, and calls
-incremental snapshots of it conceivable). Nobody writes to a layer any more, so a background thread reads it without a lock,
-while the loop goes on.
-
-There are two kinds, for what is at hand in memory makes most of the difference:
-- Values that are replaced whole (`LayeredTable`) are in one place only. A read looks into `fresh` first, then into layers,
-  then into `main`; a write goes to `fresh`. A layer that was read is moved into `main` in small steps.
-- Lists, maps and accumulators, which change in place, and state with a ttl are in `main` always, and in `fresh` as well if
-  they have changed: the very same object. GONE in `fresh` is absence in main.
-
-Invariants:
-- A key that is GONE in `fresh` or a layer is in something below it.
-- A list or dict that a layer holds is never changed in place as long as somebody may read that layer: a copy takes its
-  place first. And none is held by the user as well: they are copied on their way in and out (values.py).
-- Every entry of main is in some layer or in `fresh`, except those that were loaded as `known`.
-
-What grows with the state even so: a Python dictionary that fills up is copied to twice its size at once, which takes
-some milliseconds from a hundred thousand entries on. That happens to main when the state grows, and to `fresh` when as
-many keys change between two freezes. The list or dictionary of one key is copied whole when it is changed for the first
-time after a freeze, until the layer was read.
+How they are frozen is told in heap_layers.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
-from tidegate.errors import JobError
 from tidegate.state.descriptors import Descriptor
+from tidegate.state.heap_layers import ABSENT, GONE, Cursor, DoubledTable, HeapTable, LayeredTable
 from tidegate.state.sections import StateInfo
 from tidegate.state.values import detached
 
-# A layer is moved into main in about this many steps.
-BACKLOG_STEPS = 128
+__all__ = ["ABSENT", "GONE", "HeapAggregating", "HeapContainerValue", "HeapList", "HeapMap", "HeapReducing", "HeapTimes",
+           "HeapValue", "make_table"]
 
-
-class _Sentinel:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return self._name
-
-
-class _NoKey:
-    """Where the cursor is when there is no key. No table can look it up, so that no state is touched by mistake."""
-
-    def __hash__(self) -> int:
-        raise JobError("there is no key here, so there is no keyed state: use it in the methods that are called with a "
-                       "record of a keyed stream, and in on_timer")
-
-    def __repr__(self) -> str:
-        return "NO_KEY"
-
-
-GONE: Any = _Sentinel("GONE")
-NO_KEY: Any = _NoKey()
-ABSENT: Any = _Sentinel("ABSENT")
 _NO_ITEMS: dict[Any, Any] = {}      # never written to
-
-
-class Cursor:
-    """The key that the user's function is at. One for all states of an operator. None is a key like any other."""
-
-    __slots__ = ("key",)
-
-    def __init__(self) -> None:
-        self.key: Any = NO_KEY
-
-
-class Layer:
-    """What changed between two freezes. `entry_count` is how many entries the table had at the second one.
-
-    Its reader, in another thread, takes the entries out and then sets `read`; the loop looks at that only.
-    """
-
-    __slots__ = ("below", "changes", "entry_count", "is_moved", "read", "timed")
-
-    def __init__(self, changes: dict[Any, Any], *, entry_count: int | None = None, below: dict[Any, Any] | None = None,
-                 is_moved: bool = False) -> None:
-        self.changes = changes
-        self.entry_count = entry_count
-        self.below = below              # instead of `entry_count`: what the layer lies on, if that is one dictionary
-        self.is_moved = is_moved        # into the table's dictionary, once it was read
-        self.read = False
-        self.timed: TimedEntries | None = None      # of state with a ttl
-
-
-class TimedEntries(Protocol):
-    """How the entries of a state with a ttl become rows (heap_ttl.py)."""
-
-    def left(self, entries: list[Any]) -> tuple[list[Any], int]:
-        """The entries, GONE for those that expired, and how many these are."""
-
-    def columns(self, entries: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Values, and when they expire."""
-
-
-class HeapTable:
-    """The entries of one state. Its subclasses add the methods that the user's function calls."""
-
-    __slots__ = ("alone", "copied", "cursor", "default", "fresh", "info", "keep", "main", "plain", "shared", "unread")
-
-    def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
-        self.info = info
-        self.cursor = cursor
-        self.default = descriptor.default
-        self.keep = descriptor.keeper()
-        self.plain = descriptor.form.plain
-        self.copied = descriptor.form.copied
-        self.main: dict[Any, Any] = {}
-        self.fresh: dict[Any, Any] = {}
-        self.alone = True               # whether no layer or snapshot below `fresh` can hold anything
-        self.unread: list[Layer] = []
-        self.shared = False             # whether somebody may be reading what isn't in `fresh`
-
-    def entries(self) -> dict[Any, Any]:
-        """All of them. Not to be changed."""
-        return self.main
-
-    # What the subclasses' methods are made of.
-
-    def write(self, key: Any, value: Any) -> None:
-        self.main[key] = self.fresh[key] = value
-
-    def clear(self) -> None:
-        key = self.cursor.key
-        if key in self.main:
-            self.forget(key)
-
-    def forget(self, key: Any) -> None:
-        del self.main[key]
-        if self.alone:
-            del self.fresh[key]
-        else:
-            self.fresh[key] = GONE
-
-    def owned(self, key: Any) -> bool:
-        """Whether no reader can see the list or dict that the table holds for the key."""
-        return not self.shared or key in self.fresh
-
-    # Layers.
-
-    def freeze(self) -> Layer:
-        layer = Layer(self.fresh, entry_count=len(self.main))
-        self.fresh = {}
-        self.alone = False
-        self.unread.append(layer)
-        self.shared = True
-        return layer
-
-    def tidy(self, budget: int) -> None:
-        """Notices that layers were read."""
-        if self.shared:
-            self.unread = [layer for layer in self.unread if not layer.read]
-            self.shared = bool(self.unread)
-
-    def load(self, keys: Iterable[Any], values: Iterable[Any], *, known: bool) -> None:
-        if known:
-            self.alone = False
-            self.main.update(zip(keys, values, strict=True))
-        else:
-            entries = dict(zip(keys, values, strict=True))
-            self.main.update(entries)
-            self.fresh.update(entries)
-
-
-class LayeredTable(HeapTable):
-    """Entries that are replaced whole, in one place each."""
-
-    __slots__ = ("layers",)
-
-    def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
-        super().__init__(descriptor, info, cursor)
-        self.layers: list[Layer] = []       # not moved into main yet, oldest first
-
-    def below(self, key: Any) -> Any:
-        """What there is under `fresh` for the key, or GONE."""
-        for layer in reversed(self.layers):
-            value = layer.changes.get(key, ABSENT)
-            if value is not ABSENT:
-                return value
-        return self.main.get(key, GONE)
-
-    def entries(self) -> dict[Any, Any]:
-        entries = dict(self.main)
-        for changes in (*(layer.changes for layer in self.layers), self.fresh):
-            entries.update(changes)
-        return {key: value for key, value in entries.items() if value is not GONE}
-
-    def clear(self) -> None:
-        key = self.cursor.key
-        if self.below(key) is not GONE:
-            self.fresh[key] = GONE
-        elif key in self.fresh:
-            del self.fresh[key]
-
-    def freeze(self) -> Layer:
-        layer = Layer(self.fresh, below=None if self.layers else self.main, is_moved=True)
-        self.layers.append(layer)
-        self.fresh = {}
-        return layer
-
-    def tidy(self, budget: int) -> None:
-        """Moves entries of layers that were read into main: `budget`, and more the more there are."""
-        while self.layers and self.layers[0].read and budget > 0:
-            changes = self.layers[0].changes
-            if not self.main:
-                self.main, changes = changes, {}
-            budget += len(changes) // BACKLOG_STEPS
-            take, main = changes.popitem, self.main
-            for _ in range(min(budget, len(changes))):
-                key, value = take()
-                if value is GONE:
-                    main.pop(key, None)
-                else:
-                    main[key] = value
-                budget -= 1
-            if changes:
-                return
-            del self.layers[0]
-
-    def load(self, keys: Iterable[Any], values: Iterable[Any], *, known: bool) -> None:
-        (self.main if known else self.fresh).update(zip(keys, values, strict=True))
 
 
 class HeapValue(LayeredTable):
@@ -291,7 +82,7 @@ class HeapReducing(LayeredTable):
         return self.below(key) if merged is ABSENT else merged
 
 
-class HeapAggregating(HeapTable):
+class HeapAggregating(DoubledTable):
     """`add` may change an accumulator in place, unless a reader can see it: then it gets a copy."""
 
     __slots__ = ("create", "function", "long", "result")
@@ -326,7 +117,7 @@ class HeapAggregating(HeapTable):
         self.write(key, accumulator)
 
 
-class HeapList(HeapTable):
+class HeapList(DoubledTable):
     __slots__ = ()
 
     def get(self) -> tuple[Any, ...]:
@@ -362,7 +153,7 @@ class HeapList(HeapTable):
         return items
 
 
-class HeapMap(HeapTable):
+class HeapMap(DoubledTable):
     __slots__ = ("keep_key", "plain_key")
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:

@@ -9,7 +9,7 @@ in the slice of its end. When a slice is over, `sweep` takes keys out of it, as 
 A key changes its list only when a write moves its end to another slice, so most writes don't touch the lists. The ends of a
 list or map are looked at together: it is listed under `soonest`, which no item's end is before.
 
-Invariants, beside those of heap_tables.py:
+Invariants, beside those of heap_layers.py:
 - each key of main is in exactly one slice, that of its end or `soonest`; no other key is in any;
 - tuples don't change. `TimedItems` and `TimedMap` are what the lists and dictionaries of other tables are: not changed in
   place as long as somebody may read a layer that holds them. (Their `soonest` may be: it holds for both.)
@@ -27,14 +27,14 @@ from heapq import heappop, heappush
 from typing import Any
 
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap_tables import GONE, Cursor, HeapTable, Layer
+from tidegate.state.heap_layers import GONE, Cursor, DoubledTable, Layer
 from tidegate.state.sections import StateInfo
 from tidegate.state.ttl import loaded
 
 SLICES = 16     # of a ttl
 
 
-class TimedTable(HeapTable):
+class TimedTable(DoubledTable):
     """What tables with a ttl have in common: the clock, and which keys expire when."""
 
     __slots__ = ("by_reads", "end", "listed", "now", "now_ms", "order", "slice_ms", "slices", "start", "stop",
@@ -146,6 +146,7 @@ class TimedTable(HeapTable):
         if known:
             self.alone = False
             self.fresh.update(dict.fromkeys(gone, GONE))
+            self.may_hold_gone = bool(gone)
         self.listed = 0
 
     def entry_of(self, value: Any, end: Any) -> Any:

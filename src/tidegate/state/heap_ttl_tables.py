@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap_tables import GONE, Cursor
+from tidegate.state.heap_layers import GONE, Cursor
 from tidegate.state.heap_ttl import TimedTable, Written
 from tidegate.state.sections import StateInfo
 from tidegate.state.values import detached

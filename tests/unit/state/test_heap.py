@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.state import descriptors as tg
-from tidegate.state import heap, heap_tables
+from tidegate.state import heap, heap_layers
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import FrozenHeap, HeapBackend, held_as_it_is, key_list
 from tidegate.state.sections import Section
@@ -126,9 +126,14 @@ def test_layers_are_read_right_however_reader_and_loop_take_turns(
     assert held(backend, state) == oracle
     for _ in range(100):
         backend.maintain(1)
-    assert not state.shared and not state.unread and not getattr(state, "layers", ())
+    assert all_done(state)
     assert held(backend, state) == oracle
     assert laid_over(found, backend.freeze().sections()) == oracle
+
+
+def all_done(state: Any) -> bool:
+    """Whether nothing is left of the layers."""
+    return not state.layers if isinstance(state, heap_layers.LayeredTable) else not state.shared and not state.unread
 
 
 def laid_over(found: dict[int, Any], sections: Iterable[Section]) -> dict[int, Any]:
@@ -218,7 +223,7 @@ def test_a_layer_that_is_never_read_is_given_up_by_its_release(descriptor: Any) 
     frozen = backend.freeze()
     frozen.release()
     backend.maintain(10)
-    assert not state.shared and not state.unread and not getattr(state, "layers", ())
+    assert all_done(state)
     assert len(state.main) == 10
 
 
@@ -232,7 +237,7 @@ def test_a_layer_of_what_changes_in_place_is_emptied_bit_by_bit_when_it_was_read
 
 
 def test_a_layer_of_values_is_moved_into_main_bit_by_bit_when_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap_tables, "BACKLOG_STEPS", 10_000)
+    monkeypatch.setattr(heap_layers, "BACKLOG_STEPS", 10_000)
     backend, state = filled(50)
     list(backend.freeze().sections())
     backend.maintain(1)
@@ -266,6 +271,79 @@ def test_the_more_there_is_to_move_the_more_is_moved_in_a_step() -> None:
         backend.maintain(512)
         steps += 1
     assert 60 < steps < 250
+    assert len(state.main) == 64_001
+
+
+# --------------------------------------------------------------------------------------------------- what is kept
+
+
+def changed(backend: HeapBackend, state: Any, keys: Iterable[int], value: int) -> FrozenHeap:
+    """A frozen version, after these keys were set."""
+    for backend.cursor.key in keys:
+        state.set(value)
+    return backend.freeze()
+
+
+def read(backend: HeapBackend, frozen: FrozenHeap) -> dict[int, Any]:
+    found = laid_over({}, frozen.sections())
+    frozen.release()
+    backend.maintain(1000)
+    return found
+
+
+def test_what_changes_nearly_whole_is_kept_and_copied() -> None:
+    backend, state = filled(64)
+    read(backend, backend.freeze())
+    mine = state.fresh
+    assert state.kept_times == 0, "all was new, which tells nothing"
+    frozen = changed(backend, state, range(60), 1)
+    assert state.fresh is mine and state.kept_times == 1
+    for backend.cursor.key in range(30):
+        state.set(2)
+    everything = dict.fromkeys(range(60), 1) | {key: key for key in range(60, 64)}
+    assert read(backend, frozen) == everything and frozen.complete, "with the little that it lacks"
+    assert state.main == {} and len(state.fresh) == 64, "nothing is held twice"
+    frozen = changed(backend, state, [70], 3)
+    assert read(backend, frozen) == everything | dict.fromkeys(range(30), 2) | {70: 3} and frozen.complete
+    assert held(backend, state) == everything | dict.fromkeys(range(30), 2) | {70: 3}
+
+
+def test_now_and_then_it_is_seen_how_much_changes() -> None:
+    backend, state = filled(64)
+    read(backend, backend.freeze())
+    for number in range(heap_layers.MAX_KEPT_TIMES):
+        assert len(read(backend, changed(backend, state, range(64), number))) == 64
+        assert state.kept_times == number + 1
+    assert len(read(backend, changed(backend, state, range(64), -1))) == 64
+    assert state.kept_times == 0 and state.fresh == {} and len(state.main) == 64
+    assert read(backend, changed(backend, state, [5], -2)) == {5: -2}, "little: it isn't kept"
+    assert state.kept_times == 0 and held(backend, state) == dict.fromkeys(range(64), -1) | {5: -2}
+
+
+def test_a_key_that_was_kept_and_is_deleted_is_news() -> None:
+    backend, state = filled(8)
+    read(backend, backend.freeze())
+    read(backend, changed(backend, state, range(9), 1))
+    assert state.main == {} and state.kept_times == 1
+    backend.cursor.key = 8
+    state.clear()
+    assert state.get() is None
+    frozen = backend.freeze()
+    gone = [to_list(section.rows.column("key")) for section in frozen.sections() if section.deleted]
+    assert gone == [[8]] and state.kept_times == 0, "where something is deleted nothing is kept"
+    frozen.release()
+    backend.maintain(100)
+    assert held(backend, state) == dict.fromkeys(range(8), 1) and 8 not in state.main
+
+
+def test_what_is_large_is_never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap_layers, "MAX_KEPT_ENTRIES", 63)
+    backend, state = filled(64)
+    read(backend, backend.freeze())
+    changes = state.fresh
+    frozen = changed(backend, state, range(64), 1)
+    assert state.layers[0].changes is changes and state.fresh == {}
+    assert read(backend, frozen) == dict.fromkeys(range(64), 1) and frozen.complete
 
 
 def test_keys_that_come_and_go_between_two_freezes_leave_nothing() -> None:

@@ -26,7 +26,7 @@ from tidegate.errors import JobError
 from tidegate.state import descriptors as tg
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import FrozenHeap, HeapBackend
-from tidegate.state.heap_tables import GONE
+from tidegate.state.heap_layers import GONE
 from tidegate.state.merging import LayerInMemory, resolved_rows
 from tidegate.state.rocksdb import RocksSettings, native_sections
 from tidegate.state.timers import TimeKind, TimerQueue

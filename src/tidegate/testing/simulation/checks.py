@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -89,13 +90,11 @@ class Witness:
     def _look_for_records(self, manifest: Manifest) -> None:
         """Records under way are in a snapshot only in the modes that say so, and in none that ends the job."""
         ended = manifest.ending in (Ending.INPUT_ENDED.value, Ending.DRAIN.value)
-        for operator, entry in manifest.operators.items():
-            for piece in entry.pieces:
-                for state, count in piece.item_counts.items():
-                    kept = not ended if state == FEEDBACK else self._keeps_in_flight and manifest.ending is None
-                    if count and state.startswith((FEEDBACK, IN_FLIGHT)) and not kept:
-                        self._world.violate(f"the snapshot of epoch {manifest.epoch} ({manifest.ending}) has {count} "
-                                            f"records in {state} of {operator}")
+        for operator, state in _records_under_way(manifest):
+            kept = not ended if state == FEEDBACK else self._keeps_in_flight and manifest.ending is None
+            if not kept:
+                self._world.violate(f"the snapshot of epoch {manifest.epoch} ({manifest.ending}) has records in {state} of "
+                                    f"{operator}")
 
     def _needed_files(self) -> frozenset[str]:
         """What the snapshots of the present lineage list."""
@@ -133,6 +132,14 @@ class Witness:
         """Output is committed only once a snapshot holds it that the job never goes back behind."""
         if not any(epoch >= transaction.epoch and attempt >= transaction.attempt for epoch, attempt in self.completed):
             self._world.violate(f"{transaction} is committed, but no snapshot that has it is complete")
+
+
+def _records_under_way(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """The operators that have any, and in which state."""
+    for operator, entry in manifest.operators.items():
+        for piece in entry.pieces:
+            yield from ((operator, state) for state, count in piece.item_counts.items()
+                        if count and state.startswith((FEEDBACK, IN_FLIGHT)))
 
 
 def live_manifests(memory: MemoryStore) -> list[ManifestName]:
@@ -174,6 +181,8 @@ def check_savepoint(order: SavepointOrder) -> None:
     if order.info is not None:
         store, manifest = load_savepoint(order.to)
         assert manifest.epoch == order.info.epoch
+        kept = [(operator, state) for operator, state in _records_under_way(manifest) if state != FEEDBACK]
+        assert not kept, f"full epochs are aligned, but a savepoint has records under way in {kept}"
         for file in manifest.files():
             content = store.read(file.name)
             assert (len(content), zlib.crc32(content)) == (file.bytes, file.checksum), f"{file.name} of a savepoint"

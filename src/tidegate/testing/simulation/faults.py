@@ -30,7 +30,7 @@ OCCASIONS: dict[str, int] = {
 }
 MOST_MISHAPS = 3        # of one fault of the store
 HOUR_MS = 3_600_000
-HEALED_AFTER_US = 20_000_000
+HEALED_AFTER_US = 5_000_000
 
 
 class SimulatedFailure(RuntimeError):

@@ -57,7 +57,7 @@ class RunningSums(SimulatedJob):
     name = "running sums"
 
     def __init__(self, rng: Random) -> None:
-        count, splits = rng.randint(40, 160), rng.randint(1, 4)
+        count, splits = rng.randint(30, 100), rng.randint(1, 4)
         keys = _keys_of_splits(rng, count, splits=splits, keys=rng.choice((rng.randint(1, 12), 40)))
         self._two = rng.random() < 0.5
         self._rows: list[Row] = [(key, f"k{key}", number) if self._two else (key, number)
@@ -153,7 +153,7 @@ class Windows(SimulatedJob):
     can_drain = False
 
     def __init__(self, rng: Random) -> None:
-        count = rng.randint(40, 130)
+        count = rng.randint(30, 90)
         # With one split the watermark is exact and no record late; with more, windows may close in several goes.
         self._splits = rng.choice((1, 1, 2, 3))
         keys = _keys_of_splits(rng, count, splits=self._splits, keys=rng.choice((rng.randint(1, 6), 30)))
@@ -238,7 +238,7 @@ class Pairs(SimulatedJob):
     name = "pairs"
 
     def __init__(self, rng: Random) -> None:
-        count, keys = rng.randint(30, 90), rng.randint(1, 8)
+        count, keys = rng.randint(20, 60), rng.randint(1, 8)
         both = [(f"key {number % keys}", number) for number in range(count)]
         self._left = [(key, number, 2 * number) for key, number in both if rng.random() < 0.9]
         self._right = [(number, key, 3 * number) for key, number in both if rng.random() < 0.9]
@@ -292,7 +292,7 @@ class Rules(SimulatedJob):
     name = "rules"
 
     def __init__(self, rng: Random) -> None:
-        count, splits = rng.randint(40, 130), rng.randint(1, 3)
+        count, splits = rng.randint(30, 90), rng.randint(1, 3)
         keys = _keys_of_splits(rng, count, splits=splits, keys=rng.choice((rng.randint(1, 9), 30)))
         self._rows = [(key, number) for number, key in enumerate(keys)]
         self._rules = [(number, 10 ** (number % 12) + number) for number in range(rng.randint(3, 20))]
@@ -371,7 +371,7 @@ class Hands(SimulatedJob):
 
     def __init__(self, rng: Random) -> None:
         lanes = rng.randint(1, 5)
-        self._rows = [(number, number % lanes) for number in range(rng.randint(40, 150))]
+        self._rows = [(number, number % lanes) for number in range(rng.randint(30, 100))]
         self._source = _rows_source(self._rows, "id long, lane long", rng.randint(1, 4))
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
@@ -422,7 +422,7 @@ class Sides(SimulatedJob):
     name = "sides"
 
     def __init__(self, rng: Random) -> None:
-        count = rng.randint(20, 70)
+        count = rng.randint(15, 50)
         self._rows = [(number,) for number in range(2 * count)]
         self._sources = (_rows_source(self._rows[:count], "n long", rng.randint(1, 3)),
                          _rows_source(self._rows[count:], "n long", rng.randint(1, 3)))

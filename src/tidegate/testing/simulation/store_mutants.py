@@ -14,7 +14,7 @@ from tidegate.errors import CommitError, CorruptFile
 from tidegate.protocol import coordinator, recovery
 from tidegate.runtime import exchange, master, savepoints, snapshots
 from tidegate.state import format as state_format
-from tidegate.state import heap_tables, operator_state, timers
+from tidegate.state import heap_layers, operator_state, timers
 from tidegate.store import catalog
 from tidegate.testing.simulation.faults import FaultRates
 from tidegate.testing.simulation.mutant import RESTORES, Mutant
@@ -66,8 +66,9 @@ def _skip_what_is_unreadable(original: Any) -> Any:
 
 
 def _frozen_in_name_only(original: Any) -> Any:
-    def freeze(self: heap_tables.LayeredTable) -> heap_tables.Layer:
-        return heap_tables.Layer(self.fresh, below=self.main, is_moved=True)     # and the loop goes on writing to it
+    def freeze(self: heap_layers.LayeredTable) -> heap_layers.Layer:
+        # And the loop goes on writing to it.
+        return heap_layers.Layer(self.fresh, may_hold_gone=True, is_private=False, below=self.main)
 
     return freeze
 
@@ -257,7 +258,7 @@ STORE_MUTANTS = (
            patches=((snapshots, "merged_sections",
                      lambda original: lambda *what, keep_deleted, **rest: original(*what, keep_deleted=False, **rest)),)),
     Mutant("restored state is known", "the first snapshot after a rescaling lacks what was restored", rates=RESTORES,
-           patches=((heap_tables.LayeredTable, "load",
+           patches=((heap_layers.LayeredTable, "load",
                      lambda original: lambda self, keys, values, known: original(self, keys, values, known=True)),)),
     Mutant("names without attempt", "two attempts write one file", row=13,
            patches=((snapshots, "state_file_name",
@@ -297,9 +298,9 @@ STORE_MUTANTS = (
     Mutant("union state grows", "every copy of an item is taken in as one more", row=16, rates=RESTORES, job="hands",
            patches=((operator_state.UnionList, "load", _take_copies_in),)),
     Mutant("shared containers", "a list that a snapshot is written of is changed in place", job="windows",
-           patches=((heap_tables.HeapTable, "owned", lambda original: lambda self, key: True),)),
+           patches=((heap_layers.DoubledTable, "owned", lambda original: lambda self, key: True),)),
     Mutant("frozen in name only", "state goes on changing while it is written",
-           patches=((heap_tables.LayeredTable, "freeze", _frozen_in_name_only),)),
+           patches=((heap_layers.LayeredTable, "freeze", _frozen_in_name_only),)),
     Mutant("timers forgotten", "restored timers never fire", rates=RESTORES, job="windows",
            patches=((timers.TimerQueue, "load", _no_queue),)),
     Mutant("old links are heard", "the loss of an old link fails the attempt that is being opened",

@@ -1,0 +1,302 @@
+"""What the tables of the heap backend are made of: dictionaries, frozen in O(1).
+
+Theory of operation. What was set since the last freeze is in the dictionary `fresh`, with GONE for keys that were deleted
+since. A freeze hands `fresh` over as a `Layer` and begins a new one, which costs the same whatever the size of the state. So
+what is frozen is exactly what changed (the paper, section 4.2, copies the table array and shares chains, and calls
+incremental snapshots of it conceivable). The loop never writes to a layer until it was read, so a background thread reads
+it without a lock, while the loop goes on.
+
+There are two kinds, for what is at hand in memory makes most of the difference:
+- Values that are replaced whole (`LayeredTable`) are in one place only. A read looks into `fresh` first, then into layers,
+  then into `main`; a write goes to `fresh`. A layer that was read is moved into `main` in small steps.
+- Lists, maps and accumulators, which change in place, and state with a ttl (`DoubledTable`) are in `main` always, and in
+  `fresh` as well if they have changed: the very same object. GONE in `fresh` is absence in main.
+
+Where nearly everything changes between two freezes, a new dictionary would soon hold what the old one holds, and each key's
+way there costs more than to copy all of them at once. So a `fresh` like that, if it isn't large, is *kept*: the layer is a
+copy of it, and the next one holds all of it again, changed or not. Every now and then it isn't kept, to see how much
+changes.
+
+Invariants:
+- A key that is GONE in `fresh` or a layer is in something below it, or was in `fresh` when that was kept.
+- A list or dict that a layer holds is never changed in place as long as somebody may read that layer: a copy takes its
+  place first. And none is held by the user as well: they are copied on their way in and out (values.py).
+- Every entry of main is in some layer or in `fresh`, except those that were loaded as `known`.
+
+What grows with the state even so: a Python dictionary that fills up is copied to twice its size at once, which takes
+some milliseconds from a hundred thousand entries on. That happens to main when the state grows, and to `fresh` when as
+many keys change between two freezes. The list or dictionary of one key is copied whole when it is changed for the first
+time after a freeze, until the layer was read. Keys that come and go after `fresh` was kept leave their GONE in it until the
+next freeze.
+
+The tables themselves are in heap_tables.py, those of state with a ttl in heap_ttl_tables.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat, starmap
+from typing import Any, Protocol
+
+from tidegate.errors import JobError
+from tidegate.state.descriptors import Descriptor
+from tidegate.state.sections import StateInfo
+
+# A layer is moved into main in about this many steps.
+BACKLOG_STEPS = 128
+# `fresh` is kept if its size differs no more than this from that of what is below it, if it has no more entries than this (a
+# copy of so many takes about a millisecond), and was not kept more often than this in a row.
+MAX_MISSING_SHARE = 0.125
+MAX_KEPT_ENTRIES = 1 << 16
+MAX_KEPT_TIMES = 15
+
+
+class _Sentinel:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+class _NoKey:
+    """Where the cursor is when there is no key. No table can look it up, so that no state is touched by mistake."""
+
+    def __hash__(self) -> int:
+        raise JobError("there is no key here, so there is no keyed state: use it in the methods that are called with a "
+                       "record of a keyed stream, and in on_timer")
+
+    def __repr__(self) -> str:
+        return "NO_KEY"
+
+
+GONE: Any = _Sentinel("GONE")
+NO_KEY: Any = _NoKey()
+ABSENT: Any = _Sentinel("ABSENT")
+
+
+class Cursor:
+    """The key that the user's function is at. One for all states of an operator. None is a key like any other."""
+
+    __slots__ = ("key",)
+
+    def __init__(self) -> None:
+        self.key: Any = NO_KEY
+
+
+class Layer:
+    """What changed between two freezes.
+
+    Its reader, in another thread, takes the entries out and then sets `read`; the loop looks at that first.
+    """
+
+    __slots__ = ("below", "changes", "entry_count", "is_private", "may_hold_gone", "missing", "read", "timed")
+
+    def __init__(self, changes: dict[Any, Any], *, may_hold_gone: bool, is_private: bool, entry_count: int | None = None,
+                 below: dict[Any, Any] | None = None) -> None:
+        self.changes = changes
+        self.may_hold_gone = may_hold_gone
+        self.is_private = is_private    # the reader's: the table can do without it
+        self.entry_count = entry_count  # how many entries the table had at the freeze
+        self.below = below              # instead of `entry_count`: what the layer lies on, if that is one dictionary
+        self.missing: dict[Any, Any] | None = None  # what only `below` holds, where the reader found that it is little
+        self.read = False
+        self.timed: TimedEntries | None = None      # of state with a ttl
+
+
+class TimedEntries(Protocol):
+    """How the entries of a state with a ttl become rows (heap_ttl.py)."""
+
+    def left(self, entries: list[Any]) -> tuple[list[Any], int]:
+        """The entries, GONE for those that expired, and how many these are."""
+
+    def columns(self, entries: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Values, and when they expire."""
+
+
+class HeapTable:
+    """The entries of one state. Its subclasses are the two kinds; theirs add the methods that the user's function calls."""
+
+    __slots__ = ("copied", "cursor", "default", "fresh", "info", "keep", "main", "may_hold_gone", "plain")
+
+    def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
+        self.info = info
+        self.cursor = cursor
+        self.default = descriptor.default
+        self.keep = descriptor.keeper()
+        self.plain = descriptor.form.plain
+        self.copied = descriptor.form.copied
+        self.main: dict[Any, Any] = {}
+        self.fresh: dict[Any, Any] = {}
+        self.may_hold_gone = False      # whether something was deleted since the last freeze
+
+    def entries(self) -> dict[Any, Any]:
+        """All of them. Not to be changed."""
+        raise AssertionError("of the subclass")
+
+    def freeze(self) -> Layer:
+        raise AssertionError("of the subclass")
+
+    def tidy(self, budget: int) -> None:
+        """A step of what is left to do with layers that were read. `budget` is in entries."""
+        raise AssertionError("of the subclass")
+
+    def load(self, keys: Iterable[Any], values: Iterable[Any], *, known: bool) -> None:
+        raise AssertionError("of the subclass")
+
+
+class DoubledTable(HeapTable):
+    """Entries that change in place: in `main`, and in `fresh` as well if they have changed."""
+
+    __slots__ = ("alone", "shared", "unread")
+
+    def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
+        super().__init__(descriptor, info, cursor)
+        self.alone = True               # whether no layer or snapshot below `fresh` can hold anything
+        self.unread: list[Layer] = []
+        self.shared = False             # whether somebody may be reading what isn't in `fresh`
+
+    def entries(self) -> dict[Any, Any]:
+        return self.main
+
+    # What the subclasses' methods are made of.
+
+    def write(self, key: Any, value: Any) -> None:
+        self.main[key] = self.fresh[key] = value
+
+    def clear(self) -> None:
+        key = self.cursor.key
+        if key in self.main:
+            self.forget(key)
+
+    def forget(self, key: Any) -> None:
+        del self.main[key]
+        if self.alone:
+            del self.fresh[key]
+        else:
+            self.fresh[key] = GONE
+            self.may_hold_gone = True
+
+    def owned(self, key: Any) -> bool:
+        """Whether no reader can see the list or dict that the table holds for the key."""
+        return not self.shared or key in self.fresh
+
+    # Layers.
+
+    def freeze(self) -> Layer:
+        layer = Layer(self.fresh, may_hold_gone=self.may_hold_gone, is_private=True, entry_count=len(self.main))
+        self.fresh, self.may_hold_gone = {}, False
+        self.alone = False
+        self.unread.append(layer)
+        self.shared = True
+        return layer
+
+    def tidy(self, budget: int) -> None:
+        """Notices that layers were read."""
+        if self.shared:
+            self.unread = [layer for layer in self.unread if not layer.read]
+            self.shared = bool(self.unread)
+
+    def load(self, keys: Iterable[Any], values: Iterable[Any], *, known: bool) -> None:
+        if known:
+            self.alone = False
+            self.main.update(zip(keys, values, strict=True))
+        else:
+            entries = dict(zip(keys, values, strict=True))
+            self.main.update(entries)
+            self.fresh.update(entries)
+
+
+class LayeredTable(HeapTable):
+    """Entries that are replaced whole, in one place each."""
+
+    __slots__ = ("kept_times", "layers")
+
+    def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
+        super().__init__(descriptor, info, cursor)
+        self.layers: list[Layer] = []       # not moved into main yet, oldest first
+        self.kept_times = 0                 # how many freezes `fresh` has lived through
+
+    def below(self, key: Any) -> Any:
+        """What there is under `fresh` for the key, or GONE."""
+        for layer in reversed(self.layers):
+            value = layer.changes.get(key, ABSENT)
+            if value is not ABSENT:
+                return value
+        return self.main.get(key, GONE)
+
+    def entries(self) -> dict[Any, Any]:
+        entries = dict(self.main)
+        for changes in (*(layer.changes for layer in self.layers), self.fresh):
+            entries.update(changes)
+        return {key: value for key, value in entries.items() if value is not GONE}
+
+    def clear(self) -> None:
+        key = self.cursor.key
+        if self.below(key) is not GONE or (self.kept_times and key in self.fresh):
+            self.fresh[key] = GONE
+            self.may_hold_gone = True
+        elif key in self.fresh:
+            del self.fresh[key]
+
+    def freeze(self) -> Layer:
+        layer = Layer(self.fresh, may_hold_gone=self.may_hold_gone, is_private=self._keeps(),
+                      below=None if self.layers else self.main)
+        if layer.is_private:
+            layer.changes = self.fresh.copy()
+            self.kept_times += 1
+        else:
+            self.fresh, self.kept_times = {}, 0
+        self.may_hold_gone = False
+        self.layers.append(layer)
+        return layer
+
+    def _keeps(self) -> bool:
+        if self.may_hold_gone or len(self.fresh) > MAX_KEPT_ENTRIES:
+            return False
+        if self.kept_times:
+            return self.kept_times < MAX_KEPT_TIMES
+        # Where there is much less below, most is new, and nobody knows how much of it will change again.
+        return bool(self.main) and nearly_covers(self.fresh, self.main) and nearly_covers(self.main, self.fresh)
+
+    def tidy(self, budget: int) -> None:
+        """Moves entries of layers that were read into main: `budget`, and more the more there are."""
+        while self.layers and self.layers[0].read and budget > 0:
+            layer = self.layers[0]
+            if not layer.is_private:
+                budget = self._move(layer, budget)
+                if layer.changes:
+                    return
+            elif layer.missing is not None and len(self.layers) == 1:
+                # With that, all of main is in what was kept.
+                for key, value in layer.missing.items():
+                    self.fresh.setdefault(key, value)
+                self.main = {}
+            del self.layers[0]
+
+    def _move(self, layer: Layer, budget: int) -> int:
+        """What is left of the budget."""
+        changes = layer.changes
+        if not self.main and not layer.may_hold_gone:
+            self.main, layer.changes = changes, {}
+            return budget
+        budget += len(changes) // BACKLOG_STEPS
+        count = min(budget, len(changes))
+        if layer.may_hold_gone:
+            for _ in range(count):
+                key, value = changes.popitem()
+                if value is GONE:
+                    self.main.pop(key, None)
+                else:
+                    self.main[key] = value
+        else:
+            self.main.update(starmap(changes.popitem, repeat((), count)))
+        return budget - count
+
+    def load(self, keys: Iterable[Any], values: Iterable[Any], *, known: bool) -> None:
+        (self.main if known else self.fresh).update(zip(keys, values, strict=True))
+
+
+def nearly_covers(changes: dict[Any, Any], below: dict[Any, Any]) -> bool:
+    """As far as their sizes tell."""
+    return len(changes) >= (1 - MAX_MISSING_SHARE) * len(below)

@@ -24,7 +24,7 @@ import tidegate as tg
 from benchmarks.workloads import SCHEMA, Discard, Records, records_in, session, wait_until
 from tidegate.runtime.reports import EpochReport
 
-EPOCHS = 100
+EPOCHS = 150
 WARM_UP_EPOCHS = 10
 PAUSE_S = 0.1               # between two snapshots
 

@@ -46,10 +46,10 @@ def test_without_faults_every_job_finishes_and_every_record_counts_once(job: str
 
 
 def test_most_runs_have_several_faults_and_snapshots_to_go_back_to() -> None:
-    outcomes = [Simulation(seed).run() for seed in range(20)]
-    assert sum(len(outcome.faults) >= 2 for outcome in outcomes) > 10
-    assert sum(outcome.epochs >= 2 for outcome in outcomes) > 10
-    assert sum(outcome.attempts >= 2 for outcome in outcomes) > 10
+    outcomes = [Simulation(seed).run() for seed in range(30)]
+    assert sum(len(outcome.faults) >= 2 for outcome in outcomes) > 12
+    assert sum(outcome.epochs >= 2 for outcome in outcomes) > 20
+    assert sum(outcome.attempts >= 2 for outcome in outcomes) > 15
 
 
 def test_one_seed_gives_one_trace() -> None:

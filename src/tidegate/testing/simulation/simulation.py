@@ -40,6 +40,8 @@ LONGEST_US = 200_000_000
 MOST_EVENTS = 100_000
 SNAPSHOT_AFTER_HEALING_US = 20_000_000      # the promise is 60 s, but time-outs here are shorter than by default
 DRIVER_RESTART_US = 10_000
+QUIET, BUSY = 0.7, 0.3      # how often sources have nothing, the latter where records under way are what is tested
+SLOW_CHANNELS = 10.0        # so that much is under way, and many an alignment isn't through in time
 MOST_SLOTS = 4
 
 
@@ -106,6 +108,8 @@ class Simulation:
         self.savepoints: list[SavepointOrder] = []
         self.finished = False
         self.faults = Faults(self, self.world.rng, rates or FaultRates(), span=self.job.span)
+        if self.settings.snapshots.keeps_in_flight:
+            self.world.slowness["channel"] = SLOW_CHANNELS
         self.external = External(self.world, outage=self.faults.outage, before_commit=self.witness.before_commit)
         self._slots = rng.randint(1, self.job.most_slots)
         self._site = self._new_site(self._slots)
@@ -266,7 +270,7 @@ class Simulation:
 
     def _new_site(self, slots: int) -> Site:
         return Site(world=self.world, external=self.external, trip=self.trip, slots=slots, exact=self.exact,
-                    rng=self._rng)
+                    idle=BUSY if self.settings.snapshots.keeps_in_flight else QUIET, rng=self._rng)
 
     def _plan(self, site: Site) -> Plan:
         pipeline = Pipeline()

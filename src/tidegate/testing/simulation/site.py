@@ -30,6 +30,7 @@ class PacedSource(Source):
     rows: RowsSource
     world: World
     trip: Trip
+    idle: float             # the share of polls that find nothing
 
     @property
     def schema(self) -> pa.Schema:
@@ -40,18 +41,19 @@ class PacedSource(Source):
         return True
 
     def open(self, context: SourceContext) -> SourceReader:
-        return _PacedReader(self.rows.open(context), self.world, self.trip)
+        return _PacedReader(self.rows.open(context), self.world, self.trip, self.idle)
 
 
 class _PacedReader(SourceReader):
-    def __init__(self, reader: SourceReader, world: World, trip: Trip) -> None:
+    def __init__(self, reader: SourceReader, world: World, trip: Trip, idle: float) -> None:
+        self._idle = idle
         self._reader = reader
         self._world = world
         self._trip = trip
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
         self._trip.at("a poll")
-        if self._world.rng.random() < 0.7:
+        if self._world.rng.random() < self._idle:
             return None
         return self._reader.poll(self._world.rng.randint(1, max_rows))
 
@@ -72,6 +74,7 @@ class Site:
     trip: Trip
     slots: int
     exact: bool              # every record counts once, also after a rollback
+    idle: float              # how often a source has nothing when it is asked
     rng: Random
     drawn: dict[str, int | None] = field(default_factory=dict)
 
@@ -85,7 +88,7 @@ class Site:
         return TransactionalSink(self.external, self.world)
 
     def source(self, rows: RowsSource) -> PacedSource:
-        return PacedSource(rows, self.world, self.trip)
+        return PacedSource(rows, self.world, self.trip, self.idle)
 
 
 class SimulatedJob(ABC):

@@ -1,0 +1,276 @@
+"""`tg.write_state`: a DataFrame becomes keyed state in a new savepoint.
+
+Spark brings the rows together: `pmod(xxhash64(key), key_group_count)` is the key-group (ADR 002), the piece that owns it is
+the partition, and within a partition rows are sorted by key-group and key. Each task writes one piece of the operator, with
+what else that piece holds; other tasks copy the pieces of the other operators. The driver creates the manifest when all of
+it is there: before that there is no savepoint, and after a failure nothing is left of it.
+
+Rows come in one of two forms, told by their columns: one for each key, with a `value` (an array for a list, a map for a
+map), or one for each entry, as such a state is read: `map_key` and `value`, or `position` and `value`. `expires` may be
+there; `key_group` and `epoch`, which a table that was read has, are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import JobError, SchemaError, StoreError, TidegateError
+from tidegate.runtime.state_tables import (
+    AT_MS,
+    EPOCH,
+    KEY_GROUP,
+    MAP_KEY,
+    MOMENT,
+    POSITION,
+    VALUE,
+    KeyColumns,
+    find_snapshot,
+)
+from tidegate.runtime.state_writing import StateWriting, check_rows, declared_info, nullable, planned_writing
+from tidegate.state.descriptors import Descriptor
+from tidegate.state.sections import StateInfo
+from tidegate.state.ttl import COLLECTIONS, EXPIRES
+from tidegate.store import layout
+from tidegate.store.base import Store
+from tidegate.store.manifest import PieceEntry
+from tidegate.store.opening import open_store
+from tidegate.store.savepoints import (
+    RestorePoint,
+    SavepointInfo,
+    create_savepoint,
+    resolved,
+    savepoint_in_writing,
+    versions_here,
+)
+from tidegate.types import ddl_of, parse_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+GROUP, PIECE = "__group", "__piece"
+
+Batches = Iterator[pa.RecordBatch]
+
+
+def write_state(df: DataFrame, to: str, *, operator: str, state: str | Descriptor, base: str | None = None,
+                add: bool = False, key: str | Sequence[str] | None = None, shape: str | None = None, job: str | None = None,
+                key_group_count: int | None = None, parallelism: int | None = None) -> SavepointInfo:
+    """Writes the rows as keyed state into a new savepoint in the folder `to`, which a job can begin with (`restore_from`).
+
+    `state` is the state's name, or its declaration, `MyFunction.count`, which says what the rows must be. `key` names the
+    key's columns, by default `key`, or those that the base has. `shape` ("value", "list", "map", "reducing", "aggregating")
+    is for a new state that is given by name.
+
+    Without `base` the savepoint has this state alone; `job` and `key_group_count` (128) are what it says of itself, and
+    `parallelism` is in how many files it is written. With `base`, a savepoint or snapshot as `restore_from` takes it, that
+    one's state is rewritten, or added with `add=True`, and all else is copied. The base stays as it is.
+    """
+    import pyspark
+
+    found = None if base is None else find_snapshot(base)
+    rows, info = _prepared(df, found, operator, state, key=key, shape=shape)
+    target = open_store(resolved(to))
+    spark = df.sparkSession
+    writing = planned_writing(target=target.address, base=found, operator=operator, info=info, add=add, job=job,
+                              key_group_count=key_group_count,
+                              parallelism=parallelism or spark.sparkContext.defaultParallelism)
+    created_ms = round(time.time() * 1000)
+    with savepoint_in_writing(target, job=writing.job, epoch=writing.epoch):
+        pieces = _write_pieces(rows, writing)
+        pieces += _copy_pieces(spark, writing, found, done={piece.subtask for _, piece in pieces})
+        manifest = writing.manifest(pieces, created_ms=created_ms)
+        _remove_others(target, {file.name for file in manifest.files()})
+        graph = "" if found is None or found.manifest.savepoint is None else found.manifest.savepoint.graph
+        made = create_savepoint(target, manifest, created_ms=created_ms, graph=graph,
+                                versions={**versions_here(), "spark": pyspark.__version__})
+    return SavepointInfo(path=resolved(to), epoch=made.epoch, bytes=sum(made.operator_bytes().values()))
+
+
+# What the rows are.
+
+
+def _prepared(df: DataFrame, base: RestorePoint | None, operator: str, state: str | Descriptor, *,
+              key: str | Sequence[str] | None, shape: str | None) -> tuple[DataFrame, StateInfo]:
+    """A row for each key, with the key's columns, `value` and perhaps `expires`; and the state that they are."""
+    names = _key_names(df, base, operator, key)
+    if AT_MS in df.columns and VALUE not in df.columns:
+        df = df.withColumnRenamed(AT_MS, VALUE)
+    _check_columns(df, names)
+    whole, shape_of_entries = _whole(df, names)
+    schema = parse_schema(whole.schema)
+    fields = [pa.field(name, nullable(schema.field(name).type)) for name in names]
+    key_type = fields[0].type if len(fields) == 1 else pa.struct(fields)
+    value_type = nullable(schema.field(VALUE).type)
+    timed = EXPIRES in whole.columns
+    info = declared_info(base, operator, state, key=key_type, value=value_type, shape=shape or (
+        shape_of_entries if not isinstance(state, Descriptor) and not state.startswith("__") else None), timed=timed)
+    if info.shape == "timers" and not pa.types.is_list(value_type):
+        return _prepared(_listed(whole, names), base, operator, state, key=names, shape=None)
+    if isinstance(state, Descriptor) and shape_of_entries not in (None, info.shape):
+        raise SchemaError(f"state {info.name!r} is a {info.shape}, and the rows are the entries of a {shape_of_entries}")
+    check_rows(info, key=key_type, value=value_type)
+    if timed and EXPIRES not in info.schema.names:
+        raise SchemaError(f"the rows have a column {EXPIRES!r}, and state {info.name!r} has no ttl: drop the column")
+    if timed:
+        moments = pa.list_(MOMENT) if info.shape in COLLECTIONS else MOMENT
+        if nullable(schema.field(EXPIRES).type) != moments:
+            raise SchemaError(f"the column {EXPIRES!r} is {ddl_of(schema.field(EXPIRES).type)}, and must be "
+                              f"{ddl_of(moments)}")
+    return whole.select(*names, VALUE, *([EXPIRES] if timed else [])), info
+
+
+def _key_names(df: DataFrame, base: RestorePoint | None, operator: str, key: str | Sequence[str] | None) -> list[str]:
+    if key is not None:
+        return [key] if isinstance(key, str) else list(key)
+    entry = None if base is None else base.manifest.operators.get(operator)
+    keyed = [] if entry is None else [each for each in entry.states if each.kind == "keyed"]
+    if keyed and "key" not in df.columns:
+        return list(KeyColumns.of(keyed[0].arrow_schema().field("key").type).names)
+    return ["key"]
+
+
+def _check_columns(df: DataFrame, names: Sequence[str]) -> None:
+    needed = [*names, VALUE]
+    known = {*needed, MAP_KEY, POSITION, EXPIRES, KEY_GROUP, EPOCH}
+    missing = [name for name in needed if name not in df.columns]
+    unknown = [name for name in df.columns if name not in known]
+    if missing or unknown or not names:
+        raise SchemaError(
+            f"the rows have the columns ({ddl_of(parse_schema(df.schema))}), "
+            + (f"and {', '.join(map(repr, missing))} is missing" if missing else f"of which {unknown[0]!r} is of no use")
+            + f": give the key's columns (key={list(names)!r}), {VALUE!r}, {MAP_KEY!r} for entries of a map, {POSITION!r} "
+              f"for items of a list, and {EXPIRES!r} where the state has a ttl")
+
+
+def _whole(df: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str | None]:
+    """Entries put together to a row for each key; and of which shape they are, where they are entries."""
+    from pyspark.sql import functions as F  # noqa: N812  (everyone's name for it)
+
+    shape = "map" if MAP_KEY in df.columns else "list" if POSITION in df.columns else None
+    if shape is None:
+        return df.drop(KEY_GROUP, EPOCH), None
+    place = MAP_KEY if shape == "map" else POSITION
+    timed = [EXPIRES] if EXPIRES in df.columns else []
+    gathered = df.groupBy(*names).agg(F.collect_list(F.struct(place, VALUE, *timed)).alias("entries"))
+    entries = F.col("entries")
+    if shape == "list":
+        entries = F.array_sort(entries, lambda one, other: F.signum(one[POSITION] - other[POSITION]).cast("int"))
+        value: Column = F.transform(entries, lambda entry: entry[VALUE])
+    else:
+        value = F.map_from_entries(F.transform(entries, lambda entry: F.struct(entry[MAP_KEY], entry[VALUE])))
+    ends = [F.transform(entries, lambda entry: entry[EXPIRES]).alias(EXPIRES)] if timed else []
+    return gathered.select(*names, value.alias(VALUE), *ends), shape
+
+
+def _listed(df: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Timers, put together to a row for each key."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return df.groupBy(*names).agg(F.sort_array(F.collect_set(VALUE)).alias(VALUE))
+
+
+# Writing.
+
+
+def _write_pieces(rows: DataFrame, writing: StateWriting) -> list[tuple[str, PieceEntry]]:
+    """The operator's pieces. Spark may leave out tasks that have no rows."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    names = [name for name in rows.columns if name not in (VALUE, EXPIRES)]
+    group = F.pmod(F.xxhash64(*names), F.lit(writing.key_group_count)).cast("int")
+    stops = F.array(*(F.lit(piece.key_groups[1]) for piece in writing.pieces))
+    piece = F.size(F.filter(stops, lambda stop: stop <= F.col(GROUP)))
+    cut = (rows.withColumn(GROUP, group).withColumn(PIECE, piece).repartitionById(len(writing.pieces), PIECE)
+           .sortWithinPartitions(GROUP, *names))
+    return _done(cut.mapInArrow(_piece_task(writing, names), "operator string, piece string"))
+
+
+def _piece_task(writing: StateWriting, names: Sequence[str]) -> Callable[[Batches], Batches]:
+    def task(batches: Batches) -> Batches:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        subtask = context.partitionId()
+        rows = (_as_state(batch, writing.info, names, subtask) for batch in batches if batch.num_rows)
+        yield _told(writing.operator, writing.write_piece(subtask, rows))
+
+    return task
+
+
+def _as_state(batch: pa.RecordBatch, info: StateInfo, names: Sequence[str], subtask: int) -> pa.RecordBatch:
+    """What Spark gives, in the state's own types."""
+    if (np.asarray(batch.column(PIECE)) != subtask).any():
+        raise StoreError(f"Spark gave rows of another piece to task {subtask}")
+    kind = info.schema.field("key").type
+    columns = [batch.column(name) for name in names]
+    key = columns[0] if len(names) == 1 else pa.StructArray.from_arrays(
+        [column.cast(field.type) for column, field in zip(columns, kind, strict=True)], fields=list(kind))
+    made = [key.cast(kind), batch.column(VALUE).cast(info.schema.field("value").type)]
+    if EXPIRES in info.schema.names:
+        wanted = info.schema.field(EXPIRES).type
+        in_ms = pa.timestamp("ms", tz="UTC")
+        if EXPIRES not in batch.schema.names:
+            made.append(pa.nulls(len(batch), wanted))
+        else:
+            made.append(batch.column(EXPIRES).cast(pa.list_(in_ms) if pa.types.is_list(wanted) else in_ms,
+                                                   safe=False).cast(wanted))
+    return pa.RecordBatch.from_arrays(made, schema=info.schema)
+
+
+def _copy_pieces(spark: SparkSession, writing: StateWriting, base: RestorePoint | None,
+                 done: set[int]) -> list[tuple[str, PieceEntry]]:
+    """Everything else: the pieces of the other operators, and those of this one that have no rows."""
+    others = [] if base is None else [(name, piece.subtask) for name, entry in base.manifest.operators.items()
+                                      if name != writing.operator for piece in entry.pieces]
+    empty = [(writing.operator, piece.subtask) for piece in writing.pieces if piece.subtask not in done]
+    wanted = others + empty
+    if not wanted:
+        return []
+
+    def task(batches: Batches) -> Batches:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                operator, subtask = wanted[index]
+                written = (writing.write_piece(subtask, ()) if operator == writing.operator
+                           else writing.copy_piece(operator, subtask))
+                yield _told(operator, written)
+
+    tasks = min(len(wanted), 4 * spark.sparkContext.defaultParallelism)
+    return _done(spark.range(0, len(wanted), 1, tasks).mapInArrow(task, "operator string, piece string"))
+
+
+def _told(operator: str, piece: PieceEntry) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([operator]), pa.array([json.dumps(piece.to_json())])], names=["operator", "piece"])
+
+
+def _done(tasks: DataFrame) -> list[tuple[str, PieceEntry]]:
+    """What the tasks told. A failure of ours that comes back through Spark is raised as what it is."""
+    try:
+        told = tasks.collect()
+    except Exception as error:
+        raise _ours(error) from error
+    return [(row.operator, PieceEntry.from_json(json.loads(row.piece))) for row in told]
+
+
+def _ours(error: Exception) -> Exception:
+    text = str(error)
+    for kind in (SchemaError, JobError, StoreError, TidegateError):
+        _, found, said = text.rpartition(f"{kind.__module__}.{kind.__name__}: ")
+        if found:
+            lines = said.splitlines()
+            return kind("\n".join(lines[:next((index for index, line in enumerate(lines) if not line.strip()), len(lines))]))
+    return error
+
+
+def _remove_others(target: Store, listed: set[str]) -> None:
+    """What tasks left that were tried again."""
+    for name in target.list(layout.STATE):
+        if name not in listed:
+            target.delete(name)

@@ -1,0 +1,49 @@
+"""State as tables: how a session comes to know the format "tidegate", and a shorthand for reading.
+
+PySpark is imported when it is needed, so that `import tidegate` does without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+_registered: WeakSet[SparkSession] = WeakSet()
+
+
+def register(spark: SparkSession) -> None:
+    """Makes the format "tidegate" known to this session. `tg.Job(…, spark)` does it, too."""
+    from tidegate.spark.state_source import FILTERS_ARE_SAFE, StateSource
+
+    if spark in _registered:        # Spark warns where a source is registered again
+        return
+    if FILTERS_ARE_SAFE:
+        # Spark shows filters to a source in Python only where the session says so, and refuses one that wants to see them
+        # otherwise.
+        spark.conf.set(PUSHDOWN, "true")
+    spark.dataSource.register(StateSource)
+    _registered.add(spark)
+
+
+def read_state(spark: SparkSession, path: str, state: str, *, operator: str | None = None, per: str = "entry",
+               key: str | Sequence[str] = (), keys: Any = None, key_groups: range | Sequence[int] | None = None,
+               epoch: int | None = None, diff: str | int | None = None) -> DataFrame:
+    """A state of a snapshot as a DataFrame: `spark.read.format("tidegate")` with its options.
+
+    `keys` is a key or a list of them (a key of several columns is a tuple), `key_groups` some key-groups: nothing else is
+    read. `diff` is an older snapshot: then it is what changed since.
+    """
+    register(spark)
+    options: dict[str, Any] = {"state": state, "operator": operator, "per": per, "epoch": epoch, "diff": diff,
+                               "key": key if isinstance(key, str) else ", ".join(key),
+                               "keys": None if keys is None else json.dumps(keys, default=str),
+                               "key_groups": None if key_groups is None else ", ".join(map(str, key_groups)) or "none"}
+    given = {name: str(value) for name, value in options.items() if value not in (None, "")}
+    return spark.read.format("tidegate").options(**given).load(path)

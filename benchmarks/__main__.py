@@ -23,6 +23,7 @@ from benchmarks import (
     snapshot_overhead,
     snapshot_pause,
     snapshot_protocols,
+    state_read,
 )
 
 BENCHMARKS: dict[str, Callable[[float], Iterator[dict[str, Any]]]] = {
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[float], Iterator[dict[str, Any]]]] = {
     "backend-throughput": backend_throughput.run,
     "rescale": rescale.run,
     "restore": restore.run,
+    "state-read": state_read.run,
     "alignment-vs-state": alignment.against_state,
     "alignment-vs-parallelism": alignment.against_parallelism,
     "alignment-vs-shuffles": alignment.against_shuffles,

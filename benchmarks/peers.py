@@ -18,6 +18,11 @@ def transform_with_state(*, rows_per_batch: int, batches: int, keys: int) -> dic
     return _run("transform_with_state.py", str(rows_per_batch), str(batches), str(keys))
 
 
+def statestore(*, keys: int, runs: int) -> dict[str, Any]:
+    """The best of several readings of a streaming sum's state with Spark's `statestore` source."""
+    return _run("statestore.py", str(keys), str(runs))
+
+
 def _run(script: str, *arguments: str) -> dict[str, Any]:
     python = _environment()
     done = subprocess.run([python, str(_HERE / "peers_scripts" / script), *arguments], check=False, text=True,

@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from tidegate.cli.exporting import rewritten
 from tidegate.cli.finding import SnapshotFolder
+from tidegate.runtime.exporting import rewritten
 from tidegate.runtime.restoring import restored_rows
+from tidegate.runtime.state_changes import comparable
 from tidegate.store.base import Store
 from tidegate.store.local import LocalStore
 from tidegate.store.manifest import ROWS, Manifest, StateEntry
@@ -225,19 +226,6 @@ def _bag(table: pa.Table | None) -> Counter[Hashable]:
 def _values(table: pa.Table | None) -> Iterator[Any]:
     for batch in () if table is None else table.to_batches():
         yield from to_list(batch.column("value"))
-
-
-def comparable(value: Any) -> Hashable:
-    """Equal for values that are the same to a user, and hashable."""
-    if isinstance(value, float):
-        # NaN differs from itself; and a whole number stays what it was when its column is widened.
-        return "NaN" if value != value else value
-    if isinstance(value, dict):
-        return frozenset((comparable(key), comparable(item)) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return tuple(comparable(item) for item in value)
-    hashed: Hashable = value
-    return hashed
 
 
 def _union(one: Iterable[_T], other: Iterable[_T]) -> list[_T]:

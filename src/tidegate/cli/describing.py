@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tidegate.cli.finding import SnapshotFolder
-from tidegate.errors import StoreError, TidegateError
-from tidegate.runtime.snapshots import row_reader
+from tidegate.errors import TidegateError
+from tidegate.runtime.snapshot_tables import known_rows
 from tidegate.store.base import Store
-from tidegate.store.manifest import ROWS, Manifest, OperatorEntry, StateEntry
+from tidegate.store.manifest import Manifest, OperatorEntry
 
 Json = dict[str, Any]
 
@@ -70,19 +70,5 @@ def _operator(entry: OperatorEntry, store: Store) -> Json:
                "files": [{"name": file.name, "bytes": file.bytes, "form": file.form} for file in piece.files]}
               for piece in entry.pieces]
     states = [{"name": state.name, "kind": state.kind, "shape": state.shape, "type": state.type,
-               "rows": _rows(entry, state, store)} for state in entry.states]
+               "rows": known_rows(entry, state, store)} for state in entry.states]
     return {"parallelism": entry.parallelism, "states": states, "pieces": pieces}
-
-
-def _rows(entry: OperatorEntry, state: StateEntry, store: Store) -> int | None:
-    """None where only reading all rows would tell: in chains, where a later file may replace or delete an earlier one's
-    rows, and in a backend's own files."""
-    if state.kind != "keyed":
-        return sum(piece.item_counts.get(state.name, 0) for piece in entry.pieces)
-    files = [file for piece in entry.pieces for file in piece.files]
-    if any(file.form != ROWS for file in files) or any(len(piece.files) > 1 for piece in entry.pieces):
-        return None
-    try:
-        return sum(row_reader(store, file).row_count(state.name) for file in files)
-    except StoreError:
-        return None

@@ -25,9 +25,9 @@ import pyarrow as pa
 
 from tidegate.cli import comparing, describing, printing, verifying
 from tidegate.cli.comparing import Side, readable
-from tidegate.cli.exporting import rewritten
 from tidegate.cli.finding import find_folder, find_folders, find_job
 from tidegate.errors import TidegateError
+from tidegate.runtime.exporting import rewritten
 from tidegate.store.opening import open_store
 from tidegate.store.savepoints import (
     REQUEST_TIMEOUT_S,

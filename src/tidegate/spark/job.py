@@ -12,6 +12,7 @@ from tidegate.runtime import job
 from tidegate.runtime.deployment import Deployer
 from tidegate.runtime.hosting import SlotLaunch
 from tidegate.runtime.settings import DEFAULT_RESTART, Backend, Snapshots, Tuning
+from tidegate.spark.tables import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +36,8 @@ class Job(job.Job):
         super().__init__(name, slots=slots, backend=backend, snapshots=snapshots, restart=restart, tuning=tuning,
                          restore_from=restore_from, claim=claim, drop_state=drop_state)
         self._spark = spark
+        if spark is not None:
+            register(spark)
 
     def _deployer(self, launch: SlotLaunch, master: tuple[str, int]) -> Deployer:
         from tidegate.spark.deploy import SparkDeployer
@@ -60,4 +63,5 @@ def local_session(slots: int) -> SparkSession:
                        "spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, sys.path))}.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
+    register(session)
     return session

@@ -28,14 +28,15 @@ Entry: TypeAlias = tuple[bytes, bytes]
 
 
 class StateReader:
-    """Reads one state. `head` is what its keys begin with."""
+    """Reads one state. `head` is what its keys begin with; `rest_factor` is 0 where no loop is busy beside it."""
 
-    def __init__(self, db: Any, info: StateInfo, head: bytes, spelling: KeySpelling) -> None:
+    def __init__(self, db: Any, info: StateInfo, head: bytes, spelling: KeySpelling, *, rest_factor: float = REST) -> None:
         self._db = db
         self._info = info
         self._head = head
         self._skip = len(head) + GROUP_BYTES
         self._spelling = spelling
+        self._rest_factor = rest_factor
         self._value_type = info.schema.field("value").type
 
     def sections(self, groups: range) -> Iterator[Section]:
@@ -51,7 +52,7 @@ class StateReader:
         entries = scan_range(self._db, start, stop)
         make = {"list": self._lists, "map": self._maps}.get(self._info.shape, self._values)
         split = self._info.shape in ("list", "map")
-        pace = Pace(rest_factor=REST)
+        pace = Pace(rest_factor=self._rest_factor)
         rest: list[Entry] = []
         while True:
             chunk = list(islice(entries, pace.entries))

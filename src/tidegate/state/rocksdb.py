@@ -52,7 +52,7 @@ from tidegate.state.rocks_db import (
 )
 from tidegate.state.rocks_folder import Folder
 from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, Spelled, as_list
-from tidegate.state.rocks_reading import StateReader
+from tidegate.state.rocks_reading import REST, StateReader
 from tidegate.state.rocks_settling import Settling
 from tidegate.state.rocks_tables import (
     RocksAggregating,
@@ -346,17 +346,17 @@ def native_sections(native: Path, states: Sequence[StateInfo], *, key_type: pa.D
     known = {info.name: info for info in states if info.name in meta.states}
     stored = tuple(map(stored_info, known.values()))
     sections = _sections(folder.live, memory, stored, {info.name: meta.head(info) for info in stored}, spelling, groups,
-                         folder=folder)
+                         folder=folder, rest_factor=0)
     return (Section(section.state, section.groups, taken_apart(section.rows, known[section.state])) for section in sections)
 
 
 def _sections(place: Path, memory: SlotMemory, states: Sequence[StateInfo], heads: dict[str, bytes], spelling: KeySpelling,
-              groups: range, *, folder: Folder | None = None) -> Iterator[Section]:
+              groups: range, *, folder: Folder | None = None, rest_factor: float = REST) -> Iterator[Section]:
     """`folder`: removed when all was read."""
     db = open_db(place, memory, read_only=True)
     try:
         for info in states:
-            yield from StateReader(db, info, heads[info.name], spelling).sections(groups)
+            yield from StateReader(db, info, heads[info.name], spelling, rest_factor=rest_factor).sections(groups)
     finally:
         db.close()
         if folder is not None:

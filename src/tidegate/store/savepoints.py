@@ -23,7 +23,7 @@ import platform
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -70,18 +70,23 @@ def export_snapshot(source: Store, manifest: Manifest, target: Store, *, created
     if odd and rewrite is None:
         raise StoreError(f"epoch {manifest.epoch} can't be copied as it is: operator {odd[0][0]!r} has increments or files "
                          f"of its backend in it. Take a savepoint of the running job, or of one that was stopped")
+    with savepoint_in_writing(target, job=manifest.job, epoch=manifest.epoch):
+        operators = {name: _export_operator(source, manifest, name, entry, target, rewrite, cancelled)
+                     for name, entry in manifest.operators.items()}
+        return create_savepoint(target, replace(manifest, operators=operators, savepoint=None), created_ms=created_ms,
+                                graph=graph, versions=versions or {})
+
+
+@contextmanager
+def savepoint_in_writing(target: Store, *, job: str, epoch: int) -> Iterator[None]:
+    """Marks the empty folder as one that is being written to. Within, files are written and `create_savepoint` is called; if
+    that fails, what was written is removed again. AlreadyExists where the folder isn't empty."""
     check_empty(target)
-    mark = json.dumps({"job": manifest.job, "epoch": manifest.epoch, "id": uuid.uuid4().hex}).encode("utf-8")
+    mark = json.dumps({"job": job, "epoch": epoch, "id": uuid.uuid4().hex}).encode("utf-8")
     target.create(layout.INCOMPLETE, mark)
     try:
         check_empty(target, but=(layout.INCOMPLETE,))
-        operators = {name: _export_operator(source, manifest, name, entry, target, rewrite, cancelled)
-                     for name, entry in manifest.operators.items()}
-        bare = replace(manifest, operators=operators, savepoint=None)
-        exported = replace(bare, savepoint=SavepointEntry(
-            id=uuid.uuid4().hex, created_ms=created_ms, graph=graph, versions=dict(versions or {}),
-            operator_bytes=bare.operator_bytes()))
-        target.create(layout.SAVEPOINT, exported.to_bytes())
+        yield
     except BaseException:
         with suppress(StoreError):
             _take_back(target, mark)
@@ -89,7 +94,16 @@ def export_snapshot(source: Store, manifest: Manifest, target: Store, *, created
     # All is there. If the mark stays it does no harm: where there is a manifest it means nothing.
     with suppress(StoreError):
         target.delete(layout.INCOMPLETE)
-    return exported
+
+
+def create_savepoint(target: Store, manifest: Manifest, *, created_ms: int, graph: str,
+                     versions: Mapping[str, str]) -> Manifest:
+    """Makes a savepoint of the files that the manifest lists, which are all in `target`."""
+    entry = SavepointEntry(id=uuid.uuid4().hex, created_ms=created_ms, graph=graph, versions=dict(versions),
+                           operator_bytes=manifest.operator_bytes())
+    made = replace(manifest, savepoint=entry)
+    target.create(layout.SAVEPOINT, made.to_bytes())
+    return made
 
 
 def is_canonical(piece: PieceEntry) -> bool:
@@ -114,7 +128,7 @@ def _export_operator(source: Store, manifest: Manifest, name: str, entry: Operat
     for piece in entry.pieces:
         if is_canonical(piece):
             for file in piece.files:
-                _copy(source, file, target, cancelled)
+                copy_file(source, file, target, cancelled)
         else:
             assert rewrite is not None
             piece = rewrite(source, manifest, name, piece, target)
@@ -123,7 +137,8 @@ def _export_operator(source: Store, manifest: Manifest, name: str, entry: Operat
     return replace(entry, pieces=tuple(pieces))
 
 
-def _copy(source: Store, file: FileEntry, target: Store, cancelled: Callable[[], bool]) -> None:
+def copy_file(source: Store, file: FileEntry, target: Store, cancelled: Callable[[], bool] = lambda: False) -> None:
+    """Copies a file under its name. No byte of it is believed before its checksum was compared."""
     size_bytes = source.size(file.name)
     if size_bytes != file.bytes:
         raise CorruptFile(f"{file.name} has {size_bytes} bytes; its manifest lists {file.bytes}")

@@ -48,8 +48,8 @@ def by_group(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    for module in ("verifying", "exporting"):
-        monkeypatch.setattr(f"tidegate.cli.{module}.restored_rows", rows_of_database)
+    for module in ("cli.verifying", "runtime.exporting"):
+        monkeypatch.setattr(f"tidegate.{module}.restored_rows", rows_of_database)
     made = Made(tmp_path / "snapshots")
     made.write(1, KEYS, states=[COUNTS])
     made.write(2, {"count": {"k1": -1, "new": 0}}, on=1, states=[COUNTS])
@@ -98,7 +98,7 @@ def test_rows_that_do_not_come_by_key_group_are_not_exported(made: Made, tmp_pat
         return {state: [batch.take(pa.array(range(batch.num_rows)[::-1])) for batch in batches]
                 for state, batches in rows_of_database(manifest, operator, **rest).items()}
 
-    monkeypatch.setattr("tidegate.cli.exporting.restored_rows", backwards)
+    monkeypatch.setattr("tidegate.runtime.exporting.restored_rows", backwards)
     result = run("savepoint", "export", made.path, tmp_path / "savepoint")
     assert result.exit_code == 2 and "order of their key-groups" in result.stderr
 

@@ -20,6 +20,7 @@ from tidegate.runtime.settings import Snapshots, Tuning
 from tidegate.spark.job import Job
 from tidegate.spark.state_writer import write_state
 from tidegate.spark.tables import read_state, register
+from tidegate.spark.transform import transform
 from tidegate.state.descriptors import aggregating, broadcast_map, operator_list, reducing, value
 from tidegate.state.descriptors import list_ as list
 from tidegate.state.descriptors import map_ as map
@@ -30,6 +31,6 @@ __all__ = [
     "BroadcastProcess", "CoProcess", "Exponential", "FixedDelay", "Handle", "Job", "JobError", "JobFailed", "KeyedProcess",
     "NoRestart", "Process", "Sink", "SinkContext", "SinkWriter", "Snapshots", "Source", "SourceContext", "SourceError",
     "SourceReader", "Status", "TidegateError", "Tuning", "aggregating", "broadcast_map", "heap", "list", "map",
-    "operator_list", "pickled", "plan_restore", "read_state", "reducing", "register", "rocksdb", "sinks", "sources", "value",
-    "write_state",
+    "operator_list", "pickled", "plan_restore", "read_state", "reducing", "register", "rocksdb", "sinks", "sources",
+    "transform", "value", "write_state",
 ]

@@ -9,14 +9,14 @@ that path: with `claim` it was deleted by the job itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tidegate.errors import NotFound, RestoreError
 from tidegate.protocol.ids import SubtaskId
 from tidegate.store.layout import parse_state_file_name, shown
-from tidegate.store.manifest import Manifest, OperatorEntry, PieceEntry, RestoredFrom, StateEntry
+from tidegate.store.manifest import Manifest, MicroBatch, OperatorEntry, PieceEntry, RestoredFrom, StateEntry
 from tidegate.store.savepoints import RestorePoint, find_restore_point, shown_path
 
 
@@ -80,6 +80,38 @@ def beginning(own: Manifest | None, point: RestorePoint | NotFound | None, resto
             f"restore_from={shown(restore.path)!r} contradict each other. To begin with the latter, give the job a new "
             f"folder, Snapshots(to=…); to go on from its own, leave restore_from out")
     return Beginning(own, None, theirs)
+
+
+def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str) -> Manifest | None:
+    """The snapshot that a micro-batch goes on from: that of the one before, exactly; None for the first.
+
+    A later one is there where Spark runs a batch again, and doesn't count. What Spark and the snapshots don't agree on is a
+    `RestoreError`.
+    """
+    where = shown(store)
+    ours = {each.micro_batch.number: each for each in manifests
+            if each.micro_batch is not None and each.micro_batch.query == batch.query}
+    if len(ours) < len(manifests):
+        other = next(each.micro_batch for each in reversed(manifests)
+                     if each.micro_batch is None or each.micro_batch.query != batch.query)
+        whose = "a job that is no query" if other is None else f"the query {other.query}"
+        raise RestoreError(
+            f"micro-batch {batch.number} of the query {batch.query}: the snapshots in {where} are of {whose}. A query goes "
+            f"on with the snapshots that belong to its checkpointLocation: give it the location that it had, or give the "
+            f"transform a name (or a folder) of its own; start_from={where!r} lets a new query begin with their state")
+    if batch.number == 0:
+        if max(ours, default=0) > 0:
+            raise RestoreError(f"the query {batch.query} is at micro-batch 0, and its snapshots in {where} are at "
+                               f"{max(ours)}: bring its checkpointLocation back, or give the transform a new folder")
+        return None
+    if batch.number - 1 not in ours:
+        has = f"has those of the micro-batches {sorted(ours)}" if ours else "holds none"
+        raise RestoreError(
+            f"micro-batch {batch.number} of the query {batch.query} goes on from the snapshot of micro-batch "
+            f"{batch.number - 1}, and {where} {has}: state and stream would drift apart. Give the folder that the query's "
+            f"snapshots are in, bring back the checkpointLocation or the snapshots that belong together, or begin "
+            f"anew with both of them new")
+    return ours[batch.number - 1]
 
 
 def operators_in(payloads: Mapping[SubtaskId, Any]) -> dict[str, OperatorEntry]:

@@ -14,7 +14,7 @@ import selectors
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ from tidegate.runtime.slot import Slot, SlotWorld
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.local_copy import LocalCopyStore
+from tidegate.store.manifest import MicroBatch
 from tidegate.store.opening import open_store
 
 MASTER_TICK_S = 0.01
@@ -77,6 +78,11 @@ class SlotLaunch:
                 f"where they are used") from error
         return payload
 
+    @classmethod
+    def unpacked(cls, payload: bytes) -> SlotLaunch:
+        launch: SlotLaunch = cloudpickle.loads(payload)
+        return launch
+
 
 def _travels(spec: Any) -> bool:
     try:
@@ -95,7 +101,8 @@ class MasterHost:
     and `explain` what savepoints say of one."""
 
     def __init__(self, launch: SlotLaunch, make_deployer: MakeDeployer, *, replan: Replan,
-                 explain: Callable[[Plan], str], versions: Mapping[str, str], restore: Restore) -> None:
+                 explain: Callable[[Plan], str], versions: Mapping[str, str], restore: Restore,
+                 micro_batch: MicroBatch | None = None) -> None:
         self._launch = launch
         self._make_deployer = make_deployer
         self._replan = replan
@@ -112,7 +119,7 @@ class MasterHost:
                 plan=launch.plan, settings=launch.settings, catalog=SnapshotCatalog(open_store(launch.store)),
                 deployer=make_deployer(launch, self._links.address), links=self._links, clock=SystemClock(),
                 background=self._background, copies=self._copies, restore=restore, graph=explain(launch.plan),
-                versions=versions)
+                versions=versions, micro_batch=micro_batch)
         except BaseException:
             self._close()
             raise
@@ -124,6 +131,19 @@ class MasterHost:
         self._master.start()
         self._thread.start()
         return Handle(self._launch.settings.name, self._master, self._post, self._thread.join, self._relayout)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the master listens for slots."""
+        return self._links.address
+
+    def on_completed(self, call: Callable[[int], None]) -> None:
+        """Called in the master's thread with every epoch whose snapshot is complete."""
+        self._master.on_completed = call
+
+    def ask(self, request: Callable[[Master], None]) -> None:
+        """Has the master's own thread do it."""
+        self._post(lambda: request(self._master))
 
     def _relayout(self, slots: int | None, parallelism: Mapping[str, int]) -> Layout:
         """In the thread of whoever asks. Nothing has changed where this raises."""
@@ -235,10 +255,9 @@ class SlotLinks:
 
 def run_slot(index: int, payload: bytes, attempt: int, master: tuple[str, int]) -> None:
     """The body of a slot's process. It returns when the master says so or can't be reached any more."""
-    launch: SlotLaunch = cloudpickle.loads(payload)
+    launch = SlotLaunch.unpacked(payload)
     identity = Identity(launch.settings.name, attempt, launch.secret)
-    _keep_freed_memory()
-    with _interpreter_for_a_slot():
+    with interpreter_for_a_slot():
         try:
             SlotHost(index, launch, identity, master).run()
         except (WrongAttempt, LinkLost):
@@ -246,11 +265,14 @@ def run_slot(index: int, payload: bytes, attempt: int, master: tuple[str, int]) 
 
 
 @contextlib.contextmanager
-def _interpreter_for_a_slot() -> Iterator[None]:
-    """Spark may use the process for something else afterwards, so what is set is set back."""
+def interpreter_for_a_slot(*, fresh: bool = True) -> Iterator[None]:
+    """Spark may use the process for something else afterwards, so what is set is set back. `fresh`: there is no state yet
+    that would be walked for garbage."""
+    _keep_freed_memory()
     interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.collect()
+    if fresh:
+        gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
@@ -278,10 +300,12 @@ def _slot_store(launch: SlotLaunch) -> Store:
 
 
 class SlotHost:
-    """One slot with its sockets."""
+    """One slot with its sockets. A selector that is given is shared, and stays open."""
 
-    def __init__(self, index: int, launch: SlotLaunch, identity: Identity, master: tuple[str, int]) -> None:
-        self._selector = selectors.DefaultSelector()
+    def __init__(self, index: int, launch: SlotLaunch, identity: Identity, master: tuple[str, int], *,
+                 selector: selectors.BaseSelector | None = None) -> None:
+        self._selector = selector or selectors.DefaultSelector()
+        self._owns_selector = selector is None
         self._waker = Waker(self._selector)
         self._background = BackgroundThread(f"tidegate-slot-{index}-store", self._waker.wake)
         self._network = TcpNetwork(identity=identity, bind_host=launch.settings.tuning.bind_host, selector=self._selector)
@@ -295,10 +319,21 @@ class SlotHost:
         world.tell(Register(index, host, port, os.getpid()))
 
     def run(self) -> None:
+        for _ in self.rounds():
+            pass
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop would go on."""
+        return not self._slot.ended and not self._orphaned
+
+    def rounds(self) -> Generator[None]:
+        """The loop, for whoever has something to do after every round of it."""
         slot, network, background = self._slot, self._network, self._background
         try:
-            while not slot.ended and not self._orphaned:
+            while self.alive:
                 progress = slot.step()
+                yield
                 try:
                     network.poll(0 if progress else slot.wait_ms() / 1000)
                 except ChannelLost as error:
@@ -311,7 +346,8 @@ class SlotHost:
             self._link.close()
             network.close()
             self._waker.close()
-            self._selector.close()
+            if self._owns_selector:
+                self._selector.close()
 
     def _said(self, link: Link, wire: dict[str, Any]) -> None:
         self._slot.on_message(from_wire(wire))

@@ -48,7 +48,16 @@ from tidegate.protocol.coordinator import (
 from tidegate.protocol.ids import SubtaskId
 from tidegate.protocol.recovery import newest_complete
 from tidegate.protocol.restart import GiveUp, decide
-from tidegate.runtime.attempts import Beginning, Opened, Restore, beginning, named_point, operators_in, written_by
+from tidegate.runtime.attempts import (
+    Beginning,
+    Opened,
+    Restore,
+    batch_before,
+    beginning,
+    named_point,
+    operators_in,
+    written_by,
+)
 from tidegate.runtime.background import Background
 from tidegate.runtime.clock import Clock
 from tidegate.runtime.deployment import Deployer, Deployment, Layout, Links, Rescaling
@@ -76,7 +85,7 @@ from tidegate.runtime.restore_plan import declared_operators, plan_restore
 from tidegate.runtime.savepoints import SavepointDesk, SavepointOrder
 from tidegate.runtime.settings import JobSettings
 from tidegate.store.catalog import SnapshotCatalog
-from tidegate.store.manifest import Manifest
+from tidegate.store.manifest import Manifest, MicroBatch
 from tidegate.store.savepoints import RestorePoint, remove_savepoint
 
 # How long a cancelled deployment may take to end before the next attempt starts without waiting for it.
@@ -90,7 +99,7 @@ class Master:
 
     def __init__(self, *, plan: Plan, settings: JobSettings, catalog: SnapshotCatalog, deployer: Deployer, links: Links,
                  clock: Clock, background: Background, copies: Background | None = None, restore: Restore | None = None,
-                 graph: str = "", versions: Mapping[str, str] | None = None) -> None:
+                 graph: str = "", versions: Mapping[str, str] | None = None, micro_batch: MicroBatch | None = None) -> None:
         self.status = Status.STARTING
         self.attempt = 0
         self.epochs: list[EpochReport] = []
@@ -99,6 +108,9 @@ class Master:
         self.metrics: dict[str, dict[str, Any]] = {}
         self.delivered: dict[str, list[str]] = {}
         self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False    # whether it took it
+        self.on_completed: Callable[[int], None] = lambda epoch: None
+        self._micro_batch = micro_batch
+        self._parked = False
         self._layout = Layout(plan, deployer, graph)
         self._plan = plan
         self._settings = settings
@@ -161,6 +173,15 @@ class Master:
     def snapshot(self) -> None:
         if self._coordinator is not None:
             self._feed(SnapshotRequested())
+
+    def park(self) -> None:
+        """A micro-batch is over. Until the next one the slots' processes belong to Spark, and say nothing."""
+        self._parked = True
+
+    def go_on(self, micro_batch: MicroBatch) -> None:
+        """The slots are back, for this micro-batch."""
+        self._parked, self._micro_batch = False, micro_batch
+        self._heard_ms = dict.fromkeys(self._heard_ms, self._clock.monotonic_ms())
 
     def savepoint(self, order: SavepointOrder) -> None:
         self._desk.take(order)
@@ -262,10 +283,12 @@ class Master:
         elif ended is not None:
             self._attempt_failed(Failure(f"the slots ended: {ended}"))
         elif self.status is Status.RUNNING:
-            self._check_heartbeats(now_ms)
+            if not self._parked:
+                self._check_heartbeats(now_ms)
             if self._coordinator is not None:
                 self._feed(TimePassed(now_ms))
-                self._desk.look_for_requests(self.attempt)
+                if self._micro_batch is None:       # else an epoch ends where a micro-batch does, and nowhere else
+                    self._desk.look_for_requests(self.attempt)
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
             missing = sorted(set(range(self._plan.slots)) - self._ready)
             self._attempt_failed(Failure(
@@ -282,7 +305,12 @@ class Master:
         named = None if self._has_own else named_point(self._restore)
         if named is not None:
             self._beginning(self._catalog.epochs(), named)      # before a driver that runs is fenced off for nothing
-        attempt = self._catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, RestorePoint) else 0)
+        choose = None if self._micro_batch is None else partial(
+            batch_before, self._micro_batch, store=self._catalog.store.address)
+        if choose is not None:
+            choose(self._catalog.manifests())       # as above
+        attempt = self._catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, RestorePoint) else 0,
+                                              choose=choose)
         epochs = self._catalog.epochs()
         begun = self._beginning(epochs, named)
         highest = max([self._catalog.highest_epoch_seen(), *epochs], default=0)
@@ -401,6 +429,7 @@ class Master:
                 self._tell_all(Complete(epoch, None if ending is None else ending.value))
                 self._has_own = True
                 self._claim_if_due()
+                self.on_completed(epoch)
                 if self._swept_for < self.attempt:
                     # Slots of older attempts may have written files after the sweep that this attempt began with.
                     self._swept_for = self.attempt
@@ -444,7 +473,7 @@ class Master:
         assert self._begun.point is None or written_by(self.attempt, operators), "what the job began with may be deleted"
         return Manifest(job=self._settings.name, epoch=epoch, attempt=self.attempt, created_ms=self._clock.now_ms(),
                         key_group_count=self._plan.key_group_count, ending=report.ending, operators=operators,
-                        restored_from=self._begun.origin,
+                        restored_from=self._begun.origin, micro_batch=self._micro_batch,
                         stats={"triggered_ms": report.triggered_ms, "bytes": report.bytes, **report.measured,
                                "subtasks": report.subtasks})
 

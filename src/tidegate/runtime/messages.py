@@ -149,13 +149,63 @@ class Shutdown:
     reason: str
 
 
+# Between a Spark task that brings a slot along and whoever gathers such tasks on the driver (gathering.py).
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A task is there. `stage` and `task` say which one of which Spark stage, `number` tells its repetitions apart: a later
+    one has a higher number. `query` and `batch` name the micro-batch that it is of. `attempt` and `slot` are given where the
+    process still holds that slot of that attempt, as the micro-batch before left it."""
+
+    transform: str
+    stage: int
+    task: int
+    number: int
+    query: str | None = None
+    batch: int | None = None
+    attempt: int | None = None
+    slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Be this slot of this attempt, whose master listens at host and port; snapshots are in that store. `goes_on`: with the
+    slot that the process holds."""
+
+    attempt: int
+    slot: int
+    host: str
+    port: int
+    store: str
+    goes_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InputRead:
+    """The slot has taken in all that the task was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The slot is no more; its task waits for the verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The task may end; with this error, where there is one."""
+
+    error: str | None
+
+
 Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Heartbeat | Delivered | Done | Deploy
-                      | Start | Trigger | EndInput | Complete | Abort | Shutdown)
+                      | Start | Trigger | EndInput | Complete | Abort | Shutdown | Offer | Assign | InputRead | Left
+                      | Verdict)
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Heartbeat, Delivered, Done, Deploy, Start,
-                 Trigger, EndInput, Complete, Abort, Shutdown)
+                 Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Left, Verdict)
 }
 _PLAIN: dict[Any, tuple[type, ...]] = {
     bool: (bool,), int: (int,), str: (str,), int | None: (int, type(None)), str | None: (str, type(None)),

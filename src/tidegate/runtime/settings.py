@@ -178,3 +178,4 @@ class JobSettings:
     tuning: Tuning = field(default_factory=Tuning)
     backend: Backend = field(default_factory=Heap)
     drop_state: tuple[str, ...] = ()
+    keeps_state: bool = True        # False: epochs end as ever, and nothing is written of their state

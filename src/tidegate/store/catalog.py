@@ -27,7 +27,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound
 from tidegate.store import layout
@@ -41,7 +42,7 @@ KEPT_ATTEMPTS = 10
 
 REMEMBERED_DISCARDS = 100_000
 
-
+Choose: TypeAlias = Callable[[Sequence[Manifest]], Manifest | None]
 
 class SnapshotCatalog:
     """The snapshots of one job. `claimant` tells this catalog's claims from others'; made up unless given."""
@@ -59,15 +60,21 @@ class SnapshotCatalog:
     def store(self) -> Store:
         return self._store
 
-    def claim_attempt(self, *, above: int = 0) -> int:
+    def claim_attempt(self, *, above: int = 0, choose: Choose | None = None) -> int:
         """The number of a new attempt, higher than every one before and than `above`; it fences all of them.
 
-        From now on `epochs` is what this attempt goes on from. FencedOff where a newer attempt came in between.
+        From now on `epochs` is what this attempt goes on from: the newest snapshot and those before, or the one that
+        `choose` takes of them and those before, so that the later ones are dead. FencedOff where a newer attempt came in
+        between.
         """
         attempt = self._create_claim(above)
         live = self._live_manifests()
         self._require_current(attempt)      # or the newest snapshot may be a later attempt's, which is no parent of ours
-        parent_attempt, self._newest_epoch = (live[-1].attempt, live[-1].epoch) if live else (0, 0)
+        parent = live[-1] if live else None
+        if choose is not None:
+            chosen = choose([self._read(manifest) for manifest in live])
+            parent = None if chosen is None else ManifestName(epoch=chosen.epoch, attempt=chosen.attempt)
+        parent_attempt, self._newest_epoch = (parent.attempt, parent.epoch) if parent else (0, 0)
         origin = OriginName(attempt=attempt, parent_attempt=parent_attempt, parent_epoch=self._newest_epoch)
         self._store.create(layout.origin_name(origin), b"")
         self._require_current(attempt)
@@ -96,6 +103,10 @@ class SnapshotCatalog:
     def epochs(self) -> list[int]:
         """The complete epochs that the newest attempt can go on from, ascending."""
         return [manifest.epoch for manifest in self._live_manifests()]
+
+    def manifests(self) -> list[Manifest]:
+        """Those of `epochs`, verified."""
+        return [self._read(manifest) for manifest in self._live_manifests()]
 
     def highest_epoch_seen(self) -> int:
         """No epoch above it was ever begun in a way that left a trace, complete, aborted or dead; 0 where none was."""

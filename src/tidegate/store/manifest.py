@@ -190,8 +190,23 @@ class RestoredFrom:
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One micro-batch of a Structured Streaming query, by the id that the query keeps in its own folder."""
+
+    query: str
+    number: int
+
+    def __post_init__(self) -> None:
+        _require(self.number >= 0, f"micro-batch {self.number} is negative")
+
+    def to_json(self) -> Json:
+        return {"query": self.query, "number": self.number}
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """A complete snapshot. `ending` says why it is the last one of its run, where it is. `stats` is free JSON."""
+    """A complete snapshot. `ending` says why it is the last one of its run, where it is. `stats` is free JSON. `micro_batch`
+    is the one that the snapshot ends, where it ends one; a manifest without it has no such key."""
 
     job: str
     epoch: int
@@ -203,6 +218,7 @@ class Manifest:
     stats: Mapping[str, Any] = field(default_factory=dict)
     restored_from: RestoredFrom | None = None
     savepoint: SavepointEntry | None = None
+    micro_batch: MicroBatch | None = None
 
     def __post_init__(self) -> None:
         _require(self.epoch > 0 and self.attempt > 0, f"epoch {self.epoch} or attempt {self.attempt} isn't positive")
@@ -233,7 +249,8 @@ class Manifest:
              "operators": {name: operator.to_json() for name, operator in self.operators.items()},
              "stats": dict(self.stats),
              "restored_from": None if self.restored_from is None else self.restored_from.to_json(),
-             "savepoint": None if self.savepoint is None else self.savepoint.to_json()},
+             "savepoint": None if self.savepoint is None else self.savepoint.to_json(),
+             **({} if self.micro_batch is None else {"micro_batch": self.micro_batch.to_json()})},
             sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
         return b'{"crc32":"%08x","manifest":%b}\n' % (zlib.crc32(body), body)
 
@@ -256,9 +273,10 @@ class Manifest:
 
 
 def _parse_manifest(value: object) -> Manifest:
+    of_batch = ("micro_batch",) if isinstance(value, dict) and "micro_batch" in value else ()
     fields = _object(value, "manifest", "format", "job", "epoch", "attempt", "created_ms", "key_group_count", "ending",
-                     "operators", "stats", "restored_from", "savepoint")
-    origin, savepoint = fields["restored_from"], fields["savepoint"]
+                     "operators", "stats", "restored_from", "savepoint", *of_batch)
+    origin, savepoint, micro_batch = fields["restored_from"], fields["savepoint"], fields.get("micro_batch")
     operators = _mapping(fields["operators"], "operators")
     return Manifest(
         job=_text(fields["job"], "job"),
@@ -270,7 +288,13 @@ def _parse_manifest(value: object) -> Manifest:
         operators={name: _parse_operator(entry, f"operators[{name!r}]") for name, entry in operators.items()},
         stats=_mapping(fields["stats"], "stats"),
         restored_from=None if origin is None else _parse_restored_from(origin, "restored_from"),
-        savepoint=None if savepoint is None else _parse_savepoint(savepoint, "savepoint"))
+        savepoint=None if savepoint is None else _parse_savepoint(savepoint, "savepoint"),
+        micro_batch=None if micro_batch is None else _parse_micro_batch(micro_batch, "micro_batch"))
+
+
+def _parse_micro_batch(value: object, where: str) -> MicroBatch:
+    fields = _object(value, where, "query", "number")
+    return MicroBatch(_text(fields["query"], f"{where}.query"), _integer(fields["number"], f"{where}.number"))
 
 
 def _parse_restored_from(value: object, where: str) -> RestoredFrom:

@@ -1,0 +1,170 @@
+"""The slot in a Spark task: it is driven as the generator that the task's output comes from.
+
+A task offers itself to the driver (`gathering.py`), becomes the slot that it is told to be, and yields what the slot's
+sinks write until the verdict comes. After a micro-batch the process keeps the slot for the next one, with all its state.
+While the slot's loop runs, Spark waits for output; while Spark takes output, the slot waits. Neither waits for long: what
+Spark hands in doesn't depend on any slot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import selectors
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.channels.handshake import Identity, serve
+from tidegate.channels.links import Link, connect_link
+from tidegate.connectors.handover import Handover, handover_of
+from tidegate.errors import JobFailed, TidegateError
+from tidegate.runtime.gathering import NAME
+from tidegate.runtime.hosting import CONNECT_TIMEOUT_S, SlotHost, SlotLaunch, interpreter_for_a_slot
+from tidegate.runtime.messages import Assign, InputRead, Left, Message, Offer, Verdict, from_wire, to_wire
+
+_OVER = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What a task needs to take part, through Spark's own closure path: a packed `SlotLaunch`, and where to offer itself."""
+
+    payload: bytes = field(repr=False)
+    gathering: tuple[str, int]
+    secret: bytes = field(repr=False)
+
+
+class _Desk:
+    """A task's link to the driver."""
+
+    def __init__(self, invitation: Invitation, selector: selectors.BaseSelector) -> None:
+        self.verdict: Verdict | None = None
+        self._assigned: Assign | None = None
+        self._lost: str | None = None
+        self._selector = selector
+        identity = Identity(NAME, 0, invitation.secret)
+        self._link = connect_link(invitation.gathering, identity, {}, timeout_s=CONNECT_TIMEOUT_S)
+        self._link.attach(selector, on_message=self._said, on_lost=self._on_lost)
+
+    def tell(self, message: Message) -> None:
+        self._link.send(to_wire(message))
+
+    def offer(self, offer: Offer) -> Assign:
+        """Waits until the other tasks are there, too."""
+        self.tell(offer)
+        while self._assigned is None:
+            serve(self._selector, None)
+            self.check()
+        return self._assigned
+
+    def wait(self) -> None:
+        """For the verdict."""
+        while self.verdict is None:
+            serve(self._selector, None)
+            self.check()
+
+    def check(self) -> None:
+        """Raises where the task must fail."""
+        if self.verdict is not None and self.verdict.error is not None:
+            raise JobFailed(self.verdict.error)
+        if self._lost is not None and self.verdict is None:
+            raise TidegateError(f"the driver is gone: {self._lost}")
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _said(self, link: Link, wire: dict[str, Any]) -> None:
+        message = from_wire(wire)
+        if isinstance(message, Assign):
+            self._assigned = message
+        elif isinstance(message, Verdict):
+            self.verdict = message
+
+    def _on_lost(self, link: Link, reason: str) -> None:
+        self._lost = reason
+
+
+@dataclass(slots=True, eq=False)
+class _HeldSlot:
+    """A slot and its loop, from one micro-batch to the next."""
+
+    attempt: int
+    index: int
+    host: SlotHost
+    rounds: Generator[None]
+    handover: Handover
+
+    @classmethod
+    def made(cls, invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector) -> _HeldSlot:
+        launch = replace(SlotLaunch.unpacked(invitation.payload), store=assigned.store)
+        identity = Identity(launch.settings.name, assigned.attempt, launch.secret)
+        host = SlotHost(assigned.slot, launch, identity, (assigned.host, assigned.port), selector=selector)
+        return cls(assigned.attempt, assigned.slot, host, host.rounds(), handover_of(launch.plan))
+
+
+class _Held:
+    """What this process holds of a transform: a selector, and a slot where one is waiting for the next micro-batch."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.slot: _HeldSlot | None = None
+
+    def take(self) -> _HeldSlot | None:
+        """The slot, if its master hasn't given it up meanwhile."""
+        while self.slot is not None and serve(self.selector, 0):
+            pass
+        slot, self.slot = self.slot, None
+        if slot is not None and not slot.host.alive:
+            slot.rounds.close()
+            return None
+        return slot
+
+
+# By transform. Spark keeps the processes of a streaming transform for it alone (spark/transform.py).
+_held: dict[str, _Held] = {}
+
+
+def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The body of a task."""
+    held = _held.setdefault(offer.transform, _Held())
+    slot = held.take()
+    try:
+        with interpreter_for_a_slot(fresh=slot is None), contextlib.closing(_Desk(invitation, held.selector)) as desk:
+            if slot is not None:
+                offer = replace(offer, attempt=slot.attempt, slot=slot.index)
+            assigned = desk.offer(offer)
+            if not assigned.goes_on:
+                if slot is not None:
+                    slot.rounds.close()
+                slot = _HeldSlot.made(invitation, assigned, held.selector)
+            assert slot is not None, "only who holds a slot is told to go on with it"
+            yield from _drive(slot, desk, batches)
+            if offer.batch is not None and slot.host.alive:
+                held.slot, slot = slot, None
+    finally:
+        if slot is not None:
+            slot.rounds.close()
+        if held.slot is None:
+            del _held[offer.transform]
+            held.selector.close()
+        else:
+            gc.freeze()     # Spark collects garbage after every task, and would walk all of the state
+
+
+def _drive(slot: _HeldSlot, desk: _Desk, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs the slot until the verdict."""
+    handover = slot.handover
+    handover.begin(batches)
+    is_told = False
+    while desk.verdict is None:
+        if next(slot.rounds, _OVER) is _OVER:
+            desk.tell(Left())
+            desk.wait()
+        desk.check()
+        if handover.read and not is_told:
+            is_told = True
+            desk.tell(InputRead())
+        yield from handover.take()

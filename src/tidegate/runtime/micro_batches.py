@@ -1,0 +1,179 @@
+"""How the micro-batches of a streaming query are conducted: each of them is one epoch.
+
+    batch n: tasks are gathered ─► an attempt that goes on from the snapshot of n−1 ─► all input is read ─► an epoch is
+    triggered ─► its snapshot is complete (the manifest names batch n) ─► the tasks may end ─► Spark commits n
+
+So the state of n is complete before Spark commits n. Where Spark runs n again, the run begins a new attempt that goes on
+from the snapshot of n−1, whatever there is of n (`attempts.batch_before`; docs/adr/006): exactly what Spark's own log says.
+
+Between two batches the slots stay where they are, in Python processes that Spark keeps for the next tasks, with their
+state and their connections; the master is parked. The tasks of the next batch say what their processes hold. Where these
+are all slots of the attempt that completed the batch before, it goes on: nothing is claimed, connected or restored.
+Otherwise the attempt is given up, and a new one restores from the snapshot. Which of the two happens makes no difference
+but in time.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from tidegate.errors import JobFailed, TidegateError
+from tidegate.runtime.attempts import Restore
+from tidegate.runtime.gathering import Run
+from tidegate.runtime.handle import Handle
+from tidegate.runtime.hosting import MasterHost
+from tidegate.runtime.messages import Offer
+from tidegate.runtime.transforming import POLL_S, TransformJob, told
+from tidegate.store.manifest import MicroBatch
+
+
+class Slots:
+    """The deployment of an attempt that outlives the runs that it is made of: none is lost while nobody is at work."""
+
+    def __init__(self, run: Run) -> None:
+        self.run: Run | None = run
+        self._cancelled = False
+
+    def ended(self) -> str | None:
+        run = self.run
+        if self._cancelled:
+            return "it was given up"
+        return None if run is None else run.ended()
+
+    def cancel(self) -> None:
+        """Nobody waits for them: those that are not at work find out when Spark gives their processes the next task."""
+        self._cancelled = True
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotsDeployer:
+    slots: Slots
+    master: tuple[str, int]
+    store: str
+
+    def deploy(self, attempt: int) -> Slots:
+        run = self.slots.run
+        assert run is not None
+        run.assign(attempt, {offer.task: offer.task for offer in run.offers}, master=self.master, store=self.store)
+        return self.slots
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """An attempt, and the micro-batch that it completed last."""
+
+    host: MasterHost
+    handle: Handle
+    slots: Slots
+    done: MicroBatch | None = None
+    completed: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def attempt(self) -> int:
+        return self.handle.attempts[-1].attempt
+
+    def holds(self, offers: list[Offer], batch: MicroBatch) -> bool:
+        """Whether the tasks are in the processes of all its slots, as the batch before left them."""
+        return (not self.handle.status.terminal and self.done is not None
+                and (self.done.query, self.done.number) == (batch.query, batch.number - 1)
+                and all(offer.attempt == self.attempt for offer in offers)
+                and sorted(offer.slot for offer in offers if offer.slot is not None) == list(range(len(offers))))
+
+
+class MicroBatches:
+    """The runs of one streaming transform, one after the other. `store` is where its snapshots are."""
+
+    def __init__(self, job: TransformJob, *, store: str, restore: Restore) -> None:
+        self._job = job
+        self._store = store
+        self._restore = restore
+        self._lock = threading.Lock()
+        self._live: _Live | None = None
+
+    def conduct(self, run: Run) -> str | None:
+        """Whatever comes of it, the tasks hear of it. Returns why there is no use in trying again, if there is none."""
+        with self._lock:
+            try:
+                self._conduct(run)
+            except Exception as error:  # noqa: BLE001  (a task that waits must hear of it)
+                live, self._live = self._live, None
+                final = live is None or not live.handle.attempts or any(
+                    failure.permanent or failure.user_traceback is not None for failure in live.handle.failures)
+                if live is not None:
+                    _give_up(live)
+                run.close(told(error))
+                return told(error) if final else None
+        return None
+
+    def _conduct(self, run: Run) -> None:
+        batch = _batch_of(run.offers)
+        live = self._live
+        if live is not None and live.holds(run.offers, batch):
+            live.slots.run = run
+            live.completed.clear()
+            live.host.ask(lambda master: master.go_on(batch))
+            run.assign(live.attempt, {offer.task: offer.slot for offer in run.offers if offer.slot is not None},
+                       master=live.host.address, store=self._store, goes_on=True)
+        else:
+            if live is not None:
+                self._live = None
+                _give_up(live)
+            live = self._live = self._begin(run, batch)
+        _end_epoch(run, live)
+        live.done = batch
+        live.slots.run = None
+        live.host.ask(lambda master: master.park())
+        run.close(None)
+
+    def _begin(self, run: Run, batch: MicroBatch) -> _Live:
+        slots = Slots(run)
+        completed = threading.Event()
+        host = self._job.host(lambda launch, master: _SlotsDeployer(slots, master, self._store), store=self._store,
+                              restore=self._restore, micro_batch=batch)
+
+        def on_completed(epoch: int) -> None:
+            completed.set()
+            run_now = slots.run
+            if run_now is not None:
+                run_now.moved.set()
+
+        host.on_completed(on_completed)
+        return _Live(host, host.start(), slots, completed=completed)
+
+
+def _batch_of(offers: list[Offer]) -> MicroBatch:
+    named = {(offer.query, offer.batch) for offer in offers}
+    query, number = next(iter(named))
+    if len(named) > 1 or query is None or number is None:
+        raise TidegateError(f"tasks of one stage say that they are of {sorted(map(str, named))}: a transform of a streaming "
+                            f"DataFrame runs in a streaming query, started with writeStream")
+    return MicroBatch(query, number)
+
+
+def _end_epoch(run: Run, live: _Live) -> None:
+    """Waits until all input is read, and then for a complete snapshot. An epoch that was aborted is tried again; after too
+    many the master gives up."""
+    handle = live.handle
+    asked_after: int | None = None
+    while not live.completed.is_set():
+        if handle.status.terminal:
+            handle.wait()
+            raise TidegateError(f"the job {handle.name!r} is {handle.status.value}, and its input wasn't read to the end")
+        if run.read:
+            last = handle.epochs[-1] if handle.epochs else None
+            number = 0 if last is None else last.epoch
+            if asked_after is None or (number > asked_after and last is not None and last.aborted is not None):
+                asked_after = number
+                live.host.ask(lambda master: master.snapshot())
+        run.moved.wait(POLL_S)
+        run.moved.clear()
+
+
+def _give_up(live: _Live) -> None:
+    """Its slots end, wherever they are, and nothing of it is written any more: what follows claims a newer attempt."""
+    if not live.handle.status.terminal:
+        try:
+            live.handle.cancel(timeout_s=10.0)
+        except (JobFailed, TimeoutError):
+            return

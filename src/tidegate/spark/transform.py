@@ -1,0 +1,268 @@
+"""`tg.transform`: a Tidegate pipeline between Spark DataFrames.
+
+The plan that Spark sees, for S slots:
+
+    inputs ─► tagged, as one DataFrame ─► exchange into S partitions ─► mapInArrow, gang-scheduled: the slots
+           ─► exchange by slot ─► one filter and projection for each output
+
+The exchange before gives each slot whole partitions of the inputs, in their order. The one behind lets anything follow
+that Spark allows (a gang-scheduled stage has to keep its number of partitions, so no `limit`, `coalesce` or `union` could
+be in it), and makes the slots' stage one that Spark tries again when a task is lost, where it would give up otherwise.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, overload
+
+import pyarrow as pa
+
+from tidegate.connectors.handover import SLOT, TICK, WHICH, column_of
+from tidegate.dataflow.stream import Stream
+from tidegate.errors import JobError, TidegateError
+from tidegate.runtime.attempts import Restore
+from tidegate.runtime.gathering import Gathering
+from tidegate.runtime.guest import Invitation, run_task
+from tidegate.runtime.messages import Offer
+from tidegate.runtime.micro_batches import MicroBatches
+from tidegate.runtime.settings import Backend, Snapshots, Tuning
+from tidegate.runtime.transforming import Bounded, TransformJob
+from tidegate.spark.deploy import SlotTask, check_task_slots
+from tidegate.store.layout import job_address
+from tidegate.store.opening import open_store
+from tidegate.store.savepoints import check_empty, find_restore_point, resolved
+from tidegate.types import ddl_of, parse_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DEFAULT_INPUT = "input"
+MIN_RETAINED = 2
+PROCESS_VARIABLE = "TIDEGATE_TRANSFORM"
+# What Spark tells the tasks of a micro-batch.
+QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
+
+_gatherings: dict[str, Gathering] = {}
+_gatherings_lock = threading.Lock()
+
+
+@overload
+def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Stream], *, name: str = ...,
+              slots: int | None = ..., snapshots: Snapshots | None = ..., start_from: str | None = ...,
+              savepoint_to: str | None = ..., drain: bool | None = ..., backend: Backend | None = ...,
+              tuning: Tuning | None = ..., drop_state: Sequence[str] = ...) -> DataFrame: ...
+
+
+@overload
+def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Mapping[str, Stream]], *, name: str = ...,
+              slots: int | None = ..., snapshots: Snapshots | None = ..., start_from: str | None = ...,
+              savepoint_to: str | None = ..., drain: bool | None = ..., backend: Backend | None = ...,
+              tuning: Tuning | None = ..., drop_state: Sequence[str] = ...) -> Outputs: ...
+
+
+def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Any], *, name: str = "transform",
+              slots: int | None = None, snapshots: Snapshots | None = None, start_from: str | None = None,
+              savepoint_to: str | None = None, drain: bool | None = None, backend: Backend | None = None,
+              tuning: Tuning | None = None, drop_state: Sequence[str] = ()) -> DataFrame | Outputs:
+    """The DataFrame, or several by name, that a pipeline makes of one or several. Nothing runs before an action needs it.
+
+        def pipeline(bids):
+            return bids.key_by("auction").process("count", CountBids(), returns="auction long, n long")
+
+        counts = tg.transform(bids, pipeline)
+
+    `pipeline` gets a stream for each DataFrame, by its name where there are several (`tg.transform({"bids": bids, "rules":
+    rules}, pipeline)` calls `pipeline(bids=…, rules=…)`), and returns a stream or a dict of them. Every action runs it once
+    more: cache a result that is used twice, as with any DataFrame.
+
+    `slots` tasks run at the same time; by default as many as the session has. `start_from` is a savepoint (or another folder
+    that `Job(restore_from=…)` takes) to begin with, `savepoint_to` a folder for the state at the end. `drain` says whether
+    event time ends with the input, so that all timers of event time fire; by default only where no savepoint is taken.
+    """
+    inputs = _checked_inputs(data)
+    spark = next(iter(inputs.values())).sparkSession
+    slots = spark.sparkContext.defaultParallelism if slots is None else slots
+    streaming = any(frame.isStreaming for frame in inputs.values())
+    kept = _checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else Snapshots(
+        to=f"memory://{name}", every=None)
+    if snapshots is not None and not streaming:
+        raise JobError("snapshots= is for streaming DataFrames: a batch is run again from its beginning where it fails. To "
+                       "keep the state at its end, give savepoint_to=")
+    job = _SparkTransformJob(
+        name, {each: _stream_schema(frame) for each, frame in inputs.items()}, slots=slots, tuning=tuning,
+        backend=backend, drop_state=drop_state, keeps_state=streaming or savepoint_to is not None, snapshots=kept)
+    outputs = job.take_outputs(
+        pipeline(*job.inputs.values()) if set(inputs) == {DEFAULT_INPUT} else pipeline(**job.inputs))
+    check_task_slots(spark, slots)
+    restore = Restore(path=None if start_from is None else resolved(start_from))
+    if restore.path is not None and not streaming:
+        find_restore_point(restore.path)
+    if streaming:
+        conduct = MicroBatches(job, store=open_store(job_address(kept.to, name)).address, restore=restore).conduct
+    else:
+        if savepoint_to is not None:
+            check_empty(open_store(savepoint_to := resolved(savepoint_to)))
+        conduct = Bounded(job=job, restore=restore, drain=savepoint_to is None if drain is None else drain,
+                          savepoint_to=savepoint_to).conduct
+    transform_id = uuid.uuid4().hex
+    launch = job.launch()
+    gathering = _gathering_at(launch.settings.tuning.bind_host)
+    gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000)
+    invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
+    together = _together(None if streaming else spark, inputs, slots)
+    with _own_processes(spark, transform_id if streaming else None):
+        handed = together.mapInArrow(_task(invitation, transform_id, slots), ddl_of(job.output_schema), barrier=True)
+    # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
+    given = handed.repartitionById(slots, SLOT)
+    if outputs is None:
+        return _only(given, 0)
+    return Outputs(given, outputs)
+
+
+class Outputs(dict[str, "DataFrame"]):
+    """The DataFrames that a pipeline with several outputs gives, by name. Each that is used alone runs the pipeline; after
+    `persist()` they share what one run gave.
+
+    A streaming query has one DataFrame: `together` is for `writeStream.foreachBatch`, and `split(batch)` gives the outputs
+    of the batch that comes there.
+    """
+
+    def __init__(self, given: DataFrame, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self.together = given
+        super().__init__(self.split(given))
+
+    def split(self, together: DataFrame) -> dict[str, DataFrame]:
+        return {name: _only(together, index) for index, name in enumerate(self._names)}
+
+    def persist(self) -> Outputs:
+        self.together.persist()
+        return self
+
+    def unpersist(self) -> Outputs:
+        self.together.unpersist()
+        return self
+
+
+class _SparkTransformJob(TransformJob):
+    def _versions(self) -> dict[str, str]:
+        import pyspark
+
+        return {**super()._versions(), "spark": pyspark.__version__}
+
+
+def _checked_inputs(data: object) -> dict[str, DataFrame]:
+    from pyspark.sql.classic.dataframe import DataFrame
+
+    if not isinstance(data, Mapping):
+        data = {DEFAULT_INPUT: data}
+    if not data:
+        raise JobError("a transform needs a DataFrame: give one, or a dict of them by name")
+    for name, frame in data.items():
+        if not isinstance(frame, DataFrame):
+            raise JobError(f"a transform takes DataFrames of a session in this process (not of Spark Connect), or a dict of "
+                           f"them by name, and {name!r} is {type(frame).__name__}")
+        if frame.isStreaming is not next(iter(data.values())).isStreaming:
+            raise JobError(f"a transform takes streaming DataFrames or batch ones, not both, and {name!r} is "
+                           f"{'a streaming' if frame.isStreaming else 'a batch'} one: read it with "
+                           f"{'read' if frame.isStreaming else 'readStream'}, or join it in Spark before")
+        if not isinstance(name, str) or not name.isidentifier():
+            raise JobError(f"the DataFrame {name!r}: the pipeline gets its stream under that name, as an argument; choose a "
+                           f"name that can be one")
+    return dict(data)
+
+
+def _stream_schema(frame: DataFrame) -> pa.Schema:
+    """Spark calls a column NOT NULL where it happens to know it, and not where a user would have to say it."""
+    return pa.schema([field.with_nullable(True) for field in parse_schema(frame.schema)])
+
+
+def _gathering_at(bind_host: str) -> Gathering:
+    """One for all transforms of this process that listen there."""
+    with _gatherings_lock:
+        if bind_host not in _gatherings:
+            _gatherings[bind_host] = Gathering(bind_host)
+            atexit.register(_gatherings[bind_host].close)
+        return _gatherings[bind_host]
+
+
+def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None, drain: bool | None) -> Snapshots:
+    """Of a streaming transform."""
+    if snapshots is None:
+        raise JobError("a transform of a streaming DataFrame keeps its state in snapshots, one for each micro-batch: give "
+                       "snapshots=tg.Snapshots(to=…), a folder that belongs to the query as its checkpointLocation does")
+    if savepoint_to is not None or drain is not None:
+        raise JobError("savepoint_to= and drain= are for batch DataFrames: a streaming query has no end. To take its state "
+                       "elsewhere, stop it and give its folder of snapshots as start_from= or restore_from=")
+    if snapshots.mode != "exactly_once" or snapshots.alignment_timeout is not None or (
+            snapshots.experimental_protocol is not None):
+        raise JobError("a micro-batch ends when all its records have been processed, so its snapshots are aligned: leave "
+                       "mode and alignment_timeout out")
+    if snapshots.retain < MIN_RETAINED:
+        raise JobError(f"Snapshots(retain={snapshots.retain}): a query needs the snapshots of its last two micro-batches, "
+                       f"since Spark may run the last one again: retain={MIN_RETAINED} or more")
+    return replace(snapshots, every=None)
+
+
+@contextlib.contextmanager
+def _own_processes(spark: SparkSession, transform: str | None) -> Iterator[None]:
+    """Spark keeps the Python processes of functions with other environment variables apart: with one that is the transform's
+    alone, its tasks come back to the processes that hold its slots."""
+    environment = spark.sparkContext.environment
+    if transform is None:
+        yield
+        return
+    environment[PROCESS_VARIABLE] = transform
+    try:
+        yield
+    finally:
+        del environment[PROCESS_VARIABLE]
+
+
+def _together(spark: SparkSession | None, inputs: Mapping[str, DataFrame], slots: int) -> DataFrame:
+    """All inputs as one DataFrame of as many partitions as there are slots. The session is given where they are bounded."""
+    from pyspark.sql import functions
+
+    schemas = [frame.schema for frame in inputs.values()]
+
+    def tagged(frame: DataFrame, which: int) -> DataFrame:
+        columns = [functions.struct("*") if index == which else functions.lit(None).cast(schema)
+                   for index, schema in enumerate(schemas)]
+        # The inputs begin at different slots, so that several with one partition each don't all go to the first.
+        slot = (functions.spark_partition_id() + max(which, 0)) % slots
+        return frame.select(functions.lit(which).alias(WHICH), slot.alias(SLOT),
+                            *(column.alias(column_of(index)) for index, column in enumerate(columns)))
+
+    frames = [tagged(frame, which) for which, frame in enumerate(inputs.values())]
+    if spark is not None:
+        # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that. A streaming
+        # query has no batches without input.
+        frames.append(tagged(spark.range(0, slots, 1, slots), TICK))
+    return functools.reduce(lambda one, other: one.union(other), frames).repartitionById(slots, SLOT)
+
+
+def _only(given: DataFrame, index: int) -> DataFrame:
+    return given.where(given[WHICH] == index).select(f"{column_of(index)}.*")
+
+
+def _task(invitation: Invitation, transform: str, slots: int) -> SlotTask:
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        together = len(context.getTaskInfos())
+        if together < slots:
+            # It has the output of the others from a try that it had given up. When this one fails it tries all of them.
+            raise TidegateError(f"Spark has started {together} of {slots} slots, which work only together: all are needed")
+        batch = context.getLocalProperty(BATCH_PROPERTY)
+        offer = Offer(transform, context.stageId(), context.partitionId(), context.taskAttemptId(),
+                      context.getLocalProperty(QUERY_PROPERTY), None if batch is None else int(batch))
+        return run_task(invitation, offer, batches)
+
+    return task

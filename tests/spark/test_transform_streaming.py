@@ -118,16 +118,17 @@ def desk(tmp_path: Path, spark: SparkSession) -> Desk:
 # --- batches -----------------------------------------------------------------------------------------------------------
 
 
-def test_state_stays_warm_within_a_query_and_goes_on_at_other_numbers_of_slots(desk: Desk, runs: list[Run]) -> None:
+@pytest.mark.parametrize("backend", [tg.heap(), tg.rocksdb(memory="64 MB")], ids=["heap", "rocksdb"])
+def test_state_stays_warm_in_a_query_and_goes_on_at_other_slots(desk: Desk, runs: list[Run], backend: Any) -> None:
     desk.add(3)
-    desk.run()
+    desk.run(desk.transform(backend=backend))
     desk.check()
     assert batches(runs) == [(0, False), (1, True), (2, True)]
     assert desk.snapshots() == [1, 2]
     for slots in (3, 1):
         del runs[:]
         desk.add(2)
-        desk.run(desk.transform(slots=slots))
+        desk.run(desk.transform(slots=slots, backend=backend))
         desk.check()
         assert [held for _, held in batches(runs)] == [False, True] and len(runs[0].offers) == slots
     assert desk.snapshots() == [5, 6]

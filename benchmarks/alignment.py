@@ -41,7 +41,7 @@ RATE = 40_000
 def against_state(scale: float) -> Iterator[dict[str, Any]]:
     sizes = [int(size * scale) for size in STATE_BYTES]
     what = (f"2 slots, one shuffle, {STATE_RATE:,} records per second over all keys, values of {VALUE_BYTES:,} bytes on the "
-            f"heap, median over {EPOCHS} epochs")
+            f"heap, median over the epochs")
     lines: list[dict[str, Any]] = []
     for size in sizes:
         source = Filling(keys=size // VALUE_BYTES, rate=STATE_RATE)
@@ -54,7 +54,7 @@ def against_state(scale: float) -> Iterator[dict[str, Any]]:
 
 
 def against_parallelism(scale: float) -> Iterator[dict[str, Any]]:
-    what = (f"one shuffle, {RATE:,} records per second in all over {KEYS:,} keys, median over {EPOCHS} epochs; all slots on "
+    what = (f"one shuffle, {RATE:,} records per second in all over {KEYS:,} keys, median over the epochs; all slots on "
             f"the cores of one machine")
     lines: list[dict[str, Any]] = []
     for slots in SLOTS:
@@ -64,7 +64,7 @@ def against_parallelism(scale: float) -> Iterator[dict[str, Any]]:
 
 
 def against_shuffles(scale: float) -> Iterator[dict[str, Any]]:
-    what = f"2 slots, {RATE:,} records per second over {KEYS:,} keys, median over {EPOCHS} epochs"
+    what = f"2 slots, {RATE:,} records per second over {KEYS:,} keys, median over the epochs"
     lines: list[dict[str, Any]] = []
     for shuffles in SHUFFLES:
         epochs = _epochs(_records(), slots=2, shuffles=shuffles, count=int(EPOCHS * scale))

@@ -14,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -90,6 +92,7 @@ def main() -> None:
     raise SystemExit(1)
 
 
+@pytest.mark.long
 def test_killed_executors_change_nothing_in_the_output(cluster: Cluster, tmp_path: Path) -> None:
     add_files(tmp_path / "in", FILES)
     driver = subprocess.run(

@@ -118,7 +118,8 @@ def desk(tmp_path: Path, spark: SparkSession) -> Desk:
 # --- batches -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", [tg.heap(), tg.rocksdb(memory="64 MB")], ids=["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", [
+    pytest.param(tg.heap(), id="heap"), pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)])
 def test_state_stays_warm_in_a_query_and_goes_on_at_other_slots(desk: Desk, runs: list[Run], backend: Any) -> None:
     desk.add(3)
     desk.run(desk.transform(backend=backend))
@@ -134,6 +135,7 @@ def test_state_stays_warm_in_a_query_and_goes_on_at_other_slots(desk: Desk, runs
     assert desk.snapshots() == [5, 6]
 
 
+@pytest.mark.long
 def test_any_trigger_goes_and_a_batch_without_rows_is_one_too(desk: Desk, runs: list[Run]) -> None:
     frame = desk.transform()
     query = desk.start(frame, trigger={"processingTime": "0 seconds"})
@@ -154,6 +156,7 @@ def test_any_trigger_goes_and_a_batch_without_rows_is_one_too(desk: Desk, runs: 
     assert max(row.n for row in desk.rows() if row.key == 3) == sum(i % 7 == 3 for i in [*range(100), *range(200, 400)])
 
 
+@pytest.mark.long
 def test_two_streams_and_side_outputs_in_one_query(desk: Desk) -> None:
     other = desk.folder / "other"
     other.mkdir()
@@ -192,6 +195,7 @@ class Remind(tg.KeyedProcess):
         yield (at,)
 
 
+@pytest.mark.long
 def test_event_time_goes_on_from_batch_to_batch(desk: Desk) -> None:
     desk.add(2)
     timed = desk.stream().selectExpr("key", "id * 100 as at")
@@ -213,6 +217,7 @@ def test_event_time_goes_on_from_batch_to_batch(desk: Desk) -> None:
 # --- faults ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_within_a_batch_costs_nothing_but_time(desk: Desk, runs: list[Run]) -> None:
     desk.add(3)
     flag = str(desk.folder / "flag")
@@ -221,6 +226,7 @@ def test_a_process_that_is_killed_within_a_batch_costs_nothing_but_time(desk: De
     assert batches(runs) == [(0, False), (1, True), (1, False), (2, True)]
 
 
+@pytest.mark.long
 def test_processes_that_are_killed_between_batches_are_replaced(desk: Desk, runs: list[Run]) -> None:
     frame = desk.transform()
     query = desk.start(frame, trigger={"processingTime": "0 seconds"})
@@ -274,6 +280,7 @@ def test_a_batch_that_spark_runs_again_goes_on_from_the_one_before(desk: Desk, r
     assert desk.snapshots() == [1, 2]
 
 
+@pytest.mark.long
 def test_an_error_in_a_users_function_ends_the_query_and_harms_no_state(desk: Desk, runs: list[Run]) -> None:
     desk.add(2)
     desk.run()
@@ -303,6 +310,7 @@ desk.run()
 """
 
 
+@pytest.mark.long
 def test_a_driver_that_is_killed_is_followed_by_one_that_goes_on_exactly(desk: Desk) -> None:
     desk.add(12)
 
@@ -343,6 +351,7 @@ def test_spark_and_the_snapshots_cant_drift_apart_in_silence(desk: Desk) -> None
         desk.run()
 
 
+@pytest.mark.long
 def test_a_query_begins_with_a_savepoint_and_ends_in_a_job(desk: Desk) -> None:
     history = desk.spark.range(0, 200, 1, 2).selectExpr("id", "id % 7 as key")
     savepoint = str(desk.folder / "savepoint")

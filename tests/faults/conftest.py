@@ -21,6 +21,13 @@ STARTS_WITHIN_S = 90.0
 ANSWERS_WITHIN_S = 240.0
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process runs all of them, since they share a cluster; others run other tests meanwhile."""
+    for item in items:
+        if "tests/faults/" in item.path.as_posix():
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+
+
 class Driver:
     """A driver process. Everything it has told is its story."""
 

@@ -14,13 +14,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
+import pytest
 
 from tests.faults.cluster import Cluster, executor_of
 from tests.spark.test_transform import Count, check_counts

@@ -34,7 +34,7 @@ demo: $(READY) java  ## Live game analytics that kills one of its own slots and 
 
 .PHONY: test
 test: lint java  ## Lint, then every test: unit, contract, simulation, Spark, faults
-	$(BIN)/python -m pytest tests/test_tidy.py tests/unit tests/contract tests/simulation -n 3 --dist worksteal
+	$(BIN)/python -m pytest tests/test_tidy.py tests/unit tests/contract tests/simulation -n 2 --dist worksteal -m "not long"
 	$(BIN)/python -m pytest tests/spark tests/faults -n 3 --dist loadgroup -m "not long"
 
 .PHONY: lint
@@ -45,7 +45,7 @@ lint: $(READY)  ## ruff, mypy (strict), the direction of imports
 
 .PHONY: long
 long: $(READY) java  ## The tests that `make test` leaves out because they take long
-	$(BIN)/python -m pytest tests/spark tests/faults -m long
+	$(BIN)/python -m pytest tests -m long
 
 .PHONY: bench
 bench: $(READY) java  ## Every benchmark, as JSON lines, and its picture in docs/img where it has one

@@ -87,6 +87,7 @@ def test_there_are_a_picture_and_output_that_any_reader_can_read(demo: Finished)
     assert pq.read_table(demo.out / "alerts").num_rows > 0
 
 
+@pytest.mark.long
 def test_the_demo_fails_where_its_output_is_wrong(tmp_path: Path) -> None:
     demo = run_demo(tmp_path, "--seconds", "4", "--tamper", "lose")
     assert demo.code == 1, demo.said + demo.complained

@@ -332,6 +332,7 @@ def test_a_driver_that_is_killed_is_followed_by_one_that_goes_on_exactly(desk: D
 # --- drift -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_spark_and_the_snapshots_cant_drift_apart_in_silence(desk: Desk) -> None:
     desk.add(3)
     desk.run()

@@ -173,7 +173,7 @@ def test_a_finished_job_that_is_started_again_finishes_again_and_adds_nothing(be
         assert handle.wait(60) is tg.Status.FINISHED
         check_ledger(committed(bench.out), 1_000)
         open_files.append(len(os.listdir("/proc/self/fd")))
-    until(lambda: len(os.listdir("/proc/self/fd")) <= open_files[0], "no more open files and sockets than after the first job",
+    until(lambda: len(os.listdir("/proc/self/fd")) <= open_files[0], "no more open files than after the first job",
           patience_s=10)
     assert handle.stop() is tg.Status.FINISHED
     assert handle.cancel() is tg.Status.FINISHED

@@ -106,5 +106,8 @@ class Plan:
 
     def below(self, vertex: Vertex) -> frozenset[int]:
         """The vertices that records of this one get to without going round a loop; itself not included."""
-        targets = {edge.target_vertex for edge in self.outputs_of(vertex) if not edge.feedback}
-        return frozenset(targets).union(*(self.below(self.vertices[target]) for target in targets))
+        reached = {vertex.id}
+        for each in self.vertices[vertex.id + 1:]:
+            if any(edge.source_vertex in reached and not edge.feedback for edge in self.inputs_of(each)):
+                reached.add(each.id)
+        return frozenset(reached - {vertex.id})

@@ -335,7 +335,8 @@ class Slot:
                 loops=frozenset(loop.id for loop in self._plan.loops if self._plan.edge_inside(loop, out)))
             writers.append(writer)
             _attach(operators[out.source_node], out.tag, writer)
-        places = {(place.operator, place.info.name): place for place in self._places(vertex, point)}
+        keeps = self._keeps_in_flight(vertex)
+        places = {(place.operator, place.info.name): place for place in self._places(vertex, point, of_head=keeps)}
         replay = Replay()
         for node in vertex.nodes:
             context = self._context(vertex, node, point)
@@ -357,7 +358,6 @@ class Slot:
         inputs = [Input(channels.inlet(edge, channel), edge.port, edge.source_vertex in timed and not edge.feedback,
                         places.get((vertex.head.name, waits_in(edge))))
                   for edge in self._plan.inputs_of(vertex) for channel in self._plan.origins(edge, self.index)]
-        keeps = self._keeps_in_flight(vertex)
         mode = self._settings.snapshots.alignment_mode
         return InnerSubtask(
             inputs=inputs, laps=Laps.of(self._plan, vertex, self.index), hurries=keeps,
@@ -371,13 +371,13 @@ class Slot:
             edge.feedback or edge.partitioning in (Partitioning.HASH, Partitioning.REBALANCE)
             for each in (vertex.id, *self._plan.below(vertex)) for edge in self._plan.inputs_of(self._plan.vertices[each]))
 
-    def _places(self, vertex: Vertex, point: _RestorePoint | None) -> Iterator[Place]:
-        """Those that every snapshot of this vertex has a log of: by the settings, and by what it began with."""
+    def _places(self, vertex: Vertex, point: _RestorePoint | None, *, of_head: bool) -> Iterator[Place]:
+        """Those that every snapshot of this vertex has a log of: its head's if so, and those of what it began with."""
         for node in vertex.nodes:
             planned = None if point is None else point.plan.of(node.name)
             held = () if planned is None else [state.name for state in planned.states if state.taken_in]
             for place in places_of(node):
-                if place.is_feedback or place.info.name in held or (node is vertex.head and self._keeps_in_flight(vertex)):
+                if place.is_feedback or place.info.name in held or (of_head and node is vertex.head):
                     yield place
 
     def _context(self, vertex: Vertex, node: Node, point: _RestorePoint | None) -> OperatorContext:

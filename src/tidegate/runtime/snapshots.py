@@ -28,7 +28,7 @@ from tidegate.keygroups import key_groups_of
 from tidegate.runtime.native import upload
 from tidegate.state.format import StateFileEncoder, StateFileReader
 from tidegate.state.merging import LayerInMemory, merged_sections
-from tidegate.state.operator_state import FrozenParts
+from tidegate.state.operator_state import parts_of
 from tidegate.state.sections import FrozenFiles, FrozenState, Section, SectionReader, StateInfo, StateKind
 from tidegate.store.base import Readable, Store
 from tidegate.store.layout import state_file_name
@@ -170,6 +170,6 @@ def _counted(parts: Iterable[FrozenState], counts: Counter[str]) -> Iterator[Sec
 
 
 def _native_and_rest(frozen: FrozenState) -> tuple[FrozenFiles | None, list[FrozenState]]:
-    parts = frozen.parts if isinstance(frozen, FrozenParts) else (frozen,)
+    parts = parts_of(frozen)
     native = next((part for part in parts if isinstance(part, FrozenFiles)), None)
     return native, [part for part in parts if part is not native]

@@ -43,7 +43,7 @@ from tidegate.protocol.watermarks import MAX_WATERMARK_MS, Advanced, WatermarkMe
 from tidegate.runtime.exchange import EdgeWriter
 from tidegate.runtime.in_flight import Logs, Place, Replay
 from tidegate.runtime.laps import Laps
-from tidegate.state.operator_state import FrozenParts
+from tidegate.state.operator_state import FrozenParts, parts_of
 from tidegate.state.sections import FrozenState
 
 # Entries that a backend may tidy up after every unit of work.
@@ -199,7 +199,7 @@ class Subtask:
     def _snapshot(self, epoch: int) -> None:
         assert self._marker.epoch == epoch and self._taken is None
         started = time.perf_counter()
-        frozen = {operator.name: list(_parts(operator.freeze(epoch))) for operator in self.operators}
+        frozen = {operator.name: list(parts_of(operator.freeze(epoch))) for operator in self.operators}
         logs = Logs(self._places)
         self._replay.log(logs)
         taken = time.perf_counter()
@@ -217,12 +217,6 @@ class Subtask:
         parts = [Part(name, FrozenParts(*whole)) for name, frozen in taken.frozen.items()
                  if (whole := [*frozen, *taken.logs.of(name)])]
         self._take_parts(self, taken.marker, parts)
-
-
-def _parts(frozen: FrozenState | None) -> tuple[FrozenState, ...]:
-    if frozen is None:
-        return ()
-    return frozen.parts if isinstance(frozen, FrozenParts) else (frozen,)
 
 
 class InnerSubtask(Subtask):

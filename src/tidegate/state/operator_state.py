@@ -251,3 +251,10 @@ class FrozenParts:
     def release(self) -> None:
         for part in self.parts:
             part.release()
+
+
+def parts_of(frozen: FrozenState | None) -> tuple[FrozenState, ...]:
+    """What it is made of; nothing where there is none."""
+    if frozen is None:
+        return ()
+    return frozen.parts if isinstance(frozen, FrozenParts) else (frozen,)

@@ -26,6 +26,7 @@ from typing import Any
 
 from tidegate.keygroups import key_groups_of
 from tidegate.runtime.native import upload
+from tidegate.state.cutting import rested
 from tidegate.state.format import StateFileEncoder, StateFileReader
 from tidegate.state.merging import LayerInMemory, merged_sections
 from tidegate.state.operator_state import parts_of
@@ -118,7 +119,7 @@ class PartWriter:
                 yield from merged_sections(info, layers, key_group_count=self._key_group_count, keep_deleted=keep_deleted)
 
     def _write_file(self, epoch: int, states: Sequence[StateInfo], sections: Iterator[Section]) -> Chain:
-        return write_rows(self._store, self._name(epoch), states, sections, key_group_count=self._key_group_count)
+        return write_rows(self._store, self._name(epoch), states, rested(sections), key_group_count=self._key_group_count)
 
     def _readers(self, chain: Chain) -> list[StateFileReader]:
         return [row_reader(self._store, file) for file in chain]

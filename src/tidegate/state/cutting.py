@@ -5,7 +5,8 @@ how large the state is. So the work is cut into pieces of bounded size:
 
 - Python objects become Arrow columns in *chunks* of about `TURN_S` of work (`Pace`), with rests between them;
 - chunks are put together to *runs* of about `RUN_ROWS` rows, which are hashed and sorted by key-group. That is done by
-  numpy and Arrow without the lock. Taking the lock back has its price, too, so runs are larger than chunks;
+  numpy and Arrow without the lock. Taking the lock back has its price, too, so runs are larger than chunks; but where there
+  are as many loops as processors, a thread without the lock takes the processor from a loop, so there are rests as well;
 - sections are cut from the sorted runs: a group of its own where there are many rows, several groups together up to
   `SECTION_ROWS` where there are few, and about `RUN_ROWS` rows at most.
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,9 +29,12 @@ from tidegate.keygroups import groups_of
 from tidegate.state.sections import Section
 
 TURN_S = 0.001      # how long the writer works before it rests
+REST = 1.0
 MIN_CHUNK_ENTRIES, MAX_CHUNK_ENTRIES = 64, 8192
-RUN_ROWS = 1 << 16
+RUN_ROWS = 1 << 14
 SECTION_ROWS = 1 << 12
+
+T = TypeVar("T")
 
 # Rows in order of their key-groups, and where each group starts in them (one more than there are groups).
 SortedRun: TypeAlias = tuple[pa.RecordBatch, np.ndarray[Any, Any]]
@@ -59,10 +63,18 @@ class Pace:
         self._started_s = time.thread_time()
 
 
+def rested(things: Iterable[T]) -> Iterator[T]:
+    """The things, with rests between them. What is done with one of them counts as well."""
+    pace = Pace(rest_factor=REST)
+    for thing in things:
+        yield thing
+        pace.rest_if_due()
+
+
 def cut_by_group(state: str, chunks: Iterable[pa.RecordBatch], key_group_count: int, *,
                  deleted: bool = False) -> Iterator[Section]:
     """The rows of all chunks as sections, by growing key-group. The rows of a key stay in the order they came in."""
-    runs = [_sorted(pa.concat_batches(run), key_group_count) for run in _runs(chunks)]
+    runs = [_sorted(pa.concat_batches(run), key_group_count) for run in rested(_runs(chunks))]
     if not runs:
         return
     ends = np.sum([starts for _, starts in runs], axis=0)       # ends[g]: rows in the groups before g

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import SchemaError
-from tidegate.state.cutting import Pace, cut_by_group
+from tidegate.state.cutting import REST, Pace, cut_by_group
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap_layers import (
     GONE,
@@ -39,9 +39,6 @@ from tidegate.state.ttl import EXPIRES, expires_list, loaded
 from tidegate.types import ddl_of, from_list, to_list
 
 __all__ = ["NO_KEY", "Cursor", "FrozenHeap", "HeapBackend", "held_as_it_is", "key_list", "keys_to_arrow"]
-
-# The writer rests this many times as long as it worked, so that the loop is disturbed little.
-REST = 1.0
 
 T = TypeVar("T")
 

@@ -43,7 +43,7 @@ from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import StateInfo
 
 # A layer is moved into main in about this many steps.
-BACKLOG_STEPS = 128
+BACKLOG_STEPS = 1024
 # `fresh` is kept if its size differs no more than this from that of what is below it, if it has no more entries than this (a
 # copy of so many takes about a millisecond), and was not kept more often than this in a row.
 MAX_MISSING_SHARE = 0.125

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tidegate.state.cutting import cut_by_group
 from tidegate.state.sections import Section, SectionReader, StateInfo, deleted_schema, within
 
-BLOCK_ROWS = 1 << 18
+BLOCK_ROWS = 1 << 14
 
 # Rows that are set, and keys that are deleted, of some key-groups.
 Block: TypeAlias = tuple[list[pa.RecordBatch], list[pa.RecordBatch]]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
 from tidegate.state import cutting
-from tidegate.state.cutting import MAX_CHUNK_ENTRIES, MIN_CHUNK_ENTRIES, TURN_S, Pace, cut_by_group
+from tidegate.state.cutting import MAX_CHUNK_ENTRIES, MIN_CHUNK_ENTRIES, REST, TURN_S, Pace, cut_by_group, rested
 from tidegate.state.sections import Section
 
 SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
@@ -108,6 +108,16 @@ def test_little_work_needs_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.now_s += TURN_S
     pace.rest_if_due()
     assert clock.slept_s == pytest.approx([3 * TURN_S * 1.1]), "it is not forgotten"
+
+
+def test_what_is_done_with_a_thing_counts_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    seen = []
+    for thing in rested("abc"):
+        clock.now_s += TURN_S
+        seen.append(thing)
+    assert seen == ["a", "b", "c"]
+    assert clock.slept_s == pytest.approx([REST * TURN_S] * 3)
 
 
 @pytest.mark.parametrize(("entry_s", "expected"), [

@@ -55,8 +55,8 @@ def _alignment(lines: Lines, *, label: Callable[[Mapping[str, Any]], str], axis:
               [line["alignment_p75_ms"] - line["alignment_ms"] for line in points]]
     axes.errorbar(range(len(points)), medians, yerr=spread, fmt="o-", color=DEEP, ecolor=WATER, elinewidth=6, markersize=7)
     for place, line in enumerate(points):
-        axes.annotate(f"{line['alignment_ms']:.2f} ms", (place, line["alignment_ms"]), xytext=(9, 7),
-                      textcoords="offset points", fontweight="bold", color=DEEP)
+        axes.annotate(f"{line['alignment_ms']:.2f} ms", (place, line["alignment_p75_ms"]), xytext=(0, 5),
+                      textcoords="offset points", ha="center", fontweight="bold", color=DEEP)
     axes.set_xticks(range(len(points)), [label(line) for line in points])
     axes.set_xlim(-0.4, len(points) - 0.4)
     axes.set_ylim(0, 1.2 * max(line["alignment_p75_ms"] for line in points))

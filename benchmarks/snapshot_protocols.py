@@ -1,8 +1,9 @@
 """`snapshot-protocols`: what each way to take a snapshot does to the stream, at the usual load and under back-pressure.
 
 At the usual load: the throughput of a job that takes all it can get, with a snapshot every second, over the same without
-snapshots; and how old records are at the sink when they come at half of that speed. Of these, the figure is the 99th
-percentile of the records that were under way at some time between the trigger and the completion of a snapshot.
+snapshots; and how old records are at the sink when they come at a third of that speed (at half of it two cores are nearly
+full as it is). Of these, the figure is the 99th percentile of the records that were under way at some time between the
+trigger and the completion of a snapshot.
 
 Under back-pressure the sink is slow, so that all queues before it are full. There the figure is how long a snapshot takes.
 """
@@ -35,10 +36,10 @@ PROTOCOLS: dict[str, Mapping[str, Any]] = {
 }
 TIMED_OUT = {"aligned, 200 ms": {"alignment_timeout": "200 ms"}}
 
-ROWS = 2_000_000
-ROUNDS = 2
-SECONDS = 7
-WARM_UP_S = 2
+ROWS = 4_000_000
+ROUNDS = 3
+SECONDS = 10
+WARM_UP_S = 4
 
 SINK_RATE = 10_000          # records per second that the slow sink takes
 SLOW_KEYS = 10_000
@@ -60,12 +61,12 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
 
 
 def _at_usual_load(scale: float) -> Iterator[dict[str, Any]]:
-    what = (f"two keyed sums over {KEYS:,} keys, one behind the other, 2 slots, a snapshot every second; latency at half of "
+    what = (f"two keyed sums over {KEYS:,} keys, one behind the other, 2 slots, a snapshot every second; latency at a third of "
             f"the throughput without snapshots, of records under way during a snapshot")
     per_s = _throughputs(int(ROWS * scale))
     full = per_s["no snapshots"]
     for name, settings in PROTOCOLS.items():
-        ages, epochs = _latencies(settings, rate=full / 2)
+        ages, epochs = _latencies(settings, rate=full / 3)
         during = _under_way(ages, epochs) if epochs else ages
         yield {"name": "snapshot-protocols", "load": "usual", "protocol": name, "against": "no snapshots", "what": what,
                "ratio": round(per_s[name] / full, 4), "records_per_s": round(per_s[name]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,12 @@ class Throughput:
 
 def keyed_sum_job(spark: Any, *, rows: int | None, every: str | None, keys: int = KEYS, slots: int = 2,
                   rate: float | None = None, folder: str | None = None, max_batch_rows: int = 8192,
-                  backend: Any = None) -> tg.Job:
+                  backend: Any = None, heartbeat_ms: int | None = None) -> tg.Job:
     """source → hash exchange → KeyedSum → sink, on Spark."""
-    job = tg.Job("keyed sum", spark, slots=slots, restart=tg.NoRestart(), backend=backend,
-                 tuning=tg.Tuning(max_batch_rows=max_batch_rows),
+    tuning = tg.Tuning(max_batch_rows=max_batch_rows)
+    if heartbeat_ms is not None:
+        tuning = replace(tuning, heartbeat_ms=heartbeat_ms)
+    job = tg.Job("keyed sum", spark, slots=slots, restart=tg.NoRestart(), backend=backend, tuning=tuning,
                  snapshots=tg.Snapshots(every=every, to=folder or tempfile.mkdtemp(prefix="tidegate-bench-")))
     source = tg.sources.generator(Records(keys), schema=SCHEMA, rows=rows, rate=rate)
     job.source("records", source).key_by("key").process("sum", KeyedSum(), returns="key long, total long").to(

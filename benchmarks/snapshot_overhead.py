@@ -1,8 +1,9 @@
 """`snapshot-overhead`: throughput with a snapshot every second over throughput without any.
 
 One job, which takes all it can get, in turns of some seconds with snapshots and without. So both are measured on the same
-processes and the same memory, a few seconds apart; two runs of the very same job differ by a tenth and more. The beginning of
-a turn is left out: what the last snapshot of the turn before has left to do (moving what was frozen) belongs to that one.
+processes and the same memory, a few seconds apart; two runs of the very same job differ by a tenth and more. The beginning
+of a turn is left out: what the last snapshot of the turn before has left to do (moving what was frozen) belongs to that
+one.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     ratios = [taken / without for taken, without in pairs]
     yield {"name": "snapshot-overhead", "against": "the same job without snapshots",
            "ratio": round(statistics.median(ratios), 4),
-           "what": f"running sum over {KEYS:,} keys, all of which change, 2 slots; turns of {TURN_S} s with a snapshot every "
-                   f"second and without, median of the pairs",
+           "what": f"running sum over {KEYS:,} keys, all of which change, 2 slots; turns of {TURN_S} s with a snapshot "
+                   f"every second and without, median of the pairs",
            "pairs": [round(ratio, 4) for ratio in ratios], "snapshots": snapshots,
            "records_per_s": round(statistics.median(taken for taken, _ in pairs))}
 

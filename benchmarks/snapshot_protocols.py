@@ -61,8 +61,8 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
 
 
 def _at_usual_load(scale: float) -> Iterator[dict[str, Any]]:
-    what = (f"two keyed sums over {KEYS:,} keys, one behind the other, 2 slots, a snapshot every second; latency at a third of "
-            f"the throughput without snapshots, of records under way during a snapshot")
+    what = (f"two keyed sums over {KEYS:,} keys, one behind the other, 2 slots, a snapshot every second; latency at a third "
+            f"of the throughput without snapshots, of records under way during a snapshot")
     per_s = _throughputs(int(ROWS * scale))
     full = per_s["no snapshots"]
     for name, settings in PROTOCOLS.items():

@@ -64,7 +64,7 @@ class Handle:
         return delivered_rows(list(self._master.delivered.get(sink, ())))
 
     def snapshot(self, timeout_s: float = 60.0) -> EpochReport:
-        """Takes a snapshot now and waits until it is complete."""
+        """Takes a snapshot now and waits until it is complete. A job that has failed says why."""
         before = self.epochs[-1:]
         self._post(self._master.snapshot)
         deadline = time.monotonic() + timeout_s
@@ -73,6 +73,9 @@ class Handle:
                 if report.completed_ms is not None and (not before or report.epoch > before[0].epoch):
                     return report
             time.sleep(_POLL_S)
+        if self.status.terminal:
+            self.wait()
+            raise JobError(f"job {self.name!r} is {self.status.value}, so there is nothing to take a snapshot of")
         raise TimeoutError(f"job {self.name!r} ({self.status.value}) completed no snapshot within {timeout_s} s")
 
     def savepoint(self, to: str, timeout_s: float = 600.0) -> SavepointInfo:

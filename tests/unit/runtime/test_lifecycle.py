@@ -160,6 +160,13 @@ def test_a_snapshot_can_be_asked_for(bench: Bench) -> None:
     assert [report.epoch for report in handle.epochs] == [first.epoch, second.epoch]
 
 
+def test_a_job_that_has_ended_takes_no_snapshot_and_says_so_at_once(bench: Bench) -> None:
+    handle = bench.ledger(rows=1_000)
+    handle.wait(60)
+    with pytest.raises(tg.JobError, match="is finished, so there is nothing to take a snapshot of"):
+        handle.snapshot()
+
+
 def test_run_blocks_until_the_end(bench: Bench) -> None:
     job = build_ledger(bench.job(), tg.sinks.parquet(bench.out), rows=1_000)
     assert job.run() is tg.Status.FINISHED

@@ -78,6 +78,8 @@ def test_without_restarts_the_first_failure_ends_the_job_in_the_users_own_terms(
     assert "tidegate/" not in failed.user_traceback, "the engine's own frames"
     for told in ("'job' failed", "'count words'", "number=42", failed.user_traceback):
         assert told in str(failed)
+    with pytest.raises(JobFailed, match="no price for 42"):
+        handle.snapshot()
     assert len(handle.failures) == len(handle.attempts) == 1
     assert handle.failures[0].attempt == 1 and handle.failures[0].operator == "count words"
     assert handle.results("out") == []

@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import SPARK_HOME, Cluster, free_port
+from tests.faults.cluster import SPARK_HOME, Cluster, Host, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "clusters.md").read_text()
@@ -70,6 +72,34 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
+@pytest.fixture
+def hosts() -> Iterator[list[Host]]:
+    """Three network namespaces, joined by a bridge in the first."""
+    names = [f"tidegate-{os.getpid()}-{number}" for number in range(3)]
+    made = [Host(f"10.77.0.{number + 1}", name) for number, name in enumerate(names)]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+    try:
+        for host in made:
+            ip("netns", "add", str(host.namespace))
+            ip("-n", str(host.namespace), "link", "set", "lo", "up")
+        ip("-n", names[0], "link", "add", "bridge", "type", "bridge")
+        ip("-n", names[0], "addr", "add", f"{made[0].address}/24", "dev", "bridge")
+        ip("-n", names[0], "link", "set", "bridge", "up")
+        for number, host in enumerate(made[1:], start=1):
+            there = names[number]
+            ip("-n", names[0], "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", there)
+            ip("-n", names[0], "link", "set", f"port{number}", "master", "bridge", "up")
+            ip("-n", there, "addr", "add", f"{host.address}/24", "dev", "eth0")
+            ip("-n", there, "link", "set", "eth0", "up")
+        yield made
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
 def without_paths() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("PYSPARK_")}
 
@@ -78,43 +108,72 @@ def package_files() -> list[Path]:
     return [path for path in sorted((ROOT / "src" / "tidegate").rglob("*")) if path.suffix in (".py", ".typed")]
 
 
-def submit(cluster: Cluster, folder: Path, *, variables: dict[str, str], words: list[str], ports: int) -> str:
-    """The page's command, on this cluster. What is added is about this machine, and about ports."""
+def submit(cluster: Cluster, folder: Path, *, variables: dict[str, str], words: list[str], **settings: str) -> str:
+    """The page's command, on this cluster. What is added is about this machine, and what the test asks for."""
     (folder / "bid_counts.py").write_text(program() + APPENDED)
-    settings = {
-        "spark.ui.enabled": "false", "spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1",
+    added = {
+        "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "512m", "spark.driver.extraJavaOptions": cluster.java_options,
         "spark.executor.memory": "512m", "spark.executor.extraJavaOptions": cluster.java_options,
-        "spark.ui.showConsoleProgress": "false",
         "spark.executorEnv.PYTHONPATH": "",         # which the tests' own workers have from the tests
-        "spark.tidegate.masterPorts": f"{ports}-{ports + 19}"}
-    confs = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+    }
+    confs = [word for key, value in (added | settings).items() for word in ("--conf", f"{key}={value}")]
     words = [cluster.url if word == SHOWN_MASTER else word for word in words]
     done = subprocess.run(
-        [str(SPARK_HOME / "bin" / "spark-submit"), *confs, *words], cwd=folder, text=True, capture_output=True,
-        timeout=150, check=False, env=without_paths() | variables | {
-            "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(cluster.folder / "local")})
+        cluster.host.command(str(SPARK_HOME / "bin" / "spark-submit"), *confs, *words), cwd=folder, text=True,
+        capture_output=True, timeout=200, check=False, env=without_paths() | variables | {
+            "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_DIRS": str(cluster.folder / "local")})
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}\n{cluster.log()}"
     return done.stdout
 
 
-def check(printed: str, *, origin: str, ports: int) -> None:
+def on_this_machine(ports: int) -> dict[str, str]:
+    """The driver has a name that isn't what it listens on, and 20 ports."""
+    return {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1",
+            "spark.tidegate.masterPorts": f"{ports}-{ports + 19}"}
+
+
+def check(printed: str, *, origin: str, host: str, ports: range) -> None:
     assert printed.startswith(printed_by_the_program()), printed
     found, listens = printed.removeprefix(printed_by_the_program()).splitlines()
     assert origin in found, found
-    (port,) = re.findall(r"\('localhost', (\d+)\)", listens)
-    assert ports <= int(port) < ports + 20
+    (port,) = re.findall(rf"\('{host}', (\d+)\)", listens)
+    assert int(port) in ports
+
+
+def packed(folder: Path) -> None:
+    """As `make dist` does it."""
+    (folder / "dist").mkdir()
+    with zipfile.ZipFile(folder / "dist" / "tidegate.zip", "w") as package:
+        for path in package_files():
+            package.write(path, path.relative_to(ROOT / "src"))
 
 
 def test_a_program_runs_with_the_package_shipped_as_a_zip(cluster: Cluster, bare_python: Path, tmp_path: Path) -> None:
-    (tmp_path / "dist").mkdir()
-    with zipfile.ZipFile(tmp_path / "dist" / "tidegate.zip", "w") as package:
-        for path in package_files():
-            package.write(path, path.relative_to(ROOT / "src"))
+    packed(tmp_path)
     variables, words = command_with("--py-files")
-    ports = free_port()
-    printed = submit(cluster, tmp_path, variables=variables | {"PYSPARK_PYTHON": str(bare_python)}, words=words, ports=ports)
-    check(printed, origin="tidegate.zip/tidegate/__init__.py", ports=ports)
+    port = free_port()
+    printed = submit(cluster, tmp_path, variables=variables | {"PYSPARK_PYTHON": str(bare_python)}, words=words,
+                     **on_this_machine(port))
+    check(printed, origin="tidegate.zip/tidegate/__init__.py", host="localhost", ports=range(port, port + 20))
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2")
+def test_a_program_runs_on_three_hosts_with_nothing_said_about_addresses(
+        hosts: list[Host], bare_python: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """Driver, one worker and the other each have a network of their own, and no loopback interface in common."""
+    packed(tmp_path)
+    variables, words = command_with("--py-files")
+    spread = Cluster(tmp_path_factory.mktemp("spread"), hosts=hosts)
+    try:
+        printed = submit(spread, tmp_path, variables=variables | {"PYSPARK_PYTHON": str(bare_python)}, words=words,
+                         **{"spark.tidegate.slotPorts": "40100-40101"})
+        work = [folder.name for folder in spread.folder.glob("work-*") if list(folder.glob("app-*"))]
+    finally:
+        spread.close()
+    check(printed, origin="tidegate.zip/tidegate/__init__.py", host=hosts[0].address, ports=range(1, 65_536))
+    assert sorted(work) == ["work-0", "work-1"], "the slots were to be on both hosts"
 
 
 @pytest.mark.long
@@ -131,9 +190,9 @@ def test_a_program_runs_with_an_archive_of_its_environment(cluster: Cluster, bar
     with tarfile.open(tmp_path / "env.tar.gz", "w:gz") as archive:
         archive.add(env, ".")
     variables, words = command_with("--archives")
-    ports = free_port()
-    check(submit(cluster, tmp_path, variables=variables, words=words, ports=ports),
-          origin="/env/lib/python", ports=ports)
+    port = free_port()
+    check(submit(cluster, tmp_path, variables=variables, words=words, **on_this_machine(port)),
+          origin="/env/lib/python", host="localhost", ports=range(port, port + 20))
 
 
 @pytest.mark.long

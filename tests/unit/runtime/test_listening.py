@@ -125,8 +125,8 @@ def test_a_master_whose_ports_are_taken_says_which_and_what_to_do(bench: Bench) 
 
 
 def test_an_address_that_the_host_doesnt_have_is_told(bench: Bench) -> None:
-    told = r"192\.0\.2\.1, any port: its host has no such address.*master_bind_host=…\), and .*master_host=…"
-    tuning = tg.Tuning(master_bind_host="192.0.2.1")
+    told = r"203\.0\.113\.7, any port: its host has no such address.*master_bind_host=…\), and .*master_host=…"
+    tuning = tg.Tuning(master_bind_host="203.0.113.7")
     with pytest.raises(JobError, match=told):
         bench.ledger(rows=ROWS, tuning=tuning)
     with pytest.raises(JobError, match=told), tuning.master_listening.explained():

@@ -60,6 +60,12 @@ simulate: $(READY)  ## The simulation over SEEDS=2000 seeds; a failing one is pr
 faults: $(READY) java  ## Kills KILLS=200 real processes and compares the output with the fault-free one
 	TIDEGATE_FAULT_KILLS=$(KILLS) $(BIN)/python -m pytest tests/faults
 
+.PHONY: dist
+dist: $(READY)  ## The wheel, and the same as a zip for `spark-submit --py-files`, in dist/
+	rm -f dist/tidegate*
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	cp dist/tidegate-*.whl dist/tidegate.zip
+
 .PHONY: clean
 clean:  ## Removes what running left behind, but not .venv
 	rm -rf artifacts build dist demo-out out spark-warehouse metastore_db derby.log

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on the loopback interface, from PySpark's own jars: one master, two workers.
+"""A standalone Spark cluster from PySpark's own jars: one master, two workers, on loopback or on hosts of their own.
 
 Everything it starts is in process groups of its own and is ended by their ids. Executors, which the workers start, are in
 their worker's group; Python processes, which the executors start, end themselves when their executor is gone.
@@ -13,6 +13,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -32,9 +34,27 @@ appender.stderr.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What processes see of the network: this machine's loopback interface, or a network namespace of its own."""
+
+    address: str = "127.0.0.1"
+    namespace: str | None = None
+
+    def command(self, *words: str) -> list[str]:
+        """Run by the same process, in the namespace."""
+        return [*words] if self.namespace is None else ["ip", "netns", "exec", self.namespace, *words]
+
+
+HERE = Host()
+
+
 class Cluster:
-    def __init__(self, folder: Path, *, workers: int = 2, cores: int = 2) -> None:
+    """The first of the hosts has the master and is for drivers, the others have the workers, in turn."""
+
+    def __init__(self, folder: Path, *, workers: int = 2, cores: int = 2, hosts: Sequence[Host] = (HERE, HERE)) -> None:
         self.folder = folder
+        self.host = hosts[0]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._logs: list[IO[bytes]] = []
         self.log4j = folder / "log4j2.properties"
@@ -42,7 +62,8 @@ class Cluster:
         try:
             self.url = self._start_master()
             for number in range(workers):
-                self._start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1",
+                host = hosts[1 + number % (len(hosts) - 1)]
+                self._start(host, f"worker-{number}", "org.apache.spark.deploy.worker.Worker", "--host", host.address,
                             "--cores", str(cores), "--memory", "2g", "--webui-port", "0",
                             "--work-dir", str(folder / f"work-{number}"), self.url)
         except BaseException:
@@ -72,25 +93,25 @@ class Cluster:
         they weren't kept quiet. So a port is found first, and another one if somebody else was quicker."""
         for _ in range(5):
             port = free_port()
-            process = self._start("master", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1",
+            process = self._start(self.host, "master", "org.apache.spark.deploy.master.Master", "--host", self.host.address,
                                   "--port", str(port), "--webui-port", "0")
             give_up_s = time.monotonic() + 30
             while process.poll() is None and time.monotonic() < give_up_s:
                 if port in listening_ports_of(process.pid):
-                    return f"spark://127.0.0.1:{port}"
+                    return f"spark://{self.host.address}:{port}"
                 time.sleep(0.05)
             process.kill()
         raise AssertionError(f"no master of a Spark cluster came up:\n{self.log()}")
 
-    def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+    def _start(self, host: Host, name: str, *command: str) -> subprocess.Popen[bytes]:
         log = (self.folder / f"{name}.log").open("ab")
         self._logs.append(log)
         env = os.environ | {
-            "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": host.address, "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": f"{self.java_options} -Dspark.deploy.maxExecutorRetries=-1",
             "SPARK_LOCAL_DIRS": str(self.folder / "local"), "PYSPARK_PYTHON": sys.executable}
-        process = subprocess.Popen([str(SPARK_HOME / "bin" / "spark-class"), *command], env=env, stdout=log, stderr=log,
-                                   stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(host.command(str(SPARK_HOME / "bin" / "spark-class"), *command), env=env, stdout=log,
+                                   stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
         self._processes.append(process)
         return process
 

@@ -41,7 +41,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
@@ -260,8 +260,19 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def listen(host: str, port: int = 0) -> socket.socket:
-    """A listening socket. Whoever connects must get through the handshake, on loopback and elsewhere."""
+def listen(host: str, ports: Sequence[int] = (0,)) -> socket.socket:
+    """A listening socket on the first of the ports that is free; 0 stands for any. Whoever connects must get through the
+    handshake, on loopback and elsewhere."""
+    for port in ports[:-1]:
+        try:
+            return _listen(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return _listen(host, ports[-1])
+
+
+def _listen(host: str, port: int) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         tune(sock)
@@ -289,7 +300,9 @@ def accept(listener: socket.socket) -> tuple[socket.socket, Address] | None:
 
 def start_connecting(address: Address) -> socket.socket:
     """A socket that will be writable once it is connected or has failed to be."""
-    family, kind, protocol, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    # A name may stand for several addresses. `listen` takes the one of IPv4, so that is the one to look for.
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, resolved = min(found, key=lambda each: each[0] != socket.AF_INET)
     sock = socket.socket(family, kind, protocol)
     try:
         tune(sock)

@@ -24,7 +24,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -96,6 +96,11 @@ class Link:
     @property
     def queued_bytes(self) -> int:
         return self._queue.byte_count
+
+    @property
+    def own_host(self) -> str:
+        """The address of this end."""
+        return str(self._sock.getsockname()[0])
 
     def attach(
         self,
@@ -266,7 +271,7 @@ class LinkServer:
         identity: Identity,
         *,
         bind_host: str = "127.0.0.1",
-        port: int = 0,
+        ports: Sequence[int] = (0,),
         on_connect: Callable[[Link, Mapping[str, Any]], None],
         on_message: Callable[[Link, Message], None],
         on_lost: Callable[[Link, str], None],
@@ -281,7 +286,7 @@ class LinkServer:
         self._max_queued_bytes = max_queued_bytes
         self._links: set[Link] = set()
         self._lobby = Lobby(selector, timeout_s=handshake_timeout_s)
-        self._listener = listen(bind_host, port)
+        self._listener = listen(bind_host, ports)
         self.address: Address = self._listener.getsockname()[:2]
         self._listening = Registration(selector, self._listener, self._accept)
         self._listening.watch(READ)

@@ -26,7 +26,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -374,13 +374,14 @@ class TcpNetwork:
         identity: Identity,
         selector: selectors.BaseSelector,
         bind_host: str = "127.0.0.1",
+        ports: Sequence[int] = (0,),
         max_queued_bytes: int = MAX_QUEUED_BYTES,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         self._identity = identity
         self._selector = selector
         self._max_queued_bytes = max_queued_bytes
-        self._listener = listen(bind_host)
+        self._listener = listen(bind_host, ports)
         self._listening = Registration(selector, self._listener, self._accept)
         self.address: Address = self._listener.getsockname()[:2]
         self._outlets: dict[ChannelId, TcpOutlet] = {}

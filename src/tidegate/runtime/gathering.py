@@ -36,6 +36,7 @@ from tidegate.channels.handshake import Identity, serve
 from tidegate.channels.links import Link, LinkServer
 from tidegate.errors import ProtocolError
 from tidegate.runtime.hosting import Waker
+from tidegate.runtime.listening import Listening
 from tidegate.runtime.messages import Assign, InputRead, Left, Message, Offer, Verdict, from_wire, to_wire
 
 NAME = "tidegate-gathering"
@@ -125,13 +126,15 @@ class Gathering:
     """Listens for tasks. `conduct(run)` is called in a thread of its own for every run, and returns why there is no use in
     trying again, if there is none."""
 
-    def __init__(self, bind_host: str) -> None:
+    def __init__(self, listening: Listening) -> None:
         self._selector = selectors.DefaultSelector()
+        self.identity = Identity(NAME, 0, secrets.token_bytes(SECRET_BYTES))
+        self._listening = listening
+        with listening.explained():
+            self._server = LinkServer(self._selector, self.identity, bind_host=listening.bind_host, ports=listening.ports,
+                                      on_connect=lambda link, hello: None, on_message=self._said, on_lost=self._lost)
         self._waker = Waker(self._selector)
         self._requests: deque[Callable[[], None]] = deque()
-        self.identity = Identity(NAME, 0, secrets.token_bytes(SECRET_BYTES))
-        self._server = LinkServer(self._selector, self.identity, bind_host=bind_host, on_connect=lambda link, hello: None,
-                                  on_message=self._said, on_lost=self._lost)
         self._transforms: dict[str, _Transform] = {}
         self._stages: OrderedDict[tuple[str, int], _Stage] = OrderedDict()
         self._members: dict[Link, _Member] = {}
@@ -141,7 +144,8 @@ class Gathering:
 
     @property
     def address(self) -> tuple[str, int]:
-        return self._server.address
+        """Where tasks find it."""
+        return self._listening.found_at(self._server.address)
 
     def add(self, transform: str, slots: int, conduct: Callable[[Run], str | None], *, patience_s: float) -> None:
         """A task waits for the others no longer than that."""

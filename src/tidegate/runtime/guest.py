@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.channels.handshake import Identity, serve
-from tidegate.channels.links import Link, connect_link
+from tidegate.channels.links import Link
 from tidegate.connectors.handover import Handover, handover_of
 from tidegate.errors import JobFailed, TidegateError
 from tidegate.runtime.gathering import NAME
-from tidegate.runtime.hosting import CONNECT_TIMEOUT_S, SlotHost, SlotLaunch, interpreter_for_a_slot
+from tidegate.runtime.hosting import SlotHost, SlotLaunch, interpreter_for_a_slot, reach_driver
 from tidegate.runtime.messages import Assign, InputRead, Left, Message, Offer, Verdict, from_wire, to_wire
 
 _OVER = object()
@@ -46,7 +46,7 @@ class _Desk:
         self._lost: str | None = None
         self._selector = selector
         identity = Identity(NAME, 0, invitation.secret)
-        self._link = connect_link(invitation.gathering, identity, {}, timeout_s=CONNECT_TIMEOUT_S)
+        self._link = reach_driver(invitation.gathering, identity, {})
         self._link.attach(selector, on_message=self._said, on_lost=self._on_lost)
 
     def tell(self, message: Message) -> None:

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import os
 import selectors
+import socket
 import sys
 import threading
 from collections import deque
@@ -28,7 +29,7 @@ from tidegate.channels.tcp import ChannelLost, TcpNetwork
 from tidegate.connectors.printing import DeliveryPrinter, PrintSink
 from tidegate.dataflow.operators.sink import SinkSpec
 from tidegate.dataflow.plan import Plan
-from tidegate.errors import JobError, ProtocolError
+from tidegate.errors import JobError, ProtocolError, TidegateError
 from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.background import BackgroundThread
@@ -36,7 +37,7 @@ from tidegate.runtime.clock import SystemClock
 from tidegate.runtime.deployment import Deployer, Layout
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.master import Master
-from tidegate.runtime.messages import Message, Register, from_wire, to_wire
+from tidegate.runtime.messages import Failed, Message, Register, from_wire, to_wire
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.slot import Slot, SlotWorld
 from tidegate.store.base import Store
@@ -109,9 +110,9 @@ class MasterHost:
         self._explain = explain
         self._parallelism: dict[str, int] = {}          # by operator, as `rescale` was told so far
         self._selector = selectors.DefaultSelector()
+        self._links = SlotLinks(self._selector, launch)
         self._waker = Waker(self._selector)
         self._requests: deque[Callable[[], None]] = deque()
-        self._links = SlotLinks(self._selector, launch)
         self._background = BackgroundThread("tidegate-master-store", self._waker.wake)
         self._copies = BackgroundThread("tidegate-savepoints", self._waker.wake)
         try:
@@ -134,7 +135,7 @@ class MasterHost:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where the master listens for slots."""
+        """Where slots find the master."""
         return self._links.address
 
     def on_completed(self, call: Callable[[int], None]) -> None:
@@ -202,13 +203,16 @@ class SlotLinks:
         self._launch = launch
         self._by_slot: dict[int, Link] = {}
         self._slots: dict[Link, int] = {}
-        self._server = LinkServer(
-            selector, self._identity(0), bind_host=launch.settings.tuning.bind_host, on_connect=self._connected,
-            on_message=self._said, on_lost=self._lost)
+        self._listening = launch.settings.tuning.master_listening
+        with self._listening.explained():
+            self._server = LinkServer(
+                selector, self._identity(0), bind_host=self._listening.bind_host, ports=self._listening.ports,
+                on_connect=self._connected, on_message=self._said, on_lost=self._lost)
 
     @property
     def address(self) -> tuple[str, int]:
-        return self._server.address
+        """Where slots find it."""
+        return self._listening.found_at(self._server.address)
 
     def expect(self, attempt: int) -> None:
         self._server.identity = self._identity(attempt)
@@ -251,6 +255,18 @@ class SlotLinks:
         if slot is not None and self.master is not None:
             del self._by_slot[slot]
             self.master.on_lost(slot, reason)
+
+
+def reach_driver(address: tuple[str, int], identity: Identity, hello: Mapping[str, Any]) -> Link:
+    """From a slot's process. What it raises where it can't is for whoever set the cluster up."""
+    try:
+        return connect_link(address, identity, hello, timeout_s=CONNECT_TIMEOUT_S)
+    except LinkLost as error:
+        raise TidegateError(
+            f"{error} (tried from {socket.gethostname()}). If the job is over, or its driver gone, that is as it should be. "
+            f"Else this host can't connect to {address[0]}, port {address[1]}: let it through the firewall "
+            f"(tg.Tuning(master_ports=…) gives ports to open), or say under which name the driver is found "
+            f"(spark.driver.host or tg.Tuning(master_host=…)); see docs/clusters.md") from error
 
 
 def run_slot(index: int, payload: bytes, attempt: int, master: tuple[str, int]) -> None:
@@ -306,16 +322,24 @@ class SlotHost:
                  selector: selectors.BaseSelector | None = None) -> None:
         self._selector = selector or selectors.DefaultSelector()
         self._owns_selector = selector is None
+        self._link = reach_driver(master, identity, {"slot": index})
+        listening = launch.settings.tuning.slot_listening(index, own_end=self._link.own_host)
+        try:
+            with listening.explained():
+                self._network = TcpNetwork(identity=identity, bind_host=listening.bind_host, ports=listening.ports,
+                                           selector=self._selector)
+        except JobError as error:
+            self._link.send(to_wire(Failed(index, str(error))))
+            self._link.close()
+            raise
         self._waker = Waker(self._selector)
         self._background = BackgroundThread(f"tidegate-slot-{index}-store", self._waker.wake)
-        self._network = TcpNetwork(identity=identity, bind_host=launch.settings.tuning.bind_host, selector=self._selector)
-        self._link = connect_link(master, identity, {"slot": index}, timeout_s=CONNECT_TIMEOUT_S)
         self._orphaned = False
         world = SlotWorld(network=_Connecting(self._network), store=_slot_store(launch), clock=SystemClock(),
                           background=self._background, tell=lambda message: self._link.send(to_wire(message)))
         self._slot = Slot(index, plan=launch.plan, settings=launch.settings, attempt=identity.attempt, world=world)
         self._link.attach(self._selector, on_message=self._said, on_lost=self._lost)
-        host, port = self._network.address
+        host, port = listening.found_at(self._network.address)
         world.tell(Register(index, host, port, os.getpid()))
 
     def run(self) -> None:

@@ -89,7 +89,7 @@ class Job(Pipeline):
         one, else it begins with `restore_from`."""
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
-        launch = SlotLaunch(plan=plan, settings=self._settings, store=store.address,
+        launch = SlotLaunch(plan=plan, settings=self._placed_settings(), store=store.address,
                             secret=secrets.token_bytes(_SECRET_BYTES))
         host = MasterHost(launch, self._deployer, replan=self._plan_at, explain=self._explain, versions=self._versions(),
                           restore=self._restore)
@@ -104,6 +104,10 @@ class Job(Pipeline):
             if not handle.status.terminal:
                 handle.cancel()
             raise
+
+    def _placed_settings(self) -> JobSettings:
+        """With the addresses that fit to where the job runs."""
+        return self._settings
 
     def _deployer(self, launch: SlotLaunch, master: tuple[str, int]) -> Deployer:
         """How this job's slots are brought up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,6 +16,7 @@ from tidegate.errors import JobError
 from tidegate.protocol.alignment import AlignmentMode
 from tidegate.protocol.coordinator import CoordinatorSettings
 from tidegate.protocol.restart import Exponential, RestartStrategy
+from tidegate.runtime.listening import Listening, master_listening, parse_ports, slot_listening
 from tidegate.state.heap import HeapBackend
 from tidegate.types import parse_duration_ms
 
@@ -116,7 +118,10 @@ class Tuning:
     linger_ms: int = 2                       # how long a source waits for more records before it sends a small batch
     key_group_count: int = 128               # fixed for the life of a job's state
     chaining: bool = True
-    bind_host: str = "127.0.0.1"             # where slots and the master listen
+    master_bind_host: str | None = None      # where the master listens; None: loopback, on a cluster as Spark's driver does
+    master_host: str | None = None           # where slots find it, if that isn't where it listens (NAT, a service's name)
+    master_ports: int | str | None = None    # "40000-40019": the first that is free; None: any
+    slot_ports: int | str | None = None      # the same on the slots' hosts
     heartbeat_ms: int = 1_000
     heartbeat_timeout_ms: int = 30_000       # longer than any single call of a user's function may take
     deploy_timeout_ms: int = 120_000
@@ -133,6 +138,18 @@ class Tuning:
             raise JobError(f"deploy_timeout_ms={self.deploy_timeout_ms}: no slot would ever be ready in time")
         if self.loop_memory_bytes < 0:
             raise JobError(f"loop_memory_bytes={self.loop_memory_bytes}: give a number of bytes, 0 for none")
+        parse_ports(self.master_ports, setting="master_ports")
+        parse_ports(self.slot_ports, setting="slot_ports")
+
+    @property
+    def master_listening(self) -> Listening:
+        return master_listening(bind_host=self.master_bind_host, host=self.master_host,
+                                ports=parse_ports(self.master_ports, setting="master_ports"))
+
+    def slot_listening(self, index: int, *, own_end: str) -> Listening:
+        """In the slot's process, whose address on its connection to the master is given."""
+        return slot_listening(index, own_end=own_end, environment=os.environ,
+                              ports=parse_ports(self.slot_ports, setting="slot_ports"))
 
 
 class Backend(Protocol):

@@ -13,18 +13,25 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tidegate.errors import JobError
 from tidegate.runtime.hosting import SlotLaunch, run_slot
+from tidegate.runtime.listening import EVERY_ADDRESS
+from tidegate.runtime.settings import Tuning
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXECUTORS_POLL_S = 0.1
+# What can be said in Spark's configuration instead of in `Tuning`.
+CONFIGURATION = {"master_bind_host": "spark.tidegate.masterBindHost", "master_host": "spark.tidegate.masterHost",
+                 "master_ports": "spark.tidegate.masterPorts", "slot_ports": "spark.tidegate.slotPorts"}
+DRIVER_HOST, DRIVER_BIND_ADDRESS = "spark.driver.host", "spark.driver.bindAddress"
 
 
 class SparkDeployer:
@@ -87,6 +94,35 @@ class SparkDeployment:
             if self._cancelled.wait(EXECUTORS_POLL_S):
                 return False
         return not self._cancelled.is_set()
+
+
+def placed(tuning: Tuning, spark: SparkSession) -> Tuning:
+    """With what Spark's configuration says about addresses, where the program doesn't."""
+    context = spark.sparkContext
+    found = {key: context.getConf().get(key) for key in (*CONFIGURATION.values(), DRIVER_HOST, DRIVER_BIND_ADDRESS)}
+    return placed_by(tuning, {key: value for key, value in found.items() if value is not None},
+                     is_local=bool(context._jsc.sc().isLocal()))
+
+
+def placed_by(tuning: Tuning, configuration: Mapping[str, str], *, is_local: bool) -> Tuning:
+    """On a cluster the master listens where Spark's driver does, and slots find it by the same name: whatever was done to
+    let executors reach the driver is enough. On one machine it listens on loopback, whatever Spark does."""
+    told: dict[str, Any] = {name: configuration[key] for name, key in CONFIGURATION.items()
+                            if getattr(tuning, name) is None and key in configuration}
+    tuning = replace(tuning, **told)
+    driver = _bare(configuration.get(DRIVER_HOST))
+    if is_local or driver is None:
+        return tuning
+    if tuning.master_host is None and tuning.master_bind_host in (None, *EVERY_ADDRESS):
+        tuning = replace(tuning, master_host=driver)
+    if tuning.master_bind_host is None:
+        tuning = replace(tuning, master_bind_host=_bare(configuration.get(DRIVER_BIND_ADDRESS)) or driver)
+    return tuning
+
+
+def _bare(host: str | None) -> str | None:
+    """Spark writes IPv6 addresses in brackets."""
+    return None if host is None else host.removeprefix("[").removesuffix("]")
 
 
 def task_slot_count(spark: SparkSession) -> int:

@@ -5,26 +5,28 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidegate.protocol.restart import RestartStrategy
 from tidegate.runtime import job
 from tidegate.runtime.deployment import Deployer
 from tidegate.runtime.hosting import SlotLaunch
-from tidegate.runtime.settings import DEFAULT_RESTART, Backend, Snapshots, Tuning
+from tidegate.runtime.settings import DEFAULT_RESTART, Backend, JobSettings, Snapshots, Tuning
 from tidegate.spark.tables import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULT_LOCAL_SLOTS = 2
+SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"     # set by spark-submit for the program that it starts
 
 
 class Job(job.Job):
     """A dataflow on Spark.
 
-    Without a session one is made on this machine, `local[slots]`. With one, `slots` defaults to its parallelism; the
-    job holds that many task slots of it as long as it runs.
+    Without a session one is made on this machine, `local[slots]`, or as spark-submit was told. With one, `slots` defaults to
+    its parallelism; the job holds that many task slots of it as long as it runs.
     """
 
     def __init__(self, name: str, spark: SparkSession | None = None, *, slots: int | None = None,
@@ -39,10 +41,18 @@ class Job(job.Job):
         if spark is not None:
             register(spark)
 
+    def _placed_settings(self) -> JobSettings:
+        from tidegate.spark.deploy import placed
+
+        return replace(self._settings, tuning=placed(self._settings.tuning, self._session()))
+
     def _deployer(self, launch: SlotLaunch, master: tuple[str, int]) -> Deployer:
         from tidegate.spark.deploy import SparkDeployer
 
-        return SparkDeployer(self._spark or local_session(self.slots), launch, master)
+        return SparkDeployer(self._session(), launch, master)
+
+    def _session(self) -> SparkSession:
+        return self._spark or local_session(self.slots)
 
     def _versions(self) -> dict[str, str]:
         import pyspark
@@ -51,9 +61,14 @@ class Job(job.Job):
 
 
 def local_session(slots: int) -> SparkSession:
-    """A Spark session on this machine with that many task slots, or the one that runs already."""
+    """A Spark session on this machine with that many task slots, or the one that runs already. Under spark-submit it is the
+    one that spark-submit was told to make."""
     from pyspark.sql import SparkSession
 
+    if SUBMITTED_VARIABLE in os.environ:
+        submitted: SparkSession = SparkSession.builder.getOrCreate()
+        register(submitted)
+        return submitted
     # Spark starts its Python processes from the PATH; they need the packages and modules that this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{slots}]").appName("tidegate")

@@ -29,11 +29,12 @@ from tidegate.errors import JobError, TidegateError
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.gathering import Gathering
 from tidegate.runtime.guest import Invitation, run_task
+from tidegate.runtime.listening import Listening
 from tidegate.runtime.messages import Offer
 from tidegate.runtime.micro_batches import MicroBatches
 from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.runtime.transforming import Bounded, TransformJob
-from tidegate.spark.deploy import SlotTask, check_task_slots
+from tidegate.spark.deploy import SlotTask, check_task_slots, placed
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
 from tidegate.store.savepoints import check_empty, find_restore_point, resolved
@@ -48,7 +49,7 @@ PROCESS_VARIABLE = "TIDEGATE_TRANSFORM"
 # What Spark tells the tasks of a micro-batch.
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 
-_gatherings: dict[str, Gathering] = {}
+_gatherings: dict[Listening, Gathering] = {}
 _gatherings_lock = threading.Lock()
 
 
@@ -97,6 +98,7 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     job = _SparkTransformJob(
         name, {each: _stream_schema(frame) for each, frame in inputs.items()}, slots=slots, tuning=tuning,
         backend=backend, drop_state=drop_state, keeps_state=streaming or savepoint_to is not None, snapshots=kept)
+    job.place(spark)
     outputs = job.take_outputs(
         pipeline(*job.inputs.values()) if set(inputs) == {DEFAULT_INPUT} else pipeline(**job.inputs))
     check_task_slots(spark, slots)
@@ -112,7 +114,7 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
                           savepoint_to=savepoint_to).conduct
     transform_id = uuid.uuid4().hex
     launch = job.launch()
-    gathering = _gathering_at(launch.settings.tuning.bind_host)
+    gathering = _gathering_at(launch.settings.tuning.master_listening)
     gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000)
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
     together = _together(None if streaming else spark, inputs, slots)
@@ -151,6 +153,9 @@ class Outputs(dict[str, "DataFrame"]):
 
 
 class _SparkTransformJob(TransformJob):
+    def place(self, spark: SparkSession) -> None:
+        self._settings = replace(self._settings, tuning=placed(self._settings.tuning, spark))
+
     def _versions(self) -> dict[str, str]:
         import pyspark
 
@@ -183,13 +188,13 @@ def _stream_schema(frame: DataFrame) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in parse_schema(frame.schema)])
 
 
-def _gathering_at(bind_host: str) -> Gathering:
+def _gathering_at(listening: Listening) -> Gathering:
     """One for all transforms of this process that listen there."""
     with _gatherings_lock:
-        if bind_host not in _gatherings:
-            _gatherings[bind_host] = Gathering(bind_host)
-            atexit.register(_gatherings[bind_host].close)
-        return _gatherings[bind_host]
+        if listening not in _gatherings:
+            _gatherings[listening] = Gathering(listening)
+            atexit.register(_gatherings[listening].close)
+        return _gatherings[listening]
 
 
 def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None, drain: bool | None) -> Snapshots:

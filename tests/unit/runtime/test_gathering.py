@@ -14,6 +14,7 @@ from tidegate.channels.handshake import serve
 from tidegate.channels.links import connect_link
 from tidegate.runtime.gathering import Gathering, Run
 from tidegate.runtime.messages import Assign, InputRead, Left, Message, Offer, Verdict, from_wire, to_wire
+from tidegate.runtime.settings import Tuning
 
 WITHIN_S = 20.0
 
@@ -76,7 +77,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def gathering() -> Iterator[Gathering]:
-    gathering = Gathering("127.0.0.1")
+    gathering = Gathering(Tuning().master_listening)
     yield gathering
     gathering.close()
 

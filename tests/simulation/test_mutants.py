@@ -1,7 +1,7 @@
-"""The simulation can fail: each way in which the engine is broken here is noticed within a few seeds.
+"""The simulation can fail: each way in which the engine is broken here is noticed within a few seeds, in every mode.
 
-A mutant that several modes notice is run in every third of them, so that each mode has some of each row; in all of them
-with TIDEGATE_MUTANTS=all, as `make simulate` does.
+The seed that noticed it when this was written is tried first. With TIDEGATE_MUTANTS=all, as `make simulate` does, all are
+tried from the first on.
 """
 
 from __future__ import annotations
@@ -15,16 +15,41 @@ from tidegate.testing.simulation.mutants import MUTANTS
 from tidegate.testing.simulation.simulation import MODES
 
 MOST_SEEDS = 60
-EVERY = 1 if os.environ.get("TIDEGATE_MUTANTS") == "all" else 3
-TRIED = [(name, mode) for number, name in enumerate(sorted(MUTANTS)) for turn, mode in enumerate(MUTANTS[name].modes)
-         if MUTANTS[name].row == 6 or len(MUTANTS[name].modes) <= 2 or (number + turn) % EVERY == 0]
+MOST_EVENTS = 40_000        # of a run that doesn't come to its end; others have far less
+TRIED = [(name, mode) for name in sorted(MUTANTS) for mode in MUTANTS[name].modes]
+
+# In the order of the mutant's modes, where it isn't the first seed in all of them.
+NOTICED_BY: dict[str, tuple[int, ...]] = {
+    "acknowledged in any epoch": (16,), "another hash in the exchange": (3,), "build on the last one written": (23,),
+    "commit this one only": (6, 6, 6, 16, 26, 9), "discard when opened": (10,), "feedback dropped": (0, 5, 3, 3, 3, 0),
+    "feedback not replayed": (0, 0, 3, 1, 3, 5), "feedback replayed in part": (0, 0, 3, 1, 3, 5),
+    "feedback replayed twice": (0, 3, 1, 3, 5), "final without loops": (0, 5, 0, 0, 0, 1), "forget aborted output": (6,),
+    "forget changes": (12,), "forward at the first": (0, 3, 0, 10), "forward before the freeze": (10, 4, 10),
+    "freeze behind the marker": (0, 0, 11, 4, 9, 5), "frozen in name only": (10,),
+    "inner laps don't count": (1, 1, 1, 5, 1, 0), "items rounded down": (8,), "log all": (0, 10, 0),
+    "log begins late": (5, 0, 3, 0, 3, 5), "log not replayed": (0, 10, 0), "log replayed twice": (0, 10, 0),
+    "log what is behind": (6, 6, 1, 6), "loop ends a lap too early": (6, 6, 6, 27, 6, 1),
+    "marker too early": (3, 0, 0, 1, 4, 1), "marker too late": (4, 10, 1, 10, 18), "names without attempt": (11,),
+    "no checksums": (5,), "no fencing": (10,), "offsets of before": (8, 13, 10, 13, 9), "old links are heard": (20,),
+    "quiet relays": (16, 16, 8), "restore an older snapshot": (5,), "restored state is known": (2,),
+    "savepoints supersede": (1,), "shifted ranges": (1,), "skip what is unreadable": (19,),
+    "swallow commit errors": (35,), "triggered again": (10, 16, 16, 16, 12, 12), "union state grows": (7,),
+}
+
+
+def _seeds(name: str, mode: str) -> list[int]:
+    modes = MUTANTS[name].modes
+    known = dict(zip(modes, NOTICED_BY.get(name, (0,) * len(modes)), strict=True))[mode]
+    first = 0 if os.environ.get("TIDEGATE_MUTANTS") == "all" else known
+    return [first, *(seed for seed in range(MOST_SEEDS) if seed != first)]
 
 
 @pytest.mark.parametrize(("name", "mode"), TRIED)
-def test_a_broken_engine_is_noticed(name: str, mode: str) -> None:
+def test_a_broken_engine_is_noticed(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.testing.simulation.simulation.MOST_EVENTS", MOST_EVENTS)
     mutant = MUTANTS[name]
     with mutant.applied():
-        for seed in range(MOST_SEEDS):
+        for seed in _seeds(name, mode):
             try:
                 mutant.simulation(seed, mode).run()
             except SimulationFailed:
@@ -40,11 +65,10 @@ def test_the_rows_of_faults_that_must_have_a_mutant_have_one() -> None:
 @pytest.mark.parametrize("mode", sorted(MODES))
 def test_control_messages_and_markers_have_mutants_in_every_mode(row: int, mode: str) -> None:
     assert sum(mutant.row == row and mode in mutant.modes for mutant in MUTANTS.values()) >= 3
-    assert any(MUTANTS[name].row == row and mode == tried for name, tried in TRIED)
 
 
-def test_every_mutant_is_tried() -> None:
-    assert {name for name, _ in TRIED} == set(MUTANTS)
+def test_what_is_known_of_mutants_is_of_mutants_there_are() -> None:
+    assert set(NOTICED_BY) <= set(MUTANTS)
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))

@@ -19,12 +19,9 @@ from tidegate.testing.simulation.simulation import MODES
 
 SEEDS_PER_TEST = 15
 SEEDS_PER_MODE = 300
-QUICK_SEEDS = 120       # of each mode in `make test`; `make long` has the rest
 
 
-@pytest.mark.parametrize("first", [
-    pytest.param(first, marks=pytest.mark.long if first >= QUICK_SEEDS else ())
-    for first in range(0, SEEDS_PER_MODE, SEEDS_PER_TEST)])
+@pytest.mark.parametrize("first", range(0, SEEDS_PER_MODE, SEEDS_PER_TEST))
 @pytest.mark.parametrize("mode", sorted(MODES))
 def test_faults_do_not_change_what_is_committed(mode: str, first: int) -> None:
     """Or, with at_least_once, lose nothing of it."""

@@ -172,5 +172,5 @@ def _counted(parts: Iterable[FrozenState], counts: Counter[str]) -> Iterator[Sec
 
 def _native_and_rest(frozen: FrozenState) -> tuple[FrozenFiles | None, list[FrozenState]]:
     parts = parts_of(frozen)
-    native = next((part for part in parts if isinstance(part, FrozenFiles)), None)
+    native = next((part for part in parts if hasattr(part, "native") and isinstance(part, FrozenFiles)), None)
     return native, [part for part in parts if part is not native]

@@ -110,6 +110,7 @@ class Subtask:
         self.vertex = vertex
         self.operators = tuple(operators)
         self.counters = Counters()
+        self._timed_operators = [each for each in operators if type(each).deadline_ms is not Operator.deadline_ms]
         self._writers = tuple(writers)
         self._take_parts = take_parts
         self._places = tuple(places)
@@ -142,15 +143,19 @@ class Subtask:
         for operator in self.operators:
             operator.on_complete(epoch)
 
-    def on_time(self, now_ms: int) -> None:
-        for operator in self.operators:
+    def on_time(self, now_ms: int) -> bool:
+        """Whether it was time for any operator."""
+        called = False
+        for operator in self._timed_operators:
             deadline_ms = operator.deadline_ms()
             if deadline_ms is not None and deadline_ms <= now_ms:
                 operator.on_time(now_ms)
+                called = True
+        return called
 
     def deadline_ms(self) -> int | None:
         """The next moment, by the time of day, that an operator waits for."""
-        return min((at for operator in self.operators if (at := operator.deadline_ms()) is not None), default=None)
+        return min((at for operator in self._timed_operators if (at := operator.deadline_ms()) is not None), default=None)
 
     def close(self) -> None:
         self._replay.close()
@@ -159,7 +164,10 @@ class Subtask:
 
     @property
     def full(self) -> bool:
-        return any(writer.full for writer in self._writers)
+        for writer in self._writers:        # noqa: SIM110  (for its speed)
+            if writer.full:
+                return True
+        return False
 
     def maintain(self) -> None:
         for operator in self.operators:
@@ -266,14 +274,14 @@ class InnerSubtask(Subtask):
         if self._hurries:
             self._hurry_at = epoch, self._monotonic_ms() + hurry_after_ms
 
-    def on_time(self, now_ms: int) -> None:
+    def on_time(self, now_ms: int) -> bool:
         if self._laps is None:
-            super().on_time(now_ms)
-            return
-        before = sum(writer.batch_count for writer in self._writers)
-        super().on_time(now_ms)
-        if sum(writer.batch_count for writer in self._writers) > before:
+            return super().on_time(now_ms)
+        before = sum([writer.batch_count for writer in self._writers])
+        called = super().on_time(now_ms)
+        if called and sum([writer.batch_count for writer in self._writers]) > before:
             self._laps.on_own_records()
+        return called
 
     def abort(self, epoch: int) -> None:
         super().abort(epoch)
@@ -288,18 +296,19 @@ class InnerSubtask(Subtask):
         # New records wait while those that go round are too many.
         if self._feedback is not None and self._feedback.is_crowded and self._take_from(self._feedback):
             return True
-        inputs = self._inputs
-        for _ in range(len(inputs)):
+        inputs, count = self._inputs, len(self._inputs)
+        for _ in inputs:
             each = inputs[self._turn]
-            self._turn = (self._turn + 1) % len(inputs)
+            self._turn = (self._turn + 1) % count
             if self._take_from(each):
                 return True
         return False
 
     def _take_from(self, source: Input) -> bool:
-        if source.inlet.blocked or not len(source.inlet):
+        inlet = source.inlet
+        if not len(inlet) or inlet.blocked:
             return False
-        self._dispatch(source, source.inlet.take())
+        self._dispatch(source, inlet.take())
         return True
 
     def _dispatch(self, source: Input, element: Element) -> None:

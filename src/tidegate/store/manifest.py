@@ -61,9 +61,10 @@ class FileEntry:
             check_name(self.name)
         except StoreError as error:
             raise ValueError(str(error)) from None
-        _require(0 <= self.index_bytes <= self.bytes, f"{self.name}: an index of {self.index_bytes} bytes "
-                                                      f"in a file of {self.bytes}")
-        _require(0 <= self.checksum < 2**32 and 0 <= self.index_checksum < 2**32, f"{self.name}: no CRC-32")
+        if not 0 <= self.index_bytes <= self.bytes:
+            raise ValueError(f"{self.name}: an index of {self.index_bytes} bytes in a file of {self.bytes}")
+        if not (0 <= self.checksum < 2**32 and 0 <= self.index_checksum < 2**32):
+            raise ValueError(f"{self.name}: no CRC-32")
 
     def to_json(self) -> Json:
         return {"name": self.name, "bytes": self.bytes, "checksum": self.checksum,
@@ -117,9 +118,12 @@ class PieceEntry:
 
     def __post_init__(self) -> None:
         start, stop = self.key_groups
-        _require(self.subtask >= 0, f"subtask {self.subtask} is negative")
-        _require(0 <= start <= stop, f"subtask {self.subtask}: key-groups {start}…{stop} are no range")
-        _require(all(count >= 0 for count in self.item_counts.values()), f"subtask {self.subtask}: a negative count")
+        if self.subtask < 0:
+            raise ValueError(f"subtask {self.subtask} is negative")
+        if not 0 <= start <= stop:
+            raise ValueError(f"subtask {self.subtask}: key-groups {start}…{stop} are no range")
+        if min(self.item_counts.values(), default=0) < 0:
+            raise ValueError(f"subtask {self.subtask}: a negative count")
 
     def to_json(self) -> Json:
         return {"subtask": self.subtask, "key_groups": list(self.key_groups),
@@ -363,7 +367,8 @@ def _require(holds: bool, otherwise: str) -> None:
 
 def _object(value: object, where: str, *keys: str) -> Json:
     fields = _mapping(value, where)
-    _require(set(fields) == set(keys), f"{where}: expected the keys {sorted(keys)}, found {sorted(fields)}")
+    if fields.keys() != set(keys):
+        raise ValueError(f"{where}: expected the keys {sorted(keys)}, found {sorted(fields)}")
     return fields
 
 

@@ -2,28 +2,19 @@
 
     job = ProcessJob("counts", slots=2, snapshots=tg.Snapshots(every="1 s", to=folder))
 
-Each slot is a fresh Python process that imports Tidegate, gets the job through a pipe and connects to the master like
-any other.
+Each slot is a process of its own that gets the job through a pipe and connects to the master like any other. It is forked
+from one that has imported Tidegate and nothing else (nursery.py).
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-import cloudpickle
-
 from tidegate.runtime import job
 from tidegate.runtime.deployment import Deployer
 from tidegate.runtime.hosting import SlotLaunch
+from tidegate.testing.nursery import Nursery
 
-_BODY = """
-import pickle, sys
-index, attempt, host, port = sys.argv[1:5]
-sys.path[:0] = pickle.loads(sys.stdin.buffer.read(int(sys.argv[5])))
-from tidegate.runtime.hosting import run_slot
-run_slot(int(index), sys.stdin.buffer.read(), int(attempt), (host, int(port)))
-"""
+# Two, so that texts hash differently in a slot and its neighbour, as in processes that know nothing of each other.
+_NURSERIES = (Nursery(), Nursery())
 
 
 class ProcessJob(job.Job):
@@ -45,23 +36,13 @@ class ProcessDeployer:
 
 class ProcessDeployment:
     def __init__(self, slots: int, payload: bytes, attempt: int, master: tuple[str, int]) -> None:
-        path = cloudpickle.dumps(sys.path)
-        self.processes = []
-        for index in range(slots):
-            process = subprocess.Popen(
-                [sys.executable, "-c", _BODY, str(index), str(attempt), master[0], str(master[1]), str(len(path))],
-                stdin=subprocess.PIPE)
-            assert process.stdin is not None
-            process.stdin.write(path + payload)
-            process.stdin.close()
-            self.processes.append(process)
+        self.processes = [_NURSERIES[index % 2].start(index, payload, attempt, master) for index in range(slots)]
 
     def ended(self) -> str | None:
-        codes = [process.poll() for process in self.processes]
-        return None if None in codes else f"exit codes {codes}"
+        ended = [process.ended() for process in self.processes]
+        return f"the processes {[process.pid for process in self.processes]} have ended" if all(ended) else None
 
     def cancel(self) -> None:
         # SIGTERM would wait for a process that was stopped (SIGSTOP) to go on.
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
+            process.kill()

@@ -230,9 +230,17 @@ def heap_that_gives_way(world: World, coroutines: Coroutines) -> Iterator[None]:
             if coroutines.running is not None:
                 coroutines.running.pause(world.delay_us("store", HEAP_PAUSE_US))
 
-    module: Any = heap
-    kept, module.Pace = module.Pace, SimulatedPace
+    class NoPace(SimulatedPace):
+        """Behind the heap: what was read belongs to the writer alone, and it gives way at the next access to the store."""
+
+        def rest_if_due(self) -> None: ...
+
+    modules: dict[Any, type[cutting.Pace]] = {heap: SimulatedPace, cutting: NoPace}
+    kept = [module.Pace for module in modules]
+    for module, pace in modules.items():
+        module.Pace = pace
     try:
         yield
     finally:
-        module.Pace = kept
+        for module, pace in zip(modules, kept, strict=True):
+            module.Pace = pace

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
+
+import pyarrow as pa
 
 from tidegate.dataflow.in_flight import FEEDBACK
 from tidegate.errors import NotFound
@@ -143,8 +145,9 @@ def _records_under_way(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def live_manifests(memory: MemoryStore) -> list[ManifestName]:
-    origins = {origin.attempt: origin for origin in map(layout.parse_origin_name, memory.files) if origin is not None}
-    return lineage(origins, [name for name in map(layout.parse_manifest_name, memory.files) if name is not None])
+    names = [name for name in memory.files if name.startswith((layout.MANIFESTS, layout.ORIGINS))]
+    origins = {origin.attempt: origin for origin in map(layout.parse_origin_name, names) if origin is not None}
+    return lineage(origins, [name for name in map(layout.parse_manifest_name, names) if name is not None])
 
 
 # ------------------------------------------------------------------------------------------------- at the end
@@ -204,9 +207,13 @@ class FinalState:
         self._manifest = manifest
         self._memory = memory
         most = manifest.key_group_count
-        self._parallelisms = 1, rng.randint(1, most), rng.randint(1, most)
+        self._parallelisms = dict.fromkeys((1, rng.randint(1, most), rng.randint(1, most)))
+        self._rows: dict[tuple[str, int], list[Mapping[str, Iterable[pa.RecordBatch]]]] = {}
+        self._asked: set[tuple[str, str]] = set()
 
     def __call__(self, operator: str, state: str) -> list[Any]:
+        assert (operator, state) not in self._asked, "rows are read when they are taken, once"
+        self._asked.add((operator, state))
         one, *others = (self._read(operator, state, parallelism) for parallelism in self._parallelisms)
         for other in others:
             assert Counter(map(repr, other)) == Counter(map(repr, one)), (
@@ -216,19 +223,28 @@ class FinalState:
     def _read(self, operator: str, state: str, parallelism: int) -> list[Any]:
         entry = self._manifest.operators[operator]
         kind = _kind(entry, state)
-        shares = [self._share(operator, state, subtask, parallelism) for subtask in range(parallelism)]
+        shares = [_items(rows[state]) for rows in self._rows_at(operator, parallelism)]
         if kind in (Redistribution.UNION, Redistribution.BROADCAST):
             assert all(share == shares[0] for share in shares), f"{state} of {operator} isn't the same for all"
             return shares[0]
         return [item for share in shares for item in share]
 
-    def _share(self, operator: str, state: str, subtask: int, parallelism: int) -> list[Any]:
-        rows = restored_rows(self._manifest, operator, store=self._memory, subtask=subtask, parallelism=parallelism)
-        found: list[Any] = []
-        for batch in rows.get(state, ()):
-            values = to_list(batch.column("value"))
-            found += zip(key_list(batch.column("key")), values, strict=True) if "key" in batch.schema.names else values
+    def _rows_at(self, operator: str, parallelism: int) -> list[Mapping[str, Iterable[pa.RecordBatch]]]:
+        """By subtask. Kept, so that what is the same for all states of an operator is read once."""
+        found = self._rows.get((operator, parallelism))
+        if found is None:
+            found = self._rows[operator, parallelism] = [
+                restored_rows(self._manifest, operator, store=self._memory, subtask=subtask, parallelism=parallelism)
+                for subtask in range(parallelism)]
         return found
+
+
+def _items(rows: Iterable[pa.RecordBatch]) -> list[Any]:
+    found: list[Any] = []
+    for batch in rows:
+        values = to_list(batch.column("value"))
+        found += zip(key_list(batch.column("key")), values, strict=True) if "key" in batch.schema.names else values
+    return found
 
 
 def _kind(entry: OperatorEntry, state: str) -> Redistribution:

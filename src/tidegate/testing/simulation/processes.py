@@ -130,7 +130,7 @@ class SlotProcess(_Process):
         self._restoring: Coroutine | None = None
         world = SlotWorld(network=SlotNetwork(wiring, self), store=surroundings.store_for(self),
                           clock=self._world.clock, background=self.background, tell=self._tell)
-        self.slot = Slot(index, plan=master.make_plan(), settings=settings, attempt=attempt, world=world)
+        self.slot = Slot(index, plan=master.plan, settings=settings, attempt=attempt, world=world)
         self._world.after(self._world.delay_us("boot", BOOT_US), self._boot)
 
     def _boot(self) -> None:
@@ -317,14 +317,13 @@ class _Deployer:
 class MasterProcess(_Process):
     """A driver. It ends when its master has come to a terminal status."""
 
-    def __init__(self, surroundings: Surroundings, *, number: int, settings: JobSettings, make_plan: Callable[[], Plan],
+    def __init__(self, surroundings: Surroundings, *, number: int, settings: JobSettings, plan: Plan,
                  on_end: Callable[[], None]) -> None:
         super().__init__(surroundings, f"master {number}")
-        self.make_plan = make_plan          # every slot gets its own, as it would by pickling
+        self.plan = plan        # the slots share it: an operator has its own copy of what it changes
         self.copies = SimulatedBackground(self._world, surroundings.coroutines, self)
         self.deployments: list[SimulatedDeployment] = []
         self.links = MasterLinks(self._world, surroundings.announced)
-        plan = make_plan()
         catalog = SnapshotCatalog(surroundings.store_for(self), claimant=self.name)
         self.master = Master(
             plan=plan, settings=settings, catalog=catalog, links=self.links, clock=self._world.clock,

@@ -195,7 +195,7 @@ class Simulation:
     def _start_master(self) -> None:
         number, site = len(self.masters) + 1, self._site
         self.world.tell(f"master {number} starts with {site.slots} slots")
-        master = MasterProcess(self, number=number, settings=self.settings, make_plan=lambda: self._plan(site),
+        master = MasterProcess(self, number=number, settings=self.settings, plan=self._plan(site),
                                on_end=lambda: self._master_ended(master))
         self.masters.append(master)
         self._ask_interruption()
@@ -273,11 +273,13 @@ class Simulation:
                     idle=BUSY if self.settings.snapshots.keeps_in_flight else QUIET, rng=self._rng)
 
     def _plan(self, site: Site) -> Plan:
-        pipeline = Pipeline()
-        self.job.build(pipeline, site)
-        tuning = self.settings.tuning
-        return make_plan(pipeline.build(), slots=site.slots, key_group_count=tuning.key_group_count,
-                         chaining=tuning.chaining)
+        if site.plan is None:
+            pipeline = Pipeline()
+            self.job.build(pipeline, site)
+            tuning = self.settings.tuning
+            site.plan = make_plan(pipeline.build(), slots=site.slots, key_group_count=tuning.key_group_count,
+                                  chaining=tuning.chaining)
+        return site.plan
 
     def _attempts(self) -> int:
         return max((master.master.attempt for master in self.masters), default=0)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tidegate.connectors.rows import RowsSource
 from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
+from tidegate.dataflow.plan import Plan
 from tidegate.dataflow.stream import Pipeline
 from tidegate.testing.simulation.external import External, TransactionalSink
 from tidegate.testing.simulation.faults import Trip
@@ -77,6 +78,7 @@ class Site:
     idle: float              # how often a source has nothing when it is asked
     rng: Random
     drawn: dict[str, int | None] = field(default_factory=dict)
+    plan: Plan | None = None        # of the job in this layout: it is built once, for all masters and slots
 
     def parallelism(self, operator: str) -> int | None:
         """Drawn once per layout; None (as many as slots) as a rule."""

@@ -1,0 +1,137 @@
+"""Slots' processes that begin with Tidegate already imported, which takes longer than many a test.
+
+A nursery is a process that has imported the engine and does nothing but fork, as Spark's own Python daemon does. A slot gets
+its job through a pipe, and the path, environment, folder and outputs of whoever asked for it, as if that one had started it.
+A nursery ends with the process that opened it; its slots do what slots do when their master is gone.
+
+Texts hash alike in all processes of one nursery. Who wants to notice that somebody relies on that uses two.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pyarrow.parquet  # noqa: F401  (many jobs have it, and imported here it is there already)
+
+from tidegate.runtime.hosting import run_slot
+
+_NURSERY = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from tidegate.testing.nursery import serve
+serve(int(sys.argv[1]))
+"""
+_FORK = b"fork"
+
+
+class SlotProcess:
+    """One that a nursery has forked; nobody is told its exit code."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._handle: int | None = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._handle = None
+
+    def ended(self) -> bool:
+        if self._handle is not None:
+            poll = select.poll()
+            poll.register(self._handle, select.POLLIN)
+            if poll.poll(0):
+                os.close(self._handle)
+                self._handle = None
+        return self._handle is None
+
+    def kill(self) -> None:
+        if self._handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+
+class Nursery:
+    """Begins with the first process that is asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
+
+    def start(self, index: int, payload: bytes, attempt: int, master: tuple[str, int]) -> SlotProcess:
+        """A process for what `run_slot` is given."""
+        here = {"path": sys.path, "environment": dict(os.environ), "folder": os.getcwd(), "index": index,
+                "attempt": attempt, "master": master}
+        read, write = os.pipe()
+        with os.fdopen(read, "rb"), os.fdopen(write, "wb") as to_child:
+            with self._lock:
+                ours = self._opened()
+                socket.send_fds(ours, [_FORK], [read, 1, 2])
+                answer = ours.recv(16)
+            assert answer, "the nursery has died"
+            to_child.write(json.dumps(here).encode() + b"\n" + payload)
+        return SlotProcess(int(answer))
+
+    def close(self) -> None:
+        if self._owner == os.getpid() and self._socket is not None and self._process is not None:
+            self._socket.close()
+            self._process.wait()
+            self._owner = None
+
+    def _opened(self) -> socket.socket:
+        if self._socket is None or self._owner != os.getpid():      # a fork of ours would speak between our words
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _NURSERY, str(theirs.fileno()), json.dumps(sys.path)],
+                    stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            self._socket, self._owner = ours, os.getpid()
+        return self._socket
+
+
+def serve(number: int) -> None:
+    """The nursery's own process: forks whenever it is asked to, until nobody can ask any more."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)       # the dead need nobody to wait for them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=number) as requests:
+        while True:
+            request, (*handles,), _, _ = socket.recv_fds(requests, len(_FORK), 3)
+            if not request:
+                return
+            forked = os.fork()
+            if not forked:
+                break
+            requests.send(str(forked).encode())
+            for handle in handles:
+                os.close(handle)
+    _live(*handles)
+
+
+def _live(job: int, output: int, errors: int) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for handle, number in ((output, 1), (errors, 2)):
+        os.dup2(handle, number)
+        os.close(handle)
+    with os.fdopen(job, "rb") as pipe:
+        there = json.loads(pipe.readline())
+        payload = pipe.read()
+    sys.path[:] = there["path"]
+    os.environ.clear()
+    os.environ.update(there["environment"])
+    os.chdir(there["folder"])
+    host, port = there["master"]
+    run_slot(there["index"], payload, there["attempt"], (host, port))

@@ -33,7 +33,7 @@ demo: $(READY) java  ## Live game analytics that kills one of its own slots and 
 	$(BIN)/python examples/game_analytics/demo.py
 
 .PHONY: test
-test: lint java  ## Lint, then every test: unit, contract, simulation, Spark, faults
+test: lint java jars  ## Lint, then every test: unit, contract, simulation, Spark, faults
 	$(BIN)/python -m pytest tests/test_tidy.py tests/unit tests/contract tests/simulation -n 2 --dist worksteal -m "not long"
 	$(BIN)/python -m pytest tests/spark tests/faults -n 3 --dist loadgroup -m "not long"
 
@@ -44,7 +44,7 @@ lint: $(READY)  ## ruff, mypy (strict), the direction of imports
 	$(BIN)/lint-imports --no-logo
 
 .PHONY: long
-long: $(READY) java  ## The tests that `make test` leaves out because they take long
+long: $(READY) java jars  ## The tests that `make test` leaves out because they take long
 	$(BIN)/python -m pytest tests -m long
 
 .PHONY: bench
@@ -82,6 +82,11 @@ $(READY): pyproject.toml constraints.txt
 		echo 'No virtual environment could be made. On Debian and Ubuntu:  apt-get install python3-venv'; exit 1; } >&2
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
+
+# Kafka, and Spark's connector to it, for the tests; from Maven Central into ~/.ivy2, once. Without them those tests are skipped.
+.PHONY: jars
+jars: $(READY) java
+	@PYTHONPATH=. $(BIN)/python -m tests.servers.jars
 
 # The Java that PySpark will start: JAVA_HOME's, or else the first in PATH. `java_is_new_enough` is silent.
 define JAVA_CHECK

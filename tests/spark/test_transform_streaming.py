@@ -37,6 +37,10 @@ COUNTS = "id long, key long, n long"
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     """The runs that were gathered since."""
+    return noted_runs(monkeypatch)
+
+
+def noted_runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     found: list[Run] = []
     conduct = MicroBatches.conduct
 

@@ -7,6 +7,7 @@ record always meets its state), whole batches otherwise. Control elements go to 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +19,26 @@ from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, owners_of
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What was put on channels and taken from them, and whether something that a snapshot had under way is still to be fed
+    in."""
+
+    sent: int = 0
+    taken: int = 0
+    replays: bool = False
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.sent + other.sent, self.taken + other.taken, self.replays or other.replays)
+
+
 class EdgeWriter:
     def __init__(self, outlets: Sequence[Outlet], *, partitioning: Partitioning, key: tuple[str, ...],
                  key_group_count: int, first: int, loops: frozenset[int] = frozenset()) -> None:
         assert outlets
         self.loops = loops                           # those that the edge is inside of
         self.batch_count = 0
+        self.sent_count = 0                          # records and control elements, as often as there were channels for them
         self._outlets = tuple(outlets)
         self._partitioning = partitioning
         self._key = key
@@ -39,6 +54,7 @@ class EdgeWriter:
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         self.batch_count += 1
+        self.sent_count += batch.num_rows
         if len(self._outlets) == 1:
             self._outlets[0].send(batch)
         elif self._partitioning is Partitioning.HASH:
@@ -48,7 +64,9 @@ class EdgeWriter:
             self._next = (self._next + 1) % len(self._outlets)
         else:
             assert self._partitioning is Partitioning.BROADCAST
-            self._send_all(batch)
+            self.sent_count += batch.num_rows * (len(self._outlets) - 1)
+            for outlet in self._outlets:
+                outlet.send(batch)
 
     def on_watermark(self, at_ms: int) -> None:
         self._send_all(Watermark(at_ms))
@@ -63,6 +81,7 @@ class EdgeWriter:
         self._send_all(control)
 
     def _send_all(self, element: Element) -> None:
+        self.sent_count += len(self._outlets)
         for outlet in self._outlets:
             outlet.send(element)
 

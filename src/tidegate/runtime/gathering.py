@@ -7,7 +7,9 @@ master a run is a deployment like any other.
     task                      gathering                         conductor of the transform, one thread for each run
     Offer       ──────────►   all of the stage are there  ───►  begins an attempt, or goes on with one
                 ◄── Assign ──────────────────────────────────   (the master's deployer)
-    InputRead   ──────────►   all have said so            ───►  ends the epoch
+    InputRead   ──────────►   all have said so            ───►  asks what is on its way, where there are loops
+                ◄── Probe ───────────────────────────────────
+    Counted     ──────────►   all have answered           ───►  ends the epoch
     Left        ──────────►   (where the slot ended)
                 ◄── Verdict ─────────────────────────────────   the task may end
 
@@ -35,9 +37,21 @@ from typing import Any
 from tidegate.channels.handshake import Identity, serve
 from tidegate.channels.links import Link, LinkServer
 from tidegate.errors import ProtocolError
+from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.hosting import Waker
 from tidegate.runtime.listening import Listening
-from tidegate.runtime.messages import Assign, InputRead, Left, Message, Offer, Verdict, from_wire, to_wire
+from tidegate.runtime.messages import (
+    Assign,
+    Counted,
+    InputRead,
+    Left,
+    Message,
+    Offer,
+    Probe,
+    Verdict,
+    from_wire,
+    to_wire,
+)
 
 NAME = "tidegate-gathering"
 SECRET_BYTES = 32
@@ -53,6 +67,7 @@ class _Member:
     offer: Offer
     came_s: float = field(default_factory=time.monotonic)
     read: bool = False
+    counted: Counted | None = None
     left: bool = False
     lost: str | None = None
 
@@ -81,6 +96,17 @@ class Run:
         """`slots`: by task."""
         for task, slot in slots.items():
             self._send(self._members[task], Assign(attempt, slot, *master, store, goes_on))
+
+    def probe(self, number: int) -> None:
+        """Asks all slots what they have put on channels and taken from them."""
+        for member in self._members.values():
+            self._send(member, Probe(number))
+
+    def traffic(self, number: int) -> Traffic | None:
+        """The answers to that question together, when all are there."""
+        answers = [member.counted for member in self._members.values()]
+        given = [Traffic(each.sent, each.taken, each.replays) for each in answers if each and each.number == number]
+        return sum(given, Traffic()) if len(given) == len(answers) else None
 
     def close(self, error: str | None) -> None:
         """Every task may end."""
@@ -184,6 +210,9 @@ class Gathering:
         member = self._members.get(link)
         if isinstance(message, Offer) and member is None:
             self._offered(_Member(link, message))
+        elif isinstance(message, Counted) and member is not None:
+            member.counted = message
+            self._tell_run(member)
         elif isinstance(message, InputRead | Left) and member is not None:
             member.read |= isinstance(message, InputRead)
             member.left |= isinstance(message, Left)

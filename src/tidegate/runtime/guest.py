@@ -23,7 +23,18 @@ from tidegate.connectors.handover import Handover, handover_of
 from tidegate.errors import JobFailed, TidegateError
 from tidegate.runtime.gathering import NAME
 from tidegate.runtime.hosting import SlotHost, SlotLaunch, interpreter_for_a_slot, reach_driver
-from tidegate.runtime.messages import Assign, InputRead, Left, Message, Offer, Verdict, from_wire, to_wire
+from tidegate.runtime.messages import (
+    Assign,
+    Counted,
+    InputRead,
+    Left,
+    Message,
+    Offer,
+    Probe,
+    Verdict,
+    from_wire,
+    to_wire,
+)
 
 _OVER = object()
 
@@ -42,6 +53,7 @@ class _Desk:
 
     def __init__(self, invitation: Invitation, selector: selectors.BaseSelector) -> None:
         self.verdict: Verdict | None = None
+        self.asked: Probe | None = None
         self._assigned: Assign | None = None
         self._lost: str | None = None
         self._selector = selector
@@ -80,6 +92,8 @@ class _Desk:
         message = from_wire(wire)
         if isinstance(message, Assign):
             self._assigned = message
+        elif isinstance(message, Probe):
+            self.asked = message
         elif isinstance(message, Verdict):
             self.verdict = message
 
@@ -167,4 +181,7 @@ def _drive(slot: _HeldSlot, desk: _Desk, batches: Iterator[pa.RecordBatch]) -> I
         if handover.read and not is_told:
             is_told = True
             desk.tell(InputRead())
+        if desk.asked is not None:
+            asked, desk.asked, traffic = desk.asked, None, slot.host.traffic()
+            desk.tell(Counted(asked.number, traffic.sent, traffic.taken, traffic.replays))
         yield from handover.take()

@@ -35,6 +35,7 @@ from tidegate.runtime.attempts import Restore
 from tidegate.runtime.background import BackgroundThread
 from tidegate.runtime.clock import SystemClock
 from tidegate.runtime.deployment import Deployer, Layout
+from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.master import Master
 from tidegate.runtime.messages import Failed, Message, Register, from_wire, to_wire
@@ -350,6 +351,9 @@ class SlotHost:
     def alive(self) -> bool:
         """Whether the loop would go on."""
         return not self._slot.ended and not self._orphaned
+
+    def traffic(self) -> Traffic:
+        return self._slot.traffic()
 
     def rounds(self) -> Generator[None]:
         """The loop, for whoever has something to do after every round of it."""

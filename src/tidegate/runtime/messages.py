@@ -187,6 +187,23 @@ class InputRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """How many elements has the slot put on channels and taken from them? The number tells one question from the next."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The answer. `replays`: there are some on their way that a snapshot brought along."""
+
+    number: int
+    sent: int
+    taken: int
+    replays: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """The slot is no more; its task waits for the verdict."""
 
@@ -199,13 +216,13 @@ class Verdict:
 
 
 Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Heartbeat | Delivered | Done | Deploy
-                      | Start | Trigger | EndInput | Complete | Abort | Shutdown | Offer | Assign | InputRead | Left
-                      | Verdict)
+                      | Start | Trigger | EndInput | Complete | Abort | Shutdown | Offer | Assign | InputRead | Probe
+                      | Counted | Left | Verdict)
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Heartbeat, Delivered, Done, Deploy, Start,
-                 Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Left, Verdict)
+                 Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Probe, Counted, Left, Verdict)
 }
 _PLAIN: dict[Any, tuple[type, ...]] = {
     bool: (bool,), int: (int,), str: (str,), int | None: (int, type(None)), str | None: (str, type(None)),

@@ -1,7 +1,8 @@
 """How the micro-batches of a streaming query are conducted: each of them is one epoch.
 
-    batch n: tasks are gathered ─► an attempt that goes on from the snapshot of n−1 ─► all input is read ─► an epoch is
-    triggered ─► its snapshot is complete (the manifest names batch n) ─► the tasks may end ─► Spark commits n
+    batch n: tasks are gathered ─► an attempt that goes on from the snapshot of n−1 ─► all input is read, and no record is in
+    a loop any more ─► an epoch is triggered ─► its snapshot is complete (the manifest names batch n) ─► the tasks may end
+    ─► Spark commits n
 
 So the state of n is complete before Spark commits n. Where Spark runs n again, the run begins a new attempt that goes on
 from the snapshot of n−1, whatever there is of n (`attempts.batch_before`; docs/adr/006): exactly what Spark's own log says.
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 
 from tidegate.errors import JobFailed, TidegateError
 from tidegate.runtime.attempts import Restore
+from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.gathering import Run
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.hosting import MasterHost
@@ -81,6 +83,33 @@ class _Live:
                 and sorted(offer.slot for offer in offers if offer.slot is not None) == list(range(len(offers))))
 
 
+class Stillness:
+    """Whether nothing is on its way between the subtasks of a run any more, so that no record is in a loop.
+
+    Slots count what they put on channels and what they take from them, and are asked for it in turns. The answers of one
+    turn are of different moments: a slot may have taken what its sender hadn't counted when it answered. Two turns in which
+    the sums were the same, and as much taken as sent, can't both be wrong (Mattern 1987, four counters).
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._turn = 0
+        self._before: Traffic | None = None
+
+    def look(self) -> bool:
+        """To be called again until it says so; the run's `moved` tells when there is something new."""
+        if self._turn > 0:
+            counted = self._run.traffic(self._turn)
+            if counted is None:
+                return False
+            if counted == self._before and counted.sent == counted.taken and not counted.replays:
+                return True
+            self._before = counted
+        self._turn += 1
+        self._run.probe(self._turn)
+        return False
+
+
 class MicroBatches:
     """The runs of one streaming transform, one after the other. `store` is where its snapshots are."""
 
@@ -88,6 +117,7 @@ class MicroBatches:
         self._job = job
         self._store = store
         self._restore = restore
+        self._has_loops = bool(job.plan().loops)
         self._lock = threading.Lock()
         self._live: _Live | None = None
 
@@ -120,7 +150,7 @@ class MicroBatches:
                 self._live = None
                 _give_up(live)
             live = self._live = self._begin(run, batch)
-        _end_epoch(run, live)
+        _end_epoch(run, live, Stillness(run) if self._has_loops else None)
         live.done = batch
         live.slots.run = None
         live.host.ask(lambda master: master.park())
@@ -151,16 +181,18 @@ def _batch_of(offers: list[Offer]) -> MicroBatch:
     return MicroBatch(query, number)
 
 
-def _end_epoch(run: Run, live: _Live) -> None:
-    """Waits until all input is read, and then for a complete snapshot. An epoch that was aborted is tried again; after too
-    many the master gives up."""
+def _end_epoch(run: Run, live: _Live, stillness: Stillness | None) -> None:
+    """Waits until all input is read, then until all is still where that is asked for, then for a complete snapshot.
+    An epoch that was aborted is tried again; after too many the master gives up."""
     handle = live.handle
     asked_after: int | None = None
     while not live.completed.is_set():
         if handle.status.terminal:
             handle.wait()
             raise TidegateError(f"the job {handle.name!r} is {handle.status.value}, and its input wasn't read to the end")
-        if run.read:
+        if stillness is not None and run.read and stillness.look():
+            stillness = None
+        if run.read and stillness is None:
             last = handle.epochs[-1] if handle.epochs else None
             number = 0 if last is None else last.epoch
             if asked_after is None or (number > asked_after and last is not None and last.aborted is not None):

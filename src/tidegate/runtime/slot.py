@@ -33,7 +33,7 @@ from tidegate.protocol.coordinator import Ending
 from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.background import Background
 from tidegate.runtime.clock import Clock
-from tidegate.runtime.exchange import EdgeWriter
+from tidegate.runtime.exchange import EdgeWriter, Traffic
 from tidegate.runtime.in_flight import Place, Replay, own_records, places_of, waits_in
 from tidegate.runtime.laps import Laps
 from tidegate.runtime.messages import (
@@ -187,6 +187,10 @@ class Slot:
             if (deadline_ms := subtask.deadline_ms()) is not None:
                 waits.append(deadline_ms - now_ms)
         return max(0, min(waits))
+
+    def traffic(self) -> Traffic:
+        """On all channels of its subtasks."""
+        return sum((subtask.traffic() for subtask in self._subtasks), Traffic())
 
     def close(self) -> None:
         self.ended = True

@@ -40,7 +40,7 @@ from tidegate.protocol.coordinator import Ending
 from tidegate.protocol.ids import ChannelId, SubtaskId
 from tidegate.protocol.iteration import LoopEnded, LoopQuiet
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, Advanced, WatermarkMerge
-from tidegate.runtime.exchange import EdgeWriter
+from tidegate.runtime.exchange import EdgeWriter, Traffic
 from tidegate.runtime.in_flight import Logs, Place, Replay
 from tidegate.runtime.laps import Laps
 from tidegate.state.operator_state import FrozenParts, parts_of
@@ -82,6 +82,7 @@ class Counters:
     """What a subtask has done, for status and benchmarks."""
 
     records_in: int = 0
+    taken: int = 0                               # from channels: records and control elements
     records_out: int = 0
     snapshot_pause_ms: float = 0.0               # the longest freeze
     last: dict[str, Any] = field(default_factory=dict)      # of the last snapshot
@@ -168,6 +169,9 @@ class Subtask:
             if writer.full:
                 return True
         return False
+
+    def traffic(self) -> Traffic:
+        return Traffic(sum(writer.sent_count for writer in self._writers), self.counters.taken, bool(self._replay))
 
     def maintain(self) -> None:
         for operator in self.operators:
@@ -313,9 +317,11 @@ class InnerSubtask(Subtask):
 
     def _dispatch(self, source: Input, element: Element) -> None:
         head, channel = self.operators[0], source.inlet.channel
+        self.counters.taken += 1
         if isinstance(element, pa.RecordBatch):
             batch = self._joined(source.inlet, element)
             self.counters.records_in += batch.num_rows
+            self.counters.taken += batch.num_rows - 1
             if channel in self._timed:
                 self._advance(self._watermarks.on_batch(channel))
             if self._laps is not None and source.is_feedback:

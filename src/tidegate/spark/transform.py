@@ -51,6 +51,7 @@ QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId
 
 _gatherings: dict[Listening, Gathering] = {}
 _gatherings_lock = threading.Lock()
+_environment_lock = threading.Lock()
 
 
 @overload
@@ -218,16 +219,16 @@ def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None,
 @contextlib.contextmanager
 def _own_processes(spark: SparkSession, transform: str | None) -> Iterator[None]:
     """Spark keeps the Python processes of functions with other environment variables apart: with one that is the transform's
-    alone, its tasks come back to the processes that hold its slots."""
+    alone, its tasks come back to the processes that hold its slots. The variables are the context's: transforms are made one
+    at a time, or they might get one another's."""
     environment = spark.sparkContext.environment
-    if transform is None:
-        yield
-        return
-    environment[PROCESS_VARIABLE] = transform
-    try:
-        yield
-    finally:
-        del environment[PROCESS_VARIABLE]
+    with _environment_lock:
+        if transform is not None:
+            environment[PROCESS_VARIABLE] = transform
+        try:
+            yield
+        finally:
+            environment.pop(PROCESS_VARIABLE, None)
 
 
 def _together(spark: SparkSession | None, inputs: Mapping[str, DataFrame], slots: int) -> DataFrame:

@@ -12,8 +12,20 @@ import pytest
 
 from tidegate.channels.handshake import serve
 from tidegate.channels.links import connect_link
+from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.gathering import Gathering, Run
-from tidegate.runtime.messages import Assign, InputRead, Left, Message, Offer, Verdict, from_wire, to_wire
+from tidegate.runtime.messages import (
+    Assign,
+    Counted,
+    InputRead,
+    Left,
+    Message,
+    Offer,
+    Probe,
+    Verdict,
+    from_wire,
+    to_wire,
+)
 from tidegate.runtime.settings import Tuning
 
 WITHIN_S = 20.0
@@ -123,6 +135,21 @@ def test_a_run_is_over_when_a_task_is_lost(gathering: Gathering, conductor: Cond
         task.hears()
     tasks[1].close()
     assert isinstance(said := tasks[0].hears(), Verdict) and "task 1 was lost" in str(said.error)
+
+
+def test_what_the_slots_have_counted_is_added_up_when_all_have_answered(gathering: Gathering, conductor: Conductor) -> None:
+    tasks = [Task(gathering, task, task) for task in range(2)]
+    for task in tasks:
+        task.hears()
+    run = conductor.runs[0]
+    run.probe(1)
+    assert [task.hears() for task in tasks] == [Probe(1), Probe(1)]
+    tasks[0].say(Counted(1, sent=5, taken=2, replays=False))
+    time.sleep(0.2)
+    assert run.traffic(1) is None
+    tasks[1].say(Counted(1, sent=1, taken=4, replays=True))
+    until(lambda: run.traffic(1) == Traffic(6, 6, True))
+    assert run.traffic(2) is None
 
 
 def test_a_run_whose_tasks_have_all_left_has_ended(gathering: Gathering, conductor: Conductor) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tidegate.errors import RestoreError
 from tidegate.runtime.attempts import batch_before
+from tidegate.runtime.exchange import Traffic
+from tidegate.runtime.micro_batches import Stillness
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest, MicroBatch
 from tidegate.store.memory import MemoryStore
@@ -69,3 +73,61 @@ def test_a_manifest_tells_its_micro_batch_and_one_without_looks_as_ever() -> Non
     of_batch = manifest(3, 1, 7)
     assert Manifest.from_bytes(of_batch.to_bytes(), name="m") == of_batch
     assert b"micro_batch" not in manifest(3, 1, None).to_bytes()
+
+
+class Ring:
+    """Slots that send one another records, and answer when they get to it: what `Stillness` knows of a run."""
+
+    def __init__(self, chance: random.Random, slots: int) -> None:
+        self._chance = chance
+        self._slots = [Traffic() for _ in range(slots)]
+        self.under_way: list[int] = []                      # where they go
+        self._replays = chance.randrange(3)                 # of the first slot
+        self._asked: dict[int, int] = {}
+        self._answers: dict[int, tuple[int, Traffic]] = {}
+        for _ in range(5):
+            self._send(0)
+
+    @property
+    def still(self) -> bool:
+        return not self.under_way and not self._replays
+
+    def probe(self, number: int) -> None:
+        assert not self._asked, "one question at a time"
+        self._asked = dict.fromkeys(range(len(self._slots)), number)
+
+    def traffic(self, number: int) -> Traffic | None:
+        answers = [traffic for asked, traffic in self._answers.values() if asked == number]
+        return sum(answers, Traffic()) if len(answers) == len(self._slots) else None
+
+    def step(self) -> None:
+        """A record arrives, or an answer is given."""
+        if self._asked and self._chance.random() < 0.5:
+            slot = self._chance.choice(sorted(self._asked))
+            replays = bool(slot == 0 and self._replays)
+            self._answers[slot] = self._asked.pop(slot), self._slots[slot] + Traffic(replays=replays)
+        elif self._replays and self._chance.random() < 0.1:
+            self._replays -= 1
+            self._send(0)
+        elif self.under_way:
+            slot = self.under_way.pop(self._chance.randrange(len(self.under_way)))
+            self._slots[slot] += Traffic(taken=1)
+            if self._chance.random() < 0.9:                 # else it leaves the loop
+                self._send(slot)
+
+    def _send(self, slot: int) -> None:
+        self._slots[slot] += Traffic(sent=1)
+        self.under_way.append(self._chance.randrange(len(self._slots)))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_all_is_still_when_nothing_is_on_its_way_and_never_before(seed: int) -> None:
+    chance = random.Random(seed)
+    ring = Ring(chance, slots=chance.randint(1, 4))
+    stillness = Stillness(ring)     # type: ignore[arg-type]
+    for _ in range(100_000):
+        if chance.random() < 0.3 and stillness.look():
+            assert ring.still
+            return
+        ring.step()
+    raise AssertionError("it was never noticed")

@@ -34,6 +34,13 @@ print("found in", spark.sparkContext.parallelize([0], 1).map(lambda _: __import_
 print("listens at", [gathering.address for gathering in _gatherings.values()])
 """
 
+# Before the program: the session that a job makes which is given none. It has to be the cluster's.
+MAKES_SESSION = """
+from tidegate.spark.job import local_session
+
+assert local_session(1).sparkContext.master.startswith("spark://")
+"""
+
 
 def program() -> str:
     (found,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -108,9 +115,10 @@ def package_files() -> list[Path]:
     return [path for path in sorted((ROOT / "src" / "tidegate").rglob("*")) if path.suffix in (".py", ".typed")]
 
 
-def submit(cluster: Cluster, folder: Path, *, variables: dict[str, str], words: list[str], **settings: str) -> str:
+def submit(cluster: Cluster, folder: Path, *, variables: dict[str, str], words: list[str], before: str = "",
+           **settings: str) -> str:
     """The page's command, on this cluster. What is added is about this machine, and what the test asks for."""
-    (folder / "bid_counts.py").write_text(program() + APPENDED)
+    (folder / "bid_counts.py").write_text(before + program() + APPENDED)
     added = {
         "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "512m", "spark.driver.extraJavaOptions": cluster.java_options,
@@ -178,7 +186,8 @@ def test_a_program_runs_on_three_hosts_with_nothing_said_about_addresses(
 
 @pytest.mark.long
 def test_a_program_runs_with_an_archive_of_its_environment(cluster: Cluster, bare_python: Path, tmp_path: Path) -> None:
-    """The environment's libraries are links to ours here: an archive of all of them would take longer than the test."""
+    """The environment's libraries are links to ours here: an archive of all of them would take longer than the test. The
+    session is the one that a job without a session would make."""
     env = tmp_path / "env"
     venv.create(env, symlinks=True)
     packages = packages_of(env / "bin" / "python")
@@ -191,7 +200,7 @@ def test_a_program_runs_with_an_archive_of_its_environment(cluster: Cluster, bar
         archive.add(env, ".")
     variables, words = command_with("--archives")
     port = free_port()
-    check(submit(cluster, tmp_path, variables=variables, words=words, **on_this_machine(port)),
+    check(submit(cluster, tmp_path, variables=variables, words=words, before=MAKES_SESSION, **on_this_machine(port)),
           origin="/env/lib/python", host="localhost", ports=range(port, port + 20))
 
 

@@ -168,7 +168,8 @@ def test_rows_are_sparks_with_fields_at_hand() -> None:
 @pytest.mark.parametrize(("ddl", "values"), [
     ("long", [1, None]), ("string", ["a", None]), ("map<string,long>", [{"a": 1}, None]), ("array<long>", [[1], None]),
     ("struct<a:long>", [{"a": 1}, None]), ("timestamp", [datetime(2024, 1, 1, tzinfo=UTC), None]),
-    ("date", [date(2024, 1, 1)]), ("array<timestamp>", [[datetime(2024, 1, 1, tzinfo=UTC)]]), ("decimal(5,2)", [Decimal("1.50")]),
+    ("date", [date(2024, 1, 1)]), ("array<timestamp>", [[datetime(2024, 1, 1, tzinfo=UTC)]]),
+    ("decimal(5,2)", [Decimal("1.50")]),
 ])
 def test_records_are_what_arrow_makes_of_them_in_the_sessions_zone(ddl: str, values: list[Any]) -> None:
     zone = "America/New_York"

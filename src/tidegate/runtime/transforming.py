@@ -56,7 +56,7 @@ class TransformJob(job.Job):
     def __init__(self, name: str, inputs: Mapping[str, pa.Schema], *, slots: int, tuning: Tuning | None = None,
                  keeps_state: bool, **rest: Any) -> None:
         super().__init__(name, slots=slots, restart=NoRestart(),
-                         tuning=tuning or Tuning(heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS), **rest)
+                         tuning=_patient(tuning or Tuning()), **rest)
         self._settings = replace(self._settings, keeps_state=keeps_state)
         self._handover = Handover(list(inputs.values()))
         self.inputs = {each: self.source(each, HandedSource(self._handover, index, schema))
@@ -96,6 +96,12 @@ class TransformJob(job.Job):
         """The master of an attempt whose slots were gathered."""
         return MasterHost(self.launch(store), make_deployer, replan=self._plan_at, explain=self._explain,
                           versions=self._versions(), restore=restore, micro_batch=micro_batch)
+
+
+def _patient(tuning: Tuning) -> Tuning:
+    """With the time-out of a transform, unless the user has chosen one."""
+    chosen = tuning.heartbeat_timeout_ms != Tuning().heartbeat_timeout_ms
+    return tuning if chosen else replace(tuning, heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ PICKLE_ALLOWED = {
     "src/tidegate/state/pickled.py",        # opt-in state of a job, from its own store
     "src/tidegate/spark/deploy.py",         # packs the job into Spark's closure
     "src/tidegate/runtime/hosting.py",      # unpacks it in the slot's process
-    "src/tidegate/testing/processes.py",    # without Spark: from parent to child process, through a pipe
 }
 
 GLOSSARY = {

@@ -306,7 +306,7 @@ class InnerSubtask(Subtask):
         for _ in inputs:
             each = inputs[self._turn]
             self._turn = (self._turn + 1) % count
-            if self._take_from(each):
+            if len(each.inlet) and self._take_from(each):
                 return True
         return False
 

@@ -74,14 +74,14 @@ class Nursery:
         here = {"path": sys.path, "environment": dict(os.environ), "folder": os.getcwd(), "index": index,
                 "attempt": attempt, "master": master}
         read, write = os.pipe()
-        with os.fdopen(read, "rb"), os.fdopen(write, "wb") as to_child:
-            with self._lock:
-                ours = self._opened()
-                socket.send_fds(ours, [_FORK], [read, 1, 2])
-                answer = ours.recv(16)
-            assert answer, "the nursery has died"
-            to_child.write(json.dumps(here).encode() + b"\n" + payload)
-        return SlotProcess(int(answer))
+        with os.fdopen(read, "rb"), self._lock:
+            ours = self._opened()
+            socket.send_fds(ours, [_FORK], [read, 1, 2])
+            process = SlotProcess(int(ours.recv(16)))
+        # Where it was killed meanwhile, whoever looks at it will see that.
+        with contextlib.suppress(BrokenPipeError), os.fdopen(write, "wb") as to_slot:
+            to_slot.write(json.dumps(here).encode() + b"\n" + payload)
+        return process
 
     def close(self) -> None:
         if self._owner == os.getpid() and self._socket is not None and self._process is not None:
@@ -90,13 +90,16 @@ class Nursery:
             self._owner = None
 
     def _opened(self) -> socket.socket:
-        if self._socket is None or self._owner != os.getpid():      # a fork of ours would speak between our words
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Another one where it was killed, and in a fork of ours, which would speak between our words."""
+        if self._socket is None or self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+            if self._socket is not None:
+                self._socket.close()
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _NURSERY, str(theirs.fileno()), json.dumps(sys.path)],
                     stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-            self._socket, self._owner = ours, os.getpid()
+            self._owner = os.getpid()
         return self._socket
 
 

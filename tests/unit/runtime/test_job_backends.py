@@ -79,8 +79,13 @@ def test_only_new_files_of_rocksdb_are_uploaded(bench: Bench) -> None:
     finish(bench, handle)
 
 
-@pytest.mark.parametrize(("first", "second"), [("heap", "rocksdb"), ("rocksdb", "heap"), ("rocksdb", "rocksdb")])
-@pytest.mark.parametrize("slots", [1, 2, 3])
+MOVES = [("heap", "rocksdb"), ("rocksdb", "heap"), ("rocksdb", "rocksdb")]
+QUICK_MOVES = [("heap", "rocksdb", 3), ("rocksdb", "heap", 1), ("rocksdb", "rocksdb", 2), ("rocksdb", "rocksdb", 3)]
+
+
+@pytest.mark.parametrize(("first", "second", "slots"), [
+    pytest.param(*move, slots, marks=() if (*move, slots) in QUICK_MOVES else pytest.mark.long)
+    for move in MOVES for slots in (1, 2, 3)])
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_job_goes_on_with_another_backend_at_another_parallelism(bench: Bench, first: str, second: str, slots: int,
                                                                    clean: bool) -> None:

@@ -87,7 +87,7 @@ def everything(bench: Bench, *, slots: int, every: Any = "150 ms", retain: int =
     job = ProcessJob("job", slots=slots, restart=tg.FixedDelay(attempts=20, delay_ms=0),
                      tuning=tg.Tuning(heartbeat_ms=50),
                      snapshots=tg.Snapshots(to=str(bench.snapshots), every=every, retain=retain))
-    generator = tg.sources.generator(timed, schema="key long, amount long, at long", rows=ROWS, rate=2_000, splits=SPLITS)
+    generator = tg.sources.generator(timed, schema="key long, amount long, at long", rows=ROWS, rate=500, splits=SPLITS)
     assert isinstance(generator, GeneratorSource)
     source = job.source("records", GatedSource(generator=generator, gate=str(bench.folder / "gate")))
     rules = job.source("rules", tg.sources.rows(RULES, "name string, factor long"), parallelism=1)

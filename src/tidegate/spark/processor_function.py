@@ -58,7 +58,7 @@ class ProcessorFunction(GroupFunction):
         self._operator = operator
         self._cursor = cursor
         self._user_keys = user_keys(self._key_types, self._zone)
-        self._processor = copy.deepcopy(self._given)        # the slots of a test may share a process, and the plan
+        self._processor = copy.copy(self._given)        # the slots of a test may share a process, and the plan
         self._processor.init(LiveHandle(self._declared, tables, timers))
 
     def take_initial(self, groups: Groups, times: Times) -> None:

@@ -19,6 +19,7 @@ from tidegate.runtime.settings import Heap as heap
 from tidegate.runtime.settings import Snapshots, Tuning
 from tidegate.spark.job import Job
 from tidegate.spark.state_writer import write_state
+from tidegate.spark.stateful_processor import transform_with_state, transform_with_state_in_pandas
 from tidegate.spark.tables import read_state, register
 from tidegate.spark.transform import transform
 from tidegate.state.descriptors import aggregating, broadcast_map, operator_list, reducing, value
@@ -32,5 +33,5 @@ __all__ = [
     "NoRestart", "Process", "Sink", "SinkContext", "SinkWriter", "Snapshots", "Source", "SourceContext", "SourceError",
     "SourceReader", "Status", "TidegateError", "Tuning", "aggregating", "broadcast_map", "heap", "list", "map",
     "operator_list", "pickled", "plan_restore", "read_state", "reducing", "register", "rocksdb", "sinks", "sources",
-    "transform", "value", "write_state",
+    "transform", "transform_with_state", "transform_with_state_in_pandas", "value", "write_state",
 ]

@@ -198,6 +198,8 @@ class Subtask:
 
     def _snapshot(self, epoch: int) -> None:
         assert self._marker.epoch == epoch and self._taken is None
+        for operator in self.operators:
+            operator.before_snapshot()
         started = time.perf_counter()
         frozen = {operator.name: list(parts_of(operator.freeze(epoch))) for operator in self.operators}
         logs = Logs(self._places)

@@ -92,6 +92,25 @@ class TimerQueue:
             else:
                 self._deleted_count -= 1
 
+    def expired(self, now_ms: int) -> Iterator[int]:
+        """The same in Spark's way: a timer is there until it was handled, and those that are set meanwhile wait for the next
+        time."""
+        found: list[tuple[int, int, Any]] = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            found.append(heappop(self._heap))
+        for at_ms, _, key in found:
+            self._cursor.key = key
+            if at_ms in self._table.get():
+                yield at_ms
+                self._cursor.key = key
+                self._take(at_ms)
+            else:
+                self._deleted_count -= 1
+
+    def times(self) -> list[int]:
+        """Of the current key, in order."""
+        return sorted(self._table.get())
+
     def next_ms(self) -> int | None:
         """When there may be something due. A deleted timer may make it too early, never too late."""
         return self._heap[0][0] if self._heap else None

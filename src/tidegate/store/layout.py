@@ -8,6 +8,7 @@ A job has a store of its own, at `job_address(where_the_user_said, job_name)`. I
     state/a0000000007-e0000000013-s00002-count.tgs            state of operator "count", subtask 2, for that epoch
     requests/0123456789abcdef0123456789abcdef.json            someone asks the running job for a savepoint
     requests/0123456789abcdef0123456789abcdef-answer.json     what came of it
+    initial/0123456789abcdef0123456789abcdef/….arrow          rows of the initial state of a stateful processor
 
 A savepoint is a store of its own, which can be moved as a whole:
 
@@ -36,6 +37,7 @@ ORIGINS = "origins"
 MANIFESTS = "manifests"
 STATE = "state"
 REQUESTS = "requests"
+INITIAL = "initial"
 
 SAVEPOINT = "savepoint.json"
 INCOMPLETE = "incomplete.json"
@@ -143,6 +145,11 @@ def shown(address: str) -> str:
         return address
     host, slash, path = rest.partition("?")[0].partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def initial_state_name(folder: str, part: str) -> str:
+    """Both are unique: nobody writes a name twice."""
+    return f"{INITIAL}/{folder}/{part}.arrow"
 
 
 def attempt_name(attempt: int) -> str:

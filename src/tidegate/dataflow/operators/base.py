@@ -2,7 +2,8 @@
 
 Records reach an operator as Arrow batches, event time as watermarks; it passes both on to its consumers, which are
 further operators of the same chain or the writers of outgoing edges. Everything runs in the slot's single thread. Markers
-are not seen here: the subtask freezes the operators of its chain one after the other between two batches.
+are not seen here: the subtask freezes the operators of its chain one after the other between two batches. An operator that
+holds records back until their epoch ends (grouped.py) lets them go in `before_snapshot`.
 """
 
 from __future__ import annotations
@@ -123,6 +124,11 @@ class Operator:
 
     def maintain(self, budget: int) -> None:
         """A small step of background work between two batches."""
+
+    def before_snapshot(self) -> None:
+        """All records of an epoch have come, and its marker will be passed on: what is emitted here is of that epoch yet.
+        The operators of a chain are called in their order, before the first of them is frozen. Not where a marker may
+        overtake records."""
 
     def freeze(self, epoch: int) -> FrozenState | None:
         """The state at the end of the epoch, in O(1); None where there is none to keep."""

@@ -1,0 +1,237 @@
+"""Values as Spark's stateful processors see them, and as Tidegate's state and Arrow hold them.
+
+Spark's state holds rows: a processor gives and gets tuples. Tidegate holds a row as a struct, a dict by the fields' names.
+So tuples become structs on their way in and tuples again on their way out; what is in them differs in a few types only:
+
+- a timestamp is a datetime without zone, in local time, as Spark's own are (one with a zone is taken as what it says);
+- a struct within a row is a `Row` on its way out.
+
+Records that a processor gets are as Spark's are: of Arrow's own conversion, timestamps in the session's time zone.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from operator import itemgetter
+from typing import Any, TypeAlias
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+from pyspark.sql.types import Row
+
+from tidegate.errors import SchemaError
+from tidegate.state.values import form_of
+from tidegate.types import ddl_of, to_list
+
+Convert: TypeAlias = Callable[[Any], Any]
+
+
+# ---------------------------------------------------------------------------------------------------------------- state
+
+
+def rows_in(schema: pa.Schema) -> Convert:
+    """From what a processor gives (a tuple, a list, a Row) to a tuple that a state of this struct takes."""
+    converts = [_into(field.type) for field in schema]
+    if not any(converts):
+        return tuple
+
+    def convert(given: Any) -> Any:
+        values = tuple(given)
+        if len(values) != len(converts):
+            return values       # the state says what is wrong with it
+        return tuple([value if each is None or value is None else each(value)
+                      for each, value in zip(converts, values, strict=True)])
+
+    return convert
+
+
+def rows_out(schema: pa.Schema) -> Convert:
+    """The way back, from a dict."""
+    converts = [_out_of(field.type) for field in schema]
+    if not any(converts):
+        return lambda held: tuple(held.values())
+    return lambda held: tuple([value if each is None or value is None else each(value)
+                               for each, value in zip(converts, held.values(), strict=True)])
+
+
+def _into(kind: pa.DataType) -> Convert | None:
+    if pa.types.is_timestamp(kind):
+        return _moment_in if kind.tz is not None else _plain_moment
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _of_items(_into(kind.value_type))
+    if pa.types.is_map(kind):
+        return _of_entries(_into(kind.key_type), _into(kind.item_type))
+    if pa.types.is_struct(kind):
+        return _struct_in(kind)
+    return None
+
+
+def _struct_in(kind: pa.DataType) -> Convert:
+    inner = rows_in(pa.schema(list(kind)))
+    names = [field.name for field in kind]
+
+    def convert(given: Any) -> Any:
+        if isinstance(given, dict):
+            return inner(tuple([given.get(name) for name in names]))
+        return inner(given)
+
+    return convert
+
+
+def _out_of(kind: pa.DataType) -> Convert | None:
+    if pa.types.is_timestamp(kind):
+        return _moment_out if kind.tz is not None else None
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _of_items(_out_of(kind.value_type))
+    if pa.types.is_map(kind):
+        return _of_entries(_out_of(kind.key_type), _out_of(kind.item_type))
+    if pa.types.is_struct(kind):
+        inner, make = rows_out(pa.schema(list(kind))), row_maker([field.name for field in kind])
+        return lambda held: make(inner(held))
+    return None
+
+
+def _of_items(item: Convert | None) -> Convert | None:
+    return None if item is None else lambda values: [None if each is None else item(each) for each in values]
+
+
+def _of_entries(of_key: Convert | None, of_item: Convert | None) -> Convert | None:
+    if of_key is None and of_item is None:
+        return None
+    key, item = of_key or _same, of_item or _same
+    return lambda entries: {key(each): None if value is None else item(value) for each, value in entries.items()}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _plain_moment(given: Any) -> Any:
+    return given.to_pydatetime() if hasattr(given, "to_pydatetime") else given
+
+
+def _moment_in(given: Any) -> Any:
+    given = _plain_moment(given)
+    return given.astimezone(UTC) if isinstance(given, datetime) else given
+
+
+def _moment_out(held: datetime) -> datetime:
+    return held.astimezone().replace(tzinfo=None)
+
+
+# ------------------------------------------------------------------------------------------------------- keys of a map
+
+
+def map_key_type(schema: pa.Schema) -> pa.DataType:
+    """What a map state has for keys: the type of the field where there is one, JSON text where there are several."""
+    return schema.field(0).type if len(schema) == 1 else pa.string()
+
+
+def map_keys_in(schema: pa.Schema) -> Convert:
+    into = rows_in(schema)
+    if len(schema) == 1:
+        return lambda given: _only(into(given), schema)
+    kept, writes = form_of(pa.struct(list(schema))).kept, [_WRITTEN.get(field.type.id, _same) for field in schema]
+
+    def convert(given: Any) -> str:
+        values = into(given)
+        if len(values) != len(schema):
+            _only(values, schema)
+        held = kept(values).values()
+        return json.dumps([None if value is None else write(value) for write, value in zip(writes, held, strict=True)])
+
+    return convert
+
+
+def map_keys_out(schema: pa.Schema) -> Convert:
+    out = rows_out(schema)
+    names = schema.names
+    if len(schema) == 1:
+        return lambda held: out({names[0]: held})
+    reads = [_READ.get(field.type.id, _same) for field in schema]
+    return lambda held: out({name: None if value is None else read(value)
+                             for name, read, value in zip(names, reads, json.loads(held), strict=True)})
+
+
+def _only(values: tuple[Any, ...], schema: pa.Schema) -> Any:
+    if len(values) != len(schema):
+        raise SchemaError(f"a key of the map is a tuple of ({ddl_of(schema)}), and {values!r} has {len(values)} values")
+    return values[0]
+
+
+_BYTES = (pa.binary().id, pa.large_binary().id)
+_WRITTEN: dict[int, Convert] = {
+    pa.date32().id: date.isoformat, pa.timestamp("us").id: datetime.isoformat, pa.decimal128(1).id: str,
+    **dict.fromkeys(_BYTES, lambda held: b64encode(held).decode()),
+}
+_READ: dict[int, Convert] = {
+    pa.date32().id: date.fromisoformat, pa.timestamp("us").id: datetime.fromisoformat, pa.decimal128(1).id: Decimal,
+    **dict.fromkeys(_BYTES, b64decode),
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- records
+
+
+def row_class(names: Sequence[str]) -> type[Row]:
+    """A class of rows with these fields. What Spark's `Row` finds by searching is at hand here; what hides a field there
+    (`count`, `index`) hides it here, too."""
+    fields: dict[str, Any] = {name: property(itemgetter(index)) for index, name in reversed(list(enumerate(names)))
+                              if name.isidentifier() and not hasattr(Row, name)}
+    return type("Row", (Row,), {**fields, "__fields__": list(names)})
+
+
+def row_maker(names: Sequence[str]) -> Convert:
+    kind = row_class(names)
+    return lambda values: tuple.__new__(kind, values)
+
+
+def python_columns(batch: pa.RecordBatch, zone: str) -> list[list[Any]]:
+    """As Arrow itself gives them, which is what Spark does, but quickly."""
+    return [python_column(column, zone) for column in batch.columns]
+
+
+def python_column(column: pa.Array, zone: str) -> list[Any]:
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        moments = to_list(column)
+        if zone in ("UTC", "Etc/UTC"):
+            return moments
+        there = ZoneInfo(zone)
+        return [None if moment is None else moment.astimezone(there) for moment in moments]
+    if not kind.num_fields:
+        return to_list(column)
+    values: list[Any] = column.cast(in_zone(kind, zone)).to_pylist()
+    return values
+
+
+def in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
+    """The type with all its timestamps in a time zone."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, zone)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(in_zone(kind.value_type, zone)))
+    if pa.types.is_map(kind):
+        return pa.map_(in_zone(kind.key_type, zone), kind.item_field.with_type(in_zone(kind.item_type, zone)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(in_zone(field.type, zone)) for field in kind])
+    return kind
+
+
+def user_keys(types: Sequence[pa.DataType], zone: str) -> Convert:
+    """From a key as state has it to the tuple that a processor gets."""
+    zoned = [pa.types.is_timestamp(kind) and kind.tz is not None for kind in types]
+    if not any(zoned):
+        return (lambda key: (key,)) if len(types) == 1 else _same
+    there = ZoneInfo(zone)
+
+    def convert(key: Any) -> tuple[Any, ...]:
+        parts = (key,) if len(types) == 1 else key
+        return tuple([part.astimezone(there) if is_moment and part is not None else part
+                      for is_moment, part in zip(zoned, parts, strict=True)])
+
+    return convert

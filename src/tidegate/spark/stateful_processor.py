@@ -1,0 +1,285 @@
+"""`tg.transform_with_state`: Spark's own stateful processors, unchanged, on Tidegate's engine.
+
+    counts = df.groupBy("user").transformWithState(Counts(), "user string, n long", "Append", "None")
+    counts = tg.transform_with_state(df.groupBy("user"), Counts(), "user string, n long", "Append", "None",
+                                     snapshots=tg.Snapshots(to="state/"))
+
+A micro-batch is an epoch (transform.py), and an epoch is what the grouped operator takes for a batch (dataflow/operators/
+grouped.py). The processor's states, which its `init` declares, are the operator's keyed states. Why it is like this, and
+what is different from Spark's: docs/adr/011.
+
+The initial state of a streaming query can't be an input of it: Spark unites no stream with what isn't one. So it is written
+to the folder of snapshots once, by a job of Spark's own when the query is built, and read in the first micro-batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tidegate.dataflow.grouping import process_groups, with_event_time
+from tidegate.dataflow.operators.grouped import EventTime, GroupedSpec, InitialFiles, SecondPort
+from tidegate.dataflow.stream import Stream
+from tidegate.errors import JobError, SchemaError
+from tidegate.runtime.settings import Backend, Snapshots, Tuning
+from tidegate.spark.transform import DEFAULT_INPUT, transform
+from tidegate.state.timers import TimeKind
+from tidegate.store.base import Store
+from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.layout import initial_state_name, job_address
+from tidegate.store.opening import open_store
+from tidegate.types import parse_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, GroupedData
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+    from pyspark.sql.types import StructType
+
+    from tidegate.spark.processor_states import RecordingHandle
+
+INITIAL_INPUT = "initial_state"
+WATERMARK_DELAY = "spark.watermarkDelayMs"      # what withWatermark leaves with its column
+TIMERS = {"none": None, "processingtime": TimeKind.PROCESSING, "eventtime": TimeKind.EVENT}
+OUTPUT_MODES = ("append", "update")
+ROWS_IN_A_FILE = 1 << 16
+SPARKS_NAMES = {
+    "statefulProcessor": "processor", "outputStructType": "output", "outputMode": "output_mode", "timeMode": "time_mode",
+    "initialState": "initial_state", "eventTimeColumnName": "event_time_column",
+}
+
+
+def transform_with_state(
+        grouped: GroupedData, processor: StatefulProcessor | None = None, output: StructType | str | None = None,
+        output_mode: str = "Append", time_mode: str = "None", initial_state: GroupedData | None = None, *,
+        event_time_column: str = "", name: str = "transform_with_state", slots: int | None = None,
+        snapshots: Snapshots | None = None, start_from: str | None = None, savepoint_to: str | None = None,
+        backend: Backend | None = None, tuning: Tuning | None = None, **by_sparks_names: Any) -> DataFrame:
+    """`grouped.transformWithState(…)` on Tidegate: the arguments after the first are Spark's own, in its order, and the
+    processor is the same. Spark's names for them (`statefulProcessor=`, `outputStructType=`, `outputMode=`, `timeMode=`,
+    `initialState=`, `eventTimeColumnName=`) do, too.
+
+        result = tg.transform_with_state(df.groupBy("user"), Counts(), "user string, n long", "Append", "None",
+                                         snapshots=tg.Snapshots(to="state/"))
+
+    On a streaming DataFrame `snapshots` is needed; `name`, `slots`, `start_from`, `savepoint_to`, `backend` and `tuning` are
+    as in `tg.transform`. The processor's states are those of the operator `name`, under the names that `init` gives them.
+    """
+    asked = _Asked(grouped, processor, output, output_mode, time_mode, initial_state, event_time_column, name=name)
+    return _built(_renamed(asked, by_sparks_names), is_pandas=False, slots=slots, snapshots=snapshots, start_from=start_from,
+                  savepoint_to=savepoint_to, backend=backend, tuning=tuning)
+
+
+def transform_with_state_in_pandas(
+        grouped: GroupedData, processor: StatefulProcessor | None = None, output: StructType | str | None = None,
+        output_mode: str = "Append", time_mode: str = "None", initial_state: GroupedData | None = None, *,
+        event_time_column: str = "", name: str = "transform_with_state", slots: int | None = None,
+        snapshots: Snapshots | None = None, start_from: str | None = None, savepoint_to: str | None = None,
+        backend: Backend | None = None, tuning: Tuning | None = None, **by_sparks_names: Any) -> DataFrame:
+    """`grouped.transformWithStateInPandas(…)` on Tidegate: as `transform_with_state`, for a processor that takes and gives
+    pandas DataFrames."""
+    asked = _Asked(grouped, processor, output, output_mode, time_mode, initial_state, event_time_column, name=name)
+    return _built(_renamed(asked, by_sparks_names), is_pandas=True, slots=slots, snapshots=snapshots, start_from=start_from,
+                  savepoint_to=savepoint_to, backend=backend, tuning=tuning)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the user asked for."""
+
+    grouped: Any
+    processor: Any
+    output: Any
+    output_mode: Any
+    time_mode: Any
+    initial_state: Any
+    event_time_column: str
+    name: str
+
+
+def _renamed(asked: _Asked, by_sparks_names: dict[str, Any]) -> _Asked:
+    """With what was given under Spark's names."""
+    unknown = set(by_sparks_names) - set(SPARKS_NAMES)
+    if unknown:
+        raise TypeError(f"transform_with_state has no argument {min(unknown)!r}")
+    return replace(asked, **{SPARKS_NAMES[name]: given for name, given in by_sparks_names.items()})
+
+
+def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, **rest: Any) -> DataFrame:
+    from tidegate.spark.processor_function import FUNCTIONS
+
+    _check_modes(asked)
+    data, key = _grouping(asked.grouped, "grouped")
+    returns = _output_schema(asked)
+    timers = TIMERS[asked.time_mode.lower()]
+    recorded = _recorded(asked, timers)
+    event_time = _event_time(data, timers) if data.isStreaming and timers is not None else None
+    initial, initial_key = (None, ()) if asked.initial_state is None else _initial_grouping(asked, data, key)
+    zone = data.sparkSession.conf.get("spark.sql.session.timeZone")
+    schema = pa.schema([field.with_nullable(True) for field in parse_schema(data.schema)])
+    function = FUNCTIONS[is_pandas](asked.processor, recorded.declared, returns=returns, zone=zone,
+                                          key_types=[schema.field(each).type for each in key],
+                                          has_time=timers is not None)
+    files = None
+    if initial is not None and data.isStreaming and snapshots is not None:
+        files = _initial_files(initial, initial_key, snapshots, asked.name)
+    second = SecondPort.LATEST if event_time is not None else (
+        SecondPort.INITIAL if initial is not None and not data.isStreaming else None)
+    spec = GroupedSpec(function, key, timers=timers, event_time=event_time, second=second, initial_key=initial_key,
+                       initial=files, is_bounded=not data.isStreaming)
+
+    def pipeline(**inputs: Stream) -> Stream:
+        stream = inputs[DEFAULT_INPUT]
+        if second is SecondPort.LATEST:
+            return with_event_time(stream, asked.name, spec, returns)
+        initial_rows = inputs[INITIAL_INPUT].key_by(*initial_key) if second is SecondPort.INITIAL else None
+        return process_groups(stream.key_by(*key), asked.name, spec, returns, second=initial_rows)
+
+    frames = {DEFAULT_INPUT: data}
+    if initial is not None and second is SecondPort.INITIAL:
+        frames[INITIAL_INPUT] = initial
+    result = transform(frames, lambda *streams, **named: pipeline(**dict(zip(frames, streams, strict=False)), **named),
+                       name=asked.name, snapshots=snapshots,
+                       drop_state=[f"{asked.name}.{state}" for state in sorted(recorded.deleted)], **rest)
+    return _with_event_time(result, asked, event_time)
+
+
+# ------------------------------------------------------------------------------------------------- what is asked for
+
+
+def _check_modes(asked: _Asked) -> None:
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    if isinstance(asked.processor, type) or not isinstance(asked.processor, StatefulProcessor):
+        raise JobError(f"the processor is {asked.processor!r}: give an instance of a subclass of "
+                       f"pyspark.sql.streaming.StatefulProcessor")
+    if not isinstance(asked.output_mode, str) or asked.output_mode.lower() not in OUTPUT_MODES:
+        raise JobError(f"outputMode={asked.output_mode!r}: what a processor yields is what is written, once; give 'Append' "
+                       f"or 'Update', which mean the same here")
+    if not isinstance(asked.time_mode, str) or asked.time_mode.lower() not in TIMERS:
+        raise JobError(f"timeMode={asked.time_mode!r}: give 'None', 'ProcessingTime' or 'EventTime'")
+
+
+def _grouping(grouped: Any, what: str) -> tuple[DataFrame, tuple[str, ...]]:
+    """The DataFrame that was grouped, and by which of its columns."""
+    from pyspark.sql.group import GroupedData
+
+    if not isinstance(grouped, GroupedData):
+        raise JobError(f"{what} is {type(grouped).__name__}: give what df.groupBy(…) gives, of a session in this process "
+                       f"(not of Spark Connect)")
+    data: DataFrame = grouped._df
+    found: list[str] = []
+    for name in grouped.count().columns[:-1]:
+        same = [column for column in data.columns if column == name] or [
+            column for column in data.columns if column.lower() == name.lower()]
+        if len(same) != 1:
+            raise JobError(f"{what} is grouped by {name!r}, which is not one of its columns ({', '.join(data.columns)}): "
+                           f"make the expression a column first, with df.withColumn(…), and group by that")
+        found += same
+    if not found:
+        raise JobError(f"{what} is grouped by no column: give df.groupBy(…) at least one, since state is kept for each key")
+    return data, tuple(found)
+
+
+def _output_schema(asked: _Asked) -> pa.Schema:
+    try:
+        schema = parse_schema(asked.output)
+    except SchemaError as error:
+        raise SchemaError(f"outputStructType: {error}") from error
+    if not len(schema):
+        raise SchemaError("outputStructType has no columns: give those of the rows that the processor yields, such as "
+                          "'user string, n long'")
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _recorded(asked: _Asked, timers: TimeKind | None) -> RecordingHandle:
+    """What the processor's `init` declares. It runs on a copy, as Spark runs it in a process of its own."""
+    from tidegate.spark.processor_states import RecordingHandle
+
+    handle = RecordingHandle(allows_ttl=timers is TimeKind.PROCESSING)
+    processor = copy.deepcopy(asked.processor)
+    processor.init(handle)
+    processor.close()
+    return handle
+
+
+def _event_time(data: DataFrame, timers: TimeKind) -> EventTime | None:
+    """What the input's withWatermark says."""
+    found = [field for field in data.schema.fields if WATERMARK_DELAY in (field.metadata or {})]
+    if len(found) > 1:
+        raise JobError(f"the input has several event times ({', '.join(field.name for field in found)}): use withWatermark "
+                       f"on one column")
+    if not found:
+        if timers is TimeKind.EVENT:
+            raise JobError("timeMode='EventTime' needs a watermark: use df.withWatermark(column, delay) before groupBy, and "
+                           "leave the column among those of the input")
+        return None
+    return EventTime(found[0].name, int(found[0].metadata[WATERMARK_DELAY]), drops_late=timers is TimeKind.EVENT)
+
+
+def _with_event_time(result: DataFrame, asked: _Asked, event_time: EventTime | None) -> DataFrame:
+    """What follows may go by a column of the output's, with the same delay."""
+    column = asked.event_time_column
+    if not column:
+        return result
+    if column not in result.columns:
+        raise JobError(f"eventTimeColumnName={column!r} is none of the output's columns: {', '.join(result.columns)}")
+    return result if event_time is None else result.withWatermark(column, f"{event_time.delay_ms} milliseconds")
+
+
+# ---------------------------------------------------------------------------------------------------- initial state
+
+
+def _initial_grouping(asked: _Asked, data: DataFrame, key: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
+    initial, initial_key = _grouping(asked.initial_state, "initialState")
+    if initial.isStreaming:
+        raise JobError("initialState is a streaming DataFrame: give one that isn't, since all of it is read in the first "
+                       "micro-batch")
+    types = [[frame.schema[each].dataType.simpleString() for each in columns]
+             for frame, columns in ((data, key), (initial, initial_key))]
+    if types[0] != types[1]:
+        raise JobError(f"the input is grouped by ({', '.join(key)}) of the types {', '.join(types[0])}, and initialState by "
+                       f"({', '.join(initial_key)}) of {', '.join(types[1])}: group both by keys of the same types")
+    return initial, initial_key
+
+
+def _initial_files(initial: DataFrame, key: tuple[str, ...], snapshots: Snapshots, job: str) -> InitialFiles | None:
+    """None where the first micro-batch is over for good: its successor has a snapshot."""
+    store = open_store(job_address(snapshots.to, job))
+    numbers = [each.micro_batch.number for each in SnapshotCatalog(store).manifests() if each.micro_batch is not None]
+    if max(numbers, default=0) > 0:
+        return None
+    write = _writer(store.address, uuid.uuid4().hex)
+    names = [row.name for row in initial.mapInArrow(write, "name string").collect()]
+    schema = pa.schema([field.with_nullable(True) for field in parse_schema(initial.schema)])
+    return InitialFiles(store.address, tuple(names), schema, key)
+
+
+def _writer(address: str, folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function that writes the rows of a partition, and gives the names of its files."""
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        store = open_store(address)
+        held: list[pa.RecordBatch] = []
+        for batch in batches:
+            held.append(batch)
+            if sum(each.num_rows for each in held) >= ROWS_IN_A_FILE:
+                yield _written(store, folder, held)
+                held = []
+        if held:
+            yield _written(store, folder, held)
+
+    return write
+
+
+def _written(store: Store, folder: str, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    name = initial_state_name(folder, uuid.uuid4().hex)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    store.write(name, [memoryview(sink.getvalue())])
+    return pa.record_batch([pa.array([name])], names=["name"])

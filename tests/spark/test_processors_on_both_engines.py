@@ -1,7 +1,7 @@
 """Spark's stateful processors, unchanged, on Spark's own engine and on Tidegate's: the same output, batch by batch.
 
-A case is a processor and its input, a file for each micro-batch. Both queries read the same files at the same time, each
-with two tasks; what each gives in each batch is compared after sorting. Spark keeps its state in RocksDB, as it must.
+A case is a processor and its input, a file for each micro-batch. Both engines read the same files, each with two tasks; what
+each gives in each batch is compared after sorting. Spark keeps its state in RocksDB, as it must.
 Batches without data, which Spark adds after the last file, are switched off: they are a difference that the docs list.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 import tidegate as tg
 from tests.spark.processors import (
@@ -39,7 +40,6 @@ from tests.spark.processors import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
 Rows = list[tuple[Any, ...]]
 
@@ -193,11 +193,10 @@ IN_MAKE_TEST = {
 }
 
 
-def cases() -> Iterator[Any]:
-    for name in CASES:
-        for signature, now in IN_MAKE_TEST.items():
-            yield pytest.param(CASES[name], signature == "pandas", id=f"{name}-{signature}",
-                               marks=() if name in now else pytest.mark.long)
+def cases() -> list[Any]:
+    return [pytest.param(CASES[name], signature == "pandas", id=f"{name}-{signature}",
+                         marks=() if name in now else pytest.mark.long)
+            for name in CASES for signature, now in IN_MAKE_TEST.items()]
 
 
 class Engines:
@@ -224,20 +223,25 @@ class Engines:
         stream = self.case.frame(self.session, self.folder / "in")
         grouped = stream.groupBy(*self.case.key)
         ours = self.tidegate(grouped, slots=slots, snapshots=tg.Snapshots(to=str(self.folder / "state")))
-        queries = [self.start("spark", self.spark(grouped)), self.start("tidegate", ours)]
-        try:
-            for query in queries:
-                assert query.awaitTermination(120), f"{query.name} takes too long"
-        finally:
-            for query in queries:
-                query.stop()
+        self.query("tidegate", ours)
+        while True:
+            try:
+                self.query("spark", self.spark(grouped))
+                break
+            except StreamingQueryException as error:         # Spark gives a process of its driver ten seconds to start
+                if "Python worker failed to connect back" not in str(error):
+                    raise
 
-    def start(self, engine: str, frame: DataFrame) -> StreamingQuery:
+    def query(self, engine: str, frame: DataFrame) -> None:
         def take(batch: DataFrame, number: int) -> None:
             self.outputs[engine][number] = sorted(str(tuple(row)) for row in batch.collect())
 
-        return (frame.writeStream.queryName(f"{engine}-{self.folder.name}").foreachBatch(take).outputMode("update")
-                .option("checkpointLocation", str(self.folder / f"{engine}-query")).trigger(availableNow=True).start())
+        query = (frame.writeStream.foreachBatch(take).outputMode("update").trigger(availableNow=True)
+                 .option("checkpointLocation", str(self.folder / f"{engine}-query")).start())
+        try:
+            assert query.awaitTermination(240), f"{engine} takes too long"
+        finally:
+            query.stop()
 
     def check(self) -> None:
         ours, theirs = self.outputs["tidegate"], self.outputs["spark"]
@@ -284,12 +288,12 @@ def test_a_batch_dataframe_gives_what_spark_gives(engines: Callable[..., Engines
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", ["timer", "list put", "list extend", "value set short", "map set short"])
+@pytest.mark.parametrize("command", ["timer", "value set short", "map set short"])
 def test_both_refuse(engines: Callable[..., Engines], command: str) -> None:
     both = engines(CASES["every method"])
     grouped = both.session.createDataFrame([("a", [command])], both.case.input).groupBy("id")
     for run in (both.spark, both.tidegate):
-        with pytest.raises(Exception, match=r"timeMode|time_mode|empty|fields|columns"):
+        with pytest.raises(Exception, match=r"timeMode|fields"):
             run(grouped).collect()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,18 @@ class Timed(StatefulProcessor):
 
 
 TIMED = "key string, what string, at long, watermark long, timers array<long>"
+
+
+class TimedWithMoments(Timed):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        return map(with_moment, super().handleInputRows(key, rows, timerValues))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        return map(with_moment, super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
+
+
+def with_moment(row: Row) -> Row:
+    return Row(moment=datetime.fromtimestamp(row.at / 1000, UTC), **row.asDict())
 
 
 class Forgets(StatefulProcessor):
@@ -200,6 +213,17 @@ def test_timers_of_event_time_and_late_rows(desk: Desk) -> None:
         ("a", "row", 9000, 0, [9000]), ("a", "row", 12_000, 19_000, [12_000, 20_000]),
         ("a", "row", 20_000, 9000, [9000, 20_000]),
         ("a", "timer", 9000, 9000, [9000, 20_000]), ("a", "timer", 12_000, 19_000, [12_000, 20_000])]
+
+
+def test_timers_fire_in_micro_batches_without_data_where_what_follows_makes_spark_run_them(desk: Desk) -> None:
+    for second in (10, 20):
+        desk.add(("a", 1000 * second, second))
+    frame = desk.transform(TimedWithMoments(), TIMED + ", moment timestamp", "Append", "EventTime",
+                           data=desk.stream().withWatermark("at", "0 seconds"), event_time_column="moment")
+    desk.run(frame.dropDuplicatesWithinWatermark(["key", "what", "at"]).drop("moment"))
+    assert desk.rows() == [
+        ("a", "row", 10_000, 0, [10_000]), ("a", "row", 20_000, 10_000, [10_000, 20_000]),
+        ("a", "timer", 10_000, 10_000, [10_000, 20_000]), ("a", "timer", 20_000, 20_000, [20_000])]
 
 
 def test_state_with_a_ttl_is_forgotten(desk: Desk) -> None:

@@ -57,25 +57,24 @@ class ProcessorFunction(GroupFunction):
     def open(self, operator: str, tables: Mapping[str, Any], timers: TimerQueue | None, cursor: Any) -> None:
         self._operator = operator
         self._cursor = cursor
-        self._user_key = user_keys(self._key_types, self._zone)
+        self._user_keys = user_keys(self._key_types, self._zone)
         self._processor = copy.deepcopy(self._given)        # the slots of a test may share a process, and the plan
         self._processor.init(LiveHandle(self._declared, tables, timers))
 
     def take_initial(self, groups: Groups, times: Times) -> None:
         handle, values, cursor = self._processor.handleInitialState, self._timer_values(times), self._cursor
-        parts = self._initial_parts(groups)
-        for key, size in zip(groups.keys, groups.sizes, strict=True):
+        for key, user_key, group in zip(groups.keys, self._user_keys(groups.keys), self._parts(groups), strict=True):
             cursor.key = key
             try:
-                for part in next(parts):
-                    handle(self._user_key(key), part, values)
+                for part in group:
+                    handle(user_key, part, values)
             except Exception as error:
-                blame(self._operator, error, at=f"the {size} rows of the initial state of key {self._user_key(key)!r}")
+                blame(self._operator, error, at=f"the initial state of key {user_key!r}, {group[0]!r}")
 
     def take_records(self, groups: Groups, times: Times) -> Iterator[pa.RecordBatch]:
         handle, values, cursor = self._processor.handleInputRows, self._timer_values(times), self._cursor
         out: list[Any] = []
-        for key, user_key, group in zip(groups.keys, map(self._user_key, groups.keys), self._parts(groups), strict=True):
+        for key, user_key, group in zip(groups.keys, self._user_keys(groups.keys), self._parts(groups), strict=True):
             cursor.key = key
             try:
                 given = handle(user_key, iter(group), values)
@@ -93,7 +92,7 @@ class ProcessorFunction(GroupFunction):
         handle, values, cursor = self._processor.handleExpiredTimer, self._timer_values(times), self._cursor
         out: list[Any] = []
         for at_ms in expired:
-            user_key = self._user_key(cursor.key)
+            (user_key,) = self._user_keys([cursor.key])
             try:
                 given = handle(key=user_key, timerValues=values, expiredTimerInfo=ExpiredTimerInfo(at_ms))
                 if given is not None:
@@ -120,11 +119,7 @@ class ProcessorFunction(GroupFunction):
 
     @abstractmethod
     def _parts(self, groups: Groups) -> Iterator[Sequence[Any]]:
-        """What `handleInputRows` iterates over, key by key."""
-
-    @abstractmethod
-    def _initial_parts(self, groups: Groups) -> Iterator[Sequence[Any]]:
-        """What `handleInitialState` is called with, one by one, key by key."""
+        """What `handleInputRows` iterates over, key by key, and what `handleInitialState` is called with one by one."""
 
     @abstractmethod
     def _batch(self, given: list[Any]) -> pa.RecordBatch:
@@ -144,10 +139,9 @@ class RowFunction(ProcessorFunction):
         names = tuple(groups.rows.schema.names)
         kind = self._classes.get(names) or self._classes.setdefault(names, row_class(names))
         rows = map(tuple.__new__, repeat(kind), zip(*python_columns(groups.rows, self._zone), strict=True))
-        return ((next(rows),) if size == 1 else list(islice(rows, size)) for size in groups.sizes)
-
-    def _initial_parts(self, groups: Groups) -> Iterator[Sequence[Any]]:
-        return self._parts(groups)
+        if len(groups.sizes) == groups.rows.num_rows:
+            return zip(rows, strict=False)      # each has one
+        return (list(islice(rows, size)) for size in groups.sizes)
 
     def _batch(self, given: list[Any]) -> pa.RecordBatch:
         names = self._names
@@ -215,9 +209,6 @@ class PandasFunction(ProcessorFunction):
         for size in groups.sizes:
             yield (_part(frame, start, size),)
             start += size
-
-    def _initial_parts(self, groups: Groups) -> Iterator[Sequence[Any]]:
-        return self._parts(groups)
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         import pandas as pd

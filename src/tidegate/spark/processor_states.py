@@ -22,7 +22,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from tidegate.errors import JobError, SchemaError
 from tidegate.spark.processor_values import map_key_type, map_keys_in, map_keys_out, rows_in, rows_out
 from tidegate.state.descriptors import Descriptor, list_, map_, value
+from tidegate.state.heap_tables import HeapContainerValue
 from tidegate.state.timers import TimerQueue, to_ms
+from tidegate.state.values import form_of
 from tidegate.types import parse_schema
 
 IN_INIT = "declare all states in init, with the same arguments whenever it is called"
@@ -120,6 +122,8 @@ class _Unbound:
         self._name = name
 
     def __getattr__(self, method: str) -> Any:
+        if method.startswith("__"):     # asked by whoever copies or pickles it
+            raise AttributeError(method)
         raise JobError(f"the state {self._name!r} was used in init, where there is no key: use it in handleInputRows, "
                        f"handleExpiredTimer or handleInitialState")
 
@@ -171,14 +175,24 @@ class LiveHandle(StatefulProcessorHandle):
 
 class ValueVariable(sparks.ValueState):
     def __init__(self, declared: DeclaredState, table: Any) -> None:
-        into, out, held, keep = rows_in(declared.value), rows_out(declared.value), table.get, table.set
+        into, out, keep = rows_in(declared.value), rows_out(declared.value), table.set
+        forms, names = [form_of(field.type) for field in declared.value], declared.value.names
+        plain = [form.plain for form in forms]
+        held, put = table.get, None
+        if isinstance(table, HeapContainerValue) and all(form.copied is None for form in forms):
+            # A row is made of what is held, and what is to be held is made here: nobody else has it.
+            held, put = table.peek, table.put
 
         def get() -> Any:
             row = held()
             return None if row is None else out(row)
 
         def update(newValue: Any) -> None:
-            keep(into(newValue))
+            values = into(newValue)
+            if put is not None and list(map(type, values)) == plain:
+                put(dict(zip(names, values, strict=True)))
+            else:
+                keep(values)
 
         self.get = get              # type: ignore[method-assign]
         self.update = update        # type: ignore[method-assign]

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from operator import itemgetter
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
@@ -180,8 +180,9 @@ _READ: dict[int, Convert] = {
 def row_class(names: Sequence[str]) -> type[Row]:
     """A class of rows with these fields. What Spark's `Row` finds by searching is at hand here; what hides a field there
     (`count`, `index`) hides it here, too."""
-    fields: dict[str, Any] = {name: property(itemgetter(index)) for index, name in reversed(list(enumerate(names)))
-                              if name.isidentifier() and not hasattr(Row, name)}
+    # A named tuple's fields are found in C, in any tuple.
+    at_hand = vars(namedtuple("Fields", names, rename=True))
+    fields = {name: at_hand[name] for name in names if name in at_hand and not hasattr(Row, name)}
     return type("Row", (Row,), {**fields, "__fields__": list(names)})
 
 
@@ -222,11 +223,11 @@ def in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
     return kind
 
 
-def user_keys(types: Sequence[pa.DataType], zone: str) -> Convert:
-    """From a key as state has it to the tuple that a processor gets."""
+def user_keys(types: Sequence[pa.DataType], zone: str) -> Callable[[Sequence[Any]], Iterable[tuple[Any, ...]]]:
+    """From keys as state has them to the tuples that a processor gets."""
     zoned = [pa.types.is_timestamp(kind) and kind.tz is not None for kind in types]
     if not any(zoned):
-        return (lambda key: (key,)) if len(types) == 1 else _same
+        return zip if len(types) == 1 else _same
     there = ZoneInfo(zone)
 
     def convert(key: Any) -> tuple[Any, ...]:
@@ -234,4 +235,4 @@ def user_keys(types: Sequence[pa.DataType], zone: str) -> Convert:
         return tuple([part.astimezone(there) if is_moment and part is not None else part
                       for is_moment, part in zip(zoned, parts, strict=True)])
 
-    return convert
+    return lambda keys: map(convert, keys)

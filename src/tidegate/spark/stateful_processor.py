@@ -222,13 +222,14 @@ def _event_time(data: DataFrame, timers: TimeKind) -> EventTime | None:
 
 
 def _with_event_time(result: DataFrame, asked: _Asked, event_time: EventTime | None) -> DataFrame:
-    """What follows may go by a column of the output's, with the same delay."""
+    """What follows may go by a column of the output's. It is marked as withWatermark would mark it, which Spark allows once
+    in a query: the watermark is that of the input."""
     column = asked.event_time_column
     if not column:
         return result
     if column not in result.columns:
         raise JobError(f"eventTimeColumnName={column!r} is none of the output's columns: {', '.join(result.columns)}")
-    return result if event_time is None else result.withWatermark(column, f"{event_time.delay_ms} milliseconds")
+    return result if event_time is None else result.withMetadata(column, {WATERMARK_DELAY: event_time.delay_ms})
 
 
 # ---------------------------------------------------------------------------------------------------- initial state

@@ -12,7 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import filterfalse, islice, repeat, starmap
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -220,6 +220,14 @@ def _column(values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
             return pa.Array.from_buffers(arrow, len(values), [None, pa.py_buffer(array(code, values))])
         except (TypeError, OverflowError):
             pass        # there is a null, or one is too large
+    if pa.types.is_struct(arrow) and arrow.num_fields:
+        try:
+            columns = [list(map(itemgetter(field.name), values)) for field in arrow]
+        except TypeError:
+            return from_list(values, arrow)     # there is a null
+        fields = list(arrow)
+        return pa.StructArray.from_arrays([_column(column, field.type)
+                                           for column, field in zip(columns, fields, strict=True)], fields=fields)
     return from_list(values, arrow)
 
 

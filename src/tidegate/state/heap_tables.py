@@ -35,13 +35,21 @@ class HeapValue(LayeredTable):
 
 
 class HeapContainerValue(HeapValue):
-    """A value that holds lists or dictionaries: what is handed out is a copy. What comes in is copied by `keep`."""
+    """A value that holds lists or dictionaries: what is handed out is a copy. What comes in is copied by `keep`.
+
+    Who reads a value and lets go of it, or has one in the right form that nobody else holds, may do without (`peek`, `put`).
+    """
 
     __slots__ = ()
 
     def get(self) -> Any:
         assert self.copied is not None
         return self.copied(super().get())
+
+    peek = HeapValue.get
+
+    def put(self, held: Any) -> None:
+        self.fresh[self.cursor.key] = held
 
 
 class HeapTimes(HeapValue):

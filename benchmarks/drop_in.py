@@ -30,17 +30,18 @@ PEER_WARM_UP_BATCHES = 2
 
 
 def run(scale: float) -> Iterator[dict[str, Any]]:
-    rows = int(ROWS_PER_BATCH * scale)
+    batches, peer_batches = max(2, int(BATCHES * scale)), max(1, int(PEER_BATCHES * scale))
     with tempfile.TemporaryDirectory(prefix="tidegate-drop-in-") as folder:
-        write_files(Path(folder) / "in", rows, WARM_UP_BATCHES + BATCHES)
+        write_files(Path(folder) / "in", WARM_UP_BATCHES + batches)
         ours = _tidegate(folder)
         # The same files, as far as Spark is to get.
-        write_files(Path(folder) / "peer", rows, PEER_WARM_UP_BATCHES + PEER_BATCHES)
+        write_files(Path(folder) / "peer", PEER_WARM_UP_BATCHES + peer_batches)
         peer = peers.drop_in(folder=f"{folder}/peer", warm_up_batches=PEER_WARM_UP_BATCHES)
     yield {"name": "drop-in", "against": "pyspark transformWithState (rows)",
            "ratio": round(ours["records_per_s"] / peer["records_per_s"], 1),
            "what": f"one StatefulProcessor, a running sum over {KEYS:,} keys, on one streaming query, "
-                   f"{rows:,} rows in a micro-batch, 2 cores; steady state, Spark {PEER_BATCHES} batches of it",
+                   f"{ROWS_PER_BATCH:,} rows in a micro-batch, 2 cores; steady state, {batches} batches, of Spark's "
+                   f"{peer_batches}",
            "records_per_s": round(ours["records_per_s"]), "peer_records_per_s": round(peer["records_per_s"]),
            "tidegate": ours, "peer": peer}
 
@@ -57,10 +58,10 @@ def _tidegate(folder: str) -> dict[str, Any]:
     return measured
 
 
-def write_files(folder: Path, rows_per_batch: int, batches: int) -> None:
+def write_files(folder: Path, batches: int) -> None:
     """Spark takes the files in the order of their times."""
     folder.mkdir()
-    make, rows = Records(), rows_per_batch // FILES_PER_BATCH
+    make, rows = Records(), ROWS_PER_BATCH // FILES_PER_BATCH
     for number in range(FILES_PER_BATCH * batches):
         hidden, path = folder / f"_{number}.parquet", folder / f"{number:05}.parquet"
         pq.write_table(pa.table(make(number % FILES_PER_BATCH, number // FILES_PER_BATCH * rows, rows)), hidden)

@@ -183,13 +183,11 @@ CASES = {
         Witness, "said string", "id string, at timestamp", timed([("a", 20)], [("a", 4)], [("a", 2)]), {2: ["00:00:02"]},
         delay="10 seconds"),
 }
-# By signature: each case in one of them at least, but for `sessions`, which has a test of its own. The others are in
-# `make long`.
+# By signature; all of them are in `make long`. (`sessions` has a test of its own, too.)
 IN_MAKE_TEST = {
-    "rows": {"initial state", "timers of an initial state", "every method", "words", "types in state", "keys and rows",
-             "event time", "processing time", "time to live"},
-    "pandas": {"violations", "initial state", "best scores", "types in the output", "keys and rows",
-               "timers that make timers", "a watermark, but no event time"},
+    "rows": {"initial state", "timers of an initial state", "every method", "types in state", "keys and rows", "event time",
+             "processing time", "time to live"},
+    "pandas": {"violations", "types in the output", "keys and rows", "timers that make timers"},
 }
 
 

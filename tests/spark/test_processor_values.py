@@ -13,13 +13,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
+import tidegate as tg
 from tidegate.errors import JobError, SchemaError
 from tidegate.spark.processor_states import LiveHandle, RecordingHandle
 from tidegate.spark.processor_values import python_column, row_class, user_keys
-from tidegate.state.heap import HeapBackend
 from tidegate.types import from_list, parse_type
 
 LOCAL = datetime(2024, 5, 17, 12, 30)
+HEAP, ROCKSDB = tg.heap(), tg.rocksdb()
+on_both = pytest.mark.parametrize("settings", [HEAP, ROCKSDB], ids=["heap", "rocksdb"])
 
 
 class Clock:
@@ -29,16 +31,18 @@ class Clock:
         return self.now_ms
 
 
-def variable(kind: str, *schemas: str, ttl_ms: int | None = None, clock: Clock | None = None) -> Any:
+def variable(kind: str, *schemas: str, ttl_ms: int | None = None, clock: Clock | None = None,
+             settings: Any = HEAP) -> Any:
     """A state variable at a key."""
     recorded = RecordingHandle(allows_ttl=True)
     getattr(recorded, f"get{kind}State")("x", *schemas, ttlDurationMs=ttl_ms)
-    backend = HeapBackend(key_type=pa.int64(), key_group_count=8, now_ms=clock or Clock())
+    backend = settings.create(key_type=pa.int64(), key_group_count=8, now_ms=clock or Clock())
     tables = {name: backend.table(declared.descriptor()) for name, declared in recorded.declared.items()}
     backend.cursor.key = 1
     return getattr(LiveHandle(recorded.declared, tables, None), f"get{kind}State")("x", *schemas)
 
 
+@on_both
 @pytest.mark.parametrize(("schema", "given", "got"), [
     ("a long, b string", (1, "x"), (1, "x")),
     ("a long, b string", [1, None], (1, None)),
@@ -58,8 +62,8 @@ def variable(kind: str, *schemas: str, ttl_ms: int | None = None, clock: Clock |
     ("a struct<b:long,c:string>", ({"c": "x", "b": 1},), (Row(b=1, c="x"),)),
     ("a array<struct<b:long>>", ([Row(b=1), Row(b=2)],), ([Row(b=1), Row(b=2)],)),
 ])
-def test_a_value_is_a_tuple_of_what_was_given(schema: str, given: Any, got: Any) -> None:
-    state = variable("Value", schema)
+def test_a_value_is_a_tuple_of_what_was_given(schema: str, given: Any, got: Any, settings: Any) -> None:
+    state = variable("Value", schema, settings=settings)
     assert state.get() is None and not state.exists()
     state.update(given)
     assert state.exists() and state.get() == got and type(state.get()) is tuple
@@ -83,8 +87,9 @@ def test_what_does_not_fit_is_an_error_that_names_the_state(given: Any) -> None:
         variable("Value", "a long").update(given)
 
 
-def test_a_list() -> None:
-    state = variable("List", "a long, b timestamp")
+@on_both
+def test_a_list(settings: Any) -> None:
+    state = variable("List", "a long, b timestamp", settings=settings)
     assert not state.exists() and list(state.get()) == []
     state.appendValue((1, LOCAL))
     state.appendList([[2, None], (3, LOCAL)])
@@ -95,13 +100,14 @@ def test_a_list() -> None:
     assert not state.exists()
 
 
+@on_both
 @pytest.mark.parametrize(("schema", "key"), [
     ("k string", ("a",)), ("k long", (1,)), ("k timestamp", (LOCAL,)), ("k string, n long", ("a", 1)),
     ("k date, t timestamp, d decimal(5,1), b binary", (date(2024, 1, 2), LOCAL, Decimal("1.5"), b"\xff")),
     ("k string, n long", ("a", None)),
 ])
-def test_a_map(schema: str, key: Any) -> None:
-    state = variable("Map", schema, "v long")
+def test_a_map(schema: str, key: Any, settings: Any) -> None:
+    state = variable("Map", schema, "v long", settings=settings)
     assert not state.exists() and state.getValue(key) is None and not state.containsKey(key)
     state.updateValue(key, (5,))
     assert state.exists() and state.getValue(key) == (5,) and state.containsKey(list(key))
@@ -119,9 +125,10 @@ def test_a_key_of_a_map_has_the_declared_fields() -> None:
         state.updateValue(("a",), (1,))
 
 
-def test_a_ttl_begins_again_with_every_update() -> None:
+@on_both
+def test_a_ttl_begins_again_with_every_update(settings: Any) -> None:
     clock = Clock()
-    state = variable("Value", "a long", ttl_ms=10, clock=clock)
+    state = variable("Value", "a long", ttl_ms=10, clock=clock, settings=settings)
     state.update((1,))
     clock.now_ms = 9
     assert state.get() == (1,)
@@ -168,7 +175,8 @@ def test_rows_are_sparks_with_fields_at_hand() -> None:
 @pytest.mark.parametrize(("ddl", "values"), [
     ("long", [1, None]), ("string", ["a", None]), ("map<string,long>", [{"a": 1}, None]), ("array<long>", [[1], None]),
     ("struct<a:long>", [{"a": 1}, None]), ("timestamp", [datetime(2024, 1, 1, tzinfo=UTC), None]),
-    ("date", [date(2024, 1, 1)]), ("array<timestamp>", [[datetime(2024, 1, 1, tzinfo=UTC)]]), ("decimal(5,2)", [Decimal("1.50")]),
+    ("date", [date(2024, 1, 1)]),
+    ("array<timestamp>", [[datetime(2024, 1, 1, tzinfo=UTC)]]), ("decimal(5,2)", [Decimal("1.50")]),
 ])
 def test_records_are_what_arrow_makes_of_them_in_the_sessions_zone(ddl: str, values: list[Any]) -> None:
     zone = "America/New_York"

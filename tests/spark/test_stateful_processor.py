@@ -44,6 +44,22 @@ class Sums(StatefulProcessor):
         self.total.update((initialState.start,))
 
 
+class OldSums(Sums):
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.old = handle.getListState("old", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self.old.appendValue((1,))
+        return super().handleInputRows(key, rows, timerValues)
+
+
+class NewSums(Sums):
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        handle.deleteIfExists("old")
+
+
 class PandasSums(Sums):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         frames = list(rows)
@@ -185,10 +201,9 @@ def desk(tmp_path: Path, spark: SparkSession) -> Desk:
 def test_a_query_goes_on_after_a_restart_with_other_slots(desk: Desk, in_pandas: bool) -> None:
     desk.add(("a", 1), ("b", 10), ("a", 2))
     desk.add(("a", 4), ("c", 7))
-    processor = PandasSums() if in_pandas else Sums()
-    desk.run(desk.transform(processor, SUMS, in_pandas=in_pandas, slots=2))
+    desk.run(desk.transform(PandasSums() if in_pandas else OldSums(), SUMS, in_pandas=in_pandas, slots=2))
     desk.add(("b", 5), ("b", 6), ("a", 1))
-    desk.run(desk.transform(processor, SUMS, in_pandas=in_pandas, slots=3))
+    desk.run(desk.transform(PandasSums() if in_pandas else NewSums(), SUMS, in_pandas=in_pandas, slots=3))
     assert desk.rows() == [("a", 3, 2), ("a", 7, 1), ("a", 8, 1), ("b", 10, 1), ("b", 21, 2), ("c", 7, 1)]
     state = tg.read_state(desk.spark, str(desk.folder / "snapshots" / "sums"), operator="sums", state="total")
     assert sorted((row.key, row.value.sum) for row in state.collect()) == [("a", 8), ("b", 21), ("c", 7)]

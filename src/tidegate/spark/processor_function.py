@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice, repeat
+from itertools import accumulate, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -58,7 +58,7 @@ class ProcessorFunction(GroupFunction):
         self._operator = operator
         self._cursor = cursor
         self._user_keys = user_keys(self._key_types, self._zone)
-        self._processor = copy.deepcopy(self._given)        # the slots of a test may share a process, and the plan
+        self._processor = copy.copy(self._given)        # the slots of a test may share a process, and the plan
         self._processor.init(LiveHandle(self._declared, tables, timers))
 
     def take_initial(self, groups: Groups, times: Times) -> None:
@@ -141,7 +141,8 @@ class RowFunction(ProcessorFunction):
         rows = map(tuple.__new__, repeat(kind), zip(*python_columns(groups.rows, self._zone), strict=True))
         if len(groups.sizes) == groups.rows.num_rows:
             return zip(rows, strict=False)      # each has one
-        return (list(islice(rows, size)) for size in groups.sizes)
+        stops = list(accumulate(groups.sizes, initial=0))
+        return map(list(rows).__getitem__, map(slice, stops, islice(stops, 1, None)))
 
     def _batch(self, given: list[Any]) -> pa.RecordBatch:
         names = self._names

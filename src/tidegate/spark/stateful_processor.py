@@ -58,7 +58,8 @@ def transform_with_state(
         output_mode: str = "Append", time_mode: str = "None", initial_state: GroupedData | None = None, *,
         event_time_column: str = "", name: str = "transform_with_state", slots: int | None = None,
         snapshots: Snapshots | None = None, start_from: str | None = None, savepoint_to: str | None = None,
-        backend: Backend | None = None, tuning: Tuning | None = None, **by_sparks_names: Any) -> DataFrame:
+        backend: Backend | None = None, tuning: Tuning | None = None, drop_state: Sequence[str] = (),
+        **by_sparks_names: Any) -> DataFrame:
     """`grouped.transformWithState(…)` on Tidegate: the arguments after the first are Spark's own, in its order, and the
     processor is the same. Spark's names for them (`statefulProcessor=`, `outputStructType=`, `outputMode=`, `timeMode=`,
     `initialState=`, `eventTimeColumnName=`) do, too.
@@ -66,12 +67,13 @@ def transform_with_state(
         result = tg.transform_with_state(df.groupBy("user"), Counts(), "user string, n long", "Append", "None",
                                          snapshots=tg.Snapshots(to="state/"))
 
-    On a streaming DataFrame `snapshots` is needed; `name`, `slots`, `start_from`, `savepoint_to`, `backend` and `tuning` are
-    as in `tg.transform`. The processor's states are those of the operator `name`, under the names that `init` gives them.
+    On a streaming DataFrame `snapshots` is needed; `name`, `slots`, `start_from`, `savepoint_to`, `backend`, `tuning` and
+    `drop_state` are as in `tg.transform`. The processor's states are those of the operator `name`, under the names that
+    `init` gives them.
     """
     asked = _Asked(grouped, processor, output, output_mode, time_mode, initial_state, event_time_column, name=name)
     return _built(_renamed(asked, by_sparks_names), is_pandas=False, slots=slots, snapshots=snapshots, start_from=start_from,
-                  savepoint_to=savepoint_to, backend=backend, tuning=tuning)
+                  savepoint_to=savepoint_to, backend=backend, tuning=tuning, drop_state=drop_state)
 
 
 def transform_with_state_in_pandas(
@@ -79,12 +81,13 @@ def transform_with_state_in_pandas(
         output_mode: str = "Append", time_mode: str = "None", initial_state: GroupedData | None = None, *,
         event_time_column: str = "", name: str = "transform_with_state", slots: int | None = None,
         snapshots: Snapshots | None = None, start_from: str | None = None, savepoint_to: str | None = None,
-        backend: Backend | None = None, tuning: Tuning | None = None, **by_sparks_names: Any) -> DataFrame:
+        backend: Backend | None = None, tuning: Tuning | None = None, drop_state: Sequence[str] = (),
+        **by_sparks_names: Any) -> DataFrame:
     """`grouped.transformWithStateInPandas(…)` on Tidegate: as `transform_with_state`, for a processor that takes and gives
     pandas DataFrames."""
     asked = _Asked(grouped, processor, output, output_mode, time_mode, initial_state, event_time_column, name=name)
     return _built(_renamed(asked, by_sparks_names), is_pandas=True, slots=slots, snapshots=snapshots, start_from=start_from,
-                  savepoint_to=savepoint_to, backend=backend, tuning=tuning)
+                  savepoint_to=savepoint_to, backend=backend, tuning=tuning, drop_state=drop_state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,8 @@ def _renamed(asked: _Asked, by_sparks_names: dict[str, Any]) -> _Asked:
     return replace(asked, **{SPARKS_NAMES[name]: given for name, given in by_sparks_names.items()})
 
 
-def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, **rest: Any) -> DataFrame:
+def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_state: Sequence[str],
+           **rest: Any) -> DataFrame:
     from tidegate.spark.processor_function import FUNCTIONS
 
     _check_modes(asked)
@@ -122,8 +126,7 @@ def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, **res
     zone = data.sparkSession.conf.get("spark.sql.session.timeZone")
     schema = pa.schema([field.with_nullable(True) for field in parse_schema(data.schema)])
     function = FUNCTIONS[is_pandas](asked.processor, recorded.declared, returns=returns, zone=zone,
-                                          key_types=[schema.field(each).type for each in key],
-                                          has_time=timers is not None)
+                                    key_types=[schema.field(each).type for each in key], has_time=timers is not None)
     files = None
     if initial is not None and data.isStreaming and snapshots is not None:
         files = _initial_files(initial, initial_key, snapshots, asked.name)
@@ -144,7 +147,7 @@ def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, **res
         frames[INITIAL_INPUT] = initial
     result = transform(frames, lambda *streams, **named: pipeline(**dict(zip(frames, streams, strict=False)), **named),
                        name=asked.name, snapshots=snapshots,
-                       drop_state=[f"{asked.name}.{state}" for state in sorted(recorded.deleted)], **rest)
+                       drop_state=[*drop_state, *(f"{asked.name}.{state}" for state in sorted(recorded.deleted))], **rest)
     return _with_event_time(result, asked, event_time)
 
 
@@ -197,11 +200,11 @@ def _output_schema(asked: _Asked) -> pa.Schema:
 
 
 def _recorded(asked: _Asked, timers: TimeKind | None) -> RecordingHandle:
-    """What the processor's `init` declares. It runs on a copy, as Spark runs it in a process of its own."""
+    """What the processor's `init` declares. It runs on a copy: what it sets there shall not travel to the slots."""
     from tidegate.spark.processor_states import RecordingHandle
 
     handle = RecordingHandle(allows_ttl=timers is TimeKind.PROCESSING)
-    processor = copy.deepcopy(asked.processor)
+    processor = copy.copy(asked.processor)
     processor.init(handle)
     processor.close()
     return handle

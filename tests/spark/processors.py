@@ -317,6 +317,15 @@ class HighWater(EitherWay):
                                 timerValues.getCurrentWatermarkInMs()))
 
 
+class First(EitherWay):
+    """The first event time of a batch by key, for what follows in the query."""
+
+    columns = ("id", "first")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        yield from self.result((key[0], min(row.at for row in self.rows_of(rows))))
+
+
 class Sessions(EitherWay):
     """Sessions with a gap of five seconds, by event time: a timer for each, moved whenever the session grows."""
 

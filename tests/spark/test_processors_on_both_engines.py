@@ -25,6 +25,7 @@ from tests.spark.processors import (
     Commands,
     EitherWay,
     Fading,
+    First,
     HighWater,
     Nested,
     Pulses,
@@ -183,7 +184,7 @@ CASES = {
         Witness, "said string", "id string, at timestamp", timed([("a", 20)], [("a", 4)], [("a", 2)]), {2: ["00:00:02"]},
         delay="10 seconds"),
 }
-# By signature; all of them are in `make long`. (`sessions` has a test of its own, too.)
+# By signature; the others are in `make long`. (`sessions` has a test of its own, too.)
 IN_MAKE_TEST = {
     "rows": {"initial state", "timers of an initial state", "every method", "types in state", "keys and rows", "event time",
              "processing time", "time to live"},
@@ -230,11 +231,11 @@ class Engines:
                 if "Python worker failed to connect back" not in str(error):
                     raise
 
-    def query(self, engine: str, frame: DataFrame) -> None:
+    def query(self, engine: str, frame: DataFrame, mode: str = "update") -> None:
         def take(batch: DataFrame, number: int) -> None:
             self.outputs[engine][number] = sorted(str(tuple(row)) for row in batch.collect())
 
-        query = (frame.writeStream.foreachBatch(take).outputMode("update").trigger(availableNow=True)
+        query = (frame.writeStream.foreachBatch(take).outputMode(mode).trigger(availableNow=True)
                  .option("checkpointLocation", str(self.folder / f"{engine}-query")).start())
         try:
             assert query.awaitTermination(240), f"{engine} takes too long"
@@ -283,6 +284,23 @@ def test_a_batch_dataframe_gives_what_spark_gives(engines: Callable[..., Engines
     ours, theirs = (sorted(str(tuple(row)) for row in result.collect())
                     for result in (both.tidegate(frame.groupBy(*both.case.key)), both.spark(frame.groupBy(*both.case.key))))
     assert ours == theirs != []
+
+
+@pytest.mark.long
+def test_what_follows_goes_by_an_event_time_of_the_output(engines: Callable[..., Engines]) -> None:
+    case = Case(First, "id string, first timestamp", "id string, at timestamp",
+                timed([("a", 10), ("b", 15)], [("a", 11), ("c", 25)], [("a", 5), ("d", 40)]),
+                {1: ["(datetime.datetime(1970, 1, 1, 0, 0, 10), 1)"], 2: ["(datetime.datetime(1970, 1, 1, 0, 0, 15), 1)"]},
+                time_mode="EventTime", delay="5 seconds")
+    both = engines(case)
+    case.write(both.folder / "in", range(3))
+    grouped = case.frame(both.session, both.folder / "in").groupBy("id")
+    both.query("tidegate", tg.transform_with_state(
+        grouped, First(), case.output, "Append", "EventTime", event_time_column="first", slots=2,
+        snapshots=tg.Snapshots(to=str(both.folder / "state"))).groupBy("first").count(), mode="append")
+    both.query("spark", grouped.transformWithState(
+        First(), case.output, "Append", "EventTime", eventTimeColumnName="first").groupBy("first").count(), mode="append")
+    both.check()
 
 
 @pytest.mark.long

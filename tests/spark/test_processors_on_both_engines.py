@@ -223,10 +223,13 @@ class Engines:
         grouped = stream.groupBy(*self.case.key)
         ours = self.tidegate(grouped, slots=slots, snapshots=tg.Snapshots(to=str(self.folder / "state")))
         self.query("tidegate", ours)
+        self.on_spark(grouped)
+
+    def on_spark(self, grouped: GroupedData) -> None:
         while True:
             try:
                 self.query("spark", self.spark(grouped))
-                break
+                return
             except StreamingQueryException as error:         # Spark gives a process of its driver ten seconds to start
                 if "Python worker failed to connect back" not in str(error):
                     raise
@@ -284,6 +287,28 @@ def test_a_batch_dataframe_gives_what_spark_gives(engines: Callable[..., Engines
     ours, theirs = (sorted(str(tuple(row)) for row in result.collect())
                     for result in (both.tidegate(frame.groupBy(*both.case.key)), both.spark(frame.groupBy(*both.case.key))))
     assert ours == theirs != []
+
+
+@pytest.mark.long
+def test_states_and_timers_of_sparks_go_on_here(engines: Callable[..., Engines]) -> None:
+    """As docs/migrating.md says."""
+    both = engines(CASES["sessions"])
+    both.case.write(both.folder / "in", range(3))
+    both.on_spark(both.case.frame(both.session, both.folder / "in").groupBy("id"))
+    name, folder = "transform_with_state", str(both.folder / "spark-query")
+    sessions = (both.session.read.format("statestore").option("stateVarName", "session").load(folder)
+                .selectExpr("key.id", "value"))
+    tg.write_state(sessions, str(both.folder / "one"), operator=name, state="session", key="id", job=name)
+    timers = (both.session.read.format("statestore").option("readRegisteredTimers", True).load(folder)
+              .selectExpr("key.id", "expiration_timestamp_ms AS at_ms"))
+    tg.write_state(timers, str(both.folder / "all"), base=str(both.folder / "one"), operator=name, state="__event_timers",
+                   key="id", add=True)
+    both.case.write(both.folder / "later", range(3, 5))
+    grouped = both.case.frame(both.session, both.folder / "later").groupBy("id")
+    both.query("tidegate", both.tidegate(grouped, slots=2, start_from=str(both.folder / "all"),
+                                         snapshots=tg.Snapshots(to=str(both.folder / "state"))))
+    ended = [row for row in both.outputs["tidegate"][1] if "ended" in row]
+    assert ended == ["('a ended', 10000, 50000, 4, '')", "('c ended', 30000, 30000, 1, '')"]
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks import (
     alignment,
     backend_throughput,
+    drop_in,
     incremental,
     keyed_sum,
     latency,
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[float], Iterator[dict[str, Any]]]] = {
     "incremental": incremental.run,
     "backend-throughput": backend_throughput.run,
     "rescale": rescale.run,
+    "drop-in": drop_in.run,
     "micro-batch-overhead": micro_batch.run,
     "restore": restore.run,
     "state-read": state_read.run,

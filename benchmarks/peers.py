@@ -18,6 +18,11 @@ def transform_with_state(*, rows_per_batch: int, batches: int, keys: int) -> dic
     return _run("transform_with_state.py", str(rows_per_batch), str(batches), str(keys))
 
 
+def drop_in(*, folder: str, warm_up_batches: int) -> dict[str, Any]:
+    """The running sum of `drop-in` over the files in a folder, as a PySpark `transformWithState` (rows) query."""
+    return _run("drop_in.py", folder, str(warm_up_batches))
+
+
 def statestore(*, keys: int, runs: int) -> dict[str, Any]:
     """The best of several readings of a streaming sum's state with Spark's `statestore` source."""
     return _run("statestore.py", str(keys), str(runs))

@@ -61,7 +61,7 @@ def _found_or_got(artifact: str, *, alone: bool) -> list[str]:
 
 
 def _paths_in(listed: Path) -> list[str]:
-    """None where one is gone."""
+    """None at all where one of them is gone."""
     paths = listed.read_text().strip().split(os.pathsep) if listed.exists() else []
     return paths if all(map(os.path.exists, paths)) else []
 

@@ -1,5 +1,5 @@
 """`tg.transform` and Delta tables, read and written by the `deltalake` package: Delta's own connector has no version for
-Spark 4.3 yet (docs/dataframes.md). A table is the input of a batch, and a streaming query's output is in it exactly once."""
+Spark 4.3 yet (docs/dataframes.md). A table is the input of a batch, and a query's output is in one exactly once."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ but in time.
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 
 from tidegate.errors import JobFailed, TidegateError
@@ -28,6 +29,8 @@ from tidegate.runtime.hosting import MasterHost
 from tidegate.runtime.messages import Offer
 from tidegate.runtime.transforming import POLL_S, TransformJob, told
 from tidegate.store.manifest import MicroBatch
+
+LOOK_PAUSE_S = 0.002     # slots that are busy with a loop have better things to do than to answer
 
 
 class Slots:
@@ -190,8 +193,11 @@ def _end_epoch(run: Run, live: _Live, stillness: Stillness | None) -> None:
         if handle.status.terminal:
             handle.wait()
             raise TidegateError(f"the job {handle.name!r} is {handle.status.value}, and its input wasn't read to the end")
-        if stillness is not None and run.read and stillness.look():
-            stillness = None
+        if stillness is not None and run.read:
+            if stillness.look():
+                stillness = None
+            else:
+                time.sleep(LOOK_PAUSE_S)
         if run.read and stillness is None:
             last = handle.epochs[-1] if handle.epochs else None
             number = 0 if last is None else last.epoch

@@ -11,7 +11,7 @@ A state variable's methods are made with it, as plain functions over the table's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from pyspark.sql.streaming import stateful_processor as sparks
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from tidegate.errors import JobError, SchemaError
-from tidegate.spark.processor_values import map_key_type, map_keys_in, map_keys_out, rows_in, rows_out
+from tidegate.spark.processor_values import map_key_type, map_keys_in, map_keys_out, row_maker, rows_in, rows_out
 from tidegate.state.descriptors import Descriptor, list_, map_, value
 from tidegate.state.heap_tables import HeapContainerValue
 from tidegate.state.timers import TimerQueue, to_ms
@@ -69,8 +69,7 @@ class RecordingHandle(StatefulProcessorHandle):
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
-        if stateName in self.declared:
-            raise JobError(f"init declares the state {stateName!r} and deletes it: do one of both")
+        self.declared.pop(stateName, None)      # a variable of it may have been given out; it is of no use then
         self.deleted.add(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
@@ -97,7 +96,8 @@ class RecordingHandle(StatefulProcessorHandle):
         self.declared[name] = DeclaredState(name, shape, _schema_of(name, values),
                                             None if keys is None else _schema_of(name, keys), ttl_ms)
         self.declared[name].descriptor()        # or why there can't be one
-        return _Unbound(name)
+        return _Unusable(f"the state {name!r} was used in init, where there is no key: use it in handleInputRows, "
+                         f"handleExpiredTimer or handleInitialState")
 
 
 def _schema_of(state: str, declared: Any) -> pa.Schema:
@@ -115,17 +115,16 @@ def _no_key_in_init(method: str) -> JobError:
                     f"handleExpiredTimer or handleInitialState")
 
 
-class _Unbound:
-    """A state variable on the driver."""
+class _Unusable:
+    """A state variable that can't be used here, and says why: on the driver, and of a state that was deleted."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, why: str) -> None:
+        self._why = why
 
     def __getattr__(self, method: str) -> Any:
         if method.startswith("__"):     # asked by whoever copies or pickles it
             raise AttributeError(method)
-        raise JobError(f"the state {self._name!r} was used in init, where there is no key: use it in handleInputRows, "
-                       f"handleExpiredTimer or handleInitialState")
+        raise JobError(self._why)
 
 
 class LiveHandle(StatefulProcessorHandle):
@@ -137,14 +136,14 @@ class LiveHandle(StatefulProcessorHandle):
         self._timers = timers
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        return ValueVariable(*self._found(stateName, "value"))
+        return self._variable(ValueVariable, stateName, "value")
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        return ListVariable(*self._found(stateName, "list"))
+        return self._variable(ListVariable, stateName, "list")
 
     def getMapState(self, stateName: str, userKeySchema: Any, valueSchema: Any,
                     ttlDurationMs: int | None = None) -> Any:
-        return MapVariable(*self._found(stateName, "map"))
+        return self._variable(MapVariable, stateName, "map")
 
     def deleteIfExists(self, stateName: str) -> None:
         """What there was of it was let go when the query was restored (`drop_state`)."""
@@ -166,11 +165,13 @@ class LiveHandle(StatefulProcessorHandle):
             raise JobError("timers need a time: give timeMode='ProcessingTime', or 'EventTime' and a watermark on the input")
         return self._timers
 
-    def _found(self, name: str, shape: str) -> tuple[DeclaredState, Any]:
+    def _variable(self, kind: Callable[[DeclaredState, Any], Any], name: str, shape: str) -> Any:
         declared = self._declared.get(name)
-        if declared is None or declared.shape != shape:
+        if declared is None:
+            return _Unusable(f"the state {name!r} was deleted in init, or not declared when the query was built: {IN_INIT}")
+        if declared.shape != shape:
             raise JobError(f"init declares the {shape} state {name!r} here and didn't when the query was built: {IN_INIT}")
-        return declared, self._tables[name]
+        return kind(declared, self._tables[name])
 
 
 class ValueVariable(sparks.ValueState):
@@ -223,10 +224,11 @@ class MapVariable(sparks.MapState):
         assert declared.key is not None
         into, out = rows_in(declared.value), rows_out(declared.value)
         key_in, key_out = map_keys_in(declared.key), map_keys_out(declared.key)
+        make = row_maker(declared.value.names)      # what Spark gives is a Row here, and a plain tuple everywhere else
 
         def get_value(key: Any) -> Any:
             row = table.get(key_in(key))
-            return None if row is None else out(row)
+            return None if row is None else make(out(row))
 
         def items() -> Iterator[Any]:
             return ((key_out(key), out(row)) for key, row in table.items())

@@ -110,7 +110,7 @@ def test_a_map(schema: str, key: Any, settings: Any) -> None:
     state = variable("Map", schema, "v long", settings=settings)
     assert not state.exists() and state.getValue(key) is None and not state.containsKey(key)
     state.updateValue(key, (5,))
-    assert state.exists() and state.getValue(key) == (5,) and state.containsKey(list(key))
+    assert state.exists() and state.getValue(key) == Row(v=5) and state.getValue(key).v == 5 and state.containsKey(list(key))
     assert list(state.keys()) == [key] and list(state.values()) == [(5,)] and list(state.iterator()) == [(key, (5,))]
     state.removeKey(key)
     assert not state.exists()
@@ -153,8 +153,20 @@ def test_what_init_does_wrong_is_said_when_the_query_is_built(declare: Any, matc
 
 
 def test_a_slot_knows_the_states_that_were_declared_and_no_others() -> None:
-    with pytest.raises(JobError, match="didn't when the query was built"):
-        LiveHandle({}, {}, None).getValueState("y", "a long")
+    state = LiveHandle({}, {}, None).getValueState("y", "a long")
+    with pytest.raises(JobError, match="was deleted in init, or not declared when the query was built"):
+        state.get()
+    recorded = RecordingHandle(allows_ttl=False)
+    recorded.getListState("y", "a long")
+    with pytest.raises(JobError, match="declares the value state 'y' here and didn't"):
+        LiveHandle(recorded.declared, {}, None).getValueState("y", "a long")
+
+
+def test_a_state_may_be_declared_and_deleted() -> None:
+    recorded = RecordingHandle(allows_ttl=False)
+    recorded.getValueState("y", "a long")
+    recorded.deleteIfExists("y")
+    assert recorded.declared == {} and recorded.deleted == {"y"}
 
 
 # -------------------------------------------------------------------------------------------------------------- records

@@ -220,7 +220,8 @@ def _column(values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
             return pa.Array.from_buffers(arrow, len(values), [None, pa.py_buffer(array(code, values))])
         except (TypeError, OverflowError):
             pass        # there is a null, or one is too large
-    if pa.types.is_struct(arrow) and arrow.num_fields:
+    if pa.types.is_struct(arrow) and arrow.num_fields and not any(field.type.num_fields for field in arrow):
+        # Where there are lists in it, an accumulator may have been changed in place: `from_list` looks at everything.
         try:
             columns = [list(map(itemgetter(field.name), values)) for field in arrow]
         except TypeError:

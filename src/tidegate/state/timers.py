@@ -93,19 +93,20 @@ class TimerQueue:
                 self._deleted_count -= 1
 
     def expired(self, now_ms: int) -> Iterator[int]:
-        """The same in Spark's way: a timer is there until it was handled, and those that are set meanwhile wait for the next
-        time."""
-        found: list[tuple[int, int, Any]] = []
+        """The same in Spark's way: those that are due now, whatever is set or deleted meanwhile. A timer is there until it
+        was handled; to set it again before that is in vain."""
+        found: dict[tuple[int, Any], None] = {}
         while self._heap and self._heap[0][0] <= now_ms:
-            found.append(heappop(self._heap))
-        for at_ms, _, key in found:
-            self._cursor.key = key
+            at_ms, _, self._cursor.key = heappop(self._heap)
             if at_ms in self._table.get():
-                yield at_ms
-                self._cursor.key = key
-                self._take(at_ms)
+                found[at_ms, self._cursor.key] = None       # once, though it was set, deleted and set again
             else:
                 self._deleted_count -= 1
+        for at_ms, key in found:
+            self._cursor.key = key
+            yield at_ms
+            self._cursor.key = key
+            self._take(at_ms)
 
     def times(self) -> list[int]:
         """Of the current key, in order."""

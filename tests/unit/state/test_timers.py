@@ -92,6 +92,30 @@ def test_what_is_deleted_while_timers_fire_does_not() -> None:
     assert fired(backend, due, 30) == []
 
 
+def test_in_sparks_way_what_is_set_or_deleted_while_timers_fire_is_no_matter() -> None:
+    backend, due = queue()
+    set_at(backend, due, ("a", 10), ("b", 20), ("a", 20), ("a", 30))
+    backend.cursor.key = "a"
+    due.delete(20)
+    due.set(20)
+    fired, seen = [], []
+    for at_ms in due.expired(25):
+        fired.append((backend.cursor.key, at_ms))
+        seen.append(due.times())
+        if at_ms == 10:
+            due.delete(20)          # it fires all the same
+            due.set(5)              # due at once, and waits
+            due.set(10)             # in vain
+            backend.cursor.key = "elsewhere"
+    assert fired == [("a", 10), ("b", 20), ("a", 20)]
+    assert seen == [[10, 20, 30], [20], [5, 30]]
+    assert [(backend.cursor.key, at_ms) for at_ms in due.expired(25)] == [("a", 5)]
+    backend.cursor.key = "a"
+    assert due.times() == [30]
+    backend.cursor.key = "b"
+    assert due.times() == []
+
+
 def test_a_null_key_has_timers_too() -> None:
     backend, due = queue()
     backend.cursor.key = None

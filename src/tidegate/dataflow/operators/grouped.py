@@ -334,11 +334,10 @@ class GroupedOperator(Operator):
 
 
 def without_late(batch: pa.RecordBatch, column: str, watermark_ms: int) -> pa.RecordBatch:
-    """Without the records that the watermark has reached. Those without a time stay."""
-    times = batch.column(column)
-    if not watermark_ms or not pc.any(late := pc.fill_null(_at_or_before(times, watermark_ms), False)).as_py():
-        return batch
-    return batch.filter(pc.invert(late))
+    """Without the records that the watermark has reached. Those without a time stay. A watermark begins at 0, so that in
+    Spark, as here, what was before 1970 is late from the first."""
+    late = pc.fill_null(_at_or_before(batch.column(column), watermark_ms), False)
+    return batch.filter(pc.invert(late)) if pc.any(late).as_py() else batch
 
 
 def _at_or_before(times: pa.Array, at_ms: int) -> pa.Array:

@@ -23,6 +23,7 @@ def test_the_slots_of_a_job_say_so(spark: SparkSession, tmp_path: Path) -> None:
         build_ledger(job, tg.sinks.collect(), rows=10).run()
 
 
+@pytest.mark.long
 def test_the_tasks_of_a_transform_say_so(spark: SparkSession) -> None:
     from py4j.protocol import Py4JJavaError
 

@@ -30,6 +30,8 @@ PICTURE_BYTES_AT_MOST = 300_000
 ENDS_WITHIN_S = 250
 PROCESSES_END_WITHIN_S = 20
 
+pytestmark = pytest.mark.xdist_group("demo")       # they look at one run of it
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:

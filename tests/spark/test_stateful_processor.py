@@ -197,7 +197,7 @@ def desk(tmp_path: Path, spark: SparkSession) -> Desk:
 # -------------------------------------------------------------------------------------------------------------- queries
 
 
-@pytest.mark.parametrize("in_pandas", [False, True])
+@pytest.mark.parametrize("in_pandas", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_query_goes_on_after_a_restart_with_other_slots(desk: Desk, in_pandas: bool) -> None:
     desk.add(("a", 1), ("b", 10), ("a", 2))
     desk.add(("a", 4), ("c", 7))
@@ -209,6 +209,7 @@ def test_a_query_goes_on_after_a_restart_with_other_slots(desk: Desk, in_pandas:
     assert sorted((row.key, row.value.sum) for row in state.collect()) == [("a", 8), ("b", 21), ("c", 7)]
 
 
+@pytest.mark.long      # as on Spark's engine: test_processors_on_both_engines.py, likewise below
 def test_an_initial_state_is_there_in_the_first_micro_batch(desk: Desk) -> None:
     initial = desk.spark.createDataFrame([("a", 100), ("z", 50)], "name string, start long").groupBy("name")
     desk.add(("a", 1))
@@ -218,6 +219,7 @@ def test_an_initial_state_is_there_in_the_first_micro_batch(desk: Desk) -> None:
     assert desk.rows() == [("a", 101, 1), ("a", 102, 1), ("z", 51, 1)]
 
 
+@pytest.mark.long
 def test_timers_of_event_time_and_late_rows(desk: Desk) -> None:
     for amount, second in ((9000, 10), (20_000, 20), (1, 8), (12_000, 25)):
         desk.add(("a", amount, second))
@@ -241,6 +243,7 @@ def test_timers_fire_in_micro_batches_without_data_where_what_follows_makes_spar
         ("a", "timer", 10_000, 10_000, [10_000, 20_000]), ("a", "timer", 20_000, 20_000, [20_000])]
 
 
+@pytest.mark.long
 def test_state_with_a_ttl_is_forgotten(desk: Desk) -> None:
     desk.add(("a", 1))
     desk.add(("a", 1))

@@ -161,6 +161,7 @@ def test_kafka_into_files_is_exactly_once_over_a_killed_slot_and_a_restart(broke
     check_exactly_once(process.call(rows_in, format="parquet", path=f"{tmp_path}/out"), range(900))
 
 
+@pytest.mark.long
 def test_into_kafka_is_at_least_once(broker: KafkaBroker, process: SparkProcess, tmp_path: Path) -> None:
     """As Spark's own Kafka sink is: what a batch wrote before it failed stays, and is written again."""
     topic = {"address": broker.address, "topic": "more-events"}

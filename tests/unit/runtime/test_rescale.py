@@ -227,7 +227,8 @@ def test_results_of_collect_sinks_keep_accumulating(bench: Bench) -> None:
     handle.rescale(slots=3)
     (bench.folder / "gate").touch()
     assert handle.wait(60) is tg.Status.FINISHED
-    assert handle.results("out")[:len(before)] == before
+    # Not in front: of the epoch that was being delivered then, another slot's part may come before.
+    assert not Counter(before) - Counter(handle.results("out"))
     check_ledger(handle.results("out"), 3_000)
 
 

@@ -52,15 +52,9 @@ def measure(result: DataFrame, folder: str, *, warm_up_batches: int) -> dict[str
 
 
 def main(folder: str, warm_up_batches: str) -> None:
-    spark = (SparkSession.builder.master("local[2]").appName("transformWithState")
-             .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-             .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
-             .config("spark.sql.shuffle.partitions", "2")
-             .config("spark.sql.streaming.stateStore.providerClass",
-                     "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
-             .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
-             .getOrCreate())
-    spark.sparkContext.setLogLevel("ERROR")
+    from peer_session import peer_session  # beside this script
+
+    spark = peer_session("transformWithState")
     result = records(spark, folder).groupBy("key").transformWithState(RunningSum(), OUTPUT, "Update", "None")
     print(json.dumps(measure(result, tempfile.mkdtemp(), warm_up_batches=int(warm_up_batches))))
     spark.stop()

@@ -10,18 +10,11 @@ import sys
 import tempfile
 import time
 
-from pyspark.sql import SparkSession
-
 
 def main(keys: int, runs: int) -> None:
-    spark = (SparkSession.builder.master("local[2]").appName("statestore")
-             .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-             .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
-             .config("spark.sql.shuffle.partitions", "2")
-             .config("spark.sql.streaming.stateStore.providerClass",
-                     "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
-             .getOrCreate())
-    spark.sparkContext.setLogLevel("ERROR")
+    from peer_session import peer_session  # beside this script
+
+    spark = peer_session("statestore", changelog=False)
     folder = tempfile.mkdtemp()
     spark.range(keys).selectExpr("id AS key", "id % 64 AS amount").write.parquet(f"{folder}/in")
     records = spark.readStream.schema("key long, amount long").parquet(f"{folder}/in")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -36,15 +36,9 @@ class KeyedSum(StatefulProcessor):
 
 
 def main(rows_per_batch: int, batches: int, keys: int) -> None:
-    spark = (SparkSession.builder.master("local[2]").appName("transformWithState")
-             .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-             .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
-             .config("spark.sql.shuffle.partitions", "2")
-             .config("spark.sql.streaming.stateStore.providerClass",
-                     "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
-             .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
-             .getOrCreate())
-    spark.sparkContext.setLogLevel("ERROR")
+    from peer_session import peer_session  # beside this script
+
+    spark = peer_session("transformWithState")
     source = (spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch).load()
               .select(F.pmod(F.xxhash64("value"), F.lit(keys)).alias("key"), (F.col("value") % 64).alias("amount")))
     query = (source.groupBy("key")

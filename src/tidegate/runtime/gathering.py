@@ -40,18 +40,7 @@ from tidegate.errors import ProtocolError
 from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.hosting import Waker
 from tidegate.runtime.listening import Listening
-from tidegate.runtime.messages import (
-    Assign,
-    Counted,
-    InputRead,
-    Left,
-    Message,
-    Offer,
-    Probe,
-    Verdict,
-    from_wire,
-    to_wire,
-)
+from tidegate.runtime.messages import Assign, Counted, InputRead, Left, Message, Offer, Probe, Verdict, from_wire, to_wire
 
 NAME = "tidegate-gathering"
 SECRET_BYTES = 32

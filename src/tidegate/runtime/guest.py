@@ -23,18 +23,7 @@ from tidegate.connectors.handover import Handover, handover_of
 from tidegate.errors import JobFailed, TidegateError
 from tidegate.runtime.gathering import NAME
 from tidegate.runtime.hosting import SlotHost, SlotLaunch, interpreter_for_a_slot, reach_driver
-from tidegate.runtime.messages import (
-    Assign,
-    Counted,
-    InputRead,
-    Left,
-    Message,
-    Offer,
-    Probe,
-    Verdict,
-    from_wire,
-    to_wire,
-)
+from tidegate.runtime.messages import Assign, Counted, InputRead, Left, Message, Offer, Probe, Verdict, from_wire, to_wire
 
 _OVER = object()
 

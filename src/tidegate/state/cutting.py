@@ -29,7 +29,7 @@ from tidegate.keygroups import groups_of
 from tidegate.state.sections import Section
 
 TURN_S = 0.001      # how long the writer works before it rests
-REST = 1.0
+REST = 1.0          # as long as the work before it, times this
 MIN_CHUNK_ENTRIES, MAX_CHUNK_ENTRIES = 64, 8192
 RUN_ROWS = 1 << 14
 SECTION_ROWS = 1 << 12

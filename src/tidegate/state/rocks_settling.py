@@ -22,12 +22,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tidegate.state.cutting import Pace
+from tidegate.state.cutting import REST, Pace
 from tidegate.state.rocks_db import link_files, rocksdict
 from tidegate.state.rocks_folder import Folder
 from tidegate.state.rocks_tables import RocksTable, delete_all, put_all
 
-REST = 1.0      # as long as the work before it, times this
 # What is sorted together is written quicker; a batch is written in half a millisecond or so.
 RUN_ENTRIES, BATCH_ENTRIES = 16_384, 1024
 

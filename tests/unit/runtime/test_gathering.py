@@ -14,18 +14,7 @@ from tidegate.channels.handshake import serve
 from tidegate.channels.links import connect_link
 from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.gathering import Gathering, Run
-from tidegate.runtime.messages import (
-    Assign,
-    Counted,
-    InputRead,
-    Left,
-    Message,
-    Offer,
-    Probe,
-    Verdict,
-    from_wire,
-    to_wire,
-)
+from tidegate.runtime.messages import Assign, Counted, InputRead, Left, Message, Offer, Probe, Verdict, from_wire, to_wire
 from tidegate.runtime.settings import Tuning
 
 WITHIN_S = 20.0

@@ -196,3 +196,4 @@ class JobSettings:
     backend: Backend = field(default_factory=Heap)
     drop_state: tuple[str, ...] = ()
     keeps_state: bool = True        # False: epochs end as ever, and nothing is written of their state
+    writers_rest: bool = True       # False: nothing is processed while a snapshot is written, so nobody needs to give way

@@ -8,6 +8,7 @@ dropped; a failure has been reported by then.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections import deque
@@ -60,6 +61,7 @@ from tidegate.runtime.restoring import restored_rows
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.snapshots import Chain, PartWriter, chain_to_go_on_from
 from tidegate.runtime.subtask import InnerSubtask, Input, Part, SourceSubtask, Subtask
+from tidegate.state.cutting import without_rests
 from tidegate.state.sections import StateKind
 from tidegate.store.base import CountedReads, Readable, Store
 from tidegate.store.catalog import SnapshotCatalog
@@ -279,8 +281,9 @@ class Slot:
 
         def write() -> dict[str, Any]:
             started = time.perf_counter()
-            written = {part.operator: self._writers[part.operator].write(
-                part.frozen, epoch=marker.epoch, base=marker.base, full=marker.full) for part in parts}
+            with contextlib.nullcontext() if self._settings.writers_rest else without_rests():
+                written = {part.operator: self._writers[part.operator].write(
+                    part.frozen, epoch=marker.epoch, base=marker.base, full=marker.full) for part in parts}
             stats["write_ms"] = round((time.perf_counter() - started) * 1000, 3)
             stats["state_bytes"] = sum(file["bytes"] for part in written.values() for file in part["piece"]["files"])
             return written

@@ -483,7 +483,7 @@ class SourceSubtask(Subtask):
             return self._end()
         if count < self._max_batch_rows:
             # There was no more: let records gather for a moment, so that batches are not tiny under load.
-            self._not_before_ms = now_ms + max(1, self._linger_ms)
+            self._not_before_ms = now_ms + (self._linger_ms if count else max(1, self._linger_ms))
         return count > 0
 
     def _end(self) -> bool:

@@ -56,8 +56,8 @@ class TransformJob(job.Job):
     def __init__(self, name: str, inputs: Mapping[str, pa.Schema], *, slots: int, tuning: Tuning | None = None,
                  keeps_state: bool, **rest: Any) -> None:
         super().__init__(name, slots=slots, restart=NoRestart(),
-                         tuning=_patient(tuning or Tuning()), **rest)
-        self._settings = replace(self._settings, keeps_state=keeps_state)
+                         tuning=_for_tasks(tuning or Tuning()), **rest)
+        self._settings = replace(self._settings, keeps_state=keeps_state, writers_rest=False)
         self._handover = Handover(list(inputs.values()))
         self.inputs = {each: self.source(each, HandedSource(self._handover, index, schema))
                        for index, (each, schema) in enumerate(inputs.items())}
@@ -98,10 +98,13 @@ class TransformJob(job.Job):
                           versions=self._versions(), restore=restore, micro_batch=micro_batch)
 
 
-def _patient(tuning: Tuning) -> Tuning:
-    """With the time-out of a transform, unless the user has chosen one."""
-    chosen = tuning.heartbeat_timeout_ms != Tuning().heartbeat_timeout_ms
-    return tuning if chosen else replace(tuning, heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS)
+def _for_tasks(tuning: Tuning) -> Tuning:
+    """With what suits a transform, where the user has chosen nothing else. No source lingers: Spark's records are waited for
+    where they are read, and come in batches."""
+    usual = Tuning()
+    suited: dict[str, Any] = {"heartbeat_timeout_ms": HEARTBEAT_TIMEOUT_MS, "linger_ms": 0}
+    return replace(tuning, **{name: value for name, value in suited.items()
+                              if getattr(tuning, name) == getattr(usual, name)})
 
 
 @dataclass(frozen=True, slots=True)

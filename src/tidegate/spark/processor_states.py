@@ -20,9 +20,10 @@ from pyspark.sql.streaming import stateful_processor as sparks
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from tidegate.errors import JobError, SchemaError
-from tidegate.spark.processor_values import map_key_type, map_keys_in, map_keys_out, row_maker, rows_in, rows_out
-from tidegate.state.descriptors import Descriptor, list_, map_, value
-from tidegate.state.heap_tables import HeapContainerValue
+from tidegate.spark.processor_values import as_held, map_key_type, map_keys_in, map_keys_out, row_maker, rows_in, rows_out
+from tidegate.state.descriptors import Descriptor, list_, map_
+from tidegate.state.heap_tables import HeapRow
+from tidegate.state.sections import StateKind
 from tidegate.state.timers import TimerQueue, to_ms
 from tidegate.state.values import form_of
 from tidegate.types import parse_schema
@@ -45,8 +46,12 @@ class DeclaredState:
         descriptor: Descriptor
         if self.key is not None:
             descriptor = map_(map_key_type(self.key), struct, name=self.name, ttl=self.ttl_ms)
+        elif self.shape == "list":
+            descriptor = list_(struct, name=self.name, ttl=self.ttl_ms)
         else:
-            descriptor = (value if self.shape == "value" else list_)(struct, name=self.name, ttl=self.ttl_ms)
+            has_containers = any(form_of(field.type).copied is not None for field in self.value)
+            descriptor = Descriptor(kind=StateKind.KEYED, shape="value", item=struct, name=self.name, ttl=self.ttl_ms,
+                                    as_tuples=self.ttl_ms is None and not has_containers)
         return descriptor
 
 
@@ -176,29 +181,18 @@ class LiveHandle(StatefulProcessorHandle):
 
 class ValueVariable(sparks.ValueState):
     def __init__(self, declared: DeclaredState, table: Any) -> None:
-        into, out, keep = rows_in(declared.value), rows_out(declared.value), table.set
-        forms, names = [form_of(field.type) for field in declared.value], declared.value.names
-        plain = [form.plain for form in forms]
-        held, put = table.get, None
-        if isinstance(table, HeapContainerValue) and all(form.copied is None for form in forms):
-            # A row is made of what is held, and what is to be held is made here: nobody else has it.
-            held, put = table.peek, table.put
+        into, out = rows_in(declared.value), rows_out(declared.value, are_tuples=isinstance(table, HeapRow))
+        held, keep = table.get, table.set
 
         def get() -> Any:
             row = held()
             return None if row is None else out(row)
 
-        def update(newValue: Any) -> None:
-            values = into(newValue)
-            if put is not None and list(map(type, values)) == plain:
-                put(dict(zip(names, values, strict=True)))
-            else:
-                keep(values)
-
-        self.get = get              # type: ignore[method-assign]
-        self.update = update        # type: ignore[method-assign]
-        self.exists = lambda: held() is not None        # type: ignore[method-assign]
-        self.clear = table.clear    # type: ignore[method-assign]
+        self.get = held if out is as_held else get                                          # type: ignore[method-assign]
+        self.update = (keep if into is tuple and isinstance(table, HeapRow) else            # type: ignore[method-assign]
+                       lambda newValue: keep(into(newValue)))
+        self.exists = lambda: held() is not None                                            # type: ignore[method-assign]
+        self.clear = table.clear                                                            # type: ignore[method-assign]
 
 
 class ListVariable(sparks.ListState):

@@ -49,13 +49,18 @@ def rows_in(schema: pa.Schema) -> Convert:
     return convert
 
 
-def rows_out(schema: pa.Schema) -> Convert:
-    """The way back, from a dict."""
+def rows_out(schema: pa.Schema, *, are_tuples: bool = False) -> Convert:
+    """The way back, from a dict, or from a tuple where the state holds those."""
     converts = [_out_of(field.type) for field in schema]
+    values_of: Convert = as_held if are_tuples else dict.values
     if not any(converts):
-        return lambda held: tuple(held.values())
+        return as_held if are_tuples else lambda held: tuple(held.values())
     return lambda held: tuple([value if each is None or value is None else each(value)
-                               for each, value in zip(converts, held.values(), strict=True)])
+                               for each, value in zip(converts, values_of(held), strict=True)])
+
+
+def as_held(value: Any) -> Any:
+    return value
 
 
 def _into(kind: pa.DataType) -> Convert | None:
@@ -102,12 +107,8 @@ def _of_items(item: Convert | None) -> Convert | None:
 def _of_entries(of_key: Convert | None, of_item: Convert | None) -> Convert | None:
     if of_key is None and of_item is None:
         return None
-    key, item = of_key or _same, of_item or _same
+    key, item = of_key or as_held, of_item or as_held
     return lambda entries: {key(each): None if value is None else item(value) for each, value in entries.items()}
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _plain_moment(given: Any) -> Any:
@@ -135,7 +136,7 @@ def map_keys_in(schema: pa.Schema) -> Convert:
     into = rows_in(schema)
     if len(schema) == 1:
         return lambda given: _only(into(given), schema)
-    kept, writes = form_of(pa.struct(list(schema))).kept, [_WRITTEN.get(field.type.id, _same) for field in schema]
+    kept, writes = form_of(pa.struct(list(schema))).kept, [_WRITTEN.get(field.type.id, as_held) for field in schema]
 
     def convert(given: Any) -> str:
         values = into(given)
@@ -152,7 +153,7 @@ def map_keys_out(schema: pa.Schema) -> Convert:
     names = schema.names
     if len(schema) == 1:
         return lambda held: out({names[0]: held})
-    reads = [_READ.get(field.type.id, _same) for field in schema]
+    reads = [_READ.get(field.type.id, as_held) for field in schema]
     return lambda held: out({name: None if value is None else read(value)
                              for name, read, value in zip(names, reads, json.loads(held), strict=True)})
 
@@ -227,7 +228,7 @@ def user_keys(types: Sequence[pa.DataType], zone: str) -> Callable[[Sequence[Any
     """From keys as state has them to the tuples that a processor gets."""
     zoned = [pa.types.is_timestamp(kind) and kind.tz is not None for kind in types]
     if not any(zoned):
-        return zip if len(types) == 1 else _same
+        return zip if len(types) == 1 else as_held
     there = ZoneInfo(zone)
 
     def convert(key: Any) -> tuple[Any, ...]:

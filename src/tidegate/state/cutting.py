@@ -17,6 +17,8 @@ Not here: which rows there are (heap.py), and how they are written (format.py).
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
@@ -40,6 +42,23 @@ T = TypeVar("T")
 SortedRun: TypeAlias = tuple[pa.RecordBatch, np.ndarray[Any, Any]]
 
 
+class _Thread(threading.local):
+    rests = True
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def without_rests() -> Iterator[None]:
+    """For a thread beside a loop that has nothing to do."""
+    _thread.rests = False
+    try:
+        yield
+    finally:
+        _thread.rests = True
+
+
 class Pace:
     """Short turns with rests between them, which are `rest_factor` times as long as the turns.
 
@@ -59,7 +78,8 @@ class Pace:
             return
         if spent_s > TURN_S:
             self.entries = max(MIN_CHUNK_ENTRIES, self.entries // 2)
-        time.sleep(spent_s * self._rest_factor)
+        if _thread.rests:
+            time.sleep(spent_s * self._rest_factor)
         self._started_s = time.thread_time()
 
 

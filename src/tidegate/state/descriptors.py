@@ -93,6 +93,8 @@ class Descriptor:
     """A declared state. `item` is the Arrow type of a value, list item or map value; `map_key` that of a map's key.
 
     `aliases` are names that the state had, `changes` says how its type came to be. Of pickled items `item` is binary.
+    `as_tuples`: whoever uses the state would rather have its structs as tuples. The heap backend does that, for a value
+    without lists or maps in it, and without a ttl.
     """
 
     def __init__(self, *, kind: StateKind, shape: str, item: ItemType, map_key: str | pa.DataType | None = None,
@@ -100,7 +102,7 @@ class Descriptor:
                  renamed: Mapping[str, str] | None = None, default: Any = None,
                  add: Callable[[Any, Any], Any] | None = None, create: Callable[[], Any] | None = None,
                  result: Callable[[Any], Any] | None = None, ttl: Duration | None = None,
-                 ttl_refresh: str = "write") -> None:
+                 ttl_refresh: str = "write", as_tuples: bool = False) -> None:
         self.kind = kind
         self.shape = shape
         self.ttl = declared_ttl(ttl, ttl_refresh)
@@ -116,6 +118,7 @@ class Descriptor:
         self.add = add
         self.create = create
         self.result = result
+        self.as_tuples = as_tuples
         if self.pickled is not None and shape == "aggregating":
             self._wrap(self.pickled)
 

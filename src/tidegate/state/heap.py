@@ -31,7 +31,7 @@ from tidegate.state.heap_layers import (
     TimedEntries,
     nearly_covers,
 )
-from tidegate.state.heap_tables import make_table
+from tidegate.state.heap_tables import HeapRow, make_table
 from tidegate.state.heap_ttl import TimedTable
 from tidegate.state.heap_ttl_tables import make_timed_table
 from tidegate.state.sections import Section, StateInfo, deleted_schema
@@ -70,7 +70,8 @@ class HeapBackend:
     def load(self, state: str, rows: pa.RecordBatch, *, known: bool = False) -> None:
         """Takes rows of a snapshot in. Before the first record. `known`: what is frozen next builds on that snapshot."""
         table = self._tables[state]
-        keys, values, expires = key_list(rows.column("key")), to_list(rows.column("value")), expires_list(rows)
+        keys, expires = key_list(rows.column("key")), expires_list(rows)
+        values = _tuples(rows.column("value")) if isinstance(table, HeapRow) else to_list(rows.column("value"))
         if isinstance(table, TimedTable):
             table.load_timed(keys, values, expires, known=known)
             return
@@ -223,13 +224,18 @@ def _column(values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
     if pa.types.is_struct(arrow) and arrow.num_fields and not any(field.type.num_fields for field in arrow):
         # Where there are lists in it, an accumulator may have been changed in place: `from_list` looks at everything.
         try:
-            columns = [list(map(itemgetter(field.name), values)) for field in arrow]
+            columns = (list(map(list, zip(*values, strict=True))) if values and type(values[0]) is tuple else     # HeapRow's
+                       [list(map(itemgetter(field.name), values)) for field in arrow])
         except TypeError:
             return from_list(values, arrow)     # there is a null
         fields = list(arrow)
         return pa.StructArray.from_arrays([_column(column, field.type)
                                            for column, field in zip(columns, fields, strict=True)], fields=fields)
     return from_list(values, arrow)
+
+
+def _tuples(column: pa.Array) -> list[Any]:
+    return list(zip(*map(to_list, column.flatten()), strict=True))
 
 
 # The codes of Python's arrays.

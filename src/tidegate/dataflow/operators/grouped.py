@@ -271,6 +271,8 @@ class GroupedOperator(Operator):
     def _end_epoch(self) -> None:
         times = self._times()
         gathered, self._gathered = self._gathered, []
+        # The loop has few steps in an epoch and thousands of records: what is to be done for each of them is done here.
+        self._backend.maintain(sum(batch.num_rows for batch in gathered))
         if not self._progress.begun:
             for groups in self._grouped(self._initial_rows(), self._spec.initial_key):
                 self._function.take_initial(groups, times)

@@ -207,8 +207,8 @@ def _end_epoch(run: Run, live: _Live, stillness: Stillness | None, *, once: bool
             number = 0 if last is None else last.epoch
             aborted = None if last is None or asked_after is None or number <= asked_after else last.aborted
             if once and aborted is not None:
-                raise TidegateError(f"the snapshot of the micro-batch wasn't complete, so that the batch has to run again: "
-                                    f"{aborted}")
+                raise TidegateError(f"the micro-batch has to run again, since its snapshot can't be completed: {aborted}. "
+                                    f"A batch that takes long needs a longer Snapshots(timeout=…), or fewer records")
             if asked_after is None or aborted is not None:
                 asked_after = number
                 live.host.ask(lambda master: master.snapshot())

@@ -27,6 +27,11 @@ _PATHS = [str(ROOT), str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(_PATHS))
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
+# Of the JVMs that these tests start few live long enough to earn back what the second compiler costs: half of their time.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JAVA)
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
+
 # The same examples at every run, so that a red build is about the change. `HYPOTHESIS_PROFILE=explore` looks further.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)

@@ -50,9 +50,10 @@ HERE = Host()
 
 
 class Cluster:
-    """The first of the hosts has the master and is for drivers, the others have the workers, in turn."""
+    """The first of the hosts has the master and is for drivers, the others have the workers, in turn. There are cores enough
+    for two applications at a time: one of two slots, and one of three that has an executor to spare."""
 
-    def __init__(self, folder: Path, *, workers: int = 2, cores: int = 2, hosts: Sequence[Host] = (HERE, HERE)) -> None:
+    def __init__(self, folder: Path, *, workers: int = 2, cores: int = 3, hosts: Sequence[Host] = (HERE, HERE)) -> None:
         self.folder = folder
         self.host = hosts[0]
         self._processes: list[subprocess.Popen[bytes]] = []

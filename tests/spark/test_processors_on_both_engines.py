@@ -192,9 +192,12 @@ IN_MAKE_TEST = {
 
 
 def cases() -> list[Any]:
-    return [pytest.param(CASES[name], signature == "pandas", id=f"{name}-{signature}",
-                         marks=() if name in now else pytest.mark.long)
-            for name in CASES for signature, now in IN_MAKE_TEST.items()]
+    on_heap = [pytest.param(CASES[name], signature == "pandas", tg.heap(), id=f"{name}-{signature}",
+                            marks=() if name in now else pytest.mark.long)
+               for name in CASES for signature, now in IN_MAKE_TEST.items()]
+    on_rocksdb = [pytest.param(case, False, tg.rocksdb(memory="64 MB"), id=f"{name}-rows-rocksdb", marks=pytest.mark.long)
+                  for name, case in CASES.items()]
+    return on_heap + on_rocksdb
 
 
 class Engines:
@@ -217,10 +220,10 @@ class Engines:
         return run(grouped, self.case.processor(pandas=self.pandas), self.case.output, "Update", self.case.time_mode,
                    self.case.initial_state(self.session), **options)
 
-    def run(self, *, slots: int = 2) -> None:
+    def run(self, *, slots: int = 2, backend: Any = None) -> None:
         stream = self.case.frame(self.session, self.folder / "in")
         grouped = stream.groupBy(*self.case.key)
-        ours = self.tidegate(grouped, slots=slots, snapshots=tg.Snapshots(to=str(self.folder / "state")))
+        ours = self.tidegate(grouped, slots=slots, snapshots=tg.Snapshots(to=str(self.folder / "state")), backend=backend)
         self.query("tidegate", ours)
         self.on_spark(grouped)
 
@@ -260,11 +263,11 @@ def engines(session: SparkSession, tmp_path: Path) -> Callable[..., Engines]:
     return of
 
 
-@pytest.mark.parametrize(("case", "pandas"), cases())
-def test_the_output_is_that_of_spark(engines: Callable[..., Engines], case: Case, pandas: bool) -> None:
+@pytest.mark.parametrize(("case", "pandas", "backend"), cases())
+def test_the_output_is_that_of_spark(engines: Callable[..., Engines], case: Case, pandas: bool, backend: Any) -> None:
     both = engines(case, pandas=pandas)
     case.write(both.folder / "in", range(len(case.batches)))
-    both.run()
+    both.run(backend=backend)
     both.check()
 
 

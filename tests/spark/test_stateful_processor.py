@@ -1,13 +1,14 @@
 # ruff: noqa: N803  (Spark's names)
 """`tg.transform_with_state`: Spark's stateful processors on Tidegate, on a real Spark, `local[4]`.
 
-That the results are Spark's own is tested in test_drop_in.py.
+That the results are Spark's own is tested in test_processors_on_both_engines.py.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as tg
+from tests.faults.accounts import POISON, Driver
 from tidegate.errors import JobError, SchemaError
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "key string, amount long, at timestamp"
 SUMS = "key string, total long, rows long"
+HEAP, ROCKSDB = pytest.param(tg.heap(), id="heap"), pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb")
+LONG_ROCKSDB = pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)
 
 
 class Sums(StatefulProcessor):
@@ -198,12 +201,13 @@ def desk(tmp_path: Path, spark: SparkSession) -> Desk:
 
 
 @pytest.mark.parametrize("in_pandas", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_query_goes_on_after_a_restart_with_other_slots(desk: Desk, in_pandas: bool) -> None:
+@pytest.mark.parametrize("backend", [HEAP, LONG_ROCKSDB])
+def test_a_query_goes_on_after_a_restart_with_other_slots(desk: Desk, in_pandas: bool, backend: Any) -> None:
     desk.add(("a", 1), ("b", 10), ("a", 2))
     desk.add(("a", 4), ("c", 7))
-    desk.run(desk.transform(PandasSums() if in_pandas else OldSums(), SUMS, in_pandas=in_pandas, slots=2))
+    desk.run(desk.transform(PandasSums() if in_pandas else OldSums(), SUMS, in_pandas=in_pandas, slots=2, backend=backend))
     desk.add(("b", 5), ("b", 6), ("a", 1))
-    desk.run(desk.transform(PandasSums() if in_pandas else NewSums(), SUMS, in_pandas=in_pandas, slots=3))
+    desk.run(desk.transform(PandasSums() if in_pandas else NewSums(), SUMS, in_pandas=in_pandas, slots=3, backend=backend))
     assert desk.rows() == [("a", 3, 2), ("a", 7, 1), ("a", 8, 1), ("b", 10, 1), ("b", 21, 2), ("c", 7, 1)]
     state = tg.read_state(desk.spark, str(desk.folder / "snapshots" / "sums"), operator="sums", state="total")
     assert sorted((row.key, row.value.sum) for row in state.collect()) == [("a", 8), ("b", 21), ("c", 7)]
@@ -220,10 +224,12 @@ def test_an_initial_state_is_there_in_the_first_micro_batch(desk: Desk) -> None:
 
 
 @pytest.mark.long
-def test_timers_of_event_time_and_late_rows(desk: Desk) -> None:
+@pytest.mark.parametrize("backend", [HEAP, ROCKSDB])
+def test_timers_of_event_time_and_late_rows(desk: Desk, backend: Any) -> None:
     for amount, second in ((9000, 10), (20_000, 20), (1, 8), (12_000, 25)):
         desk.add(("a", amount, second))
-    frame = desk.transform(Timed(), TIMED, "Append", "EventTime", data=desk.stream().withWatermark("at", "1 second"))
+    frame = desk.transform(Timed(), TIMED, "Append", "EventTime", data=desk.stream().withWatermark("at", "1 second"),
+                           backend=backend)
     desk.run(frame)
     # Watermarks are 0, 9, 19, 19 seconds. The third row is late by 9; the timer of the last is due at once.
     assert desk.rows() == [
@@ -244,11 +250,15 @@ def test_timers_fire_in_micro_batches_without_data_where_what_follows_makes_spar
 
 
 @pytest.mark.long
-def test_state_with_a_ttl_is_forgotten(desk: Desk) -> None:
-    desk.add(("a", 1))
-    desk.add(("a", 1))
-    desk.run(desk.transform(Forgets(), "key string, short boolean, long boolean", "Update", "ProcessingTime"))
-    assert desk.rows() == [("a", False, False), ("a", False, True)]
+@pytest.mark.parametrize("backend", [HEAP, ROCKSDB])
+def test_state_with_a_ttl_is_forgotten(desk: Desk, backend: Any) -> None:
+    """Whether it was in the slots since, or comes from a snapshot."""
+    for slots in (2, 1):
+        desk.add(("a", 1))
+        desk.add(("a", 1))
+        desk.run(desk.transform(Forgets(), "key string, short boolean, long boolean", "Update", "ProcessingTime",
+                                slots=slots, backend=backend))
+    assert desk.rows() == [("a", False, False), *3 * [("a", False, True)]]
 
 
 # ---------------------------------------------------------------------------------------------------------------- batch
@@ -266,17 +276,21 @@ def test_a_batch_with_an_initial_state(spark: SparkSession, in_pandas: bool) -> 
     assert sorted(map(tuple, found)) == expected
 
 
-def test_all_kinds_of_state_in_a_batch(spark: SparkSession) -> None:
+@pytest.mark.parametrize("backend", [HEAP, ROCKSDB])
+def test_all_kinds_of_state_in_a_batch(spark: SparkSession, backend: Any) -> None:
     data = spark.createDataFrame([("a", 1), ("a", 2), ("a", 1)], "key string, amount long").coalesce(1)
-    (row,) = tg.transform_with_state(data.groupBy("key"), Everything(), "key string, told string", slots=1).collect()
+    (row,) = tg.transform_with_state(data.groupBy("key"), Everything(), "key string, told string", slots=1,
+                                     backend=backend).collect()
     assert json.loads(row.told) == [
         False, None, False, False, [[1], [2], [1], [100], [200]], [[[1], [2, "a"]], [[2], [1, "a"]]],
         [[1, "a"], [2, "a"]], True, False, [[1, "a"], [2, "a"]], [[2]], [[1]]]
 
 
-def test_timers_of_processing_time_in_a_batch(spark: SparkSession) -> None:
+@pytest.mark.parametrize("backend", [HEAP, ROCKSDB])
+def test_timers_of_processing_time_in_a_batch(spark: SparkSession, backend: Any) -> None:
     data = spark.createDataFrame([("a", 5), ("a", 4), ("b", 2**60)], "key string, amount long").coalesce(1)
-    found = tg.transform_with_state(data.groupBy("key"), Timed(), TIMED, "Append", "ProcessingTime", slots=2).collect()
+    found = tg.transform_with_state(data.groupBy("key"), Timed(), TIMED, "Append", "ProcessingTime", slots=2,
+                                    backend=backend).collect()
     assert sorted(map(tuple, found)) == [
         ("a", "row", 4, -1, [4, 5]), ("a", "row", 5, -1, [5]), ("a", "timer", 4, -1, [4, 5]), ("a", "timer", 5, -1, [5]),
         ("b", "row", 2**60, -1, [2**60])]
@@ -292,14 +306,26 @@ def test_a_row_that_does_not_fit_is_named_with_what_to_change(spark: SparkSessio
         tg.transform_with_state(data.groupBy("key"), Bad(), SUMS, name="bad", slots=1).collect()
 
 
-def test_an_error_in_a_processor_ends_the_query_with_the_key_in_it(desk: Desk) -> None:
-    class Fails(Sums):
-        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-            raise ValueError("not this one")
+@pytest.mark.parametrize("backend", [pytest.param("heap", marks=pytest.mark.long), "rocksdb"])
+def test_an_error_in_a_processor_ends_the_query_which_goes_on_when_it_is_mended(
+        spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], backend: str) -> None:
+    """With an initial state, all kinds of state, timers and late rows; in the middle of a batch; at other slots then."""
+    plan = {"files": 4, "strikes": {"poison 140": "nobody"}, "slots": [2, 3], "backend": backend}
+    driver = Driver(spark.newSession(), tmp_path, plan)
+    driver.run()
+    told = capfd.readouterr().out
+    assert re.findall(r"start \d with (\d) slots", told) == ["2", "3"]
+    assert re.search(rf"(?s)the query failed.*in operator 'accounts'.*records of key \('k0',\).*{POISON}", told)
+    driver.check()
 
-    desk.add(("a", 1))
-    with pytest.raises(StreamingQueryException, match=r"(?s)records of key \('a',\).*not this one"):
-        desk.run(desk.transform(Fails(), SUMS))
+
+@pytest.mark.long
+def test_a_snapshot_that_a_slot_cant_write_isnt_a_batch_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    """Else timers would fire too early, and rows would be late that aren't, in some slots or in all."""
+    plan = {"files": 7, "strikes": {"rows 190": "write", "rows 310": "write"}, "slots": [2], "backend": "heap"}
+    driver = Driver(spark.newSession(), tmp_path, plan)
+    driver.run()
+    driver.check()
 
 
 def test_what_is_asked_for_wrongly_is_said_at_once(spark: SparkSession) -> None:

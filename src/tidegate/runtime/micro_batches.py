@@ -20,6 +20,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from tidegate.dataflow.operators.grouped import GroupedSpec
 from tidegate.errors import JobFailed, TidegateError
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.exchange import Traffic
@@ -120,7 +121,9 @@ class MicroBatches:
         self._job = job
         self._store = store
         self._restore = restore
-        self._has_loops = bool(job.plan().loops)
+        plan = job.plan()
+        self._has_loops = bool(plan.loops)
+        self._ends_once = any(isinstance(node.spec, GroupedSpec) for vertex in plan.vertices for node in vertex.nodes)
         self._lock = threading.Lock()
         self._live: _Live | None = None
 
@@ -153,7 +156,7 @@ class MicroBatches:
                 self._live = None
                 _give_up(live)
             live = self._live = self._begin(run, batch)
-        _end_epoch(run, live, Stillness(run) if self._has_loops else None)
+        _end_epoch(run, live, Stillness(run) if self._has_loops else None, once=self._ends_once)
         live.done = batch
         live.slots.run = None
         live.host.ask(lambda master: master.park())
@@ -184,9 +187,10 @@ def _batch_of(offers: list[Offer]) -> MicroBatch:
     return MicroBatch(query, number)
 
 
-def _end_epoch(run: Run, live: _Live, stillness: Stillness | None) -> None:
+def _end_epoch(run: Run, live: _Live, stillness: Stillness | None, *, once: bool) -> None:
     """Waits until all input is read, then until all is still where that is asked for, then for a complete snapshot.
-    An epoch that was aborted is tried again; after too many the master gives up."""
+    An epoch that was aborted is tried again; after too many the master gives up. Where operators do their work when an epoch
+    ends (grouped.py), a second end would be a second batch to those that saw the first: then the batch is run again."""
     handle = live.handle
     asked_after: int | None = None
     while not live.completed.is_set():
@@ -201,7 +205,11 @@ def _end_epoch(run: Run, live: _Live, stillness: Stillness | None) -> None:
         if run.read and stillness is None:
             last = handle.epochs[-1] if handle.epochs else None
             number = 0 if last is None else last.epoch
-            if asked_after is None or (number > asked_after and last is not None and last.aborted is not None):
+            aborted = None if last is None or asked_after is None or number <= asked_after else last.aborted
+            if once and aborted is not None:
+                raise TidegateError(f"the micro-batch has to run again, since its snapshot can't be completed: {aborted}. "
+                                    f"A batch that takes long needs a longer Snapshots(timeout=…), or fewer records")
+            if asked_after is None or aborted is not None:
                 asked_after = number
                 live.host.ask(lambda master: master.snapshot())
         run.moved.wait(POLL_S)

@@ -31,7 +31,7 @@ from tidegate.spark.transform import DEFAULT_INPUT, transform
 from tidegate.state.timers import TimeKind
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
-from tidegate.store.layout import initial_state_name, job_address
+from tidegate.store.layout import INITIAL, initial_state_name, job_address
 from tidegate.store.opening import open_store
 from tidegate.types import parse_schema
 
@@ -252,10 +252,13 @@ def _initial_grouping(asked: _Asked, data: DataFrame, key: tuple[str, ...]) -> t
 
 
 def _initial_files(initial: DataFrame, key: tuple[str, ...], snapshots: Snapshots, job: str) -> InitialFiles | None:
-    """None where the first micro-batch is over for good: its successor has a snapshot."""
+    """None where the first micro-batch is over for good: its successor has a snapshot. Then nobody needs the files that
+    earlier starts wrote."""
     store = open_store(job_address(snapshots.to, job))
     numbers = [each.micro_batch.number for each in SnapshotCatalog(store).manifests() if each.micro_batch is not None]
     if max(numbers, default=0) > 0:
+        for name in store.list(INITIAL):
+            store.delete(name)
         return None
     write = _writer(store.address, uuid.uuid4().hex)
     names = [row.name for row in initial.mapInArrow(write, "name string").collect()]

@@ -29,8 +29,9 @@ _PATHS = [str(ROOT), str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(_PATHS))
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
-for variable, value in quick.environment().items():
-    os.environ.setdefault(variable, value)
+os.environ["SPARK_HOME"] = str(quick.spark_home())
+os.environ.setdefault("SPARK_SUBMIT_OPTS", quick.JAVA_OPTIONS)
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", quick.JAVA_OPTIONS)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)      # or every process compiles what it imports
 
 # The same examples at every run, so that a red build is about the change. `HYPOTHESIS_PROFILE=explore` looks further.

@@ -17,16 +17,11 @@ HOME = ROOT / "build" / "spark-home"
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
-def environment() -> dict[str, str]:
-    """For whoever starts Spark, or a process that does."""
-    found = {"SPARK_SUBMIT_OPTS": JAVA_OPTIONS, "SPARK_LAUNCHER_OPTS": JAVA_OPTIONS}
+def spark_home() -> Path:
+    """Of the PySpark that is installed."""
     installed = find_spec("pyspark")
-    if installed is not None and installed.origin is not None:
-        found["SPARK_HOME"] = str(_home_of_links(Path(installed.origin).parent))
-    return found
-
-
-def _home_of_links(spark: Path) -> Path:
+    assert installed is not None and installed.origin is not None, "pyspark isn't installed"
+    spark = Path(installed.origin).parent
     HOME.mkdir(parents=True, exist_ok=True)
     for name in ("bin", "jars"):
         link = HOME / name

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.servers import quick
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -27,10 +29,10 @@ _PATHS = [str(ROOT), str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(_PATHS))
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
-# Of the JVMs that these tests start few live long enough to earn back what the second compiler costs: half of their time.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JAVA)
-os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
+os.environ["SPARK_HOME"] = str(quick.spark_home())
+os.environ.setdefault("SPARK_SUBMIT_OPTS", quick.JAVA_OPTIONS)
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", quick.JAVA_OPTIONS)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)      # or every process compiles what it imports
 
 # The same examples at every run, so that a red build is about the change. `HYPOTHESIS_PROFILE=explore` looks further.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

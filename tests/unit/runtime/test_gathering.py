@@ -51,18 +51,18 @@ class Task:
 
 
 class Conductor:
-    """Ends runs as it is told to."""
+    """Ends runs as it is told to, and all of them with the test."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
         self.failure: str | None = None
-        self.go = threading.Event()
+        self.over = False
 
     def conduct(self, run: Run) -> str | None:
         self.runs.append(run)
         run.assign(len(self.runs), {offer.task: offer.task for offer in run.offers}, master=("here", 1), store="memory://s")
         give_up_s = time.monotonic() + WITHIN_S
-        while run.ended() is None and not run.read and time.monotonic() < give_up_s:
+        while run.ended() is None and not run.read and not self.over and time.monotonic() < give_up_s:
             run.moved.wait(0.05)
             run.moved.clear()
         run.close(run.ended() or self.failure)
@@ -84,10 +84,11 @@ def gathering() -> Iterator[Gathering]:
 
 
 @pytest.fixture
-def conductor(gathering: Gathering) -> Conductor:
+def conductor(gathering: Gathering) -> Iterator[Conductor]:
     conductor = Conductor()
     gathering.add("t", 2, conductor.conduct, patience_s=60.0)
-    return conductor
+    yield conductor
+    conductor.over = True
 
 
 def test_a_run_begins_when_all_are_there_and_ends_when_all_have_read(gathering: Gathering, conductor: Conductor) -> None:

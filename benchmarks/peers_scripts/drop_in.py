@@ -1,4 +1,7 @@
-"""A running sum as a `StatefulProcessor` on Spark's transformWithState, over files; prints one JSON object.
+"""Two stateful processors on Spark's transformWithState, over files; prints one JSON object.
+
+`sum` is the least that a processor can do: one state is read and set for each key. `downtime` is what the example in
+Spark's programming guide does: it looks when a sensor was seen last, and moves the timer that is to tell of its silence.
 
 RocksDB with changelog checkpointing, one shuffle partition per core, rows rather than pandas (which is several times slower
 with so many keys), no output: what a careful user would set. `benchmarks/drop_in.py` runs the very same class and the same
@@ -11,13 +14,13 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 FILES_PER_BATCH = 2
-OUTPUT = "key long, total long, n long"
+SILENCE_MS = 3_600_000      # no timer fires: how many would is a matter of how long the batches take
 
 
 class RunningSum(StatefulProcessor):
@@ -33,10 +36,41 @@ class RunningSum(StatefulProcessor):
         yield Row(key=key[0], total=total, n=n)
 
 
-def records(spark: SparkSession, folder: str) -> DataFrame:
-    """A micro-batch is `FILES_PER_BATCH` files."""
-    return (spark.readStream.schema("key long, amount long").option("maxFilesPerTrigger", FILES_PER_BATCH)
-            .parquet(folder))
+class DowntimeDetector(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.last_seen = handle.getValueState("last_seen", "at_ms long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        seen_ms = max(row.at_ms for row in rows)
+        last_ms = self.last_seen.get()[0] if self.last_seen.exists() else 0
+        if last_ms < seen_ms:
+            for timer in self.handle.listTimers():
+                self.handle.deleteTimer(timer)
+            self.last_seen.update((seen_ms,))
+            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + SILENCE_MS)
+        yield Row(key=key[0], seen_ms=seen_ms, gap_ms=seen_ms - last_ms)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(key=key[0], seen_ms=self.last_seen.get()[0], gap_ms=None)
+
+
+class Case(NamedTuple):
+    processor: StatefulProcessor
+    reads: str
+    output: str
+    time_mode: str
+
+
+CASES = {
+    "sum": Case(RunningSum(), "key long, amount long", "key long, total long, n long", "None"),
+    "downtime": Case(DowntimeDetector(), "key long, at_ms long", "key long, seen_ms long, gap_ms long", "ProcessingTime"),
+}
+
+def grouped(spark: SparkSession, folder: str, case: Case) -> GroupedData:
+    """The input. A micro-batch is `FILES_PER_BATCH` files."""
+    return (spark.readStream.schema(case.reads).option("maxFilesPerTrigger", FILES_PER_BATCH).parquet(folder)
+            .groupBy("key"))
 
 
 def measure(result: DataFrame, folder: str, *, warm_up_batches: int) -> dict[str, Any]:
@@ -51,11 +85,11 @@ def measure(result: DataFrame, folder: str, *, warm_up_batches: int) -> dict[str
             "records_per_s": round(rows / seconds, 1)}
 
 
-def main(folder: str, warm_up_batches: str) -> None:
+def main(name: str, folder: str, warm_up_batches: str) -> None:
     from peer_session import peer_session  # beside this script
 
-    spark = peer_session("transformWithState")
-    result = records(spark, folder).groupBy("key").transformWithState(RunningSum(), OUTPUT, "Update", "None")
+    spark, case = peer_session("transformWithState"), CASES[name]
+    result = grouped(spark, folder, case).transformWithState(case.processor, case.output, "Update", case.time_mode)
     print(json.dumps(measure(result, tempfile.mkdtemp(), warm_up_batches=int(warm_up_batches))))
     spark.stop()
 

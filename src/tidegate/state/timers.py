@@ -143,14 +143,18 @@ class TimerQueue:
         return True
 
     def _rebuild(self) -> None:
-        at_key = self._cursor.key
+        cursor, times = self._cursor, self._table.get
+        at_key = cursor.key
         kept: dict[tuple[int, Any], tuple[int, int, Any]] = {}
-        for entry in sorted(self._heap):
-            at_ms, _, self._cursor.key = entry
-            if at_ms in self._table.get():
-                kept.setdefault((at_ms, self._cursor.key), entry)
-        self._cursor.key = at_key
-        self._heap = list(kept.values())        # sorted, so a heap
+        for entry in self._heap:
+            at_ms, _, cursor.key = entry
+            if at_ms in times():
+                first = kept.setdefault((at_ms, cursor.key), entry)
+                if entry[1] < first[1]:
+                    kept[at_ms, cursor.key] = entry
+        cursor.key = at_key
+        self._heap = list(kept.values())
+        heapify(self._heap)
         self._deleted_count = 0
 
 

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
 from tidegate.state import cutting
-from tidegate.state.cutting import MAX_CHUNK_ENTRIES, MIN_CHUNK_ENTRIES, REST, TURN_S, Pace, cut_by_group, rested
+from tidegate.state.cutting import (
+    MAX_CHUNK_ENTRIES,
+    MIN_CHUNK_ENTRIES,
+    REST,
+    TURN_S,
+    Pace,
+    cut_by_group,
+    rested,
+    without_rests,
+)
 from tidegate.state.sections import Section
 
 SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
@@ -118,6 +127,18 @@ def test_what_is_done_with_a_thing_counts_as_work(monkeypatch: pytest.MonkeyPatc
         seen.append(thing)
     assert seen == ["a", "b", "c"]
     assert clock.slept_s == pytest.approx([REST * TURN_S] * 3)
+
+
+def test_beside_an_idle_loop_nobody_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    pace = Pace(rest_factor=3.0)
+    with without_rests():
+        clock.now_s += TURN_S
+        pace.rest_if_due()
+    assert clock.slept_s == []
+    clock.now_s += TURN_S
+    pace.rest_if_due()
+    assert clock.slept_s == pytest.approx([3 * TURN_S])
 
 
 @pytest.mark.parametrize(("entry_s", "expected"), [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import tracemalloc
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.errors import SchemaError
 from tidegate.state import descriptors as tg
 from tidegate.state import heap, heap_layers
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import FrozenHeap, HeapBackend, held_as_it_is, key_list
-from tidegate.state.sections import Section
+from tidegate.state.sections import Section, StateKind
 from tidegate.types import to_list
 
 
@@ -344,6 +346,53 @@ def test_what_is_large_is_never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = changed(backend, state, range(64), 1)
     assert state.layers[0].changes is changes and state.fresh == {}
     assert read(backend, frozen) == dict.fromkeys(range(64), 1) and frozen.complete
+
+
+def rows_of(fields: str) -> tuple[HeapBackend, Any]:
+    """A struct that is held as tuples."""
+    return backend_with(Descriptor(kind=StateKind.KEYED, shape="value", item=f"struct<{fields}>", as_tuples=True))
+
+
+def test_a_row_is_a_tuple_in_memory_and_a_struct_in_a_snapshot() -> None:
+    backend, state = rows_of("total long, name string")
+    for backend.cursor.key, row in {1: (7, "a"), 2: [8, None], 3: (None, "c")}.items():
+        state.set(row)
+    assert [state.entries()[key] for key in (1, 2, 3)] == [(7, "a"), (8, None), (None, "c")]
+    assert all(type(row) is tuple for row in state.entries().values())
+    frozen = backend.freeze()
+    expected = {1: {"total": 7, "name": "a"}, 2: {"total": 8, "name": None}, 3: {"total": None, "name": "c"}}
+    sections = list(frozen.sections())
+    assert entries(sections) == expected
+    other, restored = rows_of("total long, name string")
+    for section in sections:
+        other.load("state", section.rows)
+    assert restored.entries() == state.entries()
+    assert entries(other.freeze().sections()) == expected
+
+
+def test_a_row_takes_the_form_of_its_types() -> None:
+    backend, state = rows_of("share double, at timestamp")
+    backend.cursor.key = 1
+    at = datetime(2026, 1, 2, tzinfo=timezone(timedelta(hours=2)))
+    state.set((1, at))
+    share, moment = state.get()
+    assert (type(share), share) == (float, 1.0)
+    assert moment == at and moment.tzinfo is UTC
+    for wrong in [(1.0,), (1.0, at, 2), ("much", at)]:
+        with pytest.raises(SchemaError, match="state 'state' is declared with"):
+            state.set(wrong)
+    assert state.get() == (share, moment)
+
+
+def test_a_row_that_was_never_set_is_none_and_can_be_cleared() -> None:
+    backend, state = rows_of("n long")
+    backend.cursor.key = 1
+    assert state.get() is None
+    state.set((1,))
+    list(backend.freeze().sections())
+    state.clear()
+    assert state.get() is None
+    assert [section.deleted for section in backend.freeze().sections() if section.rows.num_rows] == [True]
 
 
 def test_keys_that_come_and_go_between_two_freezes_leave_nothing() -> None:

@@ -88,9 +88,9 @@ def strike_once(folder: str | Path, place: str, victim: str) -> None:
 
 
 def strike_slot_once(folder: str | Path, place: str, victim: str, slots: list[int]) -> None:
-    """Called in the driver, with the Python processes of slots: one that lives is the victim, or its executor."""
+    """Called in the driver, with the Python processes of slots: the first that lives is the victim, or its executor."""
     if _is_first(folder, place):
-        process = next(pid for pid in slots if alive(pid))
+        process = next(pid for pid in slots if alive(pid) and pid != os.getpid())       # a processor's init runs here, too
         os.kill(process if victim == "process" else executor_of(process), signal.SIGKILL)
 
 

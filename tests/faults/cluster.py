@@ -108,7 +108,7 @@ class Cluster:
         log = (self.folder / f"{name}.log").open("ab")
         self._logs.append(log)
         env = os.environ | {
-            "SPARK_LOCAL_IP": host.address, "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": host.address, "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": f"{self.java_options} -Dspark.deploy.maxExecutorRetries=-1",
             "SPARK_LOCAL_DIRS": str(self.folder / "local"), "PYSPARK_PYTHON": sys.executable}
         process = subprocess.Popen(host.command(str(SPARK_HOME / "bin" / "spark-class"), *command), env=env, stdout=log,

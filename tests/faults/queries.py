@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -26,6 +27,19 @@ if TYPE_CHECKING:
 DRIVER = "driver.pid"
 STRUCK = "struck"
 DRIVER_ENDS_WITHIN_S = 280.0
+
+
+@dataclass(frozen=True, slots=True)
+class OneProcess:
+    """In the place of a cluster: the driver is the executor, too. Without a second number Spark would try no task again that
+    isn't of the slots' stage."""
+
+    folder: Path
+    url: str = "local[4, 4]"
+    java_options: str = "-XX:TieredStopAtLevel=1"
+
+    def log(self) -> str:
+        return ""
 
 
 def session_on(url: str, java_options: str, name: str, *, cores: int = 4) -> SparkSession:
@@ -45,7 +59,7 @@ def session_on(url: str, java_options: str, name: str, *, cores: int = 4) -> Spa
     return builder.getOrCreate()
 
 
-def run_driver(cluster: Cluster, module: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_driver(cluster: Cluster | OneProcess, module: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Runs `main()` of a module with the cluster's address, its options for Java, the folder and the words, and waits. The
     driver and its JVM are a process group, which is killed as a whole where it takes too long."""
     driver = subprocess.Popen(
@@ -74,9 +88,9 @@ def strike_once(folder: str | Path, place: str, victim: str) -> None:
 
 
 def strike_slot_once(folder: str | Path, place: str, victim: str, slots: list[int]) -> None:
-    """Called in the driver, with the Python processes of slots: one that lives is the victim, or its executor."""
+    """Called in the driver, with the Python processes of slots: the first that lives is the victim, or its executor."""
     if _is_first(folder, place):
-        process = next(pid for pid in slots if alive(pid))
+        process = next(pid for pid in slots if alive(pid) and pid != os.getpid())       # a processor's init runs here, too
         os.kill(process if victim == "process" else executor_of(process), signal.SIGKILL)
 
 

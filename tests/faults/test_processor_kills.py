@@ -15,10 +15,10 @@ import pytest
 
 from tests.faults.accounts import POISON
 from tests.faults.cluster import Cluster
-from tests.faults.queries import run_driver
+from tests.faults.queries import OneProcess, run_driver
 
 
-def run(cluster: Cluster, folder: Path, *, files: int, strikes: dict[str, str], slots: tuple[int, ...] = (2,),
+def run(cluster: Cluster | OneProcess, folder: Path, *, files: int, strikes: dict[str, str], slots: tuple[int, ...] = (2,),
         backend: str = "heap") -> str:
     """Until a driver comes to the end, and has checked what came of it. What they told."""
     plan = json.dumps({"files": files, "strikes": strikes, "slots": slots, "backend": backend})
@@ -70,6 +70,15 @@ def test_kills_change_nothing(cluster: Cluster, tmp_path: Path, plan: str, backe
     files = {"in the first batch": 3}.get(plan, 9)
     told = run(cluster, tmp_path, files=files, strikes=strikes, slots=(2, 3, 1), backend=backend)
     assert starts(told) == [2, 3, 1, 2][:1 + [*strikes.values()].count("driver")], "no other query had to be started again"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_kills_change_nothing_where_driver_and_executor_are_one(tmp_path: Path) -> None:
+    strikes = {"initial 1000": "process", "rows 40": "driver", "behind 100": "process", "between 2": "process",
+               "timer 116": "process", "between 3": "driver", "behind 250": "driver"}
+    told = run(OneProcess(tmp_path), tmp_path, files=6, strikes=strikes, slots=(2, 3, 1))
+    assert starts(told) == [2, 3, 1, 2], "no other query had to be started again"
 
 
 @pytest.mark.long

@@ -309,8 +309,9 @@ def test_a_row_that_does_not_fit_is_named_with_what_to_change(spark: SparkSessio
 @pytest.mark.parametrize("backend", [pytest.param("heap", marks=pytest.mark.long), "rocksdb"])
 def test_an_error_in_a_processor_ends_the_query_which_goes_on_when_it_is_mended(
         spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], backend: str) -> None:
-    """With an initial state, all kinds of state, timers and late rows; in the middle of a batch; at other slots then."""
-    plan = {"files": 4, "strikes": {"poison 140": "nobody"}, "slots": [2, 3], "backend": backend}
+    """With an initial state, all kinds of state, timers and late rows; in the middle of a batch; at other slots then. In the
+    batch before, a process is killed, which nobody notices."""
+    plan = {"files": 4, "strikes": {"rows 75": "process", "poison 140": "nobody"}, "slots": [2, 3], "backend": backend}
     driver = Driver(spark.newSession(), tmp_path, plan)
     driver.run()
     told = capfd.readouterr().out

@@ -2,7 +2,7 @@
 
 A case is a processor and its input, a file for each micro-batch. Both engines read the same files, each with two tasks; what
 each gives in each batch is compared after sorting. Spark keeps its state in RocksDB, as it must.
-Batches without data, which Spark adds after the last file, are switched off: they are a difference that the docs list.
+Batches without data, which Spark adds after the last file, are switched off: test_batches_without_data.py is about them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from tests.spark.processors import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter
 
 Rows = list[tuple[Any, ...]]
 
@@ -200,6 +201,26 @@ def cases() -> list[Any]:
     return on_heap + on_rocksdb
 
 
+def run_query(writer: DataStreamWriter) -> None:
+    """All that there is, to its end."""
+    query = writer.trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(240), "the query doesn't end"
+    finally:
+        query.stop()
+
+
+def patiently(run: Callable[[], None]) -> None:
+    """Spark gives a process of its driver ten seconds to start, which a busy machine may not have. Both engines need one."""
+    while True:
+        try:
+            run()
+            return
+        except StreamingQueryException as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+
+
 class Engines:
     """The same case on both, in one folder."""
 
@@ -228,24 +249,14 @@ class Engines:
         self.on_spark(grouped)
 
     def on_spark(self, grouped: GroupedData) -> None:
-        while True:
-            try:
-                self.query("spark", self.spark(grouped))
-                return
-            except StreamingQueryException as error:         # Spark gives a process of its driver ten seconds to start
-                if "Python worker failed to connect back" not in str(error):
-                    raise
+        self.query("spark", self.spark(grouped))
 
     def query(self, engine: str, frame: DataFrame, mode: str = "update") -> None:
         def take(batch: DataFrame, number: int) -> None:
             self.outputs[engine][number] = sorted(str(tuple(row)) for row in batch.collect())
 
-        query = (frame.writeStream.foreachBatch(take).outputMode(mode).trigger(availableNow=True)
-                 .option("checkpointLocation", str(self.folder / f"{engine}-query")).start())
-        try:
-            assert query.awaitTermination(240), f"{engine} takes too long"
-        finally:
-            query.stop()
+        patiently(lambda: run_query(frame.writeStream.foreachBatch(take).outputMode(mode).option(
+            "checkpointLocation", str(self.folder / f"{engine}-query"))))
 
     def check(self) -> None:
         ours, theirs = self.outputs["tidegate"], self.outputs["spark"]

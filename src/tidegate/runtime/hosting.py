@@ -296,6 +296,7 @@ def interpreter_for_a_slot(*, fresh: bool = True) -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(interval_s)
+        gc.freeze()         # forgets how much was made since the last collection: the lower limits would start one at once
         gc.set_threshold(*thresholds)
         gc.unfreeze()
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidegate.dataflow.operators.grouped import GroupedSpec
@@ -28,6 +29,7 @@ from tidegate.runtime.gathering import Run
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.hosting import MasterHost
 from tidegate.runtime.messages import Offer
+from tidegate.runtime.reports import wake_ms_of
 from tidegate.runtime.transforming import POLL_S, TransformJob, told
 from tidegate.store.manifest import MicroBatch
 
@@ -115,12 +117,15 @@ class Stillness:
 
 
 class MicroBatches:
-    """The runs of one streaming transform, one after the other. `store` is where its snapshots are."""
+    """The runs of one streaming transform, one after the other. `store` is where its snapshots are. `set_alarm` is told,
+    before a batch can end, when the next one is wanted though there may be no data for it."""
 
-    def __init__(self, job: TransformJob, *, store: str, restore: Restore) -> None:
+    def __init__(self, job: TransformJob, *, store: str, restore: Restore,
+                 set_alarm: Callable[[int | None], None] = lambda at_ms: None) -> None:
         self._job = job
         self._store = store
         self._restore = restore
+        self._set_alarm = set_alarm
         plan = job.plan()
         self._has_loops = bool(plan.loops)
         self._ends_once = any(isinstance(node.spec, GroupedSpec) for vertex in plan.vertices for node in vertex.nodes)
@@ -157,6 +162,7 @@ class MicroBatches:
                 _give_up(live)
             live = self._live = self._begin(run, batch)
         _end_epoch(run, live, Stillness(run) if self._has_loops else None, once=self._ends_once)
+        self._set_alarm(wake_ms_of(live.handle.epochs[-1].subtasks))
         live.done = batch
         live.slots.run = None
         live.host.ask(lambda master: master.park())

@@ -74,6 +74,11 @@ def measured(subtasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             | {name: sum(of.get(name, 0) for of in subtasks.values()) for name in _BYTES})
 
 
+def wake_ms_of(subtasks: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """When the first of them wants the next epoch to end though no record may come (`Operator.wake_ms`)."""
+    return min((of["wake_ms"] for of in subtasks.values() if "wake_ms" in of), default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
     """One deployment: when it was claimed, from which epoch it was restored and when it ran.

@@ -272,6 +272,8 @@ class Slot:
     def _take_parts(self, subtask: Subtask, marker: Marker, parts: Sequence[Part]) -> None:
         """Writes the frozen parts in the background, then acknowledges."""
         stats = dict(subtask.counters.last)
+        if (wake_ms := subtask.wake_ms()) is not None:
+            stats["wake_ms"] = wake_ms
         if not self._settings.keeps_state:
             for part in parts:
                 part.frozen.release()

@@ -158,6 +158,10 @@ class Subtask:
         """The next moment, by the time of day, that an operator waits for."""
         return min((at for operator in self._timed_operators if (at := operator.deadline_ms()) is not None), default=None)
 
+    def wake_ms(self) -> int | None:
+        """When an operator wants the next epoch to end though no record may come."""
+        return min((at for operator in self.operators if (at := operator.wake_ms()) is not None), default=None)
+
     def close(self) -> None:
         self._replay.close()
         for operator in self.operators:

@@ -35,6 +35,7 @@ from tidegate.runtime.micro_batches import MicroBatches
 from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.runtime.transforming import Bounded, TransformJob
 from tidegate.spark.deploy import SlotTask, check_task_slots, placed
+from tidegate.spark.waking import alarm_of
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
 from tidegate.store.savepoints import check_empty, find_restore_point, resolved
@@ -107,8 +108,12 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     if restore.path is not None and not streaming:
         find_restore_point(restore.path)
     if streaming:
-        conduct = MicroBatches(job, store=open_store(job_address(kept.to, name)).address, restore=restore).conduct
+        store = open_store(job_address(kept.to, name))
+        set_alarm, ticks = alarm_of(job.plan(), store, spark)
+        conduct = MicroBatches(job, store=store.address, restore=restore, set_alarm=set_alarm).conduct
     else:
+        # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
+        ticks = spark.range(0, slots, 1, slots)
         if savepoint_to is not None:
             check_empty(open_store(savepoint_to := resolved(savepoint_to)))
         conduct = Bounded(job=job, restore=restore, drain=savepoint_to is None if drain is None else drain,
@@ -118,7 +123,7 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     gathering = _gathering_at(launch.settings.tuning.master_listening)
     gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000)
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
-    together = _together(None if streaming else spark, inputs, slots)
+    together = _together(inputs, ticks, slots)
     with _own_processes(spark, transform_id if streaming else None):
         handed = together.mapInArrow(_task(invitation, transform_id, slots), ddl_of(job.output_schema), barrier=True)
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
@@ -231,8 +236,8 @@ def _own_processes(spark: SparkSession, transform: str | None) -> Iterator[None]
             environment.pop(PROCESS_VARIABLE, None)
 
 
-def _together(spark: SparkSession | None, inputs: Mapping[str, DataFrame], slots: int) -> DataFrame:
-    """All inputs as one DataFrame of as many partitions as there are slots. The session is given where they are bounded."""
+def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: int) -> DataFrame:
+    """All inputs as one DataFrame of as many partitions as there are slots. `ticks`: rows of no input beside them."""
     from pyspark.sql import functions
 
     schemas = [frame.schema for frame in inputs.values()]
@@ -246,10 +251,8 @@ def _together(spark: SparkSession | None, inputs: Mapping[str, DataFrame], slots
                             *(column.alias(column_of(index)) for index, column in enumerate(columns)))
 
     frames = [tagged(frame, which) for which, frame in enumerate(inputs.values())]
-    if spark is not None:
-        # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that. A streaming
-        # query has no batches without input.
-        frames.append(tagged(spark.range(0, slots, 1, slots), TICK))
+    if ticks is not None:
+        frames.append(tagged(ticks, TICK))
     return functools.reduce(lambda one, other: one.union(other), frames).repartitionById(slots, SLOT)
 
 

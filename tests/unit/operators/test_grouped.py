@@ -220,6 +220,35 @@ def test_timers_of_event_time_fire_when_the_watermark_has_reached_them() -> None
     assert [row[:2] for row in end_epoch(bench)] == [("expired", "a")]
 
 
+def test_the_next_epoch_is_wanted_when_the_first_timer_of_processing_time_is_due() -> None:
+    bench = summing(timers=TimeKind.PROCESSING)
+    found = []
+    for now_ms, rows in ((1, [("a", 1)]), (2, [("a", -51), ("b", -50)]), (50, []), (60, [])):
+        bench.feed(*rows)
+        bench.clock.now_ms = now_ms
+        end_epoch(bench)
+        found.append(bench.operator.wake_ms())
+    assert found == [None, 50, 51, None]
+
+
+def test_the_next_epoch_is_wanted_at_once_when_the_watermark_has_moved() -> None:
+    bench = event_time()
+    found = []
+    for latest_s in (1, 10, 9, 11, None):
+        if latest_s is not None:
+            bench.feed((latest_s * 1000,), port=1)
+        end_epoch(bench)
+        found.append(bench.operator.wake_ms())
+    assert found == [None, 0, None, 0, None]
+
+
+def test_an_operator_without_timers_wants_no_epoch() -> None:
+    bench = summing()
+    bench.feed(("a", 1))
+    end_epoch(bench)
+    assert bench.operator.wake_ms() is None
+
+
 def test_event_time_goes_on_after_a_restore_on_every_subtask() -> None:
     bench = event_time()
     bench.feed(timed(10))

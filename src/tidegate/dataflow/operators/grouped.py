@@ -50,6 +50,7 @@ from tidegate.store.opening import open_store
 # So many keys, and about so many records, are handed to a function at a time.
 MAX_GROUPS, MAX_ROWS = 4096, 65_536
 NO_TIME_MS = -1
+AT_ONCE_MS = 0
 LATEST = pa.schema([pa.field("latest", pa.int64())])
 
 
@@ -153,6 +154,11 @@ class GroupedSpec:
     kind: str = "grouped process"
     stateful: bool = True
 
+    @property
+    def wakes(self) -> bool:
+        """Whether its operator's `wake_ms` may ever say something."""
+        return self.timers is not None and not self.is_bounded
+
     def create(self, node: Node) -> Operator:
         return GroupedOperator(node, self)
 
@@ -255,6 +261,13 @@ class GroupedOperator(Operator):
         self._has_ended = True
         self.forward_watermark(MAX_WATERMARK_MS)
         super().on_end()
+
+    def wake_ms(self) -> int | None:
+        """As in Spark, event time wants another epoch when the watermark has moved, whether or not it made a timer due: by
+        that epoch's watermark the records of the next one are late."""
+        if self._timers is None or self._spec.timers is TimeKind.PROCESSING:
+            return None if self._timers is None else self._timers.next_ms()
+        return AT_ONCE_MS if self._progress.watermark_ms > self._progress.late_ms else None
 
     def maintain(self, budget: int) -> None:
         self._backend.maintain(budget)

@@ -1,0 +1,169 @@
+# ruff: noqa: N803  (Spark's names)
+"""Timers fire, and a watermark takes effect, though no data comes: batches without data, as Spark's own engine runs them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+import tidegate as tg
+from tests.spark.processors import EitherWay
+from tests.spark.test_processors_on_both_engines import CASES, Case, Engines, patiently, run_query
+from tidegate.spark.waking import Alarm
+from tidegate.spark.waking_source import FORMAT, WakingReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SOON_MS = 3000
+
+
+class DeadSensors(EitherWay):
+    """Spark's own example: a sensor of which nothing is heard for `patience_ms` is dead."""
+
+    columns = ("id", "said")
+
+    def __init__(self, patience_ms: int) -> None:
+        super().__init__()
+        self.patience_ms = patience_ms
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for timer in list(self.handle.listTimers()):
+            self.handle.deleteTimer(timer)
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + self.patience_ms)
+        yield from self.result((key[0], f"{len(list(rows))} readings"))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield from self.result((key[0], "dead"))
+
+
+SENSORS = Case(DeadSensors, "id string, said string", "id string", [[("a",), ("b",), ("a",)]], {})
+SAID = [("a", "2 readings"), ("a", "dead"), ("b", "1 readings"), ("b", "dead")]
+
+
+class Sink:
+    """The rows of each batch. It is down once, at the batch with the number `down_at`."""
+
+    def __init__(self, *, down_at: int | None = None) -> None:
+        self.batches: dict[int, list[tuple[Any, ...]]] = {}
+        self._down_at = down_at
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        if number == self._down_at:
+            self._down_at = None
+            raise ConnectionError("the sink is down")
+        self.batches[number] = sorted(tuple(row) for row in batch.collect())
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted(row for batch in list(self.batches.values()) for row in batch)
+
+    def run(self, frame: DataFrame, checkpoint: Path) -> None:
+        patiently(lambda: run_query(frame.writeStream.foreachBatch(self).outputMode("update").option(
+            "checkpointLocation", str(checkpoint))))
+
+    def run_until(self, rows: int, frame: DataFrame, checkpoint: Path, *, begun: Callable[[], None]) -> None:
+        """Until there are so many, with a trigger of 0.1 s."""
+        query = (frame.writeStream.foreachBatch(self).option("checkpointLocation", str(checkpoint))
+                 .trigger(processingTime="100 milliseconds").start())
+        begun()
+        try:
+            deadline = time.monotonic() + 240
+            while len(self.rows) < rows:
+                assert time.monotonic() < deadline, self.batches
+                query.awaitTermination(0.05)        # raises where it has failed
+        finally:
+            query.stop()
+
+
+@pytest.fixture(scope="module")
+def session(spark: SparkSession) -> SparkSession:
+    """Of the same Spark, with settings of its own. Batches without data are on, as by default."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    session.conf.set("spark.sql.streaming.stateStore.providerClass",
+                     "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    return session
+
+
+def dead_sensors(session: SparkSession, folder: Path, *, time_mode: str = "ProcessingTime",
+                 patience_ms: int = SOON_MS) -> DataFrame:
+    (folder / "in").mkdir(exist_ok=True)
+    return tg.transform_with_state(
+        SENSORS.frame(session, folder / "in").groupBy("id"), DeadSensors(patience_ms), SENSORS.output, "Append", time_mode,
+        slots=2, snapshots=tg.Snapshots(to=str(folder / "state")))
+
+
+def test_the_watermark_takes_effect_after_the_last_data_as_in_spark(session: SparkSession, tmp_path: Path) -> None:
+    """In every batch what Spark gives, over two runs. Ours fails in its first batch without data, and has another number of
+    slots in the second run."""
+    both = Engines(CASES["sessions"], pandas=False, session=session, folder=tmp_path)
+    ours, theirs = Sink(down_at=3), Sink()
+    for files, slots in ((range(3), 2), (range(3, 5), 1)):
+        both.case.write(tmp_path / "in", files)
+        grouped = both.case.frame(session, tmp_path / "in").groupBy("id")
+        frame = both.tidegate(grouped, slots=slots, snapshots=tg.Snapshots(to=str(tmp_path / "state")))
+        if slots == 2:
+            with pytest.raises(StreamingQueryException, match="the sink is down"):
+                ours.run(frame, tmp_path / "ours")
+        ours.run(frame, tmp_path / "ours")
+        theirs.run(both.spark(grouped), tmp_path / "theirs")
+    assert ours.batches == theirs.batches
+    assert sorted(ours.batches) == list(range(7)), "three files, one batch without data, two files, one batch without data"
+    assert [[row[0] for row in ours.batches[number]] for number in (3, 6)] == [["c ended", "d ended"], ["d ended"]]
+
+
+def test_a_timer_fires_where_nothing_comes_any_more_as_in_spark(session: SparkSession, tmp_path: Path) -> None:
+    """The query is there before the data."""
+    sinks = {"ours": Sink(), "theirs": Sink()}
+    frames = {"ours": dead_sensors(session, tmp_path, patience_ms=500),
+              "theirs": SENSORS.frame(session, tmp_path / "in").groupBy("id").transformWithState(
+                  DeadSensors(500), SENSORS.output, "Append", "ProcessingTime")}
+    for engine, sink in sinks.items():
+        patiently(lambda sink=sink, engine=engine: sink.run_until(
+            len(SAID), frames[engine], tmp_path / engine, begun=lambda: SENSORS.write(tmp_path / "in", range(1))))
+    assert sinks["ours"].rows == sinks["theirs"].rows == SAID
+    # The first one, that with the data, and one for each slot's timers: none is in vain, unlike in Spark.
+    assert len(sinks["ours"].batches) <= 4
+
+
+def test_what_is_due_when_a_query_begins_is_available_now(session: SparkSession, tmp_path: Path) -> None:
+    """With timers of processing time Spark's own engine finds no end here."""
+    SENSORS.write(tmp_path / "in", range(1))
+    sink = Sink()
+    sink.run(dead_sensors(session, tmp_path), tmp_path / "query")
+    time.sleep(SOON_MS / 1000)
+    sink.run(dead_sensors(session, tmp_path), tmp_path / "query")
+    assert sink.rows == SAID and 1 <= max(sink.batches) <= 2
+    before = len(sink.batches)
+    sink.run(dead_sensors(session, tmp_path), tmp_path / "query")
+    assert len(sink.batches) == before, "there is nothing to do"
+
+
+def test_nothing_is_added_to_a_query_without_time(session: SparkSession, tmp_path: Path) -> None:
+    plans = {mode: str(dead_sensors(session, tmp_path, time_mode=mode)._jdf.queryExecution().logical())
+             for mode in ("None", "ProcessingTime")}
+    assert FORMAT in plans["ProcessingTime"] and FORMAT not in plans["None"]
+
+
+def test_the_reader_has_a_row_when_the_alarm_goes_off() -> None:
+    alarm = Alarm()
+    reader = WakingReader(alarm.path)
+    rows, begun = reader.read(reader.initialOffset())
+    assert list(rows) == [(0,)], "Spark runs a first batch in any case"
+    now_ms = int(time.time() * 1000)
+    for at_ms, has_row in ((None, False), (now_ms + 3_600_000, False), (now_ms, True), (0, True)):
+        alarm.set(at_ms)
+        rows, end = reader.read(begun)
+        assert list(rows) == list(reader.readBetweenOffsets(begun, end)) == [(1,)] * has_row
+        assert (end != begun) is has_row
+    shutil.rmtree(alarm.path.parent)
+    assert reader.read(begun)[1] != begun, "files for a while may be tidied away"
+    alarm.set(None)
+    assert reader.read(begun)[1] == begun

@@ -48,7 +48,8 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
             yield {"name": "drop-in", "against": "pyspark transformWithState (rows)", "processor": case,
                    "ratio": round(ours["records_per_s"] / peer["records_per_s"], 1),
                    "what": f"one StatefulProcessor, {WHAT[case]} over {KEYS:,} keys, on one streaming query, "
-                           f"each once in a micro-batch, 2 cores; steady state, {batches} batches, of Spark's {peer_batches}",
+                           f"each once in a micro-batch, 2 cores; steady state, {batches} batches, of Spark's "
+                           f"{peer_batches}",
                    "records_per_s": round(ours["records_per_s"]), "peer_records_per_s": round(peer["records_per_s"]),
                    "tidegate": ours, "peer": peer}
 

@@ -225,7 +225,7 @@ def test_timers_of_event_time_and_late_rows(desk: Desk) -> None:
         desk.add(("a", amount, second))
     frame = desk.transform(Timed(), TIMED, "Append", "EventTime", data=desk.stream().withWatermark("at", "1 second"))
     desk.run(frame)
-    # Watermarks are 0, 9, 19, 19 and, without data, 24 seconds. The third row is late by 9, the last one's timer due at once.
+    # Watermarks are 0, 9, 19, 19 and then 24 seconds. The third row is late by 9, the last one's timer due at once.
     assert desk.rows() == [
         ("a", "row", 9000, 0, [9000]), ("a", "row", 12_000, 19_000, [12_000, 20_000]),
         ("a", "row", 20_000, 9000, [9000, 20_000]),

@@ -231,11 +231,12 @@ def test_timers_of_event_time_and_late_rows(desk: Desk, backend: Any) -> None:
     frame = desk.transform(Timed(), TIMED, "Append", "EventTime", data=desk.stream().withWatermark("at", "1 second"),
                            backend=backend)
     desk.run(frame)
-    # Watermarks are 0, 9, 19, 19 seconds. The third row is late by 9; the timer of the last is due at once.
+    # Watermarks are 0, 9, 19, 19 and then 24 seconds. The third row is late by 9, the last one's timer due at once.
     assert desk.rows() == [
         ("a", "row", 9000, 0, [9000]), ("a", "row", 12_000, 19_000, [12_000, 20_000]),
         ("a", "row", 20_000, 9000, [9000, 20_000]),
-        ("a", "timer", 9000, 9000, [9000, 20_000]), ("a", "timer", 12_000, 19_000, [12_000, 20_000])]
+        ("a", "timer", 9000, 9000, [9000, 20_000]), ("a", "timer", 12_000, 19_000, [12_000, 20_000]),
+        ("a", "timer", 20_000, 24_000, [20_000])]
 
 
 def test_timers_fire_in_micro_batches_without_data_where_what_follows_makes_spark_run_them(desk: Desk) -> None:

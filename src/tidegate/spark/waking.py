@@ -52,7 +52,7 @@ class Alarm:
     """When the next batch of a query is wanted though there may be no data. It is set on the driver, for a reader to see.
 
     The file is in a folder of the driver's own, which goes with its process. It is replaced as a whole. Where it is gone
-    (some machines tidy away what is old) a reader takes the alarm to go off, and the batch that follows sets it.
+    (some machines tidy such folders up) a reader takes the alarm to go off, and the batch that follows sets it anew.
     """
 
     def __init__(self) -> None:

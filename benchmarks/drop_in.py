@@ -43,8 +43,8 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
         # The same files, as far as Spark is to get.
         write_files(Path(folder) / "peer", PEER_WARM_UP_BATCHES + peer_batches)
         for case in CASES:
-            ours = _tidegate(case, folder, warm_up)
-            peer = peers.drop_in(case, folder=f"{folder}/peer", warm_up_batches=PEER_WARM_UP_BATCHES)
+            ours = _tidegate(case, folder, warm_up, batches)
+            peer = peers.drop_in(case, folder=f"{folder}/peer", warm_up_batches=PEER_WARM_UP_BATCHES, batches=peer_batches)
             yield {"name": "drop-in", "against": "pyspark transformWithState (rows)", "processor": case,
                    "ratio": round(ours["records_per_s"] / peer["records_per_s"], 1),
                    "what": f"one StatefulProcessor, {WHAT[case]} over {KEYS:,} keys, on one streaming query, "
@@ -54,11 +54,11 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
                    "tidegate": ours, "peer": peer}
 
 
-def _tidegate(name: str, folder: str, warm_up_batches: int) -> dict[str, Any]:
+def _tidegate(name: str, folder: str, warm_up_batches: int, batches: int) -> dict[str, Any]:
     spark, case = session(), CASES[name]
     result = tg.transform_with_state(grouped(spark, f"{folder}/in", case), case.processor, case.output, "Update",
                                      case.time_mode, name=name, slots=2, snapshots=tg.Snapshots(to=f"{folder}/state"))
-    measured = measure(result, f"{folder}/query-{name}", warm_up_batches=warm_up_batches)
+    measured = measure(result, f"{folder}/query-{name}", warm_up_batches=warm_up_batches, batches=batches)
     _check(name, tg.read_state(spark, f"{folder}/state/{name}", "sum" if name == "sum" else "last_seen"), f"{folder}/in")
     spark.stop()
     return measured

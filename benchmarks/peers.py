@@ -18,9 +18,9 @@ def transform_with_state(*, rows_per_batch: int, batches: int, keys: int) -> dic
     return _run("transform_with_state.py", str(rows_per_batch), str(batches), str(keys))
 
 
-def drop_in(case: str, *, folder: str, warm_up_batches: int) -> dict[str, Any]:
+def drop_in(case: str, *, folder: str, warm_up_batches: int, batches: int) -> dict[str, Any]:
     """A processor of `drop-in` over the files in a folder, as a PySpark `transformWithState` (rows) query."""
-    return _run("drop_in.py", case, folder, str(warm_up_batches))
+    return _run("drop_in.py", case, folder, str(warm_up_batches), str(batches))
 
 
 def statestore(*, keys: int, runs: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -73,24 +74,32 @@ def grouped(spark: SparkSession, folder: str, case: Case) -> GroupedData:
             .groupBy("key"))
 
 
-def measure(result: DataFrame, folder: str, *, warm_up_batches: int) -> dict[str, Any]:
-    """Runs the query over all files; what the batches behind the first ones took."""
+def measure(result: DataFrame, folder: str, *, warm_up_batches: int, batches: int) -> dict[str, Any]:
+    """Runs the query over so many batches; what those behind the first ones took. It is stopped when they are done, since
+    Spark goes on with empty ones as long as there are timers."""
     query = (result.writeStream.format("noop").outputMode("update").option("checkpointLocation", folder)
              .trigger(availableNow=True).start())
-    query.awaitTermination()
-    counted = [progress for progress in query.recentProgress if progress["numInputRows"]][warm_up_batches:]
+    done: list[Any] = []
+    while len(done) < warm_up_batches + batches and query.isActive:
+        time.sleep(0.2)
+        done = [progress for progress in query.recentProgress if progress["numInputRows"]]
+    query.stop()
+    error = query.exception()
+    if error is not None:
+        raise error
+    counted = done[warm_up_batches:]
     rows = sum(progress["numInputRows"] for progress in counted)
     seconds = sum(progress["durationMs"]["triggerExecution"] for progress in counted) / 1000
     return {"records": rows, "batches": len(counted), "seconds": round(seconds, 2),
             "records_per_s": round(rows / seconds, 1)}
 
 
-def main(name: str, folder: str, warm_up_batches: str) -> None:
+def main(name: str, folder: str, warm_up_batches: str, batches: str) -> None:
     from peer_session import peer_session  # beside this script
 
     spark, case = peer_session("transformWithState"), CASES[name]
     result = grouped(spark, folder, case).transformWithState(case.processor, case.output, "Update", case.time_mode)
-    print(json.dumps(measure(result, tempfile.mkdtemp(), warm_up_batches=int(warm_up_batches))))
+    print(json.dumps(measure(result, tempfile.mkdtemp(), warm_up_batches=int(warm_up_batches), batches=int(batches))))
     spark.stop()
 
 

@@ -183,6 +183,7 @@ class Driver:
 
     def __init__(self, spark: SparkSession, folder: Path, plan: dict[str, Any]) -> None:
         self.spark = spark
+        self.spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")      # a batch for each file
         self.folder = folder
         self.strikes: dict[str, str] = plan["strikes"]
         self.slots: list[int] = plan["slots"]
@@ -193,6 +194,7 @@ class Driver:
 
     def run(self) -> None:
         """Until all files went through. A query that failed is started again."""
+        self.give(0)        # or Spark would begin with a batch without data
         for _ in range(len(self.strikes) + 1):
             query = self.start()
             try:

@@ -40,6 +40,7 @@ def starts(told: str) -> list[int]:
     return [int(slots) for slots in re.findall(r"start \d+ with (\d+) slots", told)]
 
 
+@pytest.mark.long
 def test_a_process_an_executor_and_a_driver_are_killed(cluster: Cluster, tmp_path: Path) -> None:
     """The driver's successor has another number of slots."""
     strikes = {"rows 25": "process", "rows 80": "executor", "behind 130": "driver"}

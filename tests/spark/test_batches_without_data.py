@@ -100,6 +100,7 @@ def dead_sensors(session: SparkSession, folder: Path, *, time_mode: str = "Proce
         slots=2, snapshots=tg.Snapshots(to=str(folder / "state")))
 
 
+@pytest.mark.long
 def test_the_watermark_takes_effect_after_the_last_data_as_in_spark(session: SparkSession, tmp_path: Path) -> None:
     """In every batch what Spark gives, over two runs. Ours fails in its first batch without data, and has another number of
     slots in the second run."""

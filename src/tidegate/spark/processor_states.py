@@ -120,6 +120,10 @@ def _no_key_in_init(method: str) -> JobError:
                     f"handleExpiredTimer or handleInitialState")
 
 
+def _no_time() -> JobError:
+    return JobError("timers need a time: give timeMode='ProcessingTime', or 'EventTime' and a watermark on the input")
+
+
 class _Unusable:
     """A state variable that can't be used here, and says why: on the driver, and of a state that was deleted."""
 
@@ -138,7 +142,10 @@ class LiveHandle(StatefulProcessorHandle):
     def __init__(self, declared: Mapping[str, DeclaredState], tables: Mapping[str, Any], timers: TimerQueue | None) -> None:
         self._declared = declared
         self._tables = tables
-        self._timers = timers
+        if timers is not None:
+            self.registerTimer = lambda expiryTimestampMs: timers.set(to_ms(expiryTimestampMs))     # type: ignore[method-assign]
+            self.deleteTimer = lambda expiryTimestampMs: timers.delete(to_ms(expiryTimestampMs))    # type: ignore[method-assign]
+            self.listTimers = lambda: iter(timers.times())                                          # type: ignore[method-assign]
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
         return self._variable(ValueVariable, stateName, "value")
@@ -157,18 +164,13 @@ class LiveHandle(StatefulProcessorHandle):
                            f"declare it")
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        self._queue().set(to_ms(expiryTimestampMs))
+        raise _no_time()
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        self._queue().delete(to_ms(expiryTimestampMs))
+        raise _no_time()
 
     def listTimers(self) -> Iterator[int]:
-        return iter(self._queue().times())
-
-    def _queue(self) -> TimerQueue:
-        if self._timers is None:
-            raise JobError("timers need a time: give timeMode='ProcessingTime', or 'EventTime' and a watermark on the input")
-        return self._timers
+        raise _no_time()
 
     def _variable(self, kind: Callable[[DeclaredState, Any], Any], name: str, shape: str) -> Any:
         declared = self._declared.get(name)

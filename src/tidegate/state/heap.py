@@ -167,6 +167,7 @@ class _FrozenLayer:
             if layer.missing:
                 # To write everything is cheaper than to merge nearly everything with older files.
                 self.rows[False].append(_batch(self.info, list(layer.missing), list(layer.missing.values())))
+        layer.may_hold_gone = bool(self.rows[True])     # a key that was deleted may have been set again
         layer.read = True
         if layer.is_private:
             while len(changes) > MAX_KEPT_ENTRIES:      # to drop it whole would be one long step

@@ -2,8 +2,8 @@
 
 The state `__event_timers` (and `__processing_timers`) holds, for each key, the list of times it is to be called at. A
 timer is set at most once per key, kind and time. The heap is derived: it is rebuilt from the state at a restore, and may
-hold entries whose timer was deleted; the state decides. When there are more deleted ones than others, the heap is
-rebuilt without them.
+hold entries whose timer was deleted; the state decides. Those are noted (`_deleted`), and thrown out when they are more than
+the others. A timer that is set again before that has its old entry back.
 
 What it doesn't do: many timers of one key are kept in one list, and each change copies it. Timers are for a few times
 per key.
@@ -61,19 +61,24 @@ class TimerQueue:
         self._table = backend.table(descriptor)
         self._heap: list[tuple[int, int, Any]] = []      # time, order in which it was set, key
         self._order = count()
-        self._deleted_count = 0
+        self._deleted: set[tuple[int, Any]] = set()         # time and key, of entries that are in the heap
+        self._handled: dict[tuple[int, Any], None] = {}     # of those that aren't any more, while their timers still are
 
     def set(self, at_ms: int) -> None:
         """For the current key."""
-        times = self._table.get()
-        if at_ms not in times:
-            self._table.set([*times, at_ms])
-            heappush(self._heap, (at_ms, next(self._order), self._cursor.key))
+        times, key = self._table.get(), self._cursor.key
+        if at_ms in times:
+            return
+        self._table.set([*times, at_ms])
+        if (at_ms, key) in self._deleted:
+            self._deleted.remove((at_ms, key))
+        else:
+            heappush(self._heap, (at_ms, next(self._order), key))
 
     def delete(self, at_ms: int) -> None:
-        if self._take(at_ms):
-            self._deleted_count += 1
-            if self._deleted_count > max(MIN_DELETED_COUNT, len(self._heap) // 2):
+        if self._take(at_ms) and (at_ms, self._cursor.key) not in self._handled:
+            self._deleted.add((at_ms, self._cursor.key))
+            if len(self._deleted) > max(MIN_DELETED_COUNT, len(self._heap) // 2):
                 self._rebuild()
 
     def due(self, now_ms: int) -> Iterator[int]:
@@ -87,26 +92,24 @@ class TimerQueue:
             if order > last_order:
                 raise JobError(f"{MAX_SET_AT_THE_END:,} timers were set in on_timer after the end of all input, and each is "
                                f"due at once: set no more where ctx.watermark_ms is 2**63 - 1")
-            if self._take(at_ms):
-                yield at_ms
-            else:
-                self._deleted_count -= 1
+            if self._is_deleted(at_ms) or not self._take(at_ms):
+                continue
+            yield at_ms
 
     def expired(self, now_ms: int) -> Iterator[int]:
         """The same in Spark's way: those that are due now, whatever is set or deleted meanwhile. A timer is there until it
         was handled; to set it again before that is in vain."""
-        found: dict[tuple[int, Any], None] = {}
+        handled = self._handled
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, _, self._cursor.key = heappop(self._heap)
-            if at_ms in self._table.get():
-                found[at_ms, self._cursor.key] = None       # once, though it was set, deleted and set again
-            else:
-                self._deleted_count -= 1
-        for at_ms, key in found:
+            if not self._is_deleted(at_ms) and at_ms in self._table.get():
+                handled[at_ms, self._cursor.key] = None
+        for at_ms, key in list(handled):
             self._cursor.key = key
             yield at_ms
             self._cursor.key = key
             self._take(at_ms)
+            del handled[at_ms, key]
 
     def times(self) -> list[int]:
         """Of the current key, in order."""
@@ -135,27 +138,25 @@ class TimerQueue:
         times = self._table.get()
         if at_ms not in times:
             return False
-        left = [time for time in times if time != at_ms]
-        if left:
-            self._table.set(left)
-        else:
+        if len(times) == 1:
             self._table.clear()
+        else:
+            self._table.set([time for time in times if time != at_ms])
+        return True
+
+    def _is_deleted(self, at_ms: int) -> bool:
+        """Of an entry of the current key that was taken out of the heap."""
+        entry = at_ms, self._cursor.key
+        if entry not in self._deleted:
+            return False
+        self._deleted.remove(entry)
         return True
 
     def _rebuild(self) -> None:
-        cursor, times = self._cursor, self._table.get
-        at_key = cursor.key
-        kept: dict[tuple[int, Any], tuple[int, int, Any]] = {}
-        for entry in self._heap:
-            at_ms, _, cursor.key = entry
-            if at_ms in times():
-                first = kept.setdefault((at_ms, cursor.key), entry)
-                if entry[1] < first[1]:
-                    kept[at_ms, cursor.key] = entry
-        cursor.key = at_key
-        self._heap = list(kept.values())
+        deleted = self._deleted
+        self._heap = [entry for entry in self._heap if (entry[0], entry[2]) not in deleted]
         heapify(self._heap)
-        self._deleted_count = 0
+        deleted.clear()
 
 
 def timers_descriptor(kind: TimeKind) -> Descriptor:
@@ -164,6 +165,8 @@ def timers_descriptor(kind: TimeKind) -> Descriptor:
 
 def to_ms(at: int | datetime) -> int:
     """A time that a user gave: milliseconds, or a datetime (taken as UTC where it has no zone)."""
+    if type(at) is int and MIN_MS <= at <= MAX_MS:
+        return at
     if isinstance(at, datetime):
         aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         return (aware - _EPOCH) // timedelta(milliseconds=1)

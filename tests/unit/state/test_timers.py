@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidegate.errors import JobError
 from tidegate.state import timers
@@ -204,3 +206,52 @@ def test_anything_else_is_no_time(at: Any) -> None:
 def test_time_has_an_end(at: int) -> None:
     with pytest.raises(ValueError, match="end of time"):
         to_ms(at)
+
+
+_change = st.tuples(st.sampled_from(["set", "set", "delete"]), st.sampled_from("abc"), st.integers(0, 9))
+_changes = st.lists(_change, max_size=8)
+
+
+@given(rounds=st.lists(st.tuples(_changes, st.integers(0, 9), st.lists(_changes, max_size=4)), max_size=12),
+       in_sparks_way=st.booleans())
+def test_what_fires_is_what_an_oracle_says(rounds: list[Any], in_sparks_way: bool) -> None:
+    """Timers are set and deleted before a round, and by those who hear of the timers that fire in it."""
+    backend, timer_queue = queue()
+    oracle: set[tuple[str, int]] = set()
+
+    def change(changes: list[tuple[str, str, int]]) -> None:
+        for what, key, at_ms in changes:
+            backend.cursor.key = key
+            if what == "set":
+                timer_queue.set(at_ms)
+                oracle.add((key, at_ms))
+            else:
+                timer_queue.delete(at_ms)
+                oracle.discard((key, at_ms))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(timers, "MIN_DELETED_COUNT", 2)
+        for before, now_ms, heard in rounds:
+            change(before)
+            found = []
+            if in_sparks_way:
+                waiting = {timer for timer in oracle if timer[1] <= now_ms}
+                for at_ms in timer_queue.expired(now_ms):
+                    timer = backend.cursor.key, at_ms
+                    found.append(timer)
+                    assert timer in waiting, "it is one of those that were due at first"
+                    waiting.remove(timer)
+                    change(heard[len(found) % len(heard)] if heard else [])
+                    oracle.discard(timer)
+                assert not waiting
+            else:
+                for at_ms in timer_queue.due(now_ms):
+                    timer = backend.cursor.key, at_ms
+                    found.append(timer)
+                    assert timer in oracle and at_ms == min(at for _, at in oracle)
+                    oracle.discard(timer)
+                    change(heard[len(found)] if len(found) < len(heard) else [])
+                assert not any(at_ms <= now_ms for _, at_ms in oracle)
+            assert len(found) == len(set(found)) or not in_sparks_way
+            for backend.cursor.key in "abc":
+                assert timer_queue.times() == sorted(at_ms for key, at_ms in oracle if key == backend.cursor.key)

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 import tidegate as tg
 from tests.spark.processors import EitherWay
 from tests.spark.test_processors_on_both_engines import CASES, Case, Engines, patiently, run_query
-from tidegate.spark.waking import Alarm
+from tidegate.spark.waking import Alarm, _stream
 from tidegate.spark.waking_source import FORMAT, WakingReader
 
 if TYPE_CHECKING:
@@ -168,3 +168,10 @@ def test_the_reader_has_a_row_when_the_alarm_goes_off() -> None:
     assert reader.read(begun)[1] != begun, "files for a while may be tidied away"
     alarm.set(None)
     assert reader.read(begun)[1] == begun
+
+
+def test_every_session_has_a_source_of_its_own(spark: SparkSession) -> None:
+    """Spark refuses to register a source in a session where an earlier one, the first of all, has one of that name; nor does it
+    find that there."""
+    for each in (spark, spark.newSession(), spark, spark.newSession()):
+        assert _stream(Alarm(), each).isStreaming

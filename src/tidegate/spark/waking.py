@@ -29,7 +29,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from tidegate.dataflow.operators.grouped import GroupedSpec
 from tidegate.dataflow.plan import Plan
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"
 NEVER = "never"
 
-_registered: WeakSet[SparkSession] = WeakSet()
+_registered: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 _lock = threading.Lock()
 _folder: Path | None = None
 
@@ -86,13 +86,17 @@ def _unheard(at_ms: int | None) -> None:
 
 
 def _stream(alarm: Alarm, spark: SparkSession) -> DataFrame:
-    from tidegate.spark.waking_source import ALARM, FORMAT, WakingSource
+    from tidegate.spark.waking_source import ALARM, waking_source
 
     with _lock:
-        if spark not in _registered:        # Spark warns where a source is registered again
-            spark.dataSource.register(WakingSource)
-            _registered.add(spark)
-    return spark.readStream.format(FORMAT).option(ALARM, str(alarm.path)).load()
+        if spark not in _registered:
+            # A name of its own for each session: Spark 4.3.0 neither knows what another session has registered, nor lets it
+            # be registered once more, where the other one is the first of its process.
+            source = waking_source(uuid.uuid4().hex)
+            spark.dataSource.register(source)
+            _registered[spark] = source.name()
+        name = _registered[spark]
+    return spark.readStream.format(name).option(ALARM, str(alarm.path)).load()
 
 
 def _own_folder() -> Path:

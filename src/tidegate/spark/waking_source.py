@@ -24,11 +24,17 @@ ALARM = "alarm"         # the option that names the alarm's file
 COUNT = "wakings"
 
 
-class WakingSource(DataSource):
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
+def waking_source(name: str) -> type[DataSource]:
+    """Under a name of its own."""
+    class Named(WakingSource):
+        @classmethod
+        def name(cls) -> str:
+            return f"{FORMAT}_{name}"
 
+    return Named
+
+
+class WakingSource(DataSource):
     def schema(self) -> str:
         return "waking long"
 

@@ -171,7 +171,7 @@ def test_the_reader_has_a_row_when_the_alarm_goes_off() -> None:
 
 
 def test_every_session_has_a_source_of_its_own(spark: SparkSession) -> None:
-    """Spark refuses to register a source in a session where an earlier one, the first of all, has one of that name; nor does it
-    find that there."""
+    """Spark refuses to register a source in a session where the first of all has one of that name, and doesn't find that one
+    either."""
     for each in (spark, spark.newSession(), spark, spark.newSession()):
         assert _stream(Alarm(), each).isStreaming

@@ -59,7 +59,7 @@ def _tidegate(name: str, folder: str, warm_up_batches: int, batches: int) -> dic
     result = tg.transform_with_state(grouped(spark, f"{folder}/in", case), case.processor, case.output, "Update",
                                      case.time_mode, name=name, slots=2, snapshots=tg.Snapshots(to=f"{folder}/state"))
     measured = measure(result, f"{folder}/query-{name}", warm_up_batches=warm_up_batches, batches=batches)
-    _check(name, tg.read_state(spark, f"{folder}/state/{name}", "sum" if name == "sum" else "last_seen"), f"{folder}/in")
+    _check(name, tg.read_state(spark, f"{folder}/state/{name}", case.state), f"{folder}/in")
     spark.stop()
     return measured
 

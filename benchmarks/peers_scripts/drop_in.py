@@ -58,15 +58,18 @@ class DowntimeDetector(StatefulProcessor):
 
 class Case(NamedTuple):
     processor: StatefulProcessor
+    state: str
     reads: str
     output: str
     time_mode: str
 
 
 CASES = {
-    "sum": Case(RunningSum(), "key long, amount long", "key long, total long, n long", "None"),
-    "downtime": Case(DowntimeDetector(), "key long, at_ms long", "key long, seen_ms long, gap_ms long", "ProcessingTime"),
+    "sum": Case(RunningSum(), "sum", "key long, amount long", "key long, total long, n long", "None"),
+    "downtime": Case(DowntimeDetector(), "last_seen", "key long, at_ms long", "key long, seen_ms long, gap_ms long",
+                     "ProcessingTime"),
 }
+
 
 def grouped(spark: SparkSession, folder: str, case: Case) -> GroupedData:
     """The input. A micro-batch is `FILES_PER_BATCH` files."""

@@ -231,10 +231,9 @@ class _HandedWriter(SinkWriter):
 
 def handover_of(plan: Plan) -> Handover:
     """The one that all of the plan's sources and sinks refer to."""
-    for vertex in plan.vertices:
-        for node in vertex.nodes:
-            end = node.spec.source if isinstance(node.spec, SourceSpec) else (
-                node.spec.sink if isinstance(node.spec, SinkSpec) else None)
-            if isinstance(end, HandedSource | HandedSink):
-                return end.handover
+    for node in plan.nodes:
+        end = node.spec.source if isinstance(node.spec, SourceSpec) else (
+            node.spec.sink if isinstance(node.spec, SinkSpec) else None)
+        if isinstance(end, HandedSource | HandedSink):
+            return end.handover
     raise AssertionError("a plan whose records aren't handed over")

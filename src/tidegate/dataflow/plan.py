@@ -65,6 +65,11 @@ class Plan:
     key_group_count: int
     loops: tuple[Loop, ...] = ()          # `loops[i].id == i`; an enclosing loop comes before those in it
 
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """Of all vertices."""
+        return (node for vertex in self.vertices for node in vertex.nodes)
+
     def subtasks_in(self, slot: int) -> Iterator[Vertex]:
         return (vertex for vertex in self.vertices if slot < vertex.parallelism)
 

@@ -73,7 +73,7 @@ class SlotLaunch:
         try:
             payload: bytes = cloudpickle.dumps(self)
         except Exception as error:
-            culprits = [node.name for vertex in self.plan.vertices for node in vertex.nodes if not _travels(node.spec)]
+            culprits = [node.name for node in self.plan.nodes if not _travels(node.spec)]
             raise JobError(
                 f"the job can't be sent to its slots: {error}. Functions travel pickled, with all they refer to"
                 f"{f' (look at {culprits})' if culprits else ''}: make connections, locks and sessions in `open`, or "
@@ -184,7 +184,7 @@ class MasterHost:
 
 def _printing(plan: Plan) -> Callable[[str, str], bool]:
     """Prints what print sinks deliver, as it is committed, and leaves the rest to the handle's results."""
-    printers = {node.name: DeliveryPrinter() for vertex in plan.vertices for node in vertex.nodes
+    printers = {node.name: DeliveryPrinter() for node in plan.nodes
                 if isinstance(node.spec, SinkSpec) and isinstance(node.spec.sink, PrintSink)}
 
     def on_delivered(sink: str, committable: str) -> bool:

@@ -128,7 +128,7 @@ class MicroBatches:
         self._set_alarm = set_alarm
         plan = job.plan()
         self._has_loops = bool(plan.loops)
-        self._ends_once = any(isinstance(node.spec, GroupedSpec) for vertex in plan.vertices for node in vertex.nodes)
+        self._ends_once = any(isinstance(node.spec, GroupedSpec) for node in plan.nodes)
         self._lock = threading.Lock()
         self._live: _Live | None = None
 

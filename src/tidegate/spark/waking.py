@@ -70,7 +70,7 @@ class Alarm:
 def alarm_of(plan: Plan, store: Store, spark: SparkSession) -> tuple[Callable[[int | None], None], DataFrame | None]:
     """What sets the alarm of a query whose snapshots are in the store, and a stream that has a row whenever it goes off;
     None where no operator wakes."""
-    if not any(isinstance(node.spec, GroupedSpec) and node.spec.wakes for vertex in plan.vertices for node in vertex.nodes):
+    if not any(isinstance(node.spec, GroupedSpec) and node.spec.wakes for node in plan.nodes):
         return _unheard, None
     alarm = Alarm()
     if spark.conf.get(ENABLED) != "true":

@@ -265,8 +265,10 @@ class GroupedOperator(Operator):
     def wake_ms(self) -> int | None:
         """As in Spark, event time wants another epoch when the watermark has moved, whether or not it made a timer due: by
         that epoch's watermark the records of the next one are late."""
-        if self._timers is None or self._spec.timers is TimeKind.PROCESSING:
-            return None if self._timers is None else self._timers.next_ms()
+        if self._timers is None:
+            return None
+        if self._spec.timers is TimeKind.PROCESSING:
+            return self._timers.next_ms()
         return AT_ONCE_MS if self._progress.watermark_ms > self._progress.late_ms else None
 
     def maintain(self, budget: int) -> None:

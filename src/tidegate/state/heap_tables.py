@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap_layers import ABSENT, GONE, Cursor, DoubledTable, HeapTable, LayeredTable
+from tidegate.state.heap_layers import ABSENT, GONE, Cursor, DoubledTable, HeapTable, Layer, LayeredTable
 from tidegate.state.sections import StateInfo
 from tidegate.state.values import detached, form_of
 
@@ -62,13 +62,30 @@ class HeapRow(HeapValue):
 
 
 class HeapTimes(HeapValue):
-    """A key's timers: lists of times, which only timers.py sets, and never changes in place."""
+    """A key's timers: lists of times, which only timers.py sets, and never changes in place. To move a timer is to delete it
+    and to set it anew, so it is counted how many keys are gone."""
 
-    __slots__ = ()
+    __slots__ = ("gone_count",)
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
         super().__init__(descriptor, info, cursor)
-        self.plain = list
+        self.gone_count = 0
+
+    def set(self, value: Any) -> None:
+        key, fresh = self.cursor.key, self.fresh
+        if self.may_hold_gone and fresh.get(key) is GONE:
+            self.gone_count -= 1
+            self.may_hold_gone = self.gone_count > 0
+        fresh[key] = value
+
+    def clear(self) -> None:
+        super().clear()
+        if self.fresh.get(self.cursor.key) is GONE:
+            self.gone_count += 1
+
+    def freeze(self) -> Layer:
+        self.gone_count = 0
+        return super().freeze()
 
 
 class HeapReducing(LayeredTable):

@@ -1,4 +1,4 @@
-"""Timers fire once, in order, with their key; the state decides, the heap beside it only knows where to look."""
+"""Timers fire once, in order, with their key; the state decides, the calendar beside it only knows where to look."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import JobError
-from tidegate.state import timers
+from tidegate.state import calendar, timers
 from tidegate.state.heap import HeapBackend, key_list
 from tidegate.state.timers import MAX_MS, TimeKind, TimerQueue, to_ms
 
@@ -150,7 +150,7 @@ def test_restored_timers_fire_like_the_originals() -> None:
 
 def test_deleted_timers_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that ends after a pause: every record moves the timer."""
-    monkeypatch.setattr(timers, "MIN_DELETED_COUNT", 10)
+    monkeypatch.setattr(calendar, "MIN_TIMES", 10)
     backend, due = queue()
     set_at(backend, due, *((f"k{number}", 1_000_000 + number) for number in range(20)))
     backend.cursor.key = "moving"
@@ -158,7 +158,7 @@ def test_deleted_timers_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
         due.delete(at_ms - 1)
         due.set(at_ms)
         assert backend.cursor.key == "moving"
-    assert len(due._heap) < 50
+    assert len(due._calendar._times) < 50
     assert fired(backend, due, MAX_MS) == [("moving", 999), *((f"k{number}", 1_000_000 + number) for number in range(20))]
 
 
@@ -215,9 +215,11 @@ _changes = st.lists(_change, max_size=8)
 @given(rounds=st.lists(st.tuples(_changes, st.integers(0, 9), st.lists(_changes, max_size=4)), max_size=12),
        in_sparks_way=st.booleans())
 def test_what_fires_is_what_an_oracle_says(rounds: list[Any], in_sparks_way: bool) -> None:
-    """Timers are set and deleted before a round, and by those who hear of the timers that fire in it."""
+    """Timers are set and deleted before a round, and by those who hear of the timers that fire in it. What the layers
+    of all rounds say, one on the other, is what there is."""
     backend, timer_queue = queue()
     oracle: set[tuple[str, int]] = set()
+    written: dict[str, list[int]] = {}
 
     def change(changes: list[tuple[str, str, int]]) -> None:
         for what, key, at_ms in changes:
@@ -230,7 +232,7 @@ def test_what_fires_is_what_an_oracle_says(rounds: list[Any], in_sparks_way: boo
                 oracle.discard((key, at_ms))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(timers, "MIN_DELETED_COUNT", 2)
+        patched.setattr(calendar, "MIN_TIMES", 2)
         for before, now_ms, heard in rounds:
             change(before)
             found = []
@@ -253,5 +255,13 @@ def test_what_fires_is_what_an_oracle_says(rounds: list[Any], in_sparks_way: boo
                     change(heard[len(found)] if len(found) < len(heard) else [])
                 assert not any(at_ms <= now_ms for _, at_ms in oracle)
             assert len(found) == len(set(found)) or not in_sparks_way
+            assert timer_queue.next_ms() == min((at_ms for _, at_ms in oracle), default=None)
+            for section in backend.freeze().sections():
+                for row in section.rows.to_pylist():
+                    written.pop(row["key"], None)
+                    if not section.deleted:
+                        written[row["key"]] = sorted(row["value"])
+            backend.maintain(100)
             for backend.cursor.key in "abc":
-                assert timer_queue.times() == sorted(at_ms for key, at_ms in oracle if key == backend.cursor.key)
+                expected = sorted(at_ms for key, at_ms in oracle if key == backend.cursor.key)
+                assert timer_queue.times() == expected == written.get(backend.cursor.key, [])

@@ -387,7 +387,7 @@ def grouped(batches: Sequence[pa.RecordBatch], key: tuple[str, ...]) -> Iterator
 
 
 def _codes(columns: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A number for each row, 0 and up without gaps, equal where all columns are equal."""
+    """A number for each row, 0 and up without gaps, equal where all columns are equal, in the order of the keys."""
     codes = _codes_of(columns[0])
     for column in columns[1:]:
         more = _codes_of(column)
@@ -397,7 +397,11 @@ def _codes(columns: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def _codes_of(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     if held_as_it_is(column.type):
-        return np.asarray(column.dictionary_encode("encode").indices).astype(np.int64)
+        encoded = column.dictionary_encode("encode")
+        order = np.asarray(pc.sort_indices(encoded.dictionary))
+        ranks = np.empty(len(order), np.int64)
+        ranks[order] = np.arange(len(order))
+        return ranks[np.asarray(encoded.indices)]
     # NaN and zero have several forms, and Arrow can't encode what is nested.
     found: dict[Any, int] = {}
     return np.fromiter((found.setdefault(each, len(found)) for each in key_list(column)), np.int64, len(column))

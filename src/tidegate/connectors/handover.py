@@ -4,9 +4,9 @@ In the DataFrame form the pipeline's sources read what Spark's partition iterato
 task yields. One `Handover` stands between the two; it travels to the slot inside the sources and sinks of the plan, which
 all refer to the same one, and the task finds it there (`handover_of`).
 
-Several inputs come in one stream of batches: a column with the number of the input, one with the slot that a row was
-meant for (which only the exchange before the task looks at), and a struct column for each input, null in all rows but its
-own. Rows of no input (`TICK`) are there to make Spark start every task. Several outputs go out likewise.
+Several inputs come in one stream of batches: a column with the number of the input, and the columns of all inputs side by
+side, null in all rows but its own. Rows of no input (`TICK`) are there to make Spark start every task. Several outputs go
+out likewise, with one more column: the slot that they come from, by which Spark exchanges them.
 
 Invariants:
 - A batch is pulled from Spark only while little waits for any input, so the pressure reaches Spark.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,20 +44,21 @@ TICK = -1
 """The number of the input that rows of no input have."""
 
 WHICH, SLOT = "which", "slot"
-"""The first two columns, in both directions: the number of the input or output, and a slot."""
+"""The first columns: the number of the input or output, and of outputs the slot."""
 
 WAITING_ROWS = 16_384
 
 
-def column_of(index: int) -> str:
-    """The struct column of an input or output."""
-    return f"rows_{index}"
+def columns_of(index: int, count: int) -> list[str]:
+    """The names that the columns of an input or output have on their way: whatever their own are, these are unique."""
+    return [f"{index}_{position}" for position in range(count)]
 
 
 def handed_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """How several schemas travel as one."""
-    structs = [pa.field(column_of(index), pa.struct(list(schema))) for index, schema in enumerate(schemas)]
-    return pa.schema([pa.field(WHICH, pa.int32()), pa.field(SLOT, pa.int32()), *structs])
+    """How several outputs travel as one."""
+    columns = [pa.field(name, field.type) for index, schema in enumerate(schemas)
+               for name, field in zip(columns_of(index, len(schema)), schema, strict=True)]
+    return pa.schema([pa.field(WHICH, pa.int32()), pa.field(SLOT, pa.int32()), *columns])
 
 
 class Handover:
@@ -64,6 +66,7 @@ class Handover:
 
     def __init__(self, inputs: Sequence[pa.Schema], outputs: Sequence[pa.Schema] = ()) -> None:
         self._inputs = tuple(inputs)
+        self._starts = list(accumulate(map(len, inputs), initial=1))     # where the columns of each begin
         self._outputs: list[pa.Schema] = []
         for schema in outputs:
             self.add_output(schema)
@@ -81,6 +84,10 @@ class Handover:
     @property
     def output_schema(self) -> pa.Schema:
         return handed_schema(self._outputs)
+
+    @property
+    def output_columns(self) -> list[list[str]]:
+        return [schema.names for schema in self._outputs]
 
     # What the task calls.
 
@@ -124,10 +131,9 @@ class Handover:
         rows = batch.num_rows
         if not rows:
             return
-        schema = self._outputs[index]
-        struct = pa.StructArray.from_arrays(_cast(batch.columns, schema), fields=list(schema))
-        columns = [struct if other == index else pa.nulls(rows, pa.struct(list(of)))
-                   for other, of in enumerate(self._outputs)]
+        columns: list[pa.Array] = []
+        for other, schema in enumerate(self._outputs):
+            columns += _cast(batch.columns, schema) if other == index else [pa.nulls(rows, field.type) for field in schema]
         handed = pa.RecordBatch.from_arrays([_constant(index, rows), _constant(slot, rows), *columns],
                                             schema=self.output_schema)
         (self._later.setdefault(index, []) if index in self._sealed else self._written).append(handed)
@@ -151,9 +157,9 @@ class Handover:
             if index == TICK:
                 continue
             rows = batch if len(found) == 1 else batch.filter(pc.equal(which, index))
-            schema = self._inputs[index]
-            self._waiting[index].append(pa.RecordBatch.from_arrays(_cast(rows.column(2 + index).flatten(), schema),
-                                                                   schema=schema))
+            schema, start = self._inputs[index], self._starts[index]
+            columns = _cast(rows.columns[start:start + len(schema)], schema)
+            self._waiting[index].append(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
 def _cast(columns: Sequence[pa.Array], schema: pa.Schema) -> list[pa.Array]:

@@ -88,6 +88,11 @@ class TransformJob(job.Job):
         """Of what tasks give to Spark."""
         return self._handover.output_schema
 
+    @property
+    def output_columns(self) -> list[list[str]]:
+        """The names of their columns, output by output."""
+        return self._handover.output_columns
+
     def launch(self, store: str = "") -> SlotLaunch:
         return SlotLaunch(plan=self.plan(), settings=self._settings, store=store, secret=self._secret)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
-from tidegate.connectors.handover import SLOT, TICK, WHICH, column_of
+from tidegate.connectors.handover import SLOT, TICK, WHICH, columns_of
 from tidegate.dataflow.stream import Stream
 from tidegate.errors import JobError, TidegateError
 from tidegate.runtime.attempts import Restore
@@ -129,8 +129,8 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
     given = handed.repartitionById(slots, SLOT)
     if outputs is None:
-        return _only(given, 0)
-    return Outputs(given, outputs)
+        return _only(given, 0, job.output_columns[0])
+    return Outputs(given, dict(zip(outputs, job.output_columns, strict=True)))
 
 
 class Outputs(dict[str, "DataFrame"]):
@@ -141,13 +141,13 @@ class Outputs(dict[str, "DataFrame"]):
     of the batch that comes there.
     """
 
-    def __init__(self, given: DataFrame, names: Sequence[str]) -> None:
-        self._names = tuple(names)
+    def __init__(self, given: DataFrame, columns: Mapping[str, Sequence[str]]) -> None:
+        self._columns = dict(columns)
         self.together = given
         super().__init__(self.split(given))
 
     def split(self, together: DataFrame) -> dict[str, DataFrame]:
-        return {name: _only(together, index) for index, name in enumerate(self._names)}
+        return {name: _only(together, index, columns) for index, (name, columns) in enumerate(self._columns.items())}
 
     def persist(self) -> Outputs:
         self.together.persist()
@@ -240,24 +240,26 @@ def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: i
     """All inputs as one DataFrame of as many partitions as there are slots. `ticks`: rows of no input beside them."""
     from pyspark.sql import functions
 
-    schemas = [frame.schema for frame in inputs.values()]
+    names = [columns_of(index, len(frame.columns)) for index, frame in enumerate(inputs.values())]
+    absent = [[functions.lit(None).cast(field.dataType) for field in frame.schema] for frame in inputs.values()]
 
     def tagged(frame: DataFrame, which: int) -> DataFrame:
-        columns = [functions.struct("*") if index == which else functions.lit(None).cast(schema)
-                   for index, schema in enumerate(schemas)]
+        columns = [functions.col(name) if index == which else nothing.alias(name) for index in range(len(names))
+                   for name, nothing in zip(names[index], absent[index], strict=True)]
         # The inputs begin at different slots, so that several with one partition each don't all go to the first.
         slot = (functions.spark_partition_id() + max(which, 0)) % slots
-        return frame.select(functions.lit(which).alias(WHICH), slot.alias(SLOT),
-                            *(column.alias(column_of(index)) for index, column in enumerate(columns)))
+        renamed = frame if which == TICK else frame.toDF(*names[which])
+        return renamed.select(functions.lit(which).alias(WHICH), slot.alias(SLOT), *columns)
 
     frames = [tagged(frame, which) for which, frame in enumerate(inputs.values())]
     if ticks is not None:
         frames.append(tagged(ticks, TICK))
-    return functools.reduce(lambda one, other: one.union(other), frames).repartitionById(slots, SLOT)
+    return functools.reduce(lambda one, other: one.union(other), frames).repartitionById(slots, SLOT).drop(SLOT)
 
 
-def _only(given: DataFrame, index: int) -> DataFrame:
-    return given.where(given[WHICH] == index).select(f"{column_of(index)}.*")
+def _only(given: DataFrame, index: int, names: Sequence[str]) -> DataFrame:
+    """One of the outputs, with its own names."""
+    return given.where(given[WHICH] == index).select(columns_of(index, len(names))).toDF(*names)
 
 
 def _task(invitation: Invitation, transform: str, slots: int) -> SlotTask:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import cloudpickle
 import pyarrow as pa
 
-from tidegate.connectors.handover import SLOT, TICK, WHICH, HandedSink, HandedSource, Handover, column_of, handed_schema
+from tidegate.connectors.handover import SLOT, TICK, WHICH, HandedSink, HandedSource, Handover, columns_of, handed_schema
 
 BIDS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("at", pa.timestamp("us", tz="UTC"))])
 RULES = pa.schema([pa.field("name", pa.string())])
 
 
-def handed(*rows: tuple[int, object], zone: str = "UTC") -> pa.RecordBatch:
+def handed(*rows: tuple[int, dict[str, object]], zone: str = "UTC") -> pa.RecordBatch:
     """As Spark gives them: in the session's time zone."""
-    bids = pa.struct([pa.field("id", pa.int64(), nullable=False), pa.field("at", pa.timestamp("us", tz=zone))])
+
+    def column(of: int, name: str, kind: pa.DataType) -> pa.Array:
+        return pa.array([row.get(name) if which == of else None for which, row in rows], kind)
+
     return pa.RecordBatch.from_arrays(
-        [pa.array([which for which, _ in rows], pa.int32()), pa.array([0] * len(rows), pa.int32()),
-         pa.array([row if which == 0 else None for which, row in rows], bids),
-         pa.array([row if which == 1 else None for which, row in rows], pa.struct(list(RULES)))],
-        names=[WHICH, SLOT, column_of(0), column_of(1)])
+        [pa.array([which for which, _ in rows], pa.int32()), column(0, "id", pa.int64()),
+         column(0, "at", pa.timestamp("us", tz=zone)), column(1, "name", pa.string())],
+        names=[WHICH, *columns_of(0, 2), *columns_of(1, 1)])
 
 
 def ids(batch: pa.RecordBatch | None) -> list[int] | None:
@@ -28,7 +30,7 @@ def ids(batch: pa.RecordBatch | None) -> list[int] | None:
 def test_the_rows_of_each_input_come_out_under_its_schema_in_their_order() -> None:
     handover = Handover([BIDS, RULES])
     assert handover.read
-    handover.begin(iter([handed((0, {"id": 1, "at": 7}), (1, {"name": "a"}), (TICK, None), (0, {"id": 2, "at": None}),
+    handover.begin(iter([handed((0, {"id": 1, "at": 7}), (1, {"name": "a"}), (TICK, {}), (0, {"id": 2, "at": None}),
                                 zone="Europe/Vienna"), handed((0, {"id": 3, "at": None}))]))
     assert not handover.read
     first = handover.poll(0, 100)
@@ -69,8 +71,9 @@ def test_several_outputs_go_out_as_one() -> None:
     assert handover.take() == []
     assert all(batch.schema.equals(handed_schema([RULES, pa.schema([("n", pa.string())])])) for batch in batches)
     assert [batch.to_pylist() for batch in batches] == [
-        [{WHICH: 0, SLOT: 3, column_of(0): {"name": "a"}, column_of(1): None}],
-        [{WHICH: 1, SLOT: 3, column_of(0): None, column_of(1): {"n": "x"}}]]
+        [{WHICH: 0, SLOT: 3, "0_0": "a", "1_0": None}],
+        [{WHICH: 1, SLOT: 3, "0_0": None, "1_0": "x"}]]
+    assert handover.output_columns == [["name"], ["n"]]
 
 
 def test_what_is_written_after_the_marker_waits_for_the_next_task() -> None:
@@ -80,7 +83,7 @@ def test_what_is_written_after_the_marker_waits_for_the_next_task() -> None:
         handover.write(0, 0, pa.RecordBatch.from_pylist([{"name": name}], schema=RULES))
 
     def taken() -> list[str]:
-        return [row[column_of(0)]["name"] for batch in handover.take() for row in batch.to_pylist()]
+        return [row["0_0"] for batch in handover.take() for row in batch.to_pylist()]
 
     write("a")
     handover.seal(0)

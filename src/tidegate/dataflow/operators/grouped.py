@@ -401,7 +401,8 @@ def _codes_of(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
         order = np.asarray(pc.sort_indices(encoded.dictionary))
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order))
-        return ranks[np.asarray(encoded.indices)]
+        codes: np.ndarray[Any, np.dtype[np.int64]] = ranks[np.asarray(encoded.indices)]
+        return codes
     # NaN and zero have several forms, and Arrow can't encode what is nested.
     found: dict[Any, int] = {}
     return np.fromiter((found.setdefault(each, len(found)) for each in key_list(column)), np.int64, len(column))

@@ -21,6 +21,10 @@ from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 FILES_PER_BATCH = 2
+# On a local disk, and without Hadoop's native library, Spark starts ten processes for each file of its own log (readlink and
+# chmod), which takes a tenth of a second from every micro-batch on any engine. Written in this way a file needs two.
+LOG_FILES = ("spark.sql.streaming.checkpointFileManagerClass",
+             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager")
 SILENCE_MS = 3_600_000      # no timer fires: how many would is a matter of how long the batches take
 
 
@@ -80,6 +84,7 @@ def grouped(spark: SparkSession, folder: str, case: Case) -> GroupedData:
 def measure(result: DataFrame, folder: str, *, warm_up_batches: int, batches: int) -> dict[str, Any]:
     """Runs the query over so many batches; what those behind the first ones took. It is stopped when they are done, since
     Spark goes on with empty ones as long as there are timers."""
+    result.sparkSession.conf.set(*LOG_FILES)
     query = (result.writeStream.format("noop").outputMode("update").option("checkpointLocation", folder)
              .trigger(availableNow=True).start())
     while query.isActive and not _has_done(query, warm_up_batches + batches):

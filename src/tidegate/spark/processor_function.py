@@ -33,8 +33,8 @@ from tidegate.types import ddl_of, from_list
 if TYPE_CHECKING:
     import pandas as pd
 
-# Output becomes a batch when there are so many rows.
-FLUSH_ROWS = 8192
+# Output becomes columns when there are so many rows (or DataFrames): soon, while they are in the processor's cache.
+FLUSH_ROWS = 512
 _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
 
 

@@ -49,6 +49,8 @@ from tidegate.store.opening import open_store
 
 # So many keys, and about so many records, are handed to a function at a time.
 MAX_GROUPS, MAX_ROWS = 4096, 65_536
+# What a function gives is emitted when there are about so many rows.
+EMIT_ROWS = 16_384
 NO_TIME_MS = -1
 AT_ONCE_MS = 0
 LATEST = pa.schema([pa.field("latest", pa.int64())])
@@ -91,7 +93,7 @@ class GroupFunction(ABC):
 
     @abstractmethod
     def take_records(self, groups: Groups, times: Times) -> Iterator[pa.RecordBatch]:
-        """The output, while it is made."""
+        """The output, while it is made, in batches of any size."""
 
     @abstractmethod
     def take_expired(self, expired: Iterator[int], times: Times) -> Iterator[pa.RecordBatch]:
@@ -292,8 +294,8 @@ class GroupedOperator(Operator):
             for groups in self._grouped(self._initial_rows(), self._spec.initial_key):
                 self._function.take_initial(groups, times)
         self._initial = []
-        for groups in self._grouped(gathered, self._spec.key):
-            self._emit_all(self._function.take_records(groups, times))
+        self._emit_all(batch for groups in self._grouped(gathered, self._spec.key)
+                       for batch in self._function.take_records(groups, times))
         if self._timers is not None:
             due_ms = times.now_ms if self._spec.timers is TimeKind.PROCESSING else times.watermark_ms
             self._emit_all(self._function.take_expired(self._timers.expired(due_ms), times))
@@ -304,9 +306,16 @@ class GroupedOperator(Operator):
         return Times(self._context.now_ms(), NO_TIME_MS if self._spec.is_bounded else self._progress.watermark_ms)
 
     def _emit_all(self, batches: Iterable[pa.RecordBatch]) -> None:
+        waiting: list[pa.RecordBatch] = []
+        row_count = 0
         for batch in batches:
-            if batch.num_rows:
-                self.emit(batch)
+            waiting.append(batch)
+            row_count += batch.num_rows
+            if row_count >= EMIT_ROWS:
+                self.emit(pa.concat_batches(waiting))
+                waiting, row_count = [], 0
+        if row_count:
+            self.emit(pa.concat_batches(waiting))
 
     def _grouped(self, batches: list[pa.RecordBatch], key: tuple[str, ...]) -> Iterator[Groups]:
         """The backend knows of the keys at hand."""

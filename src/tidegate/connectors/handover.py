@@ -4,9 +4,9 @@ In the DataFrame form the pipeline's sources read what Spark's partition iterato
 task yields. One `Handover` stands between the two; it travels to the slot inside the sources and sinks of the plan, which
 all refer to the same one, and the task finds it there (`handover_of`).
 
-Several inputs come in one stream of batches: a column with the number of the input, and the columns of all inputs side by
-side, null in all rows but its own. Rows of no input (`TICK`) are there to make Spark start every task. Several outputs go
-out likewise, with one more column: the slot that they come from, by which Spark exchanges them.
+Several inputs come in one stream of batches: a column with the number of the input, one with the slot that a row was
+meant for (which only the exchange before the task looks at), and the columns of all inputs side by side, null in all rows
+but its own. Rows of no input (`TICK`) are there to make Spark start every task. Several outputs go out likewise.
 
 Invariants:
 - A batch is pulled from Spark only while little waits for any input, so the pressure reaches Spark.
@@ -44,7 +44,7 @@ TICK = -1
 """The number of the input that rows of no input have."""
 
 WHICH, SLOT = "which", "slot"
-"""The first columns: the number of the input or output, and of outputs the slot."""
+"""The first two columns, in both directions: the number of the input or output, and a slot."""
 
 WAITING_ROWS = 16_384
 
@@ -55,7 +55,7 @@ def columns_of(index: int, count: int) -> list[str]:
 
 
 def handed_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """How several outputs travel as one."""
+    """How several schemas travel as one."""
     columns = [pa.field(name, field.type) for index, schema in enumerate(schemas)
                for name, field in zip(columns_of(index, len(schema)), schema, strict=True)]
     return pa.schema([pa.field(WHICH, pa.int32()), pa.field(SLOT, pa.int32()), *columns])
@@ -66,7 +66,7 @@ class Handover:
 
     def __init__(self, inputs: Sequence[pa.Schema], outputs: Sequence[pa.Schema] = ()) -> None:
         self._inputs = tuple(inputs)
-        self._starts = list(accumulate(map(len, inputs), initial=1))     # where the columns of each begin
+        self._starts = list(accumulate(map(len, inputs), initial=2))     # where the columns of each begin
         self._outputs: list[pa.Schema] = []
         for schema in outputs:
             self.add_output(schema)

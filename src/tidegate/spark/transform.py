@@ -254,7 +254,9 @@ def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: i
     frames = [tagged(frame, which) for which, frame in enumerate(inputs.values())]
     if ticks is not None:
         frames.append(tagged(ticks, TICK))
-    return functools.reduce(lambda one, other: one.union(other), frames).repartitionById(slots, SLOT).drop(SLOT)
+    # Nothing may stand between this exchange and the slots. Of a batch without rows, adaptive execution leaves out what is
+    # behind an exchange, up to a Python function: with a projection there, not even its tasks would be started.
+    return functools.reduce(lambda one, other: one.union(other), frames).repartitionById(slots, SLOT)
 
 
 def _only(given: DataFrame, index: int, names: Sequence[str]) -> DataFrame:

@@ -18,9 +18,9 @@ def handed(*rows: tuple[int, dict[str, object]], zone: str = "UTC") -> pa.Record
         return pa.array([row.get(name) if which == of else None for which, row in rows], kind)
 
     return pa.RecordBatch.from_arrays(
-        [pa.array([which for which, _ in rows], pa.int32()), column(0, "id", pa.int64()),
-         column(0, "at", pa.timestamp("us", tz=zone)), column(1, "name", pa.string())],
-        names=[WHICH, *columns_of(0, 2), *columns_of(1, 1)])
+        [pa.array([which for which, _ in rows], pa.int32()), pa.array([0] * len(rows), pa.int32()),
+         column(0, "id", pa.int64()), column(0, "at", pa.timestamp("us", tz=zone)), column(1, "name", pa.string())],
+        names=[WHICH, SLOT, *columns_of(0, 2), *columns_of(1, 1)])
 
 
 def ids(batch: pa.RecordBatch | None) -> list[int] | None:

@@ -23,7 +23,8 @@ from typing import Any
 
 
 class SparkProcess:
-    def __init__(self, folder: Path, *, jars: Sequence[str] = (), settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, *, jars: Sequence[str] = (), settings: Mapping[str, str] | None = None,
+                 environment: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._log_file = folder / "spark.log"
         self._log = self._log_file.open("ab")
@@ -34,7 +35,7 @@ class SparkProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.servers.spark_process", json.dumps(given)], text=True, bufsize=1,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True,
-            env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable})
+            env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, **(environment or {})})
 
     def __enter__(self) -> SparkProcess:
         return self

@@ -1,5 +1,6 @@
 """`tg.transform` and Delta tables, read and written by the `deltalake` package: Delta's own connector has no version for
-Spark 4.3 yet (docs/dataframes.md). A table is the input of a batch, and a query's output is in one exactly once."""
+Spark 4.3 yet (docs/dataframes.md; test_delta_connector.py has it on 4.2). A table is the input of a batch, and a query's
+output is in one exactly once."""
 
 from __future__ import annotations
 

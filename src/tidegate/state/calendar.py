@@ -1,7 +1,7 @@
 """Which keys are to be called at which times.
 
 Many keys share a time: the end of a window, or the processing time of an epoch and a delay. So keys are held by time, and
-what is in the heap are times, each once. Where a time has one key only, nothing is made to hold it.
+the heap holds times only. Where a time has one key, nothing is made to hold it.
 
 A time whose keys were all discarded stays in the heap until it comes up, or until such times are more than the others.
 """

@@ -26,11 +26,11 @@ import pyarrow.parquet as pq
 
 import tidegate as tg
 from benchmarks import peers
-from benchmarks.peers_scripts.drop_in import CASES, FILES_PER_BATCH, grouped, measure
+from benchmarks.peers_scripts.drop_in import CASES, FILES_PER_BATCH, LOG_FILES, grouped, measure
 from benchmarks.workloads import KEYS, session
 
 BATCHES = 24
-WARM_UP_BATCHES = 72     # Spark tells of the last 100
+WARM_UP_BATCHES = 72
 PEER_BATCHES = 1
 PEER_WARM_UP_BATCHES = 2
 ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
@@ -52,6 +52,7 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
                    "what": f"one StatefulProcessor, {WHAT[case]} over {KEYS:,} keys, on one streaming query, "
                            f"each once in a micro-batch, 2 cores; steady state, {batches} batches, of Spark's "
                            f"{peer_batches}",
+                   "settings": {ADAPTIVE: "false", LOG_FILES[0]: LOG_FILES[1]},
                    "records_per_s": round(ours["records_per_s"]), "peer_records_per_s": round(peer["records_per_s"]),
                    "tidegate": ours, "peer": peer}
 

@@ -89,7 +89,7 @@ def measure(result: DataFrame, folder: str, *, warm_up_batches: int, batches: in
              .trigger(availableNow=True).start())
     while query.isActive and not _has_done(query, warm_up_batches + batches):
         time.sleep(0.2)
-    counted = [progress for progress in query.recentProgress if progress["numInputRows"]][warm_up_batches:][:batches]
+    counted = [progress for progress in query.recentProgress if progress["numInputRows"]][-batches:]
     query.stop()
     error = query.exception()
     if error is not None:

@@ -20,6 +20,7 @@ import tidegate as tg
 from tests.servers.jars import JarsMissing, Program, jars_of
 from tests.servers.spark_process import SparkProcess
 from tests.spark.test_transform import Count, DiesOnce, check_counts, counted
+from tests.spark.test_transform_connectors import rows_in, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,13 +73,7 @@ def run_query(spark: SparkSession, *, folder: str, slots: int, dies_at: int | No
 
     events = spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(f"{folder}/in")
     counts = tg.transform(events, pipeline, name="counts", slots=slots, snapshots=tg.Snapshots(to=f"{folder}/snapshots"))
-    query = (counts.writeStream.format("delta").option("checkpointLocation", f"{folder}/query").trigger(availableNow=True)
-             .start(f"{folder}/out"))
-    try:
-        assert query.awaitTermination(240), "it doesn't end"
-        return int(query.lastProgress.batchId)
-    finally:
-        query.stop()
+    return run(counts, folder, "delta", {"path": f"{folder}/out"})
 
 
 def run_batch(spark: SparkSession, *, folder: str) -> None:
@@ -86,15 +81,11 @@ def run_batch(spark: SparkSession, *, folder: str) -> None:
     tg.transform(events, counted, slots=2).write.format("delta").save(f"{folder}/batch")
 
 
-def rows_in(spark: SparkSession, *, table: str) -> list[dict[str, int]]:
-    return [row.asDict() for row in spark.read.format("delta").load(table).collect()]
-
-
 # --- tests -------------------------------------------------------------------------------------------------------------
 
 
 def check(process: SparkProcess, table: Path, ids: range) -> None:
-    check_counts([SimpleNamespace(**row) for row in process.call(rows_in, table=str(table))], ids)
+    check_counts([SimpleNamespace(**row) for row in process.call(rows_in, format="delta", path=str(table))], ids)
 
 
 def test_delta_is_source_and_sink_over_a_killed_slot_a_new_start_and_other_slots(tmp_path: Path,

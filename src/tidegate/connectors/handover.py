@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -66,7 +65,6 @@ class Handover:
 
     def __init__(self, inputs: Sequence[pa.Schema], outputs: Sequence[pa.Schema] = ()) -> None:
         self._inputs = tuple(inputs)
-        self._starts = list(accumulate(map(len, inputs), initial=2))     # where the columns of each begin
         self._outputs: list[pa.Schema] = []
         for schema in outputs:
             self.add_output(schema)
@@ -157,8 +155,8 @@ class Handover:
             if index == TICK:
                 continue
             rows = batch if len(found) == 1 else batch.filter(pc.equal(which, index))
-            schema, start = self._inputs[index], self._starts[index]
-            columns = _cast(rows.columns[start:start + len(schema)], schema)
+            schema = self._inputs[index]
+            columns = _cast(rows.select(columns_of(index, len(schema))).columns, schema)
             self._waiting[index].append(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 

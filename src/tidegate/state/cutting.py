@@ -102,15 +102,15 @@ def cut_by_group(state: str, chunks: Iterable[pa.RecordBatch], key_group_count: 
     while ends[first] < ends[-1]:
         stop = int(np.searchsorted(ends, min(ends[first] + SECTION_ROWS, ends[-1]), side="left"))
         stop = max(stop, first + 1)
-        for rows in _bounded(rows.slice(starts[first], starts[stop] - starts[first]) for rows, starts in runs):
+        for rows in in_runs(rows.slice(starts[first], starts[stop] - starts[first]) for rows, starts in runs):
             yield Section(state, range(first, stop), rows, deleted)
         first = stop
     while runs:
         runs.pop()      # one by one, so that the lock can change hands in between
 
 
-def _bounded(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of all parts, in batches of about `RUN_ROWS` at most."""
+def in_runs(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of all parts, in batches of about `RUN_ROWS` at most. None of them is empty."""
     for run in _runs(part for part in parts if part.num_rows):
         yield run[0] if len(run) == 1 else pa.concat_batches(run)
 

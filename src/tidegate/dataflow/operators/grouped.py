@@ -40,6 +40,7 @@ from tidegate.dataflow.operators.source import event_times_ms
 from tidegate.dataflow.operators.user_code import blaming
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, key_groups_of
+from tidegate.state.cutting import in_runs
 from tidegate.state.descriptors import Descriptor, broadcast_map
 from tidegate.state.heap import NO_KEY, held_as_it_is, key_list
 from tidegate.state.operator_state import FrozenParts, OperatorStates
@@ -49,8 +50,6 @@ from tidegate.store.opening import open_store
 
 # So many keys, and about so many records, are handed to a function at a time.
 MAX_GROUPS, MAX_ROWS = 4096, 65_536
-# What a function gives is emitted when there are about so many rows.
-EMIT_ROWS = 16_384
 NO_TIME_MS = -1
 AT_ONCE_MS = 0
 LATEST = pa.schema([pa.field("latest", pa.int64())])
@@ -306,16 +305,8 @@ class GroupedOperator(Operator):
         return Times(self._context.now_ms(), NO_TIME_MS if self._spec.is_bounded else self._progress.watermark_ms)
 
     def _emit_all(self, batches: Iterable[pa.RecordBatch]) -> None:
-        waiting: list[pa.RecordBatch] = []
-        row_count = 0
-        for batch in batches:
-            waiting.append(batch)
-            row_count += batch.num_rows
-            if row_count >= EMIT_ROWS:
-                self.emit(pa.concat_batches(waiting))
-                waiting, row_count = [], 0
-        if row_count:
-            self.emit(pa.concat_batches(waiting))
+        for batch in in_runs(batches):
+            self.emit(batch)
 
     def _grouped(self, batches: list[pa.RecordBatch], key: tuple[str, ...]) -> Iterator[Groups]:
         """The backend knows of the keys at hand."""

@@ -42,7 +42,7 @@ LOCK_FILE = re.compile(r"(\.lock|-lock\.(json|yaml))$")
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PICKLE_ALLOWED = {
     "src/tidegate/state/pickled.py",        # opt-in state of a job, from its own store
-    "src/tidegate/spark/deploy.py",         # packs the job into Spark's closure
+    "src/tidegate/spark/interpreters.py",   # packs a task into Spark's closure
     "src/tidegate/runtime/hosting.py",      # unpacks it in the slot's process
 }
 

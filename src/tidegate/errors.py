@@ -38,12 +38,19 @@ class GraphError(JobError):
 
 
 class UserFunctionError(TidegateError):
-    """A user's function raised. `user_traceback` is theirs, without the engine's frames."""
+    """A user's function raised. `user_traceback` is theirs, without the engine's frames.
 
-    def __init__(self, *, operator: str, user_traceback: str, record: str | None = None) -> None:
+    `signature` names the exception and the line that raised it, by which the error is known when it comes again. It is None
+    for errors of the world outside, which may be over at the next attempt. `final`: no restart can cure it.
+    """
+
+    def __init__(self, *, operator: str, user_traceback: str, record: str | None = None, signature: str | None = None,
+                 final: bool = False) -> None:
         self.operator = operator
         self.user_traceback = user_traceback
         self.record = record
+        self.signature = signature
+        self.final = final
         where = f"operator {operator!r} raised" + (f" at record {record}" if record is not None else "")
         super().__init__(f"{where}:\n{user_traceback}")
 
@@ -99,4 +106,11 @@ class FencedOff(TidegateError):
 
 
 class CommitError(TidegateError):
-    """An external commit failed or its outcome is unknown. It is never taken for success."""
+    """An external commit failed or its outcome is unknown. It is never taken for success.
+
+    `final`: the commit can't be made any more, by any attempt.
+    """
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        self.final = final
+        super().__init__(message)

@@ -7,14 +7,23 @@ trying, but a job whose code fails on the same record each time would try for ev
 would not give it time to come back. `decide` looks at the times of all failures so far and says how long to wait, or
 to give up.
 
-Delays are counted from the failure, so time spent on cleaning up is not waited for twice. Not here: what a failure is,
-waiting, and failures that no restart can cure (a `JobError` or a `SourceError` never gets here).
+Delays are counted from the failure, so time spent on cleaning up is not waited for twice.
+
+`repeats` finds the error that another attempt would only meet again: a user's function that fails at the same record, with
+the same exception raised at the same line, while no snapshot was completed in between. The job has then come to that record
+twice from the same state. Errors of subtasks that fail at different records in turn are found as well, since any earlier
+failure counts, not only the last one. A completed snapshot in between says that the job has got further, so an equal
+error may be another record with the same text: it doesn't count.
+
+Not here: what a failure is, which errors may be of the world outside (a service that is down also fails at the same record
+twice: `UserFunctionError.signature` is None for them), waiting, and failures that are final at once (a `JobError`
+or a `SourceError` never gets here).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 
@@ -60,12 +69,33 @@ RestartStrategy: TypeAlias = NoRestart | FixedDelay | Exponential
 
 @dataclass(frozen=True, slots=True)
 class RestartAfter:
+    """`number` counts the restarts of the present row, of which there may be `limit` (None: any number)."""
+
     delay_ms: int
+    number: int = field(default=1, compare=False)
+    limit: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
     """Report the last failure to the user; the job is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorAtRecord:
+    """A user's function failed. `signature` names the exception and the line that raised it, `epoch` is the newest
+    complete snapshot at that moment (None: there was none). Two that are equal are the same error."""
+
+    operator: str
+    record: str
+    signature: str
+    epoch: int | None
+
+
+def repeats(errors: Sequence[ErrorAtRecord | None]) -> int | None:
+    """The index of the failure that the last one repeats, if there is one. None stands for a failure of another kind."""
+    *earlier, last = errors
+    return None if last is None or last not in earlier else earlier.index(last)
 
 
 def decide(strategy: RestartStrategy, failures_ms: Sequence[int], now_ms: int) -> RestartAfter | GiveUp:
@@ -83,7 +113,7 @@ def decide(strategy: RestartStrategy, failures_ms: Sequence[int], now_ms: int) -
     if strategy.attempts is not None and in_a_row > strategy.attempts:
         return GiveUp()
     elapsed_ms = max(0, now_ms - failures_ms[-1])    # a clock that was set back must not prolong the delay
-    return RestartAfter(max(0, delay_ms - elapsed_ms))
+    return RestartAfter(max(0, delay_ms - elapsed_ms), in_a_row, strategy.attempts)
 
 
 def _back_off(strategy: Exponential, failures_ms: Sequence[int]) -> tuple[int, int]:

@@ -10,13 +10,14 @@ from typing import Protocol
 
 from tidegate.dataflow.plan import Plan
 from tidegate.runtime.messages import Message
+from tidegate.runtime.reports import Failure
 
 
 class Deployment(Protocol):
     """Slots that were asked for. They connect by themselves."""
 
-    def ended(self) -> str | None:
-        """None while it runs; a text that says how it ended once all its slots are gone."""
+    def ended(self) -> str | Failure | None:
+        """None while it runs; a text that says how it ended once all its slots are gone, or more than a text."""
 
     def cancel(self) -> None:
         """Ends it soon, without waiting."""

@@ -20,10 +20,11 @@ import pyarrow as pa
 from tidegate.channels.handshake import Identity, serve
 from tidegate.channels.links import Link
 from tidegate.connectors.handover import Handover, handover_of
-from tidegate.errors import JobFailed, TidegateError
+from tidegate.errors import JobError, JobFailed, TidegateError
 from tidegate.runtime.gathering import NAME
-from tidegate.runtime.hosting import SlotHost, SlotLaunch, interpreter_for_a_slot, reach_driver
+from tidegate.runtime.hosting import SlotHost, interpreter_for_a_slot, reach_driver, unpacked
 from tidegate.runtime.messages import Assign, Counted, InputRead, Left, Message, Offer, Probe, Verdict, from_wire, to_wire
+from tidegate.runtime.process_title import process_title
 
 _OVER = object()
 
@@ -96,16 +97,17 @@ class _HeldSlot:
 
     attempt: int
     index: int
+    job: str
     host: SlotHost
     rounds: Generator[None]
     handover: Handover
 
     @classmethod
     def made(cls, invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector) -> _HeldSlot:
-        launch = replace(SlotLaunch.unpacked(invitation.payload), store=assigned.store)
-        identity = Identity(launch.settings.name, assigned.attempt, launch.secret)
-        host = SlotHost(assigned.slot, launch, identity, (assigned.host, assigned.port), selector=selector)
-        return cls(assigned.attempt, assigned.slot, host, host.rounds(), handover_of(launch.plan))
+        master = (assigned.host, assigned.port)
+        launch, identity = unpacked(invitation.payload, assigned.slot, assigned.attempt, master)
+        host = SlotHost(assigned.slot, replace(launch, store=assigned.store), identity, master, selector=selector)
+        return cls(assigned.attempt, assigned.slot, identity.job, host, host.rounds(), handover_of(launch.plan))
 
 
 class _Held:
@@ -142,9 +144,10 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
             if not assigned.goes_on:
                 if slot is not None:
                     slot.rounds.close()
-                slot = _HeldSlot.made(invitation, assigned, held.selector)
+                slot = _made(invitation, assigned, held.selector, desk)
             assert slot is not None, "only who holds a slot is told to go on with it"
-            yield from _drive(slot, desk, batches)
+            with process_title(slot.index, slot.job, slot.attempt):
+                yield from _drive(slot, desk, batches)
             if offer.batch is not None and slot.host.alive:
                 held.slot, slot = slot, None
     finally:
@@ -155,6 +158,17 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
             held.selector.close()
         else:
             gc.freeze()     # Spark collects garbage after every task, and would walk all of the state
+
+
+def _made(invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector, desk: _Desk) -> _HeldSlot:
+    """Where it can't be, the master knows, and its verdict is what the task fails with."""
+    try:
+        return _HeldSlot.made(invitation, assigned, selector)
+    except JobError:
+        desk.tell(Left())
+        desk.wait()
+        desk.check()
+        raise
 
 
 def _drive(slot: _HeldSlot, desk: _Desk, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

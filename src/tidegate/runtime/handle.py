@@ -14,7 +14,7 @@ from tidegate.connectors.collecting import delivered_rows
 from tidegate.errors import JobError, JobFailed, TidegateError
 from tidegate.runtime.deployment import Layout, Rescaling
 from tidegate.runtime.master import Master
-from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, Status
+from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, SlotReport, Status
 from tidegate.runtime.savepoints import SavepointOrder
 from tidegate.store.savepoints import SavepointInfo, resolved
 
@@ -53,6 +53,11 @@ class Handle:
     def failures(self) -> list[Failure]:
         """Why attempts ended, oldest first."""
         return list(self._master.failures)
+
+    @property
+    def slots(self) -> list[SlotReport]:
+        """The slots of the present attempt: host, process id and what runs in each. `ps` shows them by their names."""
+        return list(self._master.slots)
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -100,7 +105,17 @@ class Handle:
 
         `drain=True` also ends event time: all event-time timers fire first. `savepoint` is a folder, as for `savepoint()`,
         for a copy of that final snapshot; where there can't be one, the error is raised and the job goes on.
+
+        A job that is restarting has nothing that could take a final snapshot. It ends at once, as failed, and starts again
+        from its last complete snapshot: `JobFailed` says why it was restarting. With `drain` or `savepoint` it is not
+        stopped, and `JobError` says why.
         """
+        if (drain or savepoint is not None) and self.status is Status.RESTARTING:
+            what = "drained" if drain else "stopped with a savepoint"
+            raise JobError(
+                f"job {self.name!r} can't be {what} while it is restarting. Wait until it runs, or stop it without "
+                f"{'drain' if drain else 'savepoint'}: it then ends at its last complete snapshot. {self._trouble()}"
+            ) from _failed(self.name, self.failures)
         if savepoint is None:
             self._post(lambda: self._master.stop(drain=drain))
             return self.wait(timeout_s)
@@ -144,12 +159,18 @@ class Handle:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.status.terminal:
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"job {self.name!r} is still {self.status.value} after {timeout_s} s")
+                raise TimeoutError(
+                    f"job {self.name!r} is still {self.status.value} after {timeout_s} s. {self._trouble()}".rstrip())
             time.sleep(_POLL_S)
         self._close()
         if self.status is Status.FAILED:
             raise _failed(self.name, self._master.failures)
         return self.status
+
+    def _trouble(self) -> str:
+        """The last failure, for who asks in vain for something else."""
+        last = self.failures[-1:]
+        return "".join(f"Its last failure (attempt {each.attempt}): {each.message.rstrip()}" for each in last)
 
     def _settled(self, order: SavepointOrder) -> bool:
         if self.status.terminal and not order.done:
@@ -174,5 +195,6 @@ def _failed(name: str, failures: list[Failure]) -> JobFailed:
     attempts = f" after {len(failures)} failures" if len(failures) > 1 else ""
     where = f" in operator {theirs.operator!r}" if theirs.operator else ""
     record = f", at record {theirs.record}" if theirs.record else ""
-    return JobFailed(f"job {name!r} failed{attempts}{where}{record}:\n{theirs.user_traceback or theirs.message}",
+    then = f"\n{last.then}." if last.stopped or (last.permanent and last.user_traceback) else ""
+    return JobFailed(f"job {name!r} failed{attempts}{where}{record}:\n{theirs.user_traceback or theirs.message}{then}",
                      operator=theirs.operator, record=theirs.record, user_traceback=theirs.user_traceback)

@@ -28,6 +28,7 @@ from tidegate.channels.ports import Inlet, Outlet
 from tidegate.channels.tcp import ChannelLost, TcpNetwork
 from tidegate.connectors.printing import DeliveryPrinter, PrintSink
 from tidegate.dataflow.operators.sink import SinkSpec
+from tidegate.dataflow.operators.user_code import missing_module_advice
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import JobError, ProtocolError, TidegateError
 from tidegate.protocol.ids import ChannelId
@@ -36,9 +37,11 @@ from tidegate.runtime.background import BackgroundThread
 from tidegate.runtime.clock import SystemClock
 from tidegate.runtime.deployment import Deployer, Layout
 from tidegate.runtime.exchange import Traffic
+from tidegate.runtime.failing import failed, log
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.master import Master
 from tidegate.runtime.messages import Failed, Message, Register, from_wire, to_wire
+from tidegate.runtime.process_title import process_title
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.slot import Slot, SlotWorld
 from tidegate.store.base import Store
@@ -71,19 +74,33 @@ class SlotLaunch:
     def packed(self) -> bytes:
         """As `run_slot` takes it; `JobError` where a user's function can't travel."""
         try:
-            payload: bytes = cloudpickle.dumps(self)
+            contents: bytes = cloudpickle.dumps(self)
         except Exception as error:
             culprits = [node.name for node in self.plan.nodes if not _travels(node.spec)]
             raise JobError(
                 f"the job can't be sent to its slots: {error}. Functions travel pickled, with all they refer to"
                 f"{f' (look at {culprits})' if culprits else ''}: make connections, locks and sessions in `open`, or "
                 f"where they are used") from error
+        # Whoever can't unpack the users' functions still has to be able to report that.
+        payload: bytes = cloudpickle.dumps((self.settings.name, self.secret, contents))
         return payload
 
-    @classmethod
-    def unpacked(cls, payload: bytes) -> SlotLaunch:
-        launch: SlotLaunch = cloudpickle.loads(payload)
-        return launch
+
+def unpacked(payload: bytes, index: int, attempt: int, master: tuple[str, int]) -> tuple[SlotLaunch, Identity]:
+    """The launch, in the process of the slot that it is for. Where it can't be unpacked, because a module isn't there or is
+    another one, the master is told, and then it is a `JobError`."""
+    name, secret, contents = cloudpickle.loads(payload)
+    identity = Identity(name, attempt, secret)
+    try:
+        return cloudpickle.loads(contents), identity
+    except Exception as error:
+        advice = missing_module_advice(error) if isinstance(error, ImportError) else (
+            "The modules here may be of another version than the driver's: send the same ones.")
+        explained = JobError(f"slot {index} can't unpack the job: {error}. {advice.rstrip()}")
+        with contextlib.closing(reach_driver(master, identity, {"slot": index})) as link:
+            link.send(to_wire(failed(index, explained)))
+            link.flush(timeout_s=5.0)
+        raise explained from error
 
 
 def _travels(spec: Any) -> bool:
@@ -121,7 +138,7 @@ class MasterHost:
                 plan=launch.plan, settings=launch.settings, catalog=SnapshotCatalog(open_store(launch.store)),
                 deployer=make_deployer(launch, self._links.address), links=self._links, clock=SystemClock(),
                 background=self._background, copies=self._copies, restore=restore, graph=explain(launch.plan),
-                versions=versions, micro_batch=micro_batch)
+                versions=versions, micro_batch=micro_batch, speak=log)
         except BaseException:
             self._close()
             raise
@@ -272,9 +289,11 @@ def reach_driver(address: tuple[str, int], identity: Identity, hello: Mapping[st
 
 def run_slot(index: int, payload: bytes, attempt: int, master: tuple[str, int]) -> None:
     """The body of a slot's process. It returns when the master says so or can't be reached any more."""
-    launch = SlotLaunch.unpacked(payload)
-    identity = Identity(launch.settings.name, attempt, launch.secret)
-    with interpreter_for_a_slot():
+    try:
+        launch, identity = unpacked(payload, index, attempt, master)
+    except JobError:
+        return      # the master knows
+    with interpreter_for_a_slot(), process_title(index, launch.settings.name, attempt):
         try:
             SlotHost(index, launch, identity, master).run()
         except (WrongAttempt, LinkLost):
@@ -342,7 +361,7 @@ class SlotHost:
         self._slot = Slot(index, plan=launch.plan, settings=launch.settings, attempt=identity.attempt, world=world)
         self._link.attach(self._selector, on_message=self._said, on_lost=self._lost)
         host, port = listening.found_at(self._network.address)
-        world.tell(Register(index, host, port, os.getpid()))
+        world.tell(Register(index, host, port, os.getpid(), socket.gethostname()))
 
     def run(self) -> None:
         for _ in self.rounds():

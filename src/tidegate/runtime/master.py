@@ -15,6 +15,7 @@ from it with the new plan. An attempt that fails meanwhile is followed by one wi
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -47,7 +48,7 @@ from tidegate.protocol.coordinator import (
 )
 from tidegate.protocol.ids import SubtaskId
 from tidegate.protocol.recovery import newest_complete
-from tidegate.protocol.restart import GiveUp, decide
+from tidegate.protocol.restart import GiveUp
 from tidegate.runtime.attempts import (
     Beginning,
     Opened,
@@ -59,8 +60,10 @@ from tidegate.runtime.attempts import (
     written_by,
 )
 from tidegate.runtime.background import Background
+from tidegate.runtime.claiming import Claim
 from tidegate.runtime.clock import Clock
 from tidegate.runtime.deployment import Deployer, Deployment, Layout, Links, Rescaling
+from tidegate.runtime.failing import FailureLog, Speak, is_final, keep_silent
 from tidegate.runtime.messages import (
     Abort,
     Acknowledge,
@@ -80,13 +83,13 @@ from tidegate.runtime.messages import (
     Start,
     Trigger,
 )
-from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, Status
+from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, SlotReport, Status, slots_of
 from tidegate.runtime.restore_plan import declared_operators, plan_restore
 from tidegate.runtime.savepoints import SavepointDesk, SavepointOrder
 from tidegate.runtime.settings import JobSettings
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest, MicroBatch
-from tidegate.store.savepoints import RestorePoint, remove_savepoint
+from tidegate.store.savepoints import RestorePoint
 
 # How long a cancelled deployment may take to end before the next attempt starts without waiting for it.
 GONE_TIMEOUT_MS = 60_000
@@ -95,22 +98,25 @@ KEPT_REPORTS = 1_000
 
 
 class Master:
-    """`copies` is where savepoints are copied, which may take long; by default, in the background with everything else."""
+    """`copies` is where savepoints are copied, which may take long; by default, in the background with everything else.
+    `speak` is given what is to be logged."""
 
     def __init__(self, *, plan: Plan, settings: JobSettings, catalog: SnapshotCatalog, deployer: Deployer, links: Links,
                  clock: Clock, background: Background, copies: Background | None = None, restore: Restore | None = None,
-                 graph: str = "", versions: Mapping[str, str] | None = None, micro_batch: MicroBatch | None = None) -> None:
+                 graph: str = "", versions: Mapping[str, str] | None = None, micro_batch: MicroBatch | None = None,
+                 speak: Speak = keep_silent) -> None:
         self.status = Status.STARTING
         self.attempt = 0
         self.epochs: list[EpochReport] = []
         self.attempts: list[AttemptReport] = []
-        self.failures: list[Failure] = []
         self.metrics: dict[str, dict[str, Any]] = {}
         self.delivered: dict[str, list[str]] = {}
         self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False    # whether it took it
         self.on_completed: Callable[[int], None] = lambda epoch: None
         self._micro_batch = micro_batch
         self._parked = False
+        self._speak = speak
+        self._failures = FailureLog(settings.name, settings.restart, at_the_end=settings.at_the_end, speak=speak)
         self._layout = Layout(plan, deployer, graph)
         self._plan = plan
         self._settings = settings
@@ -125,7 +131,7 @@ class Master:
                                    release=self._release)
         self._rescaling: Rescaling | None = None
         self._has_own = False                           # a snapshot, so that it doesn't matter what it began with
-        self._claim_due = False                         # what the job began with is to be deleted, once it can be
+        self._claim = Claim(self._restore, catalog=catalog, background=self._copies)
         self._subtasks: frozenset[SubtaskId] = frozenset()
         self._sources: frozenset[SubtaskId] = frozenset()
         self._enders: frozenset[SubtaskId] = frozenset()       # who says that there is nothing more to come
@@ -143,13 +149,23 @@ class Master:
         self._gone_by_ms: int | None = None
         self._opening = False                           # an attempt is being opened; what links still say is of the last
         self._final: Status | None = None               # what the job becomes once the deployment is gone
+        self._newest_epoch: int | None = None           # of the complete snapshots; what the next attempt begins with
         self._stop_asked: bool | None = None            # the drain flag of a stop that came before the job ran
-        self._failed_at_ms: list[int] = []
 
     @property
     def plan(self) -> Plan:
         """That of the present attempt, or of the one that is being opened."""
         return self._plan
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Why attempts ended, oldest first."""
+        return self._failures.failures
+
+    @property
+    def slots(self) -> list[SlotReport]:
+        """Those of the present attempt that have registered."""
+        return slots_of(self.attempts[-1], self._plan) if self.attempts else []
 
     # What the user asks for.
 
@@ -162,9 +178,14 @@ class Master:
         self._background.submit(self._open_attempt, self._attempt_opened)
 
     def stop(self, *, drain: bool, savepoint: SavepointOrder | None = None) -> None:
-        """With a savepoint only if there can be one."""
+        """With a savepoint only if there can be one. A job that is restarting has nothing that could end with a final
+        snapshot: it ends at once, where it would have been restarted from."""
         if savepoint is not None:
             self._desk.take(savepoint, partial(self._stop_with_savepoint, drain))
+            return
+        if self.status is Status.RESTARTING and self._final is None and not drain:
+            self._failures.stopped(self._newest_epoch)
+            self._wind_down(Status.FAILED)
             return
         self._stop_asked = drain
         if self._coordinator is not None:
@@ -224,7 +245,8 @@ class Master:
             return
         self._heard_ms[slot] = self._clock.monotonic_ms()
         match message:
-            case Register(_, host, port, pid):
+            case Register(_, host, port, pid, machine):
+                self.attempts[-1].hosts[slot] = machine or host
                 self._on_register(slot, (host, port), pid)
             case Ready(_, restored):
                 self.attempts[-1].restored[slot] = restored
@@ -246,15 +268,20 @@ class Master:
                 self._done.add(slot)
                 if len(self._done) == self._plan.slots:
                     self._all_done(self.epochs[-1].ending)
-            case Failed(_, text, operator, user_traceback, record, permanent):
-                self._attempt_failed(Failure(text, slot, operator, user_traceback, record, permanent))
+            case Failed(_, text, operator, user_traceback, record, permanent, signature):
+                self._attempt_failed(Failure(text, slot, operator, user_traceback, record, permanent, signature,
+                                             where=self._called(slot)))
             case _:
                 self._attempt_failed(Failure(f"slot {slot} sent {type(message).__name__}, which only the master may", slot))
 
     def on_lost(self, slot: int, reason: str) -> None:
         """The link to a slot of the present attempt is gone."""
         if self._listens:
-            self._attempt_failed(Failure(f"slot {slot} was lost: {reason}", slot))
+            self._attempt_failed(Failure(f"{self._called(slot)} was lost: {reason}", slot))
+
+    def _called(self, slot: int) -> str:
+        """With its host and process, so that it can be found there."""
+        return next((str(each) for each in self.slots if each.slot == slot), f"slot {slot}")
 
     @property
     def _listens(self) -> bool:
@@ -263,8 +290,7 @@ class Master:
 
     def crashed(self, error: BaseException) -> None:
         """The loop around this master can't go on, because of a bug as a rule."""
-        self.failures.append(Failure("".join(traceback.format_exception(error)), attempt=self.attempt,
-                                     at_ms=self._clock.now_ms()))
+        self._failed_for_good("".join(traceback.format_exception(error)))
         try:
             if self._deployment is not None:
                 self._deployment.cancel()
@@ -281,7 +307,7 @@ class Master:
         if self._gone_by_ms is not None:
             self._wait_until_gone(now_ms, ended is not None or self._deployment is None)
         elif ended is not None:
-            self._attempt_failed(Failure(f"the slots ended: {ended}"))
+            self._attempt_failed(ended if isinstance(ended, Failure) else Failure(f"the slots ended: {ended}"))
         elif self.status is Status.RUNNING:
             if not self._parked:
                 self._check_heartbeats(now_ms)
@@ -331,11 +357,11 @@ class Master:
         if self._final is not None or self.status.terminal:
             return
         if opened is None:
-            failure = Failure(f"{type(error).__name__}: {error}", at_ms=self._clock.now_ms())
+            why = f"{type(error).__name__}: {error}"
             if self.attempts and isinstance(error, StoreError) and not isinstance(error, CorruptFile):
-                self._attempt_failed(failure)       # it worked before: the store may come back
+                self._attempt_failed(Failure(why))       # it worked before: the store may come back
                 return
-            self.failures.append(failure)
+            self._failed_for_good(why, permanent=error is not None and is_final(error))
             self._job_over("failed", cancel=True)
             self.status = Status.FAILED
             return
@@ -353,13 +379,14 @@ class Master:
         now_ms = self._clock.monotonic_ms()
         self._deadline_ms = now_ms + self._settings.tuning.deploy_timeout_ms
         manifest, point = self._begun.manifest, self._begun.point
+        self._newest_epoch = None if manifest is None else manifest.epoch
         self.attempts.append(AttemptReport(
             self.attempt, self._clock.now_ms(), None if manifest is None else manifest.epoch,
             restored_from=None if point is None else point.origin.path))
-        self._claim_due = self._restore.claim
+        self._claim.renew()
         if manifest is not None and point is None:
             self._has_own = True
-            self._claim_if_due()
+            self._claim.settle(self._begun, self.attempt)
         self._deployment = self._layout.deployer.deploy(self.attempt)
 
     def _on_register(self, slot: int, address: tuple[str, int], pid: int) -> None:
@@ -383,6 +410,8 @@ class Master:
         self.status = Status.RUNNING
         self.attempts[-1] = replace(self.attempts[-1], running_ms=self._clock.now_ms())
         self._heard_ms = dict.fromkeys(range(self._plan.slots), self._clock.monotonic_ms())
+        self._speak(logging.INFO, f"Job {self._settings.name!r}, attempt {self.attempt} runs: "
+                                  f"{', '.join(map(str, self.slots))}.")
         self._tell_all(Start())
         if self._rescaling is not None and self._rescaling.layout is self._layout:
             self._rescaling.done, self._rescaling = True, None
@@ -426,9 +455,10 @@ class Master:
                                         partial(self._manifest_created, self.attempt, manifest))
             case NotifyComplete(epoch, ending):
                 self._report(epoch).completed_ms = now_ms
+                self._newest_epoch = epoch
                 self._tell_all(Complete(epoch, None if ending is None else ending.value))
                 self._has_own = True
-                self._claim_if_due()
+                self._claim.settle(self._begun, self.attempt)
                 self.on_completed(epoch)
                 if self._swept_for < self.attempt:
                     # Slots of older attempts may have written files after the sweep that this attempt began with.
@@ -453,19 +483,6 @@ class Master:
         if free:
             self._background.submit(partial(self._catalog.release, free, attempt=self.attempt), _forget)
 
-    def _claim_if_due(self) -> None:
-        """The job has a complete snapshot of its own: what it began with, if the user gave it away, is deleted now."""
-        path, origin = self._restore.path, self._begun.origin
-        if not self._claim_due or path is None or origin is None:
-            return
-        self._claim_due = False
-
-        def remove(attempt: int = self.attempt) -> None:
-            if self._catalog.is_current(attempt):
-                remove_savepoint(path, origin.id)
-
-        self._copies.submit(remove, _forget)
-
     def _manifest(self, epoch: int, payloads: Mapping[SubtaskId, Any]) -> Manifest:
         operators = operators_in(payloads)
         report = self._report(epoch)
@@ -485,8 +502,7 @@ class Master:
             self._feed(ManifestCreated(manifest.epoch))
         elif isinstance(error, FencedOff):
             # Another driver runs this job now. To restart would be to fence it in turn, and so on.
-            self.failures.append(Failure(f"{type(error).__name__}: {error}", attempt=self.attempt,
-                                         at_ms=self._clock.now_ms()))
+            self._failed_for_good(f"{type(error).__name__}: {error}")
             self._wind_down(Status.FAILED)
         else:
             self._feed(ManifestFailed(manifest.epoch, f"{type(error).__name__}: {error}"))
@@ -498,15 +514,17 @@ class Master:
 
     def _attempt_failed(self, failure: Failure) -> None:
         now_ms = self._clock.monotonic_ms()
-        self.failures.append(replace(failure, attempt=self.attempt, at_ms=self._clock.now_ms()))
-        self._failed_at_ms.append(now_ms)
-        decision = GiveUp() if failure.permanent else decide(self._settings.restart, self._failed_at_ms, now_ms)
+        decision = self._failures.take(replace(failure, attempt=self.attempt, at_ms=self._clock.now_ms()), now_ms=now_ms,
+                                       epoch=self._newest_epoch, expected=self._parked)
         if isinstance(decision, GiveUp):
             self._wind_down(Status.FAILED)
         else:
             self.status = Status.RESTARTING
             self._deadline_ms = now_ms + decision.delay_ms
             self._let_go(now_ms)
+
+    def _failed_for_good(self, why: str, *, permanent: bool = False) -> None:
+        self._failures.end(Failure(why, permanent=permanent, attempt=self.attempt, at_ms=self._clock.now_ms()))
 
     def _all_done(self, ending: str | None) -> None:
         """The final epoch is committed everywhere."""

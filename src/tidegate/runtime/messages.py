@@ -16,12 +16,13 @@ from tidegate.errors import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A slot is there and listens for channels at host and port."""
+    """A slot is there and listens for channels at host and port. `machine` is the host's own name for itself."""
 
     slot: int
     host: str
     port: int
     pid: int
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class InputEnded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The slot can't go on. `permanent`: it would end the same way in any other attempt."""
+    """The slot can't go on. `permanent`: it would end the same way in any other attempt. `signature` is a
+    `UserFunctionError`'s."""
 
     slot: int
     message: str
@@ -72,6 +74,7 @@ class Failed:
     user_traceback: str | None = None
     record: str | None = None
     permanent: bool = False
+    signature: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from tidegate.dataflow.plan import Plan
+
 
 class Status(Enum):
     STARTING = "starting"          # slots are being deployed
@@ -26,7 +28,7 @@ class Status(Enum):
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why an attempt ended, in the user's terms where it was their function. A `permanent` one ended the job: another
-    attempt would have failed in the same way."""
+    attempt would have failed in the same way. `where` is the slot's host and process, `then` says what followed."""
 
     message: str
     slot: int | None = None
@@ -34,8 +36,26 @@ class Failure:
     user_traceback: str | None = None
     record: str | None = None
     permanent: bool = False
+    signature: str | None = None        # names the exception and the line, where it counts when it comes again
+    where: str | None = None
     attempt: int = 0
     at_ms: int = 0
+    then: str = ""
+    stopped: bool = False               # by the user, while it was restarting
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReport:
+    """A slot of the present attempt: the process to look for, and what runs in it ("vertex[subtask]")."""
+
+    slot: int
+    host: str
+    pid: int
+    attempt: int
+    subtasks: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"slot {self.slot} (host {self.host}, pid {self.pid})"
 
 
 @dataclass(slots=True)
@@ -93,8 +113,16 @@ class AttemptReport:
     restored_epoch: int | None
     running_ms: int | None = None
     slots: dict[int, int] = field(default_factory=dict)    # process id by slot
+    hosts: dict[int, str] = field(default_factory=dict)    # the name of its host, by slot
     restored: dict[int, dict[str, Any]] = field(default_factory=dict)      # by slot, the bytes it read and the ms it took
     restored_from: str | None = None                       # where, if not the job's own snapshots
     first_record_ms: int | None = None
     ended_ms: int | None = None
     gone_ms: int | None = None
+
+
+def slots_of(attempt: AttemptReport, plan: Plan) -> list[SlotReport]:
+    """Those that have registered. The attempt is one of this plan."""
+    return [SlotReport(slot, attempt.hosts[slot], pid, attempt.attempt, tuple(
+                f"{'+'.join(node.name for node in vertex.nodes)}[{slot}]" for vertex in plan.subtasks_in(slot)))
+            for slot, pid in sorted(attempt.slots.items())]

@@ -197,3 +197,4 @@ class JobSettings:
     drop_state: tuple[str, ...] = ()
     keeps_state: bool = True        # False: epochs end as ever, and nothing is written of their state
     writers_rest: bool = True       # False: nothing is processed while a snapshot is written, so nobody needs to give way
+    at_the_end: str = "the job ends"        # what the log says follows a failure after which there is no restart

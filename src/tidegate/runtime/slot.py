@@ -28,13 +28,14 @@ from tidegate.dataflow.graph import Node, Partitioning
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
-from tidegate.errors import JobError, ProtocolError, RestoreError, SourceError, StoreError, UserFunctionError
+from tidegate.errors import ProtocolError, StoreError
 from tidegate.protocol.alignment import AlignmentMode
 from tidegate.protocol.coordinator import Ending
 from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.background import Background
 from tidegate.runtime.clock import Clock
 from tidegate.runtime.exchange import EdgeWriter, Traffic
+from tidegate.runtime.failing import failed
 from tidegate.runtime.in_flight import Place, Replay, own_records, places_of, waits_in
 from tidegate.runtime.laps import Laps
 from tidegate.runtime.messages import (
@@ -46,7 +47,6 @@ from tidegate.runtime.messages import (
     Deploy,
     Done,
     EndInput,
-    Failed,
     Heartbeat,
     InputEnded,
     Message,
@@ -260,12 +260,7 @@ class Slot:
         if self.ended:
             return
         self.ended = True
-        if isinstance(error, UserFunctionError):
-            self._world.tell(Failed(self.index, str(error), error.operator, error.user_traceback, error.record))
-        else:
-            # The program or its input is wrong: no other attempt would get any further.
-            permanent = isinstance(error, JobError | SourceError | RestoreError)
-            self._world.tell(Failed(self.index, f"{type(error).__name__}: {error}", permanent=permanent))
+        self._world.tell(failed(self.index, error))
 
     # Snapshots.
 

@@ -48,6 +48,7 @@ SECRET_BYTES = 32
 HEARTBEAT_TIMEOUT_MS = 600_000
 POLL_S = 0.05
 MEMORY = "memory://"
+AT_THE_END = "Spark is told, and runs the tasks again or ends the action or query"
 
 
 class TransformJob(job.Job):
@@ -57,7 +58,7 @@ class TransformJob(job.Job):
                  keeps_state: bool, **rest: Any) -> None:
         super().__init__(name, slots=slots, restart=NoRestart(),
                          tuning=_for_tasks(tuning or Tuning()), **rest)
-        self._settings = replace(self._settings, keeps_state=keeps_state, writers_rest=False)
+        self._settings = replace(self._settings, keeps_state=keeps_state, writers_rest=False, at_the_end=AT_THE_END)
         self._handover = Handover(list(inputs.values()))
         self.inputs = {each: self.source(each, HandedSource(self._handover, index, schema))
                        for index, (each, schema) in enumerate(inputs.items())}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,9 @@ import pyarrow as pa
 from tidegate.errors import JobError
 from tidegate.runtime.hosting import SlotLaunch, run_slot
 from tidegate.runtime.listening import EVERY_ADDRESS
+from tidegate.runtime.reports import Failure
 from tidegate.runtime.settings import Tuning
+from tidegate.spark.interpreters import SlotTask, guarded, no_use_in_trying, pythons_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +59,7 @@ class SparkDeployment:
         self._name = name
         self._slots = slots
         self._task = task
-        self._ended: str | None = None
+        self._ended: str | Failure | None = None
         self._cancelled = threading.Event()
         try:
             task_slot_count(spark)
@@ -65,7 +67,7 @@ class SparkDeployment:
         except Exception as error:  # noqa: BLE001  (as below)
             self._ended = _short(error)
 
-    def ended(self) -> str | None:
+    def ended(self) -> str | Failure | None:
         return self._ended
 
     def cancel(self) -> None:
@@ -74,17 +76,18 @@ class SparkDeployment:
             self._spark.sparkContext.cancelJobGroup(self._name)
 
     def _run(self) -> None:
-        outcome = "the Spark job finished"
+        outcome: str | Failure = "the Spark job finished"
         try:
             if not self._executors_are_there():
                 outcome = "it was cancelled before there were executors for it"
                 return
             context = self._spark.sparkContext
-            context.setJobGroup(self._name, self._name, interruptOnCancel=True)
+            context.setJobGroup(self._name, f"{self._name}: task i is slot i", interruptOnCancel=True)
             tasks = self._spark.range(0, self._slots, 1, self._slots)
-            tasks.mapInArrow(self._task, "slot int", barrier=True).collect()
+            tasks.mapInArrow(guarded(self._task), "slot int", barrier=True).collect()
         except Exception as error:  # noqa: BLE001  (whatever Spark says, the master decides)
-            outcome = _short(error)
+            why = no_use_in_trying(error, pythons_of(self._spark))
+            outcome = _short(error) if why is None else Failure(why, permanent=True)
         finally:
             self._ended = outcome
 
@@ -146,9 +149,6 @@ def check_task_slots(spark: SparkSession, slots: int) -> None:
         raise JobError(f"the job asks for slots={slots}, which run at the same time, and this Spark ({context.master}) "
                        f"has {count} task slots: give the job slots={count} or fewer, or start Spark with "
                        f"master('local[{slots}]')")
-
-
-SlotTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def _slot_task(payload: bytes, attempt: int, master: tuple[str, int]) -> SlotTask:

@@ -13,6 +13,7 @@ from tidegate.runtime import job
 from tidegate.runtime.deployment import Deployer
 from tidegate.runtime.hosting import SlotLaunch
 from tidegate.runtime.settings import DEFAULT_RESTART, Backend, JobSettings, Snapshots, Tuning
+from tidegate.spark.interpreters import name_python
 from tidegate.spark.tables import register
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def local_session(slots: int) -> SparkSession:
     from pyspark.sql import SparkSession
 
     if SUBMITTED_VARIABLE in os.environ:
+        name_python()
         submitted: SparkSession = SparkSession.builder.getOrCreate()
         register(submitted)
         return submitted

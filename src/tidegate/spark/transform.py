@@ -34,7 +34,8 @@ from tidegate.runtime.messages import Offer
 from tidegate.runtime.micro_batches import MicroBatches
 from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.runtime.transforming import Bounded, TransformJob
-from tidegate.spark.deploy import SlotTask, check_task_slots, placed
+from tidegate.spark.deploy import check_task_slots, placed
+from tidegate.spark.interpreters import SlotTask, guarded
 from tidegate.spark.waking import alarm_of
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
@@ -125,7 +126,8 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
     together = _together(inputs, ticks, slots)
     with _own_processes(spark, transform_id if streaming else None):
-        handed = together.mapInArrow(_task(invitation, transform_id, slots), ddl_of(job.output_schema), barrier=True)
+        task = guarded(_task(invitation, transform_id, slots))
+        handed = together.mapInArrow(task, ddl_of(job.output_schema), barrier=True)
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
     given = handed.repartitionById(slots, SLOT)
     if outputs is None:

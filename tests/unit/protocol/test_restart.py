@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.protocol.restart import Exponential, FixedDelay, GiveUp, NoRestart, RestartAfter, decide
+from tidegate.protocol.restart import (
+    ErrorAtRecord,
+    Exponential,
+    FixedDelay,
+    GiveUp,
+    NoRestart,
+    RestartAfter,
+    decide,
+    repeats,
+)
 
 FIXED = FixedDelay(attempts=2, delay_ms=1_000)
 GROWING = Exponential(initial_ms=100, maximum_ms=500, multiplier=2.0, attempts=4, reset_after_ms=10_000)
@@ -70,3 +79,37 @@ def test_an_exponential_delay_stays_within_its_bounds(gaps_ms: list[int]) -> Non
     failures_ms = [sum(gaps_ms[: count + 1]) for count in range(len(gaps_ms))]
     decision = decide(GROWING, failures_ms, failures_ms[-1])
     assert isinstance(decision, GiveUp) or 100 <= decision.delay_ms <= 500
+
+
+def test_a_decision_says_which_restart_it_is() -> None:
+    decision = decide(GROWING, [0, 1_000], 1_000)
+    assert isinstance(decision, RestartAfter) and (decision.number, decision.limit) == (2, 4)
+
+
+def error(record: str = "a", *, operator: str = "count", signature: str = "ValueError at x.py:1",
+          epoch: int | None = None) -> ErrorAtRecord:
+    return ErrorAtRecord(operator=operator, record=record, signature=signature, epoch=epoch)
+
+
+def test_an_error_repeats_where_everything_is_the_same() -> None:
+    assert repeats([error(), error()]) == 0
+    for other in (error("b"), error(operator="sum"), error(signature="KeyError at x.py:1"),
+                  error(signature="ValueError at x.py:2")):
+        assert repeats([other, error()]) is None
+    assert repeats([error()]) is None
+
+
+def test_an_error_of_another_kind_in_between_changes_nothing() -> None:
+    assert repeats([error(), None, error()]) == 0
+    assert repeats([error(), None]) is None
+    assert repeats([None, None]) is None
+
+
+def test_errors_of_several_subtasks_in_turn_are_found() -> None:
+    assert repeats([error("a"), error("b"), error("c"), error("b")]) == 1
+
+
+def test_a_snapshot_completed_in_between_says_that_it_may_be_another_record_with_the_same_text() -> None:
+    assert repeats([error(epoch=4), error(epoch=5)]) is None
+    assert repeats([error(epoch=None), error(epoch=1)]) is None
+    assert repeats([error(epoch=4), error(epoch=5), error(epoch=5)]) == 1

@@ -191,7 +191,8 @@ def test_a_store_that_is_away_at_a_restart_is_given_time_by_the_restart_strategy
     world.turn()
     world.turn(500)                 # the second attempt can't be claimed
     assert world.master.status is tg.Status.RESTARTING
-    assert [failure.message.split(":")[0] for failure in world.master.failures] == ["slot 1 was lost", "StoreError"]
+    assert [failure.message.split(":")[0] for failure in world.master.failures] == [
+        "slot 1 (host h, pid 101) was lost", "StoreError"]
     world.store.faults = None
     world.turn(500)
     world.turn(0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +38,10 @@ class Fails(tg.KeyedProcess):
         self.count.set(self.count.get() + 1)
         if self.where == "process" and record == ("b", 42):
             self.look_up(record)
+        if self.where == "service" and record == ("b", 42):
+            raise ConnectionError("the prices are away")
+        if self.where == "module" and record == ("b", 42):
+            import prices_of_yesterday  # noqa: F401  (there is none)
         if self.where == "timer":
             ctx.timers.processing_time(ctx.now_ms())
         if self.where == "schema" and record.number == 42:
@@ -86,10 +92,65 @@ def test_without_restarts_the_first_failure_ends_the_job_in_the_users_own_terms(
 
 
 def test_a_fixed_number_of_restarts_is_tried_and_then_the_users_error_is_told(bench: Bench) -> None:
-    handle, failed = run_to_failure(bench, failing("process"), tg.FixedDelay(attempts=2, delay_ms=10))
+    handle, failed = run_to_failure(bench, failing("service"), tg.FixedDelay(attempts=2, delay_ms=10))
     assert [failure.attempt for failure in handle.failures] == [1, 2, 3] == [a.attempt for a in handle.attempts]
     assert all(failure.user_traceback for failure in handle.failures), handle.failures
-    assert "after 3 failures" in str(failed) and "no price for 42" in str(failed)
+    assert "after 3 failures" in str(failed) and "the prices are away" in str(failed)
+
+
+def test_an_error_that_comes_twice_at_the_same_record_ends_the_job(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    handle, failed = run_to_failure(bench, failing("process"), tg.FixedDelay(attempts=9, delay_ms=10))
+    assert [failure.attempt for failure in handle.failures] == [1, 2]
+    assert failed.operator == "count words" and "number=42" in (failed.record or "")
+    assert str(failed).endswith("It failed twice at the same record, in attempts 1 and 2, so a restart doesn't help: "
+                                "the job ends.")
+    first, second = reports(caplog)
+    assert first.levelname == "WARNING" and second.levelname == "ERROR"
+    told = first.getMessage()
+    slot = handle.failures[0].where
+    assert slot is not None and re.fullmatch(r"slot [01] \(host .+, pid \d+\)", slot)
+    assert told.startswith(f"Job 'job', attempt 1, {slot}: operator 'count words' raised at record ")
+    assert "KeyError: 'no price for 42'\n" in told and "self.look_up(record)" in told and "src/tidegate/" not in told
+    assert told.endswith("\nRestarting from the beginning in 0.01 s (restart 1 of 9).")
+    assert second.getMessage().endswith("so a restart doesn't help: the job ends.")
+
+
+def test_a_service_that_is_away_is_given_all_the_time_that_restarts_take(bench: Bench) -> None:
+    handle, _ = run_to_failure(bench, failing("service"), tg.FixedDelay(attempts=4, delay_ms=10))
+    assert len(handle.failures) == 5
+
+
+def test_a_module_that_isnt_there_ends_the_job_at_once_and_says_how_to_send_it(bench: Bench) -> None:
+    handle, failed = run_to_failure(bench, failing("module"), tg.FixedDelay(attempts=9, delay_ms=10))
+    assert len(handle.failures) == 1
+    assert "No module named 'prices_of_yesterday'" in str(failed) and sys.executable in str(failed)
+    assert "addPyFile('prices_of_yesterday.py')" in str(failed)
+
+
+def test_output_that_doesnt_fit_ends_the_job_at_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    handle, _ = run_to_failure(bench, failing("schema"), tg.FixedDelay(attempts=9, delay_ms=10))
+    assert len(handle.failures) == 1
+    (report,) = reports(caplog)
+    assert report.levelname == "ERROR" and report.getMessage().endswith("A restart doesn't help: the job ends.")
+
+
+def test_subtasks_that_fail_at_different_records_in_turn_end_the_job(bench: Bench) -> None:
+    """Which of them is the first may change from attempt to attempt."""
+    def fail(record: Any) -> tuple[Any, ...]:
+        raise ValueError(f"bad record {record.number}")
+
+    def build(job: ProcessJob) -> None:
+        source = tg.sources.generator(make_row=lambda i: (str(i % 7), i), schema="key string, number long", splits=3)
+        job.source("in", source).map(fail, returns="n long", name="parse").to("out", tg.sinks.collect())
+
+    handle, failed = run_to_failure(bench, build, tg.FixedDelay(attempts=9, delay_ms=10))
+    records = [failure.record for failure in handle.failures]
+    assert len(records) == len(set(records)) + 1 <= 4 and "It failed twice at the same record" in str(failed)
+
+
+def reports(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What was logged about the job, as users see it without setting anything."""
+    return [record for record in caplog.records if record.name == "tidegate.job" and record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize(("where", "told"), [

@@ -2,11 +2,19 @@
 
 The error carries the operator's name, the record at hand and the traceback of the user's own frames, without the
 engine's; so do the errors that led to it (`raise … from …`).
+
+It also says what a restart can do about it. A module that isn't there is final. An error of the world outside (a service
+that is down, a network, a disk) may be over at the next attempt, however often it comes at the same record; any other
+error that does is the program's or the record's (protocol/restart.py). What counts as outside: `OSError`, of which
+`ConnectionError` and `TimeoutError` are kinds; classes that their libraries call so; and whatever has such an error
+among those that led to it.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +28,9 @@ from tidegate.types import batch_of, ddl_of
 
 _ENGINE = str(Path(__file__).resolve().parents[2]) + os.sep
 _RECORD_TEXT_LIMIT = 500
+# What drivers and clients call their own errors of the world outside. All database drivers have an `OperationalError` for
+# what isn't the program's fault (PEP 249).
+_OUTSIDE = {"ConnectionError", "TimeoutError", "OperationalError", "InterfaceError", "RpcError"}
 
 
 def blame(operator: str, error: BaseException, record: Any = None, *, at: str | None = None) -> NoReturn:
@@ -31,7 +42,36 @@ def blame(operator: str, error: BaseException, record: Any = None, *, at: str | 
     _leave_engine_out(told, seen=set())
     if record is not None:
         at = _shown(record)
-    raise UserFunctionError(operator=operator, user_traceback="".join(told.format()), record=at) from error
+    user_traceback = "".join(told.format()) + (missing_module_advice(error) if isinstance(error, ImportError) else "")
+    raise UserFunctionError(operator=operator, user_traceback=user_traceback, record=at,
+                            signature=None if _is_outside(error) else _signature(error, told),
+                            final=isinstance(error, ImportError)) from error
+
+
+def missing_module_advice(error: ImportError) -> str:
+    """For a module that a slot's process can't import, though the driver may."""
+    module = (error.name or "the module").partition(".")[0]
+    return (f"This process runs {sys.executable} on {socket.gethostname()}, which can't import it. If {module} is a file of "
+            f"your program, send it along: spark.sparkContext.addPyFile('{module}.py') before the job starts, or "
+            f"spark-submit --py-files {module}.py. If it is a package, install it there, or let PYSPARK_PYTHON name a "
+            f"Python that has it, before the session is made.\n")
+
+
+def _is_outside(error: BaseException) -> bool:
+    """Whether it, or what led to it, is an error of the world outside."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        if isinstance(each, OSError) or any(kind.__name__ in _OUTSIDE for kind in type(each).__mro__):
+            return True
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return False
+
+
+def _signature(error: BaseException, told: traceback.TracebackException) -> str:
+    place = f" at {told.stack[-1].filename}:{told.stack[-1].lineno}" if told.stack else ""
+    return f"{type(error).__module__}.{type(error).__qualname__}{place}"
 
 
 @contextmanager

@@ -33,8 +33,8 @@ HOUR_MS = 3_600_000
 HEALED_AFTER_US = 5_000_000
 
 
-class SimulatedFailure(RuntimeError):
-    """Raised in a user's function."""
+class SimulatedFailure(ConnectionError):
+    """Raised in a user's function, as by a service that is away for a moment: it may come twice at the same record."""
 
 
 class Trip:

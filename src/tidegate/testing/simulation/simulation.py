@@ -234,6 +234,8 @@ class Simulation:
     def _check_failure(self, master: MasterProcess) -> None:
         """A job that gives up says why, and there is a reason."""
         why = master.master.failures[-1].message
+        if master.master.failures[-1].stopped and self._interruption is not None:
+            return      # it was restarting: the next driver is asked again
         fenced = why.startswith("FencedOff") and (len(self.masters) > 1 or self.faults.flipped)
         corrupt = why.startswith("CorruptFile") and self.faults.flipped
         # A store that fails at the very first access is taken for a wrong address, and told to the user at once.

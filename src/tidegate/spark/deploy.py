@@ -24,7 +24,7 @@ from tidegate.runtime.hosting import SlotLaunch, run_slot
 from tidegate.runtime.listening import EVERY_ADDRESS
 from tidegate.runtime.reports import Failure
 from tidegate.runtime.settings import Tuning
-from tidegate.spark.interpreters import SlotTask, guarded, no_use_in_trying, pythons_of
+from tidegate.spark.interpreters import SlotTask, check_python, guarded, no_use_in_trying, pythons_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,11 +137,12 @@ def task_slot_count(spark: SparkSession) -> int:
 
 
 def check_task_slots(spark: SparkSession, slots: int) -> None:
-    """Raises `JobError` where Spark, as it was started, can't ever run so many slots at the same time."""
+    """Raises `JobError` where Spark, as it was started, can't ever run so many slots at the same time, or none at all."""
     context = spark.sparkContext
     if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
         raise JobError("Spark starts all slots of a job at once or none, which it can't do with dynamic allocation: "
                        "set spark.dynamicAllocation.enabled=false and spark.executor.instances")
+    check_python(spark)
     if not context._jsc.sc().isLocal():
         return      # executors come and go: whoever deploys waits for them
     count = task_slot_count(spark)

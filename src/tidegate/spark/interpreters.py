@@ -2,22 +2,27 @@
 
 Spark starts its Python processes with `PYSPARK_PYTHON`, or with whatever `python3` is first in their PATH: in an environment
 that wasn't activated, that is the system's Python, which has no Tidegate. So where we make the session we name the driver's
-own Python, if it runs on this machine and nothing was named. With a session that is given nothing is tried in
-advance: a task finds out by itself (`guarded`), which costs nothing where all is well, and the first error says what to
-set and ends the job.
+own Python, if it runs on this machine and nothing was named. With a session that is given, on this machine, a Python
+that isn't the driver's is asked before anything is deployed (`check_python`; some 30 ms, and nothing where it is the
+driver's). In all other cases a task finds out by itself (`guarded`), and the first error says what to set and ends the job.
 
 Different minor versions of Python are an error of Spark's own, whose text is passed on.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+
+from tidegate.errors import JobError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,10 +31,17 @@ SlotTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 PYTHON_VARIABLE, PYTHON_SETTING = "PYSPARK_PYTHON", "spark.pyspark.python"
 
-_MISSING_MODULE = re.compile(r"^(?:\w+\.)*((?:ModuleNotFoundError|ImportError): .+)$", re.MULTILINE)
+_MISSING_MODULE = re.compile(r"((?:ModuleNotFoundError|ImportError): (?:No module named|cannot import name) .+)$",
+                             re.MULTILINE)
 _OTHER_VERSION = re.compile(r"^.*(\[PYTHON_VERSION_MISMATCH\].+)$", re.MULTILINE)
 _NO_PROGRAM = re.compile(r"(Cannot run program .+)$", re.MULTILINE)
-_TOLD = "Executors run "
+_TOLD = "Executors run"
+_ADVICE = ("On one machine, set PYSPARK_PYTHON={driver} in the environment before the session is made: "
+           "os.environ['PYSPARK_PYTHON'] = sys.executable. On a cluster, let PYSPARK_PYTHON or spark.pyspark.python name a "
+           "Python that has Tidegate on every host, or send it along with --py-files or --archives (docs/clusters.md)")
+_ASK = ("import importlib.util, json, sys; print(json.dumps([sys.executable, [each for each in ('tidegate', 'pyarrow') "
+        "if importlib.util.find_spec(each) is None]]))")
+_ASKING_TIMEOUT_S = 20.0
 
 
 class Pythons(NamedTuple):
@@ -40,7 +52,39 @@ class Pythons(NamedTuple):
 
 
 def pythons_of(spark: SparkSession) -> Pythons:
-    return Pythons(sys.executable, str(spark.sparkContext.pythonExec))
+    named = str(spark.sparkContext.pythonExec)
+    return Pythons(sys.executable, (shutil.which(named) or named) if _is_local(spark) else named)
+
+
+def check_python(spark: SparkSession) -> None:
+    """`JobError` where the Python processes of a session on this machine can't import what a slot needs."""
+    driver, executors = pythons_of(spark)
+    if not _is_local(spark) or os.path.dirname(executors) == os.path.dirname(driver):
+        return
+    try:
+        done = subprocess.run([executors, "-c", _ASK], env=_environment_of(spark), capture_output=True, text=True,
+                              timeout=_ASKING_TIMEOUT_S, check=True)
+        python, missing = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return      # Spark will say what is the matter with it
+    if missing:
+        raise JobError(f"No module named {missing[0]!r} for Spark's Python processes: they run {python}, the driver runs "
+                       f"{driver}. {_ADVICE.format(driver=driver)}")
+
+
+def _is_local(spark: SparkSession) -> bool:
+    return bool(spark.sparkContext._jsc.sc().isLocal())
+
+
+def _environment_of(spark: SparkSession) -> dict[str, str]:
+    """Of Spark's Python processes on this machine, as far as imports go."""
+    from pyspark import SparkFiles
+
+    context = spark.sparkContext
+    sent = SparkFiles.getRootDirectory()
+    path = [sent, *(os.path.join(sent, name) for name in context._python_includes or ()),
+            context.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+    return {**os.environ, **context.environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def name_python() -> None:
@@ -58,6 +102,7 @@ def guarded(task: SlotTask) -> SlotTask:
 
     packed: bytes = cloudpickle.dumps(task)
     driver = sys.executable
+    told, advice = _TOLD, _ADVICE.format(driver=driver)
 
     # It travels by value and must refer to nothing of ours.
     def unpack_and_run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -69,12 +114,8 @@ def guarded(task: SlotTask) -> SlotTask:
             unpacked = pickle.loads(packed)
         except ImportError as error:
             version = ".".join(map(str, sys.version_info[:3]))
-            raise ImportError(
-                f"{error}. Executors run {sys.executable} (Python {version}, on {socket.gethostname()}), the driver runs "
-                f"{driver}. On one machine, set PYSPARK_PYTHON={driver} in the environment before the session is made: "
-                f"os.environ['PYSPARK_PYTHON'] = sys.executable. On a cluster, let PYSPARK_PYTHON or spark.pyspark.python "
-                f"name a Python that has Tidegate on every host, or send it along with --py-files or --archives "
-                f"(docs/clusters.md)") from None
+            raise ImportError(f"{error}. {told} {sys.executable} (Python {version}, on {socket.gethostname()}), the driver "
+                              f"runs {driver}. {advice}") from None
         yield from unpacked(batches)
 
     return unpack_and_run
@@ -89,6 +130,7 @@ def no_use_in_trying(error: Exception, pythons: Pythons) -> str | None:
         found = _OTHER_VERSION.findall(text) or _NO_PROGRAM.findall(text)
     if not found:
         return None
-    return (f"{found[-1]}. Executors were to run {pythons.executors}, the driver runs {pythons.driver}. {PYTHON_VARIABLE} "
-            f"in the environment, or {PYTHON_SETTING}, names the Python of executors; set it before the session is made "
+    why = found[-1].rstrip(")")
+    return (f"{why}. Executors were to run {pythons.executors}, the driver runs {pythons.driver}. {PYTHON_VARIABLE} in the "
+            f"environment, or {PYTHON_SETTING}, names the Python of executors; set it before the session is made "
             f"(docs/clusters.md)")

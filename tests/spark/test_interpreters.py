@@ -82,6 +82,7 @@ def test_executors_without_tidegate_end_a_job_at_the_first_try(
     told_of_the_pythons(str(failed.value), without_tidegate)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_questions")
 def test_executors_without_tidegate_end_a_transform(
         spark: SparkSession, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +92,7 @@ def test_executors_without_tidegate_end_a_transform(
     told_of_the_pythons(str(failed.value), without_tidegate)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_questions")
 def test_executors_without_pyarrow_end_a_job_at_the_first_try(
         spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

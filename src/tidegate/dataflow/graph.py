@@ -34,6 +34,7 @@ class Edge:
     port: int
     partitioning: Partitioning
     key: tuple[str, ...] = ()
+    refuses_nulls: bool = False     # in the key
 
 
 class Spec(Protocol):

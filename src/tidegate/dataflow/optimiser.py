@@ -39,7 +39,7 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
     edges = [
         PlanEdge(id=index, source_vertex=vertex_of[edge.source], source_node=edge.source, tag=edge.tag,
                  target_vertex=vertex.id, port=edge.port, partitioning=_partitioning(edge, vertex.head, parallelism),
-                 key=edge.key)
+                 key=edge.key, refuses_nulls=edge.refuses_nulls)
         for index, (vertex, edge) in enumerate((vertex, edge) for vertex in vertices for edge in vertex.head.inputs)]
     loops: list[Loop] = []
     for found in loops_in(graph.nodes):

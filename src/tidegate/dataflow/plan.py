@@ -44,6 +44,7 @@ class PlanEdge:
     partitioning: Partitioning
     key: tuple[str, ...]
     feedback: bool = False                # from a loop's tail back to its head
+    refuses_nulls: bool = False           # in the key
 
 
 @dataclass(frozen=True, slots=True)

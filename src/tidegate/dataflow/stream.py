@@ -27,6 +27,7 @@ from tidegate.dataflow import checks
 from tidegate.dataflow.contracts import Sink, Source
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedProcess, Process
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning, Spec
+from tidegate.dataflow.null_keys import KEEP, check_nulls
 from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec, ProcessSpec
@@ -260,11 +261,16 @@ class Stream:
 
     # How the next operator gets the records.
 
-    def key_by(self, *columns: str) -> KeyedStream:
-        """Records with equal values in these columns go to one subtask, which has state for them."""
-        input = self._input()
-        key = checks.check_key(f"key_by after {self._origin()}", columns, self._schema)
-        return KeyedStream(self._pipeline, _repartitioned(input.edges, Partitioning.HASH, key), self._schema, key)
+    def key_by(self, *columns: str, nulls: str = KEEP) -> KeyedStream:
+        """Records with equal values in these columns go to one subtask, which has state for them.
+
+        Null is a key like any other: all records without a key share one state. `nulls="refuse"` ends the job at the first
+        such record instead.
+        """
+        input, where = self._input(), f"key_by after {self._origin()}"
+        key = checks.check_key(where, columns, self._schema)
+        edges = _repartitioned(input.edges, Partitioning.HASH, key, refuses_nulls=check_nulls(where, nulls))
+        return KeyedStream(self._pipeline, edges, self._schema, key)
 
     def union(self, *others: Stream) -> Stream:
         """The records of all streams, which have the same columns in the same order. No order among the streams."""
@@ -487,8 +493,9 @@ def _new_tail_name(pipeline: Pipeline, loop: str) -> str:
     return pipeline._new_name(f"loop {loop!r}, whose feedback is called", _tail_name(loop))
 
 
-def _repartitioned(edges: tuple[Edge, ...], partitioning: Partitioning, key: tuple[str, ...] = ()) -> tuple[Edge, ...]:
-    return tuple(replace(edge, partitioning=partitioning, key=key) for edge in edges)
+def _repartitioned(edges: tuple[Edge, ...], partitioning: Partitioning, key: tuple[str, ...] = (), *,
+                   refuses_nulls: bool = False) -> tuple[Edge, ...]:
+    return tuple(replace(edge, partitioning=partitioning, key=key, refuses_nulls=refuses_nulls) for edge in edges)
 
 
 def _connectable(where: str, left: Stream | KeyedStream, right: S) -> S:

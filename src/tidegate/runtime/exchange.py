@@ -15,6 +15,7 @@ import pyarrow as pa
 from tidegate.channels.elements import Element, End, Idle, Lap, Marker, Watermark
 from tidegate.channels.ports import Outlet
 from tidegate.dataflow.graph import Partitioning
+from tidegate.dataflow.null_keys import refuse_null_keys
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, owners_of
 
@@ -34,7 +35,9 @@ class Traffic:
 
 class EdgeWriter:
     def __init__(self, outlets: Sequence[Outlet], *, partitioning: Partitioning, key: tuple[str, ...],
-                 key_group_count: int, first: int, loops: frozenset[int] = frozenset()) -> None:
+                 key_group_count: int, first: int, loops: frozenset[int] = frozenset(),
+                 refuses_nulls_for: str | None = None) -> None:
+        """`refuses_nulls_for` names the operator that is to get no record without a key."""
         assert outlets
         self.loops = loops                           # those that the edge is inside of
         self.batch_count = 0
@@ -42,6 +45,7 @@ class EdgeWriter:
         self._outlets = tuple(outlets)
         self._partitioning = partitioning
         self._key = key
+        self._refuses_nulls_for = refuses_nulls_for
         self._key_group_count = key_group_count
         self._next = first % len(self._outlets)      # where this subtask's round robin starts
 
@@ -53,6 +57,8 @@ class EdgeWriter:
         return False
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
+        if self._refuses_nulls_for is not None:
+            refuse_null_keys(batch, self._key, self._refuses_nulls_for)
         self.batch_count += 1
         self.sent_count += batch.num_rows
         if len(self._outlets) == 1:

@@ -83,7 +83,7 @@ from tidegate.runtime.messages import (
     Start,
     Trigger,
 )
-from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, SlotReport, Status, slots_of
+from tidegate.runtime.reports import AttemptReport, EpochReport, EpochReports, Failure, SlotReport, Status, slots_of
 from tidegate.runtime.restore_plan import declared_operators, plan_restore
 from tidegate.runtime.savepoints import SavepointDesk, SavepointOrder
 from tidegate.runtime.settings import JobSettings
@@ -93,8 +93,6 @@ from tidegate.store.savepoints import RestorePoint
 
 # How long a cancelled deployment may take to end before the next attempt starts without waiting for it.
 GONE_TIMEOUT_MS = 60_000
-# How many epochs are reported on; the older ones are forgotten.
-KEPT_REPORTS = 1_000
 
 
 class Master:
@@ -107,7 +105,7 @@ class Master:
                  speak: Speak = keep_silent) -> None:
         self.status = Status.STARTING
         self.attempt = 0
-        self.epochs: list[EpochReport] = []
+        self.epochs = EpochReports()
         self.attempts: list[AttemptReport] = []
         self.metrics: dict[str, dict[str, Any]] = {}
         self.delivered: dict[str, list[str]] = {}
@@ -423,10 +421,7 @@ class Master:
     # Epochs.
 
     def _on_acknowledge(self, subtask: SubtaskId, epoch: int, operators: dict[str, Any], stats: dict[str, Any]) -> None:
-        for report in reversed(self.epochs):
-            if report.epoch == epoch:
-                report.subtasks[str(subtask)] = stats
-                break
+        self.epochs.acknowledged(epoch, str(subtask), stats)
         self._feed(SnapshotAcknowledged(subtask, epoch, operators))
 
     def _feed(self, event: Event) -> None:
@@ -442,8 +437,7 @@ class Master:
         match effect:
             case TriggerEpoch(epoch, ending, full, base):
                 name = None if ending is None else ending.value
-                self.epochs.append(EpochReport(epoch, self.attempt, now_ms, name, full))
-                del self.epochs[:-KEPT_REPORTS]
+                self.epochs.triggered(EpochReport(epoch, self.attempt, now_ms, name, full))
                 if full:
                     self._desk.on_triggered(epoch)
                 self._tell_all(Trigger(epoch, name, full, base))
@@ -454,7 +448,7 @@ class Master:
                 self._background.submit(partial(self._catalog.commit, manifest),
                                         partial(self._manifest_created, self.attempt, manifest))
             case NotifyComplete(epoch, ending):
-                self._report(epoch).completed_ms = now_ms
+                self.epochs.of(epoch).completed_ms = now_ms
                 self._newest_epoch = epoch
                 self._tell_all(Complete(epoch, None if ending is None else ending.value))
                 self._has_own = True
@@ -465,7 +459,7 @@ class Master:
                     self._swept_for = self.attempt
                     self._background.submit(partial(self._catalog.sweep, self.attempt), _forget)
             case NotifyAborted(epoch, reason, message):
-                self._report(epoch).aborted = f"{reason.value}: {message}"
+                self.epochs.of(epoch).aborted = f"{reason.value}: {message}"
                 self._desk.on_aborted(epoch)
                 self._tell_all(Abort(epoch))
             case ReleaseSnapshots(epochs):
@@ -485,7 +479,7 @@ class Master:
 
     def _manifest(self, epoch: int, payloads: Mapping[SubtaskId, Any]) -> Manifest:
         operators = operators_in(payloads)
-        report = self._report(epoch)
+        report = self.epochs.of(epoch)
         report.bytes = sum(file.bytes for entry in operators.values() for piece in entry.pieces for file in piece.files)
         assert self._begun.point is None or written_by(self.attempt, operators), "what the job began with may be deleted"
         return Manifest(job=self._settings.name, epoch=epoch, attempt=self.attempt, created_ms=self._clock.now_ms(),
@@ -506,9 +500,6 @@ class Master:
             self._wind_down(Status.FAILED)
         else:
             self._feed(ManifestFailed(manifest.epoch, f"{type(error).__name__}: {error}"))
-
-    def _report(self, epoch: int) -> EpochReport:
-        return next(report for report in reversed(self.epochs) if report.epoch == epoch)
 
     # An attempt ends.
 
@@ -551,8 +542,7 @@ class Master:
             self._rescaling = None
 
     def _let_go(self, now_ms: int, *, cancel: bool = True) -> None:
-        if self.epochs and self.epochs[-1].completed_ms is None and self.epochs[-1].aborted is None:
-            self.epochs[-1].aborted = "the attempt ended"      # whether its manifest exists, the next attempt finds out
+        self.epochs.attempt_over()
         if self.attempts and self.attempts[-1].ended_ms is None:
             self.attempts[-1] = replace(self.attempts[-1], ended_ms=self._clock.now_ms())
         self._coordinator = None

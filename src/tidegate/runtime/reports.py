@@ -9,6 +9,9 @@ from typing import Any
 
 from tidegate.dataflow.plan import Plan
 
+# How many epochs are reported on; the older ones are forgotten.
+KEPT_REPORTS = 1_000
+
 
 class Status(Enum):
     STARTING = "starting"          # slots are being deployed
@@ -80,6 +83,29 @@ class EpochReport:
     @property
     def measured(self) -> dict[str, Any]:
         return measured(self.subtasks)
+
+
+class EpochReports(list[EpochReport]):
+    """Those of the newest epochs, oldest first."""
+
+    def triggered(self, report: EpochReport) -> None:
+        self.append(report)
+        del self[:-KEPT_REPORTS]
+
+    def of(self, epoch: int) -> EpochReport:
+        return next(report for report in reversed(self) if report.epoch == epoch)
+
+    def acknowledged(self, epoch: int, subtask: str, stats: dict[str, Any]) -> None:
+        """An epoch that is no longer known is passed over."""
+        for report in reversed(self):
+            if report.epoch == epoch:
+                report.subtasks[subtask] = stats
+                return
+
+    def attempt_over(self) -> None:
+        """Whether the manifest of an epoch under way exists, the next attempt finds out."""
+        if self and self[-1].completed_ms is None and self[-1].aborted is None:
+            self[-1].aborted = "the attempt ended"
 
 
 # How long channels were blocked (alignment), the loop stood still (pause: the synchronous part), records were logged, and

@@ -336,7 +336,8 @@ class Slot:
             writer = EdgeWriter(
                 [channels.outlet(out, channel) for channel in self._plan.targets(out, self.index)],
                 partitioning=out.partitioning, key=out.key, key_group_count=self._plan.key_group_count, first=self.index,
-                loops=frozenset(loop.id for loop in self._plan.loops if self._plan.edge_inside(loop, out)))
+                loops=frozenset(loop.id for loop in self._plan.loops if self._plan.edge_inside(loop, out)),
+                refuses_nulls_for=self._plan.vertices[out.target_vertex].head.name if out.refuses_nulls else None)
             writers.append(writer)
             _attach(operators[out.source_node], out.tag, writer)
         keeps = self._keeps_in_flight(vertex)

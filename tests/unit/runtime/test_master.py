@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import tidegate as tg
 from tidegate.dataflow.plan import Plan
 from tidegate.protocol.ids import SubtaskId
 from tidegate.runtime.attempts import Restore
+from tidegate.runtime.failing import Speak, keep_silent
 from tidegate.runtime.master import Master
 from tidegate.runtime.messages import (
     Acknowledge,
@@ -25,6 +27,7 @@ from tidegate.runtime.messages import (
     Start,
     Trigger,
 )
+from tidegate.runtime.reports import Failure
 from tidegate.runtime.settings import JobSettings, Snapshots, Tuning
 from tidegate.store import layout
 from tidegate.store.catalog import SnapshotCatalog
@@ -104,12 +107,14 @@ class World:
     """`held` is a second background, for the copies of savepoints, that works only when told to."""
 
     def __init__(self, restart: Any = None, *, tuning: Tuning | None = None, store: MemoryStore | None = None,
-                 restore: Restore | None = None, retain: int = 2, tolerable_failures: int = 0) -> None:
+                 restore: Restore | None = None, retain: int = 2, tolerable_failures: int = 0,
+                 speak: Speak = keep_silent) -> None:
         self.store = store or MemoryStore()
         self.clock, self.background, self.slots, self.held = FakeClock(), Inline(), Slots(), Inline()
         self.master = Master(
             plan=plan_of(2), catalog=SnapshotCatalog(self.store), deployer=self.slots, links=self.slots, clock=self.clock,
-            background=self.background, copies=self.held, restore=restore, graph="the graph", versions={"python": "3"},
+            background=self.background, copies=self.held, restore=restore, graph="the graph", speak=speak,
+            versions={"python": "3"},
             settings=JobSettings(
                 name="m", snapshots=Snapshots(to="unused", every="1 s", tolerable_failures=tolerable_failures,
                                               retain=retain),
@@ -339,3 +344,74 @@ def test_what_an_old_slot_wrote_late_is_swept_at_the_first_snapshot() -> None:
     complete_epoch(world)
     world.turn()
     assert late not in world.store.files
+
+
+def test_a_restarting_job_that_is_stopped_ends_at_once_and_says_why_it_was_restarting() -> None:
+    world = World(tg.FixedDelay(attempts=3, delay_ms=600_000)).run()
+    epoch = complete_epoch(world)
+    world.master.on_message(0, Failed(0, "boom"))
+    world.turn()
+    world.master.stop(drain=False)
+    world.turn()
+    world.turn()
+    assert world.master.status is tg.Status.FAILED and world.slots.attempts == [1]
+    (failure,) = world.master.failures
+    assert failure.message == "boom" and failure.stopped
+    assert failure.then == ("The job was stopped while it was restarting, so there is no final snapshot: started again, "
+                            f"it resumes from snapshot {epoch}")
+
+
+def test_a_restarting_job_whose_next_attempt_is_on_its_way_ends_at_once_too() -> None:
+    world = World(RESTARTS).run()
+    world.master.on_lost(0, "gone")
+    world.turn(500)
+    world.turn()
+    assert world.slots.attempts == [1, 2] and world.master.status is tg.Status.RESTARTING
+    world.master.stop(drain=False)
+    world.turn()
+    world.turn()
+    assert world.master.status is tg.Status.FAILED and world.slots.cancelled == 2
+
+
+def test_a_job_that_was_to_stop_before_it_failed_is_restarted_for_its_final_snapshot() -> None:
+    world = World(RESTARTS).run()
+    world.master.stop(drain=False)
+    world.master.on_lost(0, "gone")
+    world.turn(500)
+    world.turn()
+    world.run()
+    assert Trigger(2, "stop", full=True) in [message for _, message in world.slots.said]
+
+
+def test_what_a_job_says_is_said_once_for_each_failure() -> None:
+    said: list[tuple[int, str]] = []
+    world = World(tg.FixedDelay(attempts=1, delay_ms=500), speak=lambda level, text: said.append((level, text))).run()
+    world.master.on_message(0, Failed(0, "boom"))
+    world.master.on_message(1, Failed(1, "boom as well"))
+    world.turn(500)
+    world.turn()
+    world.run()
+    world.master.on_lost(1, "gone")
+    assert said == [
+        (logging.INFO, "Job 'm', attempt 1 runs: slot 0 (host h, pid 100), slot 1 (host h, pid 101)."),
+        (logging.WARNING, "Job 'm', attempt 1, slot 0 (host h, pid 100): boom\n"
+                          "Restarting from the beginning in 0.5 s (restart 1 of 1)."),
+        (logging.INFO, "Job 'm', attempt 2 runs: slot 0 (host h, pid 100), slot 1 (host h, pid 101)."),
+        (logging.ERROR, "Job 'm', attempt 2: slot 1 (host h, pid 101) was lost: gone\nThe job ends.")]
+
+
+def test_slots_that_spark_takes_between_micro_batches_are_nothing_to_warn_of() -> None:
+    said: list[int] = []
+    world = World(speak=lambda level, text: said.append(level)).run()
+    world.master.park()
+    world.master.on_lost(1, "gone")
+    assert said == [logging.INFO, logging.INFO]
+
+
+def test_a_deployment_may_say_that_there_is_no_use_in_trying() -> None:
+    world = World(RESTARTS)
+    world.slots.ended = lambda: Failure("no Python", permanent=True)       # type: ignore[method-assign,assignment,return-value]
+    world.turn()
+    world.turn()
+    assert world.master.status is tg.Status.FAILED and world.slots.attempts == [1]
+    assert world.master.failures[0].then == "A restart doesn't help: the job ends"

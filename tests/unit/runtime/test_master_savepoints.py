@@ -10,7 +10,7 @@ import pytest
 import tidegate as tg
 from tests.unit.runtime.test_master import RESTARTS, World, plan_of
 from tidegate.errors import AlreadyExists, StoreError, TidegateError
-from tidegate.runtime import master as master_module
+from tidegate.runtime import messages, reports
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.deployment import Layout, Rescaling
 from tidegate.runtime.messages import Decline, Deploy, Heartbeat, Trigger
@@ -59,7 +59,7 @@ def triggers(world: World) -> list[tuple[int, str | None, bool]]:
 
 def end_input(world: World) -> None:
     for slot in range(world.master.plan.slots):
-        world.master.on_message(slot, master_module.InputEnded(0, slot))
+        world.master.on_message(slot, messages.InputEnded(0, slot))
 
 
 def test_a_savepoint_is_a_full_epoch_and_a_copy_of_it() -> None:
@@ -456,7 +456,7 @@ def test_a_job_is_rescaled_by_a_final_snapshot_and_an_attempt_with_the_new_plan(
     assert world.master.plan.slots == 2
     for slot in range(2):
         assert world.master.status is tg.Status.RUNNING
-        world.master.on_message(slot, master_module.Done(slot))
+        world.master.on_message(slot, messages.Done(slot))
     assert world.master.status is tg.Status.RESCALING
     assert world.slots.cancelled == 0, "the slots end by themselves"
     world.turn(700)
@@ -624,7 +624,7 @@ def acknowledged_with(world: World, slot: int, epoch: int, names: list[str]) -> 
               "local": ""} for name in names]
     part = {"parallelism": 2, "states": [], "piece": {"subtask": slot, "key_groups": [0, 0], "files": files,
                                                       "item_counts": {}}}
-    world.master.on_message(slot, master_module.Acknowledge(0, slot, epoch, {"in": part}, {}))
+    world.master.on_message(slot, messages.Acknowledge(0, slot, epoch, {"in": part}, {}))
 
 
 def name_of(epoch: int, slot: int) -> str:
@@ -683,7 +683,7 @@ def test_an_error_at_the_newest_manifest_fails_loudly() -> None:
 
 
 def test_reports_of_epochs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master_module, "KEPT_REPORTS", 3)
+    monkeypatch.setattr(reports, "KEPT_REPORTS", 3)
     world = World().run()
     for _ in range(5):
         world.complete(1_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tests.jobs import committed
+from tests.jobs import committed, until
 from tests.unit.runtime.conftest import Bench
 from tidegate.dataflow.contracts import SourceContext, SourceReader
 from tidegate.errors import JobFailed
@@ -222,3 +223,31 @@ def test_a_function_that_fails_now_and_then_only_delays_the_job(bench: Bench) ->
     handle = bench.finish(build, restart=tg.Exponential(initial_ms=10, maximum_ms=100))
     assert [failure.user_traceback is not None for failure in handle.failures] == [True]
     assert sorted(committed(bench.out)) == sorted(ROWS)
+
+
+def restarting(bench: Bench) -> tg.Handle:
+    """A job that waits long for its next attempt."""
+    job = bench.job(restart=tg.FixedDelay(attempts=9, delay_ms=600_000))
+    failing("service")(job)
+    handle = bench.start(job)
+    until(lambda: handle.status is tg.Status.RESTARTING, "the failure", handle=handle)
+    return handle
+
+
+def test_a_restarting_job_is_stopped_at_once_with_the_reason(bench: Bench) -> None:
+    handle = restarting(bench)
+    began_s = time.monotonic()
+    with pytest.raises(JobFailed, match=r"(?s)the prices are away.*The job was stopped while it was restarting"):
+        handle.stop()
+    assert time.monotonic() - began_s < 30 and handle.status is tg.Status.FAILED
+
+
+def test_a_restarting_job_cant_be_drained_nor_leave_a_savepoint_and_says_why(bench: Bench) -> None:
+    handle = restarting(bench)
+    for asked in ({"drain": True}, {"savepoint": str(bench.folder / "savepoint")}):
+        with pytest.raises(tg.JobError, match=r"(?s)while it is restarting.*the prices are away") as refused:
+            handle.stop(**asked)        # type: ignore[arg-type]
+        assert isinstance(refused.value.__cause__, JobFailed)
+    assert handle.status is tg.Status.RESTARTING
+    with pytest.raises(TimeoutError, match=r"(?s)still restarting after 0.1 s. Its last failure .*the prices are away"):
+        handle.wait(0.1)

@@ -195,6 +195,8 @@ def _failed(name: str, failures: list[Failure]) -> JobFailed:
     attempts = f" after {len(failures)} failures" if len(failures) > 1 else ""
     where = f" in operator {theirs.operator!r}" if theirs.operator else ""
     record = f", at record {theirs.record}" if theirs.record else ""
-    then = f"\n{last.then}." if last.stopped or (last.permanent and last.user_traceback) else ""
-    return JobFailed(f"job {name!r} failed{attempts}{where}{record}:\n{theirs.user_traceback or theirs.message}{then}",
+    told = theirs.user_traceback or theirs.message
+    if last.stopped or (last.permanent and last.user_traceback):
+        told = f"{told.rstrip()}\n{last.then}."
+    return JobFailed(f"job {name!r} failed{attempts}{where}{record}:\n{told}",
                      operator=theirs.operator, record=theirs.record, user_traceback=theirs.user_traceback)

@@ -99,4 +99,11 @@ class FencedOff(TidegateError):
 
 
 class CommitError(TidegateError):
-    """An external commit failed or its outcome is unknown. It is never taken for success."""
+    """An external commit failed or its outcome is unknown. It is never taken for success.
+
+    `final`: the commit can't be made any more, by any attempt.
+    """
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        self.final = final
+        super().__init__(message)

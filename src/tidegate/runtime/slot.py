@@ -28,7 +28,7 @@ from tidegate.dataflow.graph import Node, Partitioning
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
-from tidegate.errors import JobError, ProtocolError, RestoreError, SourceError, StoreError, UserFunctionError
+from tidegate.errors import CommitError, JobError, ProtocolError, RestoreError, SourceError, StoreError, UserFunctionError
 from tidegate.protocol.alignment import AlignmentMode
 from tidegate.protocol.coordinator import Ending
 from tidegate.protocol.ids import ChannelId
@@ -264,7 +264,8 @@ class Slot:
             self._world.tell(Failed(self.index, str(error), error.operator, error.user_traceback, error.record))
         else:
             # The program or its input is wrong: no other attempt would get any further.
-            permanent = isinstance(error, JobError | SourceError | RestoreError)
+            permanent = isinstance(error, JobError | SourceError | RestoreError) or (
+                isinstance(error, CommitError) and error.final)
             self._world.tell(Failed(self.index, f"{type(error).__name__}: {error}", permanent=permanent))
 
     # Snapshots.

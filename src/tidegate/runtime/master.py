@@ -60,10 +60,12 @@ from tidegate.runtime.attempts import (
 )
 from tidegate.runtime.background import Background
 from tidegate.runtime.clock import Clock
+from tidegate.runtime.committing import Commits
 from tidegate.runtime.deployment import Deployer, Deployment, Layout, Links, Rescaling
 from tidegate.runtime.messages import (
     Abort,
     Acknowledge,
+    Committed,
     Complete,
     Decline,
     Delivered,
@@ -133,6 +135,7 @@ class Master:
         self._coordinator: Coordinator | None = None
         self._addresses: dict[int, tuple[str, int]] = {}
         self._heard_ms: dict[int, int] = {}
+        self._commits = Commits(catalog, background, self._desk.on_committed)
         self._ready: set[int] = set()
         self._done: set[int] = set()
         self._begun = Beginning(None, None, None)
@@ -242,7 +245,10 @@ class Master:
             case Delivered(sink, committable):
                 if not self.on_delivered(sink, committable):
                     self.delivered.setdefault(sink, []).append(committable)
+            case Committed(_, epoch):
+                self._commits.on_committed(slot, epoch)
             case Done():
+                self._commits.on_committed(slot, self.epochs[-1].epoch)
                 self._done.add(slot)
                 if len(self._done) == self._plan.slots:
                     self._all_done(self.epochs[-1].ending)
@@ -379,6 +385,7 @@ class Master:
             subtasks=self._subtasks, sources=self._sources, enders=self._enders,
             settings=self._settings.snapshots.coordinator_settings(), next_epoch=self._next_epoch,
             retained=self._retained, now_ms=self._clock.monotonic_ms())
+        self._commits.begin(self._plan.slots, self.attempt)
         self._deadline_ms = None
         self.status = Status.RUNNING
         self.attempts[-1] = replace(self.attempts[-1], running_ms=self._clock.now_ms())
@@ -481,6 +488,7 @@ class Master:
         if attempt != self.attempt or self._gone_by_ms is not None or self.status.terminal:
             return      # the next attempt finds out from the store
         if error is None:
+            self._commits.on_complete(manifest)
             self._desk.on_complete(manifest, graph=self._layout.graph, versions=self._versions)
             self._feed(ManifestCreated(manifest.epoch))
         elif isinstance(error, FencedOff):

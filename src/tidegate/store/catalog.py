@@ -19,6 +19,9 @@ Deleting. A file is needed where a manifest of the lineage lists it. Nothing els
 get wrong (rows 1 and 2). A new manifest lists only files that its origin listed and files of its own attempt; so what
 is unneeded once stays so, and a late delete by a fenced coordinator does no harm. Manifests go before their files.
 
+Confirmed snapshots. An empty file notes that the output of a snapshot, and of all before it in its lineage, was committed.
+It counts as long as its manifest does; the newest one stands for all.
+
 An unreadable manifest is an error and never skipped (row 4): nothing is loaded past it, nothing is deleted beside it.
 """
 
@@ -28,6 +31,7 @@ import json
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound
@@ -55,6 +59,7 @@ class SnapshotCatalog:
         # Manifests never change, so what one lists is read once.
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
         self._discarded: deque[str] = deque(maxlen=REMEMBERED_DISCARDS)
+        self._confirmed: set[ManifestName] = set()      # those whose notes are ours to delete
 
     @property
     def store(self) -> Store:
@@ -150,6 +155,20 @@ class SnapshotCatalog:
         self._listed_files[name] = _names_in(manifest)
         self._require_current(manifest.attempt)
 
+    def confirm(self, epoch: int, *, attempt: int) -> None:
+        """Notes that what this attempt's snapshot lists for sinks was committed, and so what those before it list."""
+        name = ManifestName(epoch=epoch, attempt=attempt)
+        self._require_current(attempt)
+        with suppress(AlreadyExists):
+            self._store.create(layout.committed_name(name), b"")
+        self._forget_confirmed(self._confirmed - {name})
+        self._confirmed.add(name)
+
+    def is_confirmed(self, manifest: ManifestName) -> bool:
+        """Whether everything that the snapshot lists for sinks is known to be committed."""
+        noted, live = self._noted(), self._live_manifests()
+        return manifest in live and any(each in live and each.epoch >= manifest.epoch for each in noted)
+
     def release(self, epochs: Collection[int], *, attempt: int) -> list[str]:
         """Deletes these snapshots, except what others share. Returns the names deleted; FencedOff if not current."""
         self._require_current(attempt)
@@ -158,6 +177,7 @@ class SnapshotCatalog:
         assert not doomed or doomed[-1] != live[-1], "the newest snapshot is what a failure goes back to"
         needed = self._files_listed_by(manifest for manifest in live if manifest not in doomed)
         unneeded = self._files_listed_by(doomed) - needed
+        self._forget_confirmed(self._confirmed.intersection(doomed))
         return self._delete(doomed, unneeded)
 
     def discard(self, files: Collection[str], *, attempt: int) -> list[str]:
@@ -184,6 +204,11 @@ class SnapshotCatalog:
         dead = [manifest for manifest in manifests if manifest not in live and manifest.attempt < current_attempt]
         left = {name for name in files
                 if (parsed := layout.parse_state_file_name(name)) is not None and parsed.attempt < current_attempt}
+        noted = self._noted()
+        newest = max((each for each in noted if each in live), default=None)
+        self._confirmed |= set() if newest is None else {newest}
+        self._forget_confirmed({each for each in noted if each != newest and (
+            each in live or each.attempt < current_attempt)})
         return self._delete(dead, left - needed) + self._prune_claims(current_attempt, live, origins)
 
     def _create_claim(self, above: int) -> int:
@@ -202,6 +227,15 @@ class SnapshotCatalog:
         if not self.is_current(attempt):
             where = layout.shown(self._store.address)
             raise FencedOff(f"attempt {attempt} is over: {max(self.attempts(), default=0)} was claimed in {where}")
+
+    def _forget_confirmed(self, manifests: Iterable[ManifestName]) -> None:
+        for manifest in sorted(manifests):
+            self._store.delete(layout.committed_name(manifest))
+            self._confirmed.discard(manifest)
+
+    def _noted(self) -> list[ManifestName]:
+        parsed = map(layout.parse_committed_name, self._store.list(layout.COMMITTED))
+        return [manifest for manifest in parsed if manifest is not None]
 
     def _delete(self, manifests: Iterable[ManifestName], files: Iterable[str]) -> list[str]:
         names = [layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt) for manifest in manifests]

@@ -307,7 +307,7 @@ class Master:
         """In the background: fences older attempts and finds where to go on."""
         if self._catalog.is_superseded():
             # To claim the next number would be to fence the other driver in turn, and so on.
-            raise FencedOff(f"attempt {self.attempt} is over: another driver runs this job now")
+            raise self._catalog.taken_over(self.attempt)
         named = None if self._has_own else named_point(self._restore)
         if named is not None:
             self._beginning(self._catalog.epochs(), named)      # before a driver that runs is fenced off for nothing

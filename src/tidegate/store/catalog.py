@@ -27,17 +27,18 @@ An unreadable manifest is an error and never skipped (row 4): nothing is loaded 
 
 from __future__ import annotations
 
-import json
+import logging
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound
+from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound, StoreError
 from tidegate.store import layout
 from tidegate.store.base import Store
 from tidegate.store.checked import checked_chunks
+from tidegate.store.claims import Claim, Program
 from tidegate.store.layout import ManifestName, OriginName
 from tidegate.store.manifest import Manifest
 
@@ -48,11 +49,16 @@ REMEMBERED_DISCARDS = 100_000
 
 Choose: TypeAlias = Callable[[Sequence[Manifest]], Manifest | None]
 
-class SnapshotCatalog:
-    """The snapshots of one job. `claimant` tells this catalog's claims from others'; made up unless given."""
+_log = logging.getLogger(__name__)
 
-    def __init__(self, store: Store, *, claimant: str | None = None) -> None:
+
+class SnapshotCatalog:
+    """The snapshots of one job. `claimant` tells this catalog's claims from others'; made up unless given. `program` says
+    who claims, for whoever is fenced off by it."""
+
+    def __init__(self, store: Store, *, claimant: str | None = None, program: Program | None = None) -> None:
         self._store = store
+        self._program = program
         self._claimant = claimant if claimant is not None else uuid.uuid4().hex
         self._claims: dict[int, bytes] = {}
         self._newest_epoch = 0
@@ -104,6 +110,19 @@ class SnapshotCatalog:
         if not self._claims or not newest:
             return False
         return newest not in self._claims or self._store.read(layout.attempt_name(newest)) != self._claims[newest]
+
+    def taken_over(self, attempt: int) -> FencedOff:
+        """The error of whoever finds that the attempt is over: who took it over, and what to do."""
+        newest = max(self.attempts(), default=0)
+        claim = self._claim(newest)
+        whose = "the job" if self._program is None else f"job {self._program.job!r}"
+        by = "" if claim is None else f": {claim.described}"
+        if self._program is not None and claim is not None and claim.program == self._program:
+            by = f": this very process started it once more, at {claim.at}"
+        return FencedOff(
+            f"attempt {attempt} is over: {whose} was taken over by another program of the same name and folder{by} "
+            f"(attempt {newest} in {layout.shown(self._store.address)}). Give each its own name or folder, or stop one of "
+            f"them")
 
     def epochs(self) -> list[int]:
         """The complete epochs that the newest attempt can go on from, ascending."""
@@ -214,19 +233,33 @@ class SnapshotCatalog:
     def _create_claim(self, above: int) -> int:
         while True:
             attempt = max(above, *self.attempts(), 0) + 1
-            claim = json.dumps({"attempt": attempt, "claimant": self._claimant}).encode("utf-8")
+            claim = Claim.now(attempt, self._claimant, self._program).to_bytes()
             self._claims[attempt] = claim       # before it is known: where the answer gets lost, the claim may be ours
             try:
                 self._store.create(layout.attempt_name(attempt), claim)
             except AlreadyExists:
                 del self._claims[attempt]
                 continue
+            self._warn_of_the_one_before(attempt)
             return attempt
+
+    def _warn_of_the_one_before(self, attempt: int) -> None:
+        before = None if self._program is None else self._claim(attempt - 1)
+        if before is None or before.program is None or not before.program.appears_alive():
+            return
+        _log.warning("Attempt %d of job %r takes over from a program that is still there: %s. If it still runs the job, it "
+                     "ends with FencedOff.", attempt, before.program.job, before.described)
+
+    def _claim(self, attempt: int) -> Claim | None:
+        """None if it can't be read: it is for messages only."""
+        try:
+            return Claim.from_bytes(self._store.read(layout.attempt_name(attempt))) if attempt > 0 else None
+        except StoreError:
+            return None
 
     def _require_current(self, attempt: int) -> None:
         if not self.is_current(attempt):
-            where = layout.shown(self._store.address)
-            raise FencedOff(f"attempt {attempt} is over: {max(self.attempts(), default=0)} was claimed in {where}")
+            raise self.taken_over(attempt)
 
     def _forget_confirmed(self, manifests: Iterable[ManifestName]) -> None:
         for manifest in sorted(manifests):

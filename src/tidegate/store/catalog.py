@@ -41,6 +41,7 @@ from tidegate.store.checked import checked_chunks
 from tidegate.store.claims import Claim, Program
 from tidegate.store.layout import ManifestName, OriginName
 from tidegate.store.manifest import Manifest
+from tidegate.store.writable import unwritable
 
 KEPT_ATTEMPTS = 10
 """How many claims `sweep` leaves. Several, so that a claimant that slept can't take a number a second time."""
@@ -240,6 +241,8 @@ class SnapshotCatalog:
             except AlreadyExists:
                 del self._claims[attempt]
                 continue
+            except StoreError as error:
+                raise StoreError(unwritable(self._store.address, error)) from error
             self._warn_of_the_one_before(attempt)
             return attempt
 

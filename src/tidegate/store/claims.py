@@ -14,6 +14,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 
+def user_here() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):        # a container may run as a user who has no name
+        return str(os.getuid())
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """A driver's process, and the job that it runs."""
@@ -25,11 +32,7 @@ class Program:
 
     @classmethod
     def this(cls, job: str) -> Program:
-        try:
-            user = getpass.getuser()
-        except (KeyError, OSError, ImportError):        # a container may run as a user who has no name
-            user = str(os.getuid())
-        return cls(job=job, host=socket.gethostname(), process=os.getpid(), user=user)
+        return cls(job=job, host=socket.gethostname(), process=os.getpid(), user=user_here())
 
     def __str__(self) -> str:
         return f"host {self.host}, process {self.process}, user {self.user}"

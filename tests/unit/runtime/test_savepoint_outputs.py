@@ -95,7 +95,7 @@ def test_a_jobs_own_snapshots_are_begun_with_and_the_sink_has_a_new_folder(bench
     until(lambda: len(completed(first)) > 1, "two snapshots", handle=first)
     first.cancel()
     folder = bench.snapshots / "job"
-    newest = sorted((folder / "manifests").iterdir())[-1]
+    newest = max((folder / "manifests").iterdir())
     again = ledger(bench, bench.folder / "new", to="elsewhere", restore_from=str(folder if what == "folder" else newest))
     finishes(bench, again, bench.out, bench.folder / "new")
 

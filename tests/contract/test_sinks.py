@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import cloudpickle
 import pyarrow as pa
@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate import sinks
+from tidegate.connectors import parquet_sink
 from tidegate.connectors.collecting import delivered_rows
 from tidegate.connectors.printing import DeliveryPrinter
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
@@ -70,7 +71,21 @@ class ParquetWorld(World):
         return sorted(numbers)
 
     def pending_count(self) -> int:
-        return len(list((self.folder / "_tidegate").iterdir()))
+        return len(list((self.folder / "_tidegate").glob("*.parquet")))
+
+
+class ConsumedWorld(ParquetWorld):
+    """Somebody reads the committed files as soon as they appear, and takes them away."""
+
+    def __init__(self, folder: Path, row_group_rows: int) -> None:
+        super().__init__(folder, row_group_rows)
+        self.consumed: list[int] = []
+
+    def visible(self) -> list[int]:
+        for part in self.folder.glob("part-*.parquet"):
+            self.consumed += pq.ParquetFile(part).read().column("n").to_pylist()
+            part.unlink()
+        return sorted(self.consumed)
 
 
 class CollectWorld(World):
@@ -160,6 +175,7 @@ class EagerWorld(World):
 WORLDS: dict[str, Callable[[Path], World]] = {
     "eager": EagerWorld,
     "parquet": lambda folder: ParquetWorld(folder, row_group_rows=65_536),
+    "parquet-consumed": lambda folder: ConsumedWorld(folder, row_group_rows=65_536),
     "parquet-small-row-groups": lambda folder: ParquetWorld(folder, row_group_rows=2),
     "collect": lambda folder: CollectWorld(),
     "print": lambda folder: PrintWorld(),
@@ -291,6 +307,44 @@ def test_a_kill_before_any_step_changes_nothing_that_is_visible(tmp_path: Path, 
         engine = Engine(again, kill_before=[step], zombies=zombies)
         engine.run()
         assert again.visible() == list(range(RECORDS)), f"killed before step {step}"
+
+
+class Machine:
+    """Everything that a Parquet sink does to its folder, in one order; it can be killed before any of it."""
+
+    DEEDS = ("create", "rename", "make_durable", "make_published_durable", "names", "delete", "_size_of", "_create_receipts",
+             "_replace_receipts")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, look: Callable[[], object]) -> None:
+        self.count = 0
+        self.kill_before: int | None = None
+        for name in self.DEEDS:
+            deed = getattr(parquet_sink.OutputFolder, name)
+
+            def counted(folder: Any, *args: Any, deed: Any = deed, **rest: Any) -> Any:
+                self.count += 1
+                if self.count == self.kill_before:
+                    raise Killed
+                look()
+                return deed(folder, *args, **rest)
+
+            monkeypatch.setattr(parquet_sink.OutputFolder, name, counted)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "parquet-consumed"])
+def test_a_kill_before_anything_that_a_parquet_sink_does_to_its_folder_changes_nothing(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    world: list[World] = [WORLDS[kind](tmp_path / "undisturbed")]
+    machine = Machine(monkeypatch, lambda: kind == "parquet-consumed" and world[0].visible())
+    Engine(world[0]).run()
+    deeds = machine.count
+    assert deeds > 60
+    for deed in range(1, deeds + 1):
+        world[0] = WORLDS[kind](tmp_path / f"killed-before-{deed}")
+        machine.count, machine.kill_before = 0, deed
+        Engine(world[0]).run()
+        assert world[0].visible() == list(range(RECORDS)), f"killed before deed {deed}"
+        assert world[0].pending_count() == 0
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])

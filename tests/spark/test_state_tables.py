@@ -253,7 +253,7 @@ def test_one_state_is_rewritten_from_itself(session: SparkSession, tmp_path: Pat
     expected = [(key, n) for key in range(10) for n in (*range(1, 11), *((21, 22) if key < 5 else (1, 2)))]
     assert sorted((row["key"], row["n"]) for row in committed(tmp_path / "out")) == sorted(expected)
     nothing = count.where("key < 0")
-    tg.write_state(nothing, str(tmp_path / "none"), base=str(tmp_path / "sp"), operator="count", state="count")
+    tg.write_state(nothing, str(tmp_path / "none"), base=str(tmp_path / "sp"), operator="count", state="count", add=True)
     assert tg.read_state(session, str(tmp_path / "none"), "count").count() == 0
     assert run("snapshots", "verify", tmp_path / "none").exit_code == 0
 
@@ -288,6 +288,29 @@ def test_what_can_not_be_written_is_told_and_leaves_nothing(session: SparkSessio
     with pytest.raises(JobError, match="'a' is there more than once"):
         tg.write_state(rows.union(rows), to, operator="counting", state="count")
     assert not Path(to).exists()
+    entries = {
+        "position": (r"position 1 of the key \(?'a'", [("a", 0, "x"), ("a", 1, "y"), ("b", 1, "y"), ("a", 1, "z")],
+                     "key string, position int, value string"),
+        "map_key": (r"map_key one of the key 'a'", [("a", "one", 1), ("b", "one", 1), ("a", "one", 1)],
+                    "key string, map_key string, value long"),
+        "timer": (r"timer at 5000 of the key 'a'", [("a", 5_000), ("b", 5_000), ("a", 5_000), ("a", 4_000)],
+                  "key string, at_ms long"),
+        "timers": (r"timer at 5000 of the key 'a'", [("b", [5_000]), ("a", [5_000, 4_000, 5_000])],
+                   "key string, value array<long>")}
+    for name, (says, doubled, columns) in entries.items():
+        state = "__event_timers" if name.startswith("timer") else f"by_{name}"
+        more: dict[str, Any] = {"base": base, "add": True} if name in ("position", "timer") else {}
+        if name == "map_key":
+            session.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
+        with pytest.raises(JobError, match=f"{says}.* is there more than once"):
+            tg.write_state(session.createDataFrame(doubled, columns).repartition(len(doubled)), to, operator="counting",
+                           state=state, **more)
+        session.conf.unset("spark.sql.mapKeyDedupPolicy")
+        if name == "position":
+            without = session.createDataFrame([("a", None, "x")], columns)
+            with pytest.raises(JobError, match="the position … of the key 'a' is null"):
+                tg.write_state(without, to, operator="counting", state=state)
+        assert not Path(to).exists()
     (tmp_path / "sp").mkdir()
     (tmp_path / "sp" / "mine.txt").touch()
     with pytest.raises(AlreadyExists, match="is not empty"):

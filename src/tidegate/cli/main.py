@@ -28,6 +28,7 @@ from tidegate.cli.comparing import Side, readable
 from tidegate.cli.finding import find_folder, find_folders, find_job
 from tidegate.errors import TidegateError
 from tidegate.runtime.exporting import rewritten
+from tidegate.store.committed import committable_count, still_to_commit
 from tidegate.store.opening import open_store
 from tidegate.store.savepoints import (
     REQUEST_TIMEOUT_S,
@@ -200,14 +201,19 @@ def create(snapshots: str, to: str, timeout_s: float, as_json: bool) -> None:
 @as_json
 @answering
 def export(snapshots: str, to: str, epoch: int | None, as_json: bool) -> None:
-    """Makes a savepoint of a complete snapshot. The job need not run."""
+    """Makes a savepoint of a complete snapshot. The job need not run.
+
+    Output of which nobody knows whether it was committed goes along: the job that begins with the savepoint commits it where
+    it was written.
+    """
     folder = find_folder(snapshots)
-    manifest = folder.load(folder.newest if epoch is None else epoch)
+    manifest = still_to_commit(folder.store, folder.load(folder.newest if epoch is None else epoch))
     target = open_store(resolved(to))
     made = export_snapshot(folder.store, manifest, target, created_ms=round(time.time() * 1000), versions=versions_here(),
                            rewrite=rewritten)
     size_bytes = sum(describing.file_sizes(made).values())
-    _made(SavepointInfo(path=target.address, epoch=made.epoch, bytes=size_bytes), as_json)
+    _made(SavepointInfo(path=target.address, epoch=made.epoch, bytes=size_bytes, to_commit=committable_count(made)),
+          as_json)
 
 
 def _made(info: SavepointInfo, as_json: bool) -> None:

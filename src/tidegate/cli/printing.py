@@ -111,6 +111,10 @@ def print_differences(structure: Sequence[str], differences: Sequence[StateDiffe
 
 def print_savepoint(info: SavepointInfo) -> None:
     _print(Text(f"savepoint of epoch {info.epoch}, {decimal(info.bytes)}, in {shown(info.path)}"))
+    if info.to_commit:
+        _print(Text(f"it carries {info.to_commit} committables of sinks, and nobody knows whether they were committed: the "
+                    f"job that begins with it commits them where they were written, so it must reach that place. `tidegate "
+                    f"savepoint create` takes a savepoint of a running job, which carries none"))
 
 
 def progress(*, quiet: bool) -> Progress:

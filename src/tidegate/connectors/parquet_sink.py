@@ -2,17 +2,24 @@
 
     <path>/part-<sink>-<epoch>-<subtask>-<attempt>-<token>.parquet          committed
     <path>/_tidegate/<owner>-<attempt>-<subtask>-<number>-<token>.parquet   pending; Spark and Arrow skip `_` names
+    <path>/_tidegate/<owner>-<attempt>-<subtask>-<token>-<number>.receipt   their commit was begun (receipts.py)
 
-The records of an epoch go to a pending file. `pre_commit` closes it and makes it durable; its committable tells the
-names and the size; `commit` renames it. `<owner>` is a hash of job and sink; `<token>` is random, one for each writer,
-because attempts count from one again where a job starts without its snapshots, and its old output must stay.
+The records of an epoch go to a pending file. `pre_commit` closes it and makes it durable; its committable says the
+names, the size and the folder; `commit` renames it, in the folder where it was written, whatever folder the sink has by
+now. `<owner>` is a hash of job and sink; `<token>` is random, one for each writer, because attempts count from one again
+where a job starts without its snapshots, and its old output must stay.
 
 Invariants:
 - Committed files are never changed or removed, so `spark.read.parquet(path)` is right at every moment. A file without
   rows is put there first, so that it is right before the first commit too.
-- `commit` is idempotent: pending gone and final there with the size expected means done before. Anything else that
-  isn't a rename that worked is a `CommitError`.
-- Leftovers are pending files of this job and sink from older attempts, never the present one's.
+- `commit` is idempotent, also after consumers have moved or deleted committed files: a pending file that is gone was
+  committed if a receipt says that its commit was begun, or if the final file is there with the size expected. Anything
+  else that isn't a rename that worked is a `CommitError`.
+- Leftovers are pending files of this job and sink from older attempts, never the present one's, and receipts that nobody
+  needs any more.
+
+A rename is one step on local disks and HDFS. On object stores it is a copy and a deletion: if the process dies between
+the two, the repeated commit copies the file once more, to the same name.
 
 Not here: columns in folder names, compaction of small files, deletion of old output.
 """
@@ -21,23 +28,33 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as arrow_fs
 import pyarrow.parquet as pq
 
 from tidegate.connectors.folders import locate
+from tidegate.connectors.receipts import (
+    PENDING_FOLDER,
+    Promise,
+    Writer,
+    highest,
+    parse_pending,
+    parse_receipt,
+    superseded,
+)
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
 from tidegate.errors import CommitError, JobError, SchemaError
+from tidegate.store.layout import shown
 
-PENDING_FOLDER = "_tidegate"
 MAX_BUFFERED_BYTES = 64 << 20
 
 
@@ -69,11 +86,18 @@ class ParquetSink(Sink):
 class OutputFolder:
     """The folder that readers see, and the pending files in it. Names are relative to it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, make: bool = True) -> None:
         self.address = address
         self._files, self._root = locate(address)
         self._local = isinstance(self._files, arrow_fs.LocalFileSystem)
-        self._files.create_dir(self._path(PENDING_FOLDER), recursive=True)
+        self._receipts: dict[Writer, int] = {}      # the highest that was created here
+        if make:
+            self._files.create_dir(self._path(PENDING_FOLDER), recursive=True)
+
+    @property
+    def shown(self) -> str:
+        """The address without secrets."""
+        return shown(self.address)
 
     def create(self, name: str) -> pa.NativeFile:
         return self._files.open_output_stream(self._path(name))
@@ -85,37 +109,78 @@ class OutputFolder:
             _sync(os.path.dirname(self._path(name)))
         size = self._size_of(name)
         if size is None:
-            raise CommitError(f"{name} in {self.address} vanished while it was written: a newer attempt of the job has "
+            raise CommitError(f"{name} in {self.shown} vanished while it was written: a newer attempt of the job has "
                               "discarded it, or someone else has")
         return size
 
-    def publish(self, *, pending: str, final: str, size: int) -> None:
-        """Renames. Twice is as good as once, and two processes may do it at the same time."""
-        there = self._size_of(pending)
-        if there is None and self._size_of(final) == size:
-            return
-        if there != size:
-            raise CommitError(
-                f"can't commit {final} in {self.address}: its pending file {pending} is "
-                f"{'gone' if there is None else f'{there} bytes long instead of {size}'}, and it wasn't committed "
-                "before. Was the folder emptied or the output moved away? Bring the files back, or start from a later "
-                "snapshot")
+    def publish(self, promises: Sequence[Promise]) -> None:
+        """Renames the pending files. Twice is as good as once, and two processes may do it at the same time."""
+        try:
+            waiting = [promise for promise in promises if self._waits(promise)]
+            receipts = highest(parse_pending(_last(promise.pending)) for promise in waiting)
+            self._create_receipts(receipts)
+            for promise in waiting:
+                self.rename(promise)
+            self.make_published_durable()
+            self._replace_receipts(receipts)
+        except OSError as error:
+            raise CommitError(f"can't commit output in {self.shown}: {error}") from error
+
+    def rename(self, promise: Promise) -> None:
+        """Its receipt is there, or nobody will commit it again."""
         try:
             if self._local:
-                os.replace(self._path(pending), self._path(final))
+                os.replace(self._path(promise.pending), self._path(promise.final))
             else:
-                self._files.move(self._path(pending), self._path(final))
+                self._files.move(self._path(promise.pending), self._path(promise.final))
         except OSError as error:
-            if self._size_of(pending) is None and self._size_of(final) == size:
+            if self._size_of(promise.pending) is None and self._was_committed(promise):
                 return    # Another attempt was faster.
-            raise CommitError(f"can't rename {pending} to {final} in {self.address}: {error}") from error
+            raise CommitError(f"can't rename {promise.pending} to {promise.final} in {self.shown}: {error}") from error
+
+    def _waits(self, promise: Promise) -> bool:
+        """Whether the pending file is still to be renamed; `CommitError` if it is lost."""
+        there = self._size_of(promise.pending)
+        if there is None and self._was_committed(promise):
+            return False
+        if there != promise.size:
+            raise CommitError(
+                f"can't commit {promise.final} in {self.shown}: its pending file {promise.pending} is "
+                f"{'gone' if there is None else f'{there} bytes long instead of {promise.size}'}, and nothing shows that it "
+                f"was committed before. If its folder was emptied, moved or is on another machine, bring it back; else "
+                f"start from a later snapshot", final=True)
+        return True
+
+    def _was_committed(self, promise: Promise) -> bool:
+        """Of one whose pending file is gone."""
+        if self._size_of(promise.final) == promise.size:
+            return True
+        pending = parse_pending(_last(promise.pending))
+        if pending is None:
+            return False
+        writer, number = pending
+        return highest(map(parse_receipt, self.names(PENDING_FOLDER))).get(writer, -1) >= number
+
+    def _create_receipts(self, receipts: dict[Writer, int]) -> None:
+        for writer, number in receipts.items():
+            self._files.open_output_stream(self._path(f"{PENDING_FOLDER}/{writer.receipt_name(number)}")).close()
+        if receipts and self._local:
+            _sync(self._path(PENDING_FOLDER))
+
+    def _replace_receipts(self, receipts: dict[Writer, int]) -> None:
+        """The newer ones stand for those before."""
+        for writer, number in receipts.items():
+            before = self._receipts.get(writer, number)
+            if before < number:
+                self.delete(f"{PENDING_FOLDER}/{writer.receipt_name(before)}")
+            self._receipts[writer] = max(before, number)
 
     def make_published_durable(self) -> None:
         if self._local:
             _sync(self._root)
 
     def names(self, folder: str = "") -> list[str]:
-        selector = arrow_fs.FileSelector(self._path(folder))
+        selector = arrow_fs.FileSelector(self._path(folder), allow_not_found=True)
         return [info.base_name for info in self._files.get_file_info(selector) if info.type == arrow_fs.FileType.File]
 
     def delete(self, name: str) -> None:
@@ -128,6 +193,10 @@ class OutputFolder:
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}" if name else self._root
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _sync(path: str) -> None:
@@ -168,8 +237,8 @@ class ParquetSinkWriter(SinkWriter):
         self._compression = sink.compression
         self._folder = folder
         self._context = context
-        self._owner = hashlib.sha256(f"{context.job}\0{context.sink}".encode()).hexdigest()[:12]
-        self._token = uuid.uuid4().hex[:8]
+        owner = hashlib.sha256(f"{context.job}\0{context.sink}".encode()).hexdigest()[:12]
+        self._writer = Writer(owner, context.attempt, context.subtask, uuid.uuid4().hex[:8])
         self._file_count = 0
         self._file: PendingFile | None = None
         self._buffer: list[pa.RecordBatch] = []
@@ -182,7 +251,7 @@ class ParquetSinkWriter(SinkWriter):
         if any(name.endswith(".parquet") and not name.startswith(("_", ".")) for name in self._folder.names()):
             return
         for committable in self._finish(0, self._new_name(), []):
-            self._publish(committable)
+            self._folder.rename(Promise.from_committable(committable))
         self._folder.make_published_durable()
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -203,10 +272,8 @@ class ParquetSinkWriter(SinkWriter):
         self._buffered_bytes = sum(batch.nbytes for batch in self._buffer)
 
     def _new_name(self) -> str:
-        context = self._context
         self._file_count += 1
-        name = f"{self._owner}-{context.attempt}-{context.subtask}-{self._file_count}-{self._token}.parquet"
-        return f"{PENDING_FOLDER}/{name}"
+        return f"{PENDING_FOLDER}/{self._writer.pending_name(self._file_count)}"
 
     def _open(self, name: str) -> PendingFile:
         return PendingFile(name, self._folder, self._context.schema, self._compression)
@@ -225,30 +292,35 @@ class ParquetSinkWriter(SinkWriter):
             file.write(pa.Table.from_batches(rest, self._context.schema), row_group_rows=self._row_group_rows)
         size = file.finish()
         sink = re.sub(r"[^A-Za-z0-9]+", "_", self._context.sink)
-        final = f"part-{sink}-{epoch}-{self._context.subtask}-{self._context.attempt}-{self._token}.parquet"
-        return (json.dumps({"pending": file.name, "final": final, "size": size}),)
+        final = f"part-{sink}-{epoch}-{self._context.subtask}-{self._context.attempt}-{self._writer.token}.parquet"
+        return (Promise(pending=file.name, final=final, size=size, folder=self._folder.shown).to_committable(),)
 
     def commit(self, committables: Sequence[Committable]) -> None:
-        for committable in committables:
-            self._publish(committable)
-        if committables:
-            self._folder.make_published_durable()
+        for folder, promises in groupby(map(Promise.from_committable, committables), key=lambda promise: promise.folder):
+            self._folder_at(folder).publish(list(promises))
 
-    def _publish(self, committable: Committable) -> None:
-        try:
-            told = json.loads(committable)
-            pending, final, size = str(told["pending"]), str(told["final"]), int(told["size"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise CommitError(f"no committable of a Parquet sink: {committable[:200]!r}") from error
-        self._folder.publish(pending=pending, final=final, size=size)
+    def _folder_at(self, folder: str | None) -> OutputFolder:
+        """Where a committable was written: here, unless the sink was restored with another folder."""
+        if folder in (None, self._folder.shown):
+            return self._folder
+        return OutputFolder(with_secrets_of(self._folder.address, folder), make=False)
 
     def discard_leftovers(self) -> None:
-        for name in self._folder.names(PENDING_FOLDER):
-            owner, _, rest = name.partition("-")
-            attempt = rest.partition("-")[0]
-            if owner == self._owner and attempt.isdigit() and int(attempt) < self._context.attempt:
-                self._folder.delete(f"{PENDING_FOLDER}/{name}")
+        names, attempt = self._folder.names(PENDING_FOLDER), self._context.attempt
+        pending = ((name, parsed[0]) for name in names if (parsed := parse_pending(name)) is not None)
+        left = [name for name, writer in pending if writer.owner == self._writer.owner and writer.attempt < attempt]
+        for name in [*left, *superseded(names, owner=self._writer.owner, attempt=attempt)]:
+            self._folder.delete(f"{PENDING_FOLDER}/{name}")
 
     def close(self) -> None:
         if self._file is not None:
             self._file.abandon()
+
+
+def with_secrets_of(own: str, folder: str) -> str:
+    """The address of a folder without user, password and query; those are taken from the sink's own address if both are on
+    the same host or in the same bucket."""
+    mine, there = urlsplit(own), urlsplit(folder)
+    if "://" not in own or (mine.scheme, mine.netloc.rpartition("@")[2]) != (there.scheme, there.netloc):
+        return folder
+    return there._replace(netloc=mine.netloc, query=mine.query).geturl()

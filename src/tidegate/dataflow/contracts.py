@@ -94,8 +94,9 @@ class SinkWriter(ABC):
     """Writes the records of one subtask. The defaults make a sink without transactions (at-least-once).
 
     The life of an epoch: `write`* → `pre_commit(epoch)` → (the snapshot completes) → `commit`. A crash at any point
-    leads to a new writer, which gets the committables of the restored snapshot in `commit` again; what older attempts
-    left behind is discarded once the new attempt has a complete snapshot of its own.
+    leads to a new writer, which gets the committables of the restored snapshot in `commit` again, unless it is known that
+    all of them were committed; what older attempts left behind is discarded once the new attempt has a complete snapshot of
+    its own. A savepoint is made when `commit` has returned everywhere, so it has no committables.
     """
 
     @abstractmethod
@@ -108,8 +109,9 @@ class SinkWriter(ABC):
         return lambda: ()
 
     def commit(self, committables: Sequence[Committable]) -> None:  # noqa: B027  (optional)
-        """Makes them visible. Idempotent: it is called again after a recovery. Raises `CommitError` where the outcome
-        is unknown; never takes an unknown outcome for success."""
+        """Makes them visible, durably. Idempotent: it is called again after a recovery, perhaps by a sink with other
+        settings, so a committable says where the output is. Raises `CommitError` where the outcome is unknown, with
+        `final=True` if no attempt can make the commit; never takes an unknown outcome for success."""
 
     def discard_leftovers(self) -> None:  # noqa: B027  (optional)
         """Removes what older attempts left behind uncommitted. Never touches what the present attempt writes.

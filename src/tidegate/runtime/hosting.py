@@ -46,6 +46,7 @@ from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.slot import Slot, SlotWorld
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.claims import Program
 from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.manifest import MicroBatch
 from tidegate.store.opening import open_store
@@ -135,7 +136,8 @@ class MasterHost:
         self._copies = BackgroundThread("tidegate-savepoints", self._waker.wake)
         try:
             self._master = Master(
-                plan=launch.plan, settings=launch.settings, catalog=SnapshotCatalog(open_store(launch.store)),
+                plan=launch.plan, settings=launch.settings,
+                catalog=SnapshotCatalog(open_store(launch.store), program=Program.this(launch.settings.name)),
                 deployer=make_deployer(launch, self._links.address), links=self._links, clock=SystemClock(),
                 background=self._background, copies=self._copies, restore=restore, graph=explain(launch.plan),
                 versions=versions, micro_batch=micro_batch, speak=log)

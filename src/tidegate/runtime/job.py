@@ -28,6 +28,7 @@ from tidegate.runtime.settings import DEFAULT_RESTART, Backend, Heap, JobSetting
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
 from tidegate.store.savepoints import find_restore_point, resolved, versions_here
+from tidegate.store.writable import check_writable
 
 _SECRET_BYTES = 32
 
@@ -89,6 +90,7 @@ class Job(Pipeline):
         one, else it begins with `restore_from`."""
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
+        check_writable(store)
         launch = SlotLaunch(plan=plan, settings=self._placed_settings(), store=store.address,
                             secret=secrets.token_bytes(_SECRET_BYTES))
         host = MasterHost(launch, self._deployer, replan=self._plan_at, explain=self._explain, versions=self._versions(),

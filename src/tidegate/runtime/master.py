@@ -62,11 +62,13 @@ from tidegate.runtime.attempts import (
 from tidegate.runtime.background import Background
 from tidegate.runtime.claiming import Claim
 from tidegate.runtime.clock import Clock
+from tidegate.runtime.committing import Commits
 from tidegate.runtime.deployment import Deployer, Deployment, Layout, Links, Rescaling
 from tidegate.runtime.failing import FailureLog, Speak, is_final, keep_silent
 from tidegate.runtime.messages import (
     Abort,
     Acknowledge,
+    Committed,
     Complete,
     Decline,
     Delivered,
@@ -137,6 +139,7 @@ class Master:
         self._coordinator: Coordinator | None = None
         self._addresses: dict[int, tuple[str, int]] = {}
         self._heard_ms: dict[int, int] = {}
+        self._commits = Commits(catalog, background, self._desk.on_committed)
         self._ready: set[int] = set()
         self._done: set[int] = set()
         self._begun = Beginning(None, None, None)
@@ -262,7 +265,10 @@ class Master:
             case Delivered(sink, committable):
                 if not self.on_delivered(sink, committable):
                     self.delivered.setdefault(sink, []).append(committable)
+            case Committed(_, epoch):
+                self._commits.on_committed(slot, epoch)
             case Done():
+                self._commits.on_committed(slot, self.epochs[-1].epoch)
                 self._done.add(slot)
                 if len(self._done) == self._plan.slots:
                     self._all_done(self.epochs[-1].ending)
@@ -325,7 +331,7 @@ class Master:
         """In the background: fences older attempts and finds where to go on."""
         if self._catalog.is_superseded():
             # To claim the next number would be to fence the other driver in turn, and so on.
-            raise FencedOff(f"attempt {self.attempt} is over: another driver runs this job now")
+            raise self._catalog.taken_over(self.attempt)
         named = None if self._has_own else named_point(self._restore)
         if named is not None:
             self._beginning(self._catalog.epochs(), named)      # before a driver that runs is fenced off for nothing
@@ -404,6 +410,7 @@ class Master:
             subtasks=self._subtasks, sources=self._sources, enders=self._enders,
             settings=self._settings.snapshots.coordinator_settings(), next_epoch=self._next_epoch,
             retained=self._retained, now_ms=self._clock.monotonic_ms())
+        self._commits.begin(self._plan.slots, self.attempt)
         self._deadline_ms = None
         self.status = Status.RUNNING
         self.attempts[-1] = replace(self.attempts[-1], running_ms=self._clock.now_ms())
@@ -492,6 +499,7 @@ class Master:
         if attempt != self.attempt or self._gone_by_ms is not None or self.status.terminal:
             return      # the next attempt finds out from the store
         if error is None:
+            self._commits.on_complete(manifest)
             self._desk.on_complete(manifest, graph=self._layout.graph, versions=self._versions)
             self._feed(ManifestCreated(manifest.epoch))
         elif isinstance(error, FencedOff):

@@ -92,6 +92,14 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
+class Committed:
+    """All sinks of the slot have committed what is due with this epoch and those before."""
+
+    slot: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The final epoch is committed on this slot."""
 
@@ -218,14 +226,15 @@ class Verdict:
     error: str | None
 
 
-Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Heartbeat | Delivered | Done | Deploy
-                      | Start | Trigger | EndInput | Complete | Abort | Shutdown | Offer | Assign | InputRead | Probe
-                      | Counted | Left | Verdict)
+Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Heartbeat | Delivered | Committed
+                      | Done | Deploy | Start | Trigger | EndInput | Complete | Abort | Shutdown | Offer | Assign
+                      | InputRead | Probe | Counted | Left | Verdict)
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Heartbeat, Delivered, Done, Deploy, Start,
-                 Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Probe, Counted, Left, Verdict)
+    for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Heartbeat, Delivered, Committed, Done, Deploy,
+                 Start, Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Probe, Counted, Left,
+                 Verdict)
 }
 _PLAIN: dict[Any, tuple[type, ...]] = {
     bool: (bool,), int: (int,), str: (str,), int | None: (int, type(None)), str | None: (str, type(None)),

@@ -1,10 +1,13 @@
 """The savepoints that were asked for, from the order to the finished copy.
 
 An order waits for a full epoch. One that was triggered after the order came takes it along; where that epoch is aborted,
-or its attempt ends, the order waits for the next. When the epoch is complete its files are copied, on a thread of its own,
-since that may take long and nothing else must wait for it. Meanwhile the epoch is pinned: it is not released, and when it
-would have been is kept in mind. So savepoints change nothing in how many snapshots are retained, and none is dropped
-because of one (FAULTS row 3).
+or its attempt ends, the order waits for the next. When the epoch is complete and all slots have reported that their sinks
+committed what it covers, its files are copied, on a thread of its own, since that may take long and nothing else must wait
+for it. The copy lists nothing to commit, so that it can be restored anywhere. If the attempt ends before, nobody knows
+what was committed, and the order waits for an epoch of the next attempt.
+
+From its completion until it is copied the epoch is pinned: it is not released, and when it would have been is kept in mind.
+So savepoints change nothing in how many snapshots are retained, and none is dropped because of one (FAULTS row 3).
 
 Orders come from the handle, and from other processes as files in the job's store, which are looked for now and then; those
 are answered there. All methods run in the master's thread.
@@ -22,6 +25,7 @@ from tidegate.errors import TidegateError
 from tidegate.runtime.background import Background
 from tidegate.runtime.clock import Clock
 from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.committed import without_committables
 from tidegate.store.manifest import Manifest
 from tidegate.store.opening import open_store
 from tidegate.store.savepoints import (
@@ -51,6 +55,16 @@ class SavepointOrder:
         return self.info is not None or self.error is not None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Complete:
+    """An order whose epoch is complete, and what its savepoint will say."""
+
+    order: SavepointOrder
+    manifest: Manifest
+    graph: str
+    versions: dict[str, str]
+
+
 class SavepointDesk:
     """`want` asks for a full epoch; `release` is told of epochs whose release was held back by a copy."""
 
@@ -63,6 +77,7 @@ class SavepointDesk:
         self._release = release
         self._waiting: list[SavepointOrder] = []
         self._promised: list[SavepointOrder] = []       # an epoch is under way for them
+        self._committing: list[_Complete] = []          # sinks commit what their epoch covers
         self._copying: list[SavepointOrder] = []
         self._held_back: set[int] = set()
         self._known: set[str] = set()                   # requests
@@ -102,7 +117,9 @@ class SavepointDesk:
         for orders in (self._waiting, self._promised):
             if order in orders:
                 orders.remove(order)
+        self._committing = [each for each in self._committing if each.order is not order]
         self._settle(order, error)
+        self._release_free()
 
     # What the epochs do.
 
@@ -119,36 +136,51 @@ class SavepointDesk:
         self._promised = [order for order in self._promised if order not in broken]
 
     def on_attempt_over(self) -> None:
-        self._waiting += self._promised
-        self._promised = []
+        self._waiting += [*self._promised, *(each.order for each in self._committing)]
+        self._promised, self._committing = [], []
+        self._release_free()
 
     def on_complete(self, manifest: Manifest, *, graph: str, versions: dict[str, str]) -> None:
         """To be told before anything is released because of this epoch or a later one."""
         ready = [order for order in self._promised if order.epoch == manifest.epoch]
         self._promised = [order for order in self._promised if order not in ready]
-        for order in ready:
-            self._copying.append(order)
-            self._background.submit(partial(self._copy, order, manifest, graph, versions), partial(self._copied, order))
+        self._committing += [_Complete(order, manifest, graph, versions) for order in ready]
+
+    def on_committed(self, epoch: int) -> None:
+        """All sinks have committed what this epoch covers, and those before it."""
+        ready = [each for each in self._committing if each.manifest.epoch <= epoch]
+        self._committing = [each for each in self._committing if each not in ready]
+        for each in ready:
+            self._copying.append(each.order)
+            self._background.submit(partial(self._copy, each), partial(self._copied, each.order))
 
     def releasable(self, epochs: Collection[int]) -> tuple[int, ...]:
         """Those that are not pinned. The others come to `release` later."""
-        pinned = set(epochs).intersection(order.epoch for order in self._copying)
+        pinned = self._pinned().intersection(epochs)
         self._held_back |= pinned
         return tuple(sorted(set(epochs) - pinned))
 
-    def _copy(self, order: SavepointOrder, manifest: Manifest, graph: str, versions: dict[str, str]) -> SavepointInfo:
-        exported = export_snapshot(self._catalog.store, manifest, open_store(order.to), created_ms=self._clock.now_ms(),
-                                   graph=graph, versions=versions, cancelled=self._cancelled.is_set)
-        return SavepointInfo(path=order.to, epoch=manifest.epoch, bytes=sum(exported.operator_bytes().values()))
+    def _pinned(self) -> set[int]:
+        orders = [*self._copying, *(each.order for each in self._committing)]
+        return {order.epoch for order in orders if order.epoch is not None}
+
+    def _release_free(self) -> None:
+        free = self._held_back - self._pinned()
+        self._held_back -= free
+        if free:
+            self._release(free)
+
+    def _copy(self, each: _Complete) -> SavepointInfo:
+        manifest, to = without_committables(each.manifest), each.order.to
+        exported = export_snapshot(self._catalog.store, manifest, open_store(to), created_ms=self._clock.now_ms(),
+                                   graph=each.graph, versions=each.versions, cancelled=self._cancelled.is_set)
+        return SavepointInfo(path=to, epoch=manifest.epoch, bytes=sum(exported.operator_bytes().values()))
 
     def _copied(self, order: SavepointOrder, info: SavepointInfo | None, error: BaseException | None) -> None:
         self._copying.remove(order)
         order.info = info
         self._settle(order, error)
-        free = self._held_back - {other.epoch for other in self._copying}
-        self._held_back -= free
-        if free:
-            self._release(free)
+        self._release_free()
 
     def _settle(self, order: SavepointOrder, error: BaseException | None) -> None:
         if order.done and error is not None:
@@ -172,7 +204,9 @@ class SavepointDesk:
             self._cancelled.set()
         for order in [*self._waiting, *self._promised]:
             self._settle(order, TidegateError(self._over))
-        self._waiting, self._promised = [], []
+        for each in self._committing:
+            self._settle(each.order, TidegateError(f"{why} before its sinks had committed what the savepoint covers"))
+        self._waiting, self._promised, self._committing = [], [], []
 
     # Requests of other processes.
 

@@ -41,6 +41,7 @@ from tidegate.runtime.laps import Laps
 from tidegate.runtime.messages import (
     Abort,
     Acknowledge,
+    Committed,
     Complete,
     Decline,
     Delivered,
@@ -65,6 +66,7 @@ from tidegate.state.cutting import without_rests
 from tidegate.state.sections import StateKind
 from tidegate.store.base import CountedReads, Readable, Store
 from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.committed import still_to_commit
 from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.manifest import FileEntry, Manifest
 from tidegate.store.savepoints import load_savepoint
@@ -224,8 +226,7 @@ class Slot:
             case Complete(epoch, ending):
                 for subtask in self._subtasks:
                     subtask.complete(epoch)
-                if ending is not None:
-                    self._world.tell(Done(self.index))
+                self._world.tell(Committed(self.index, epoch) if ending is None else Done(self.index))
             case Abort(epoch):
                 for subtask in self._subtasks:
                     subtask.abort(epoch)
@@ -310,11 +311,13 @@ class Slot:
         if epoch is None:
             return None
         if restore_from is None:
-            store, manifest = self._world.store, SnapshotCatalog(self._world.store).load(epoch)
+            store = self._world.store
+            manifest = still_to_commit(store, SnapshotCatalog(store).load(epoch))
             if isinstance(store, LocalCopyStore):
                 store.adopt(manifest.files())
         else:
             store, manifest = load_savepoint(restore_from)
+            manifest = still_to_commit(store, manifest)
         plan = plan_restore(manifest, operators=declared_operators(self._plan), key_group_count=self._plan.key_group_count,
                             drop=self._settings.drop_state)
         return _RestorePoint(CountedReads(store), manifest, plan, is_own=restore_from is None)

@@ -32,6 +32,7 @@ from tidegate.state.merging import key_codes
 from tidegate.state.sections import Section, StateInfo, StateKind
 from tidegate.state.timers import TimeKind, timers_descriptor
 from tidegate.state.ttl import expires_field
+from tidegate.store.committed import holds_more, still_to_commit
 from tidegate.store.layout import state_file_name
 from tidegate.store.manifest import Manifest, OperatorEntry, PieceEntry, StateEntry
 from tidegate.store.opening import open_store
@@ -64,7 +65,7 @@ class StateWriting:
 
     def write_piece(self, subtask: int, rows: Iterable[pa.RecordBatch]) -> PieceEntry:
         """Writes the operator's piece of this subtask, with these rows as the state. They have the state's schema."""
-        base = None if self.base is None else find_snapshot(self.base)
+        base = None if self.base is None else _base(self.base)
         piece = self.pieces[subtask]
         states = list(map(state_info, self.states))
         sections = (section for info in states for section in self._sections(info, piece, rows, base))
@@ -76,9 +77,9 @@ class StateWriting:
     def copy_piece(self, operator: str, subtask: int) -> PieceEntry:
         """Of another operator of the base."""
         assert self.base is not None
-        base, target = find_snapshot(self.base), open_store(self.target)
+        base, target = _base(self.base), open_store(self.target)
         piece = base.manifest.operators[operator].pieces[subtask]
-        if not is_canonical(piece):
+        if not is_canonical(piece) or holds_more(piece, base.manifest.operators[operator]):
             return rewritten(base.store, base.manifest, operator, piece, target)
         for file in piece.files:
             copy_file(base.store, file, target)
@@ -89,7 +90,7 @@ class StateWriting:
         found: dict[str, dict[int, PieceEntry]] = {}
         for operator, piece in pieces:
             found.setdefault(operator, {})[piece.subtask] = piece
-        base = None if self.base is None else find_snapshot(self.base).manifest
+        base = None if self.base is None else _base(self.base).manifest
         entries = {} if base is None else dict(base.operators)
         entries[self.operator] = OperatorEntry(len(self.pieces), self.states, self.pieces)
         operators = {name: replace(entry, pieces=tuple(found[name][subtask] for subtask in range(entry.parallelism)))
@@ -106,6 +107,12 @@ class StateWriting:
         elif base is not None and self.operator in base.manifest.operators:
             before = base.manifest.operators[self.operator].pieces[piece.subtask]
             yield from piece_sections(base.store, base.manifest, self.operator, before, info)
+
+
+def _base(path: str) -> RestorePoint:
+    """What is copied of it doesn't include what is known to be committed."""
+    found = find_snapshot(path)
+    return replace(found, manifest=still_to_commit(found.store, found.manifest))
 
 
 def _checked(info: StateInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,10 @@ it is there: before that there is no savepoint, and after a failure nothing is l
 Rows come in one of two forms, told by their columns: one for each key, with a `value` (an array for a list, a map for a
 map), or one for each entry, as such a state is read: `map_key` and `value`, or `position` and `value`. `expires` may be
 there; `key_group` and `epoch`, which a table that was read has, are left out.
+
+Nothing is there twice: no key, no entry of a key's list or map, no timer. Entries are gathered by Spark, from whichever
+partitions they come, and with them goes a column that says what is wrong with them; the task that writes the piece raises
+it. So it doesn't depend on how Spark is told to treat such a map (`spark.sql.mapKeyDedupPolicy`).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -53,7 +57,8 @@ from tidegate.types import ddl_of, parse_schema
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-GROUP, PIECE = "__group", "__piece"
+GROUP, PIECE, COMPLAINT = "__group", "__piece", "__complaint"
+REFUSED = "refused"
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -122,7 +127,9 @@ def _prepared(df: DataFrame, base: RestorePoint | None, operator: str, state: st
         if nullable(schema.field(EXPIRES).type) != moments:
             raise SchemaError(f"the column {EXPIRES!r} is {ddl_of(schema.field(EXPIRES).type)}, and must be "
                               f"{ddl_of(moments)}")
-    return whole.select(*names, VALUE, *([EXPIRES] if timed else [])), info
+    if info.shape == "timers":
+        whole = whole.withColumn(COMPLAINT, _complaint(whole[VALUE], "the timer at"))
+    return whole.select(*names, VALUE, *(name for name in (EXPIRES, COMPLAINT) if name in whole.columns)), info
 
 
 def _key_names(df: DataFrame, base: RestorePoint | None, operator: str, key: str | Sequence[str] | None) -> list[str]:
@@ -159,20 +166,34 @@ def _whole(df: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str | None]:
     timed = [EXPIRES] if EXPIRES in df.columns else []
     gathered = df.groupBy(*names).agg(F.collect_list(F.struct(place, VALUE, *timed)).alias("entries"))
     entries = F.col("entries")
+    complaint = _complaint(F.transform(entries, lambda entry: entry[place]), f"the {place}")
     if shape == "list":
         entries = F.array_sort(entries, lambda one, other: F.signum(one[POSITION] - other[POSITION]).cast("int"))
         value: Column = F.transform(entries, lambda entry: entry[VALUE])
     else:
-        value = F.map_from_entries(F.transform(entries, lambda entry: F.struct(entry[MAP_KEY], entry[VALUE])))
+        value = F.when(complaint.isNull(), F.map_from_entries(
+            F.transform(entries, lambda entry: F.struct(entry[MAP_KEY], entry[VALUE]))))
     ends = [F.transform(entries, lambda entry: entry[EXPIRES]).alias(EXPIRES)] if timed else []
-    return gathered.select(*names, value.alias(VALUE), *ends), shape
+    return gathered.select(*names, value.alias(VALUE), *ends, complaint.alias(COMPLAINT)), shape
+
+
+def _complaint(places: Column, what: str) -> Column:
+    """What is wrong with the places of a key's entries, as far as the key; null if nothing is."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    # To find the first that is there twice takes long, and is done only if there is one.
+    twice = F.element_at(F.filter(places, lambda place, index: F.array_position(places, place) <= index), 1)
+    return (F.when(F.exists(places, lambda place: place.isNull()), F.lit(f"{what} … of the key {{}} is null"))
+            .when(F.size(F.array_distinct(places)) < F.size(places),
+                  F.concat(F.lit(f"{what} "), twice.cast("string"), F.lit(" of the key {} is there more than once"))))
 
 
 def _listed(df: DataFrame, names: Sequence[str]) -> DataFrame:
     """Timers, put together to a row for each key."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    return df.groupBy(*names).agg(F.sort_array(F.collect_set(VALUE)).alias(VALUE))
+    gathered = df.groupBy(*names).agg(F.collect_list(F.struct(VALUE)).alias(VALUE))     # in structs, or nulls get lost
+    return gathered.withColumn(VALUE, F.sort_array(F.transform(VALUE, lambda timer: timer[VALUE])))
 
 
 # Writing.
@@ -182,7 +203,7 @@ def _write_pieces(rows: DataFrame, writing: StateWriting) -> list[tuple[str, Pie
     """The operator's pieces. Spark may leave out tasks that have no rows."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    names = [name for name in rows.columns if name not in (VALUE, EXPIRES)]
+    names = [name for name in rows.columns if name not in (VALUE, EXPIRES, COMPLAINT)]
     group = F.pmod(F.xxhash64(*names), F.lit(writing.key_group_count)).cast("int")
     stops = F.array(*(F.lit(piece.key_groups[1]) for piece in writing.pieces))
     piece = F.size(F.filter(stops, lambda stop: stop <= F.col(GROUP)))
@@ -199,7 +220,11 @@ def _piece_task(writing: StateWriting, names: Sequence[str]) -> Callable[[Batche
         assert context is not None
         subtask = context.partitionId()
         rows = (_as_state(batch, writing.info, names, subtask) for batch in batches if batch.num_rows)
-        yield _told(writing.operator, writing.write_piece(subtask, rows))
+        try:
+            yield _told(writing.operator, writing.write_piece(subtask, rows))
+        except JobError as error:
+            # Not raised here: Spark would try again, and leave tasks behind that write while the driver tidies up.
+            yield _row(writing.operator, {REFUSED: str(error)})
 
     return task
 
@@ -212,6 +237,8 @@ def _as_state(batch: pa.RecordBatch, info: StateInfo, names: Sequence[str], subt
     columns = [batch.column(name) for name in names]
     key = columns[0] if len(names) == 1 else pa.StructArray.from_arrays(
         [column.cast(field.type) for column, field in zip(columns, kind, strict=True)], fields=list(kind))
+    if COMPLAINT in batch.schema.names:
+        _refuse(batch.column(COMPLAINT), key)
     made = [key.cast(kind), batch.column(VALUE).cast(info.schema.field("value").type)]
     if EXPIRES in info.schema.names:
         wanted = info.schema.field(EXPIRES).type
@@ -222,6 +249,13 @@ def _as_state(batch: pa.RecordBatch, info: StateInfo, names: Sequence[str], subt
             made.append(batch.column(EXPIRES).cast(pa.list_(in_ms) if pa.types.is_list(wanted) else in_ms,
                                                    safe=False).cast(wanted))
     return pa.RecordBatch.from_arrays(made, schema=info.schema)
+
+
+def _refuse(complaints: pa.Array, key: pa.Array) -> None:
+    for index, complaint in enumerate(complaints.to_pylist() if complaints.null_count < len(complaints) else ()):
+        if complaint is not None:
+            raise JobError(f"{complaint.replace('{}', repr(key[index].as_py()), 1)}: each is written once, so drop what is "
+                           f"too much, or choose, first")
 
 
 def _copy_pieces(spark: SparkSession, writing: StateWriting, base: RestorePoint | None,
@@ -247,7 +281,11 @@ def _copy_pieces(spark: SparkSession, writing: StateWriting, base: RestorePoint 
 
 
 def _told(operator: str, piece: PieceEntry) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([operator]), pa.array([json.dumps(piece.to_json())])], names=["operator", "piece"])
+    return _row(operator, piece.to_json())
+
+
+def _row(operator: str, told: dict[str, Any]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([operator]), pa.array([json.dumps(told)])], names=["operator", "piece"])
 
 
 def _done(tasks: DataFrame) -> list[tuple[str, PieceEntry]]:
@@ -256,7 +294,11 @@ def _done(tasks: DataFrame) -> list[tuple[str, PieceEntry]]:
         told = tasks.collect()
     except Exception as error:
         raise _ours(error) from error
-    return [(row.operator, PieceEntry.from_json(json.loads(row.piece))) for row in told]
+    found = [(row.operator, json.loads(row.piece)) for row in told]
+    refused = [piece[REFUSED] for _, piece in found if REFUSED in piece]
+    if refused:
+        raise JobError(refused[0])
+    return [(operator, PieceEntry.from_json(piece)) for operator, piece in found]
 
 
 def _ours(error: Exception) -> Exception:

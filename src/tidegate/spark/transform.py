@@ -40,6 +40,7 @@ from tidegate.spark.waking import alarm_of
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
 from tidegate.store.savepoints import check_empty, find_restore_point, resolved
+from tidegate.store.writable import check_writable
 from tidegate.types import ddl_of, parse_schema
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
         find_restore_point(restore.path)
     if streaming:
         store = open_store(job_address(kept.to, name))
+        check_writable(store)
         set_alarm, ticks = alarm_of(job.plan(), store, spark)
         conduct = MicroBatches(job, store=store.address, restore=restore, set_alarm=set_alarm).conduct
     else:

@@ -19,23 +19,29 @@ Deleting. A file is needed where a manifest of the lineage lists it. Nothing els
 get wrong (rows 1 and 2). A new manifest lists only files that its origin listed and files of its own attempt; so what
 is unneeded once stays so, and a late delete by a fenced coordinator does no harm. Manifests go before their files.
 
+Confirmed snapshots. An empty file notes that the output of a snapshot, and of all before it in its lineage, was committed.
+It counts as long as its manifest does; the newest one stands for all.
+
 An unreadable manifest is an error and never skipped (row 4): nothing is loaded past it, nothing is deleted beside it.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
-from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound
+from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound, StoreError
 from tidegate.store import layout
 from tidegate.store.base import Store
 from tidegate.store.checked import checked_chunks
+from tidegate.store.claims import Claim, Program
 from tidegate.store.layout import ManifestName, OriginName
 from tidegate.store.manifest import Manifest
+from tidegate.store.writable import unwritable
 
 KEPT_ATTEMPTS = 10
 """How many claims `sweep` leaves. Several, so that a claimant that slept can't take a number a second time."""
@@ -44,17 +50,23 @@ REMEMBERED_DISCARDS = 100_000
 
 Choose: TypeAlias = Callable[[Sequence[Manifest]], Manifest | None]
 
-class SnapshotCatalog:
-    """The snapshots of one job. `claimant` tells this catalog's claims from others'; made up unless given."""
+_log = logging.getLogger(__name__)
 
-    def __init__(self, store: Store, *, claimant: str | None = None) -> None:
+
+class SnapshotCatalog:
+    """The snapshots of one job. `claimant` tells this catalog's claims from others'; made up unless given. `program` says
+    who claims, for whoever is fenced off by it."""
+
+    def __init__(self, store: Store, *, claimant: str | None = None, program: Program | None = None) -> None:
         self._store = store
+        self._program = program
         self._claimant = claimant if claimant is not None else uuid.uuid4().hex
         self._claims: dict[int, bytes] = {}
         self._newest_epoch = 0
         # Manifests never change, so what one lists is read once.
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
         self._discarded: deque[str] = deque(maxlen=REMEMBERED_DISCARDS)
+        self._confirmed: set[ManifestName] = set()      # those whose notes are ours to delete
 
     @property
     def store(self) -> Store:
@@ -99,6 +111,19 @@ class SnapshotCatalog:
         if not self._claims or not newest:
             return False
         return newest not in self._claims or self._store.read(layout.attempt_name(newest)) != self._claims[newest]
+
+    def taken_over(self, attempt: int) -> FencedOff:
+        """The error of whoever finds that the attempt is over: who took it over, and what to do."""
+        newest = max(self.attempts(), default=0)
+        claim = self._claim(newest)
+        whose = "the job" if self._program is None else f"job {self._program.job!r}"
+        by = "" if claim is None else f": {claim.described}"
+        if self._program is not None and claim is not None and claim.program == self._program:
+            by = f": this very process started it once more, at {claim.at}"
+        return FencedOff(
+            f"attempt {attempt} is over: {whose} was taken over by another program of the same name and folder{by} "
+            f"(attempt {newest} in {layout.shown(self._store.address)}). Give each its own name or folder, or stop one of "
+            f"them")
 
     def epochs(self) -> list[int]:
         """The complete epochs that the newest attempt can go on from, ascending."""
@@ -150,6 +175,20 @@ class SnapshotCatalog:
         self._listed_files[name] = _names_in(manifest)
         self._require_current(manifest.attempt)
 
+    def confirm(self, epoch: int, *, attempt: int) -> None:
+        """Notes that what this attempt's snapshot lists for sinks was committed, and so what those before it list."""
+        name = ManifestName(epoch=epoch, attempt=attempt)
+        self._require_current(attempt)
+        with suppress(AlreadyExists):
+            self._store.create(layout.committed_name(name), b"")
+        self._forget_confirmed(self._confirmed - {name})
+        self._confirmed.add(name)
+
+    def is_confirmed(self, manifest: ManifestName) -> bool:
+        """Whether everything that the snapshot lists for sinks is known to be committed."""
+        noted, live = self._noted(), self._live_manifests()
+        return manifest in live and any(each in live and each.epoch >= manifest.epoch for each in noted)
+
     def release(self, epochs: Collection[int], *, attempt: int) -> list[str]:
         """Deletes these snapshots, except what others share. Returns the names deleted; FencedOff if not current."""
         self._require_current(attempt)
@@ -158,6 +197,7 @@ class SnapshotCatalog:
         assert not doomed or doomed[-1] != live[-1], "the newest snapshot is what a failure goes back to"
         needed = self._files_listed_by(manifest for manifest in live if manifest not in doomed)
         unneeded = self._files_listed_by(doomed) - needed
+        self._forget_confirmed(self._confirmed.intersection(doomed))
         return self._delete(doomed, unneeded)
 
     def discard(self, files: Collection[str], *, attempt: int) -> list[str]:
@@ -184,24 +224,54 @@ class SnapshotCatalog:
         dead = [manifest for manifest in manifests if manifest not in live and manifest.attempt < current_attempt]
         left = {name for name in files
                 if (parsed := layout.parse_state_file_name(name)) is not None and parsed.attempt < current_attempt}
+        noted = self._noted()
+        newest = max((each for each in noted if each in live), default=None)
+        self._confirmed |= set() if newest is None else {newest}
+        self._forget_confirmed({each for each in noted if each != newest and (
+            each in live or each.attempt < current_attempt)})
         return self._delete(dead, left - needed) + self._prune_claims(current_attempt, live, origins)
 
     def _create_claim(self, above: int) -> int:
         while True:
             attempt = max(above, *self.attempts(), 0) + 1
-            claim = json.dumps({"attempt": attempt, "claimant": self._claimant}).encode("utf-8")
+            claim = Claim.now(attempt, self._claimant, self._program).to_bytes()
             self._claims[attempt] = claim       # before it is known: where the answer gets lost, the claim may be ours
             try:
                 self._store.create(layout.attempt_name(attempt), claim)
             except AlreadyExists:
                 del self._claims[attempt]
                 continue
+            except StoreError as error:
+                raise StoreError(unwritable(self._store.address, error)) from error
+            self._warn_of_the_one_before(attempt)
             return attempt
+
+    def _warn_of_the_one_before(self, attempt: int) -> None:
+        before = None if self._program is None else self._claim(attempt - 1)
+        if before is None or before.program is None or not before.program.appears_alive():
+            return
+        _log.warning("Attempt %d of job %r takes over from a program that is still there: %s. If it still runs the job, it "
+                     "ends with FencedOff.", attempt, before.program.job, before.described)
+
+    def _claim(self, attempt: int) -> Claim | None:
+        """None if it can't be read: it is for messages only."""
+        try:
+            return Claim.from_bytes(self._store.read(layout.attempt_name(attempt))) if attempt > 0 else None
+        except StoreError:
+            return None
 
     def _require_current(self, attempt: int) -> None:
         if not self.is_current(attempt):
-            where = layout.shown(self._store.address)
-            raise FencedOff(f"attempt {attempt} is over: {max(self.attempts(), default=0)} was claimed in {where}")
+            raise self.taken_over(attempt)
+
+    def _forget_confirmed(self, manifests: Iterable[ManifestName]) -> None:
+        for manifest in sorted(manifests):
+            self._store.delete(layout.committed_name(manifest))
+            self._confirmed.discard(manifest)
+
+    def _noted(self) -> list[ManifestName]:
+        parsed = map(layout.parse_committed_name, self._store.list(layout.COMMITTED))
+        return [manifest for manifest in parsed if manifest is not None]
 
     def _delete(self, manifests: Iterable[ManifestName], files: Iterable[str]) -> list[str]:
         names = [layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt) for manifest in manifests]

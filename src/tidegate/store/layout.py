@@ -5,6 +5,7 @@ A job has a store of its own, at `job_address(where_the_user_said, job_name)`. I
     attempts/0000000007                                       attempt 7 was claimed
     origins/0000000007-from-0000000012-a0000000005            attempt 7 goes on from epoch 12, which attempt 5 completed
     manifests/0000000013-a0000000007.json                     epoch 13 is complete, says attempt 7
+    committed/0000000013-a0000000007                          what that snapshot and those before it list was committed
     state/a0000000007-e0000000013-s00002-count.tgs            state of operator "count", subtask 2, for that epoch
     requests/0123456789abcdef0123456789abcdef.json            someone asks the running job for a savepoint
     requests/0123456789abcdef0123456789abcdef-answer.json     what came of it
@@ -35,6 +36,7 @@ from tidegate.errors import StoreError
 ATTEMPTS = "attempts"
 ORIGINS = "origins"
 MANIFESTS = "manifests"
+COMMITTED = "committed"
 STATE = "state"
 REQUESTS = "requests"
 INITIAL = "initial"
@@ -54,6 +56,7 @@ _LOOKS_HASHED = re.compile(rf".*-[0-9a-f]{{{_HASH_CHARS}}}")
 _ATTEMPT = re.compile(r"attempts/(\d{10,})")
 _ORIGIN = re.compile(r"origins/(\d{10,})-from-(\d{10,})-a(\d{10,})")
 _MANIFEST = re.compile(r"manifests/(\d{10,})-a(\d{10,})\.json")
+_COMMITTED = re.compile(r"committed/(\d{10,})-a(\d{10,})")
 _STATE_FILE = re.compile(r"state/a(\d{10,})-e(\d{10,})-s(\d{5,})-([A-Za-z0-9_-]{1,64})\.([A-Za-z0-9_-]{1,64}(?:\.sst)?)")
 _REQUEST = re.compile(r"requests/([0-9a-f]{32})\.json")
 _ANSWER = re.compile(r"requests/([0-9a-f]{32})-answer\.json")
@@ -167,6 +170,10 @@ def manifest_name(*, epoch: int, attempt: int) -> str:
     return f"{MANIFESTS}/{epoch:010d}-a{attempt:010d}.json"
 
 
+def committed_name(manifest: ManifestName) -> str:
+    return f"{COMMITTED}/{manifest.epoch:010d}-a{manifest.attempt:010d}"
+
+
 def state_file_name(*, attempt: int, operator: str, subtask: int, epoch: int, local: str = "") -> str:
     """`operator` is the user's name for it; `local` a backend's, for a file of its own."""
     assert attempt > 0 and subtask >= 0 and epoch > 0
@@ -216,6 +223,14 @@ def parse_manifest_name(name: str) -> ManifestName | None:
     if not (epoch and attempt) or manifest_name(epoch=epoch, attempt=attempt) != name:
         return None
     return ManifestName(epoch=epoch, attempt=attempt)
+
+
+def parse_committed_name(name: str) -> ManifestName | None:
+    match = _COMMITTED.fullmatch(name)
+    if match is None:
+        return None
+    manifest = ManifestName(epoch=int(match[1]), attempt=int(match[2]))
+    return manifest if manifest.epoch and manifest.attempt and committed_name(manifest) == name else None
 
 
 def parse_state_file_name(name: str) -> StateFileName | None:

@@ -112,6 +112,16 @@ class LocalStore:
         with self._errors("size", name):
             return path.stat().st_size
 
+    def try_writing(self) -> None:
+        """Makes the folder, and a file in it that is deleted at once. OSError if that can't be done."""
+        _make_folders(self._root)
+        trial = self._root / f"~{uuid.uuid4().hex}"
+        try:
+            os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        finally:
+            with suppress(OSError):
+                trial.unlink()
+
     def _path(self, name: str) -> Path:
         return self._root / check_name(name)
 

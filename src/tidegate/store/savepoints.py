@@ -34,6 +34,7 @@ from tidegate.store import layout
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.checked import checked_chunks
+from tidegate.store.committed import holds_more
 from tidegate.store.local import LocalStore
 from tidegate.store.manifest import ROWS, FileEntry, Manifest, OperatorEntry, PieceEntry, RestoredFrom, SavepointEntry
 from tidegate.store.opening import open_store
@@ -49,9 +50,13 @@ piece that lists it."""
 
 @dataclass(frozen=True, slots=True)
 class SavepointInfo:
+    """`to_commit` is how many committables the savepoint carries: output of which nobody knows whether it was committed, so
+    that the job that begins with it commits it where it was written. A savepoint of a running job has none."""
+
     path: str
     epoch: int
     bytes: int
+    to_commit: int = 0
 
 
 # Copying.
@@ -126,7 +131,7 @@ def _export_operator(source: Store, manifest: Manifest, name: str, entry: Operat
                      rewrite: Rewrite | None, cancelled: Callable[[], bool]) -> OperatorEntry:
     pieces = []
     for piece in entry.pieces:
-        if is_canonical(piece):
+        if is_canonical(piece) and (rewrite is None or not holds_more(piece, entry)):
             for file in piece.files:
                 copy_file(source, file, target, cancelled)
         else:

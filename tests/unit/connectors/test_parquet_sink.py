@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate import sinks
-from tidegate.connectors import parquet_sink
+from tidegate.connectors import parquet_sink, receipts
 from tidegate.dataflow.contracts import SinkContext, SinkWriter
 from tidegate.errors import CommitError, JobError, SchemaError
 
@@ -42,7 +42,11 @@ def _visible(folder: Path) -> list[int]:
 
 
 def _pending(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "_tidegate").iterdir())
+    return sorted(path.name for path in (folder / "_tidegate").iterdir() if path.suffix == ".parquet")
+
+
+def _receipts(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "_tidegate").iterdir() if path.suffix == ".receipt")
 
 
 def test_a_folder_is_readable_before_the_first_commit(tmp_path: Path) -> None:
@@ -76,8 +80,9 @@ def test_a_pending_file_that_is_gone_is_no_success(tmp_path: Path) -> None:
     committable = _prepared(writer, 1, 1)
     for path in (tmp_path / "_tidegate").iterdir():
         path.unlink()
-    with pytest.raises(CommitError, match=r"can't commit part-out-1-0-1-.* gone, and it wasn't committed before"):
+    with pytest.raises(CommitError, match=r"can't commit part-out-1-0-1-.* gone, and nothing shows that it was") as caught:
         writer.commit([committable])
+    assert caught.value.final, "no restart brings it back"
 
 
 def test_a_torn_pending_file_is_no_success(tmp_path: Path) -> None:
@@ -90,13 +95,103 @@ def test_a_torn_pending_file_is_no_success(tmp_path: Path) -> None:
     assert _visible(tmp_path) == []
 
 
-def test_a_final_file_of_another_size_is_no_success(tmp_path: Path) -> None:
+@pytest.mark.parametrize("consume", [Path.unlink, lambda path: path.rename(path.parent.parent / path.name),
+                                     lambda path: path.write_bytes(b"something else")], ids=["delete", "move", "change"])
+def test_what_consumers_do_with_committed_files_breaks_no_repeated_commit(tmp_path: Path, consume: Any) -> None:
+    folder = tmp_path / "out"
+    writer = _open(folder)
+    committables = [_prepared(writer, epoch, epoch) for epoch in (1, 2, 3)]
+    writer.commit(committables)
+    for committable in committables:
+        consume(folder / json.loads(committable)["final"])
+    before = sorted(path.name for path in folder.iterdir())
+    _open(folder, attempt=2, subtask=1).commit(committables)
+    writer.commit(committables[1:])
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert len(_receipts(folder)) == 1, "one stands for all before it"
+
+
+def test_a_file_of_another_size_in_its_place_is_no_success_without_a_receipt(tmp_path: Path) -> None:
     writer = _open(tmp_path)
     committable = _prepared(writer, 1, 1)
+    writer.commit([committable])
+    (tmp_path / "_tidegate" / _receipts(tmp_path)[0]).unlink()
     writer.commit([committable])
     (tmp_path / json.loads(committable)["final"]).write_bytes(b"something else")
     with pytest.raises(CommitError):
         writer.commit([committable])
+
+
+def test_a_receipt_says_nothing_of_later_files_or_of_other_writers(tmp_path: Path) -> None:
+    writer, other = _open(tmp_path), _open(tmp_path)
+    committed, lost, others = _prepared(writer, 1, 1), _prepared(writer, 2, 2), _prepared(other, 1, 3)
+    writer.commit([committed])
+    for committable in (lost, others):
+        (tmp_path / json.loads(committable)["pending"]).unlink()
+        with pytest.raises(CommitError, match="gone"):
+            writer.commit([committed, committable])
+    assert _visible(tmp_path) == [1]
+
+
+def test_nothing_is_committed_of_output_of_which_a_part_is_lost(tmp_path: Path) -> None:
+    writer = _open(tmp_path)
+    committables = [_prepared(writer, epoch, epoch) for epoch in (1, 2, 3)]
+    (tmp_path / json.loads(committables[1])["pending"]).unlink()
+    with pytest.raises(CommitError, match="gone"):
+        writer.commit(committables)
+    assert _visible(tmp_path) == [] and _receipts(tmp_path) == []
+
+
+def test_output_is_committed_where_it_was_written_whatever_folder_the_sink_has(tmp_path: Path) -> None:
+    writer = _open(tmp_path / "old")
+    committed, pending = _prepared(writer, 1, 1), _prepared(writer, 2, 2)
+    writer.commit([committed])
+    again = _open(tmp_path / "new", attempt=2)
+    again.commit([committed, pending, _prepared(again, 3, 3)])
+    again.discard_leftovers()
+    assert _visible(tmp_path / "old") == [1, 2] and _visible(tmp_path / "new") == [3]
+    (tmp_path / "old").rename(tmp_path / "away")
+    with pytest.raises(CommitError, match=f"{tmp_path}/old.*is on another machine") as caught:
+        again.commit([pending])
+    assert caught.value.final
+    assert not (tmp_path / "old").exists()
+
+
+def test_a_committable_of_a_snapshot_that_names_no_folder_is_of_the_sinks_own(tmp_path: Path) -> None:
+    writer = _open(tmp_path)
+    older = {name: value for name, value in json.loads(_prepared(writer, 1, 1)).items() if name != "folder"}
+    writer.commit([json.dumps(older)])
+    assert _visible(tmp_path) == [1]
+
+
+def test_no_secret_of_the_address_goes_into_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = arrow_fs.SubTreeFileSystem(str(tmp_path), arrow_fs.LocalFileSystem())
+    asked: list[str] = []
+
+    def locate(address: str) -> Any:
+        asked.append(address)
+        return elsewhere, address.partition("bucket/")[2].partition("?")[0]
+
+    monkeypatch.setattr(parquet_sink, "locate", locate)
+    old = _open("s3://me:secret@bucket/old?endpoint_override=localhost")
+    committable = _prepared(old, 1, 1)
+    assert json.loads(committable)["folder"] == "s3://bucket/old"
+    _open("s3://you:hidden@bucket/new?region=here", attempt=2).commit([committable])
+    assert asked[-1] == "s3://you:hidden@bucket/old?region=here"
+    assert _visible(tmp_path / "old") == [1]
+    assert parquet_sink.with_secrets_of("s3://you:hidden@bucket/new", "s3://other/old") == "s3://other/old"
+    assert parquet_sink.with_secrets_of("/local/new", "s3://bucket/old") == "s3://bucket/old"
+
+
+def test_receipts_grow_neither_with_epochs_nor_without_bound_with_attempts(tmp_path: Path) -> None:
+    for attempt in range(1, 2 * receipts.KEPT_ATTEMPTS, 10):
+        writer = _open(tmp_path, attempt=attempt)
+        for epoch in (1, 2, 3):
+            writer.commit([_prepared(writer, 10 * attempt + epoch, 1)])
+            writer.discard_leftovers()
+    assert len(_receipts(tmp_path)) == receipts.KEPT_ATTEMPTS // 10
+    _open(tmp_path, job="another", attempt=10_000).discard_leftovers()
+    assert len(_receipts(tmp_path)) == receipts.KEPT_ATTEMPTS // 10
 
 
 def test_a_rename_that_fails_is_no_success(tmp_path: Path) -> None:
@@ -211,7 +306,7 @@ def test_files_are_durable_before_they_are_promised_and_after_they_are_committed
     pending = tmp_path / json.loads(committable)["pending"]
     assert synced == [str(pending), str(pending.parent)]
     writer.commit([committable])
-    assert synced[2:] == [str(tmp_path)]
+    assert synced[2:] == [str(pending.parent), str(tmp_path)], "the receipt before the rename"
 
 
 def test_another_file_system_is_written_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +324,9 @@ def test_another_file_system_is_written_as_well(tmp_path: Path, monkeypatch: pyt
     assert _visible(tmp_path / "out") == [1, 2]
     assert _pending(tmp_path / "out") == []
     (tmp_path / "out" / json.loads(committable)["final"]).unlink()
+    writer.commit([committable])
+    (receipt,) = _receipts(tmp_path / "out")
+    (tmp_path / "out" / "_tidegate" / receipt).unlink()
     with pytest.raises(CommitError):
         writer.commit([committable])
 

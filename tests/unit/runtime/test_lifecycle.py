@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +29,7 @@ from tests.jobs import (
 )
 from tests.unit.runtime.conftest import Bench
 from tidegate.errors import JobError, JobFailed
+from tidegate.testing.processes import ProcessJob
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
@@ -198,12 +204,52 @@ def test_who_starts_a_job_a_second_time_fences_off_the_first(bench: Bench) -> No
     first = bench.ledger(rows=rows, rate=5_000, gated=True)
     until(lambda: completed(first), "a snapshot", handle=first)
     second = bench.ledger(rows=rows, rate=5_000, gated=True)
-    with pytest.raises(JobFailed, match="FencedOff: attempt 1 is over: 2 was claimed"):
+    with pytest.raises(JobFailed, match=r"FencedOff: attempt 1 is over: job 'job' was taken over by another program of the "
+                                        r"same name and folder: this very process started it once more, at .*Z "
+                                        r"\(attempt 2 in file://.*\). Give each its own name or folder, or stop one"):
         first.wait(60)
     bench.open_gate()
     assert second.wait(60) is tg.Status.FINISHED
     assert second.failures == []
     check_ledger(committed(bench.out), rows)
+
+
+SECOND = """
+import sys
+from pathlib import Path
+from tests.unit.runtime.conftest import Bench
+
+if __name__ == "__main__":
+    bench = Bench(Path(sys.argv[1]))
+    bench.ledger(rows=20_000, rate=5_000, gated=True).wait(60)
+"""
+
+
+def test_who_is_fenced_off_is_told_by_which_process_and_who_takes_over_that_the_other_is_there(bench: Bench) -> None:
+    first = bench.ledger(rows=20_000, rate=5_000, gated=True)
+    until(lambda: completed(first), "a snapshot", handle=first)
+    second = subprocess.Popen([sys.executable, "-c", SECOND, str(bench.folder)], stderr=subprocess.PIPE, text=True)
+    try:
+        with pytest.raises(JobFailed) as caught:
+            first.wait(60)
+        bench.open_gate()
+        _, log = second.communicate(timeout=60)
+    finally:
+        second.kill()
+    assert f"host {socket.gethostname()}, process {second.pid}, user {getpass.getuser()}, at 20" in str(caught.value)
+    assert second.returncode == 0, log
+    assert f"takes over from a program that is still there: host {socket.gethostname()}, process {os.getpid()}" in log
+
+
+@pytest.mark.parametrize("below", ["a file", "proc"])
+def test_a_folder_that_cant_be_written_is_an_error_at_the_start(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "snapshots" if below == "a file" else Path("/proc/snapshots")
+    job = ProcessJob("job", slots=1, snapshots=tg.Snapshots(to=str(folder)))
+    job.source("in", tg.sources.rows([(1,)], "n long")).to("out", tg.sinks.collect())
+    with pytest.raises(JobError, match=rf"snapshots can't be kept in file://{folder}/job: user {getpass.getuser()} on host "
+                                       rf".* can't write there .*Snapshots\(to=…\)"):
+        job.start()
 
 
 def test_a_job_that_no_longer_fits_its_snapshots_says_so_and_deploys_nothing(bench: Bench) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from tidegate.runtime.failing import Speak, keep_silent
 from tidegate.runtime.master import Master
 from tidegate.runtime.messages import (
     Acknowledge,
+    Committed,
     Done,
     Failed,
     Heartbeat,
@@ -151,14 +152,21 @@ class World:
             self.master.on_message(slot, Acknowledge(0, slot, epoch, parts, {}))
         return epoch
 
-    def complete(self, passed_ms: int = 0) -> int:
-        """The epoch that is under way then."""
+    def complete(self, passed_ms: int = 0, *, commit: bool = True) -> int:
+        """The epoch that is under way then; its output is committed as well, unless it is the last one."""
         if passed_ms:
             self.turn(passed_ms)
         epoch = self.acknowledge()
         self.turn()
         assert SnapshotCatalog(self.store).load(epoch)
+        if commit and self.master.epochs[-1].ending is None:
+            self.commit(epoch)
         return epoch
+
+    def commit(self, epoch: int, *, slots: Sequence[int] | None = None) -> None:
+        for slot in range(self.master.plan.slots) if slots is None else slots:
+            self.master.on_message(slot, Committed(slot, epoch))
+        self.turn()
 
     def done(self) -> None:
         for slot in range(self.master.plan.slots):

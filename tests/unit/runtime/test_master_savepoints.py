@@ -207,7 +207,10 @@ def test_a_savepoint_that_is_asked_for_while_the_job_stops_is_of_the_final_epoch
     assert triggers(world) == [(1, "stop", True)]
     world.complete()
     world.held.deliver()
+    assert not order.done, "its output isn't committed yet"
     world.done()
+    world.held.deliver()
+    world.turn()
     assert order.info is not None and order.info.epoch == 1
     assert world.master.status is tg.Status.STOPPED
 
@@ -220,8 +223,71 @@ def test_a_stop_with_a_savepoint_may_come_before_the_job_runs() -> None:
     world.run()
     assert triggers(world) == [(1, "stop", True)]
     world.complete()
+    world.done()
     world.held.deliver()
     assert order.info is not None
+
+
+def test_a_savepoint_waits_until_every_slot_has_committed_what_it_covers() -> None:
+    """And its epoch is kept as long, though only one is retained."""
+    world = World(retain=1).run()
+    order = ordered(world)
+    pinned = world.complete(commit=False)
+    world.commit(pinned, slots=[0])
+    newest = world.complete(1_000, commit=False)
+    world.held.deliver()
+    assert not order.done and world.epochs_kept() == [pinned, newest]
+    world.commit(newest, slots=[0])
+    world.held.deliver()
+    assert not order.done
+    world.commit(newest, slots=[1])         # the one before was never reported: this one includes it
+    world.held.deliver()
+    world.turn()
+    assert order.info is not None and order.info.epoch == pinned
+    assert world.epochs_kept() == [newest]
+
+
+@pytest.mark.parametrize("reported", [[], [0]])
+def test_an_attempt_that_ends_before_all_is_committed_leaves_the_savepoint_to_the_next(reported: list[int]) -> None:
+    world = World(RESTARTS, retain=1).run()
+    order = ordered(world)
+    first = world.complete(commit=False)
+    world.commit(first, slots=reported)
+    world.master.on_lost(1, "gone")
+    world.turn(500)
+    world.turn()
+    world.run()
+    world.commit(first)                     # what the next attempt has to say of it is of no use: it made no savepoint of it
+    world.held.deliver()
+    assert not order.done
+    second = world.complete()
+    world.held.deliver()
+    assert order.info is not None and order.info.epoch == second > first
+    assert triggers(world)[-1] == (second, None, True)
+    assert world.complete(1_000) and len(world.epochs_kept()) == 1, "nothing stays pinned"
+
+
+def test_a_savepoint_of_a_job_that_fails_before_its_sinks_have_committed_says_so() -> None:
+    world = World().run()
+    order = ordered(world)
+    world.complete(commit=False)
+    world.master.on_lost(1, "gone")
+    assert str(order.error) == "the job 'm' has failed before its sinks had committed what the savepoint covers"
+    assert files_at(order.to) == {}
+
+
+def test_who_no_longer_waits_for_the_commit_is_forgotten() -> None:
+    world = World(retain=1).run()
+    order = ordered(world)
+    first = world.complete(commit=False)
+    newest = world.complete(1_000, commit=False)
+    assert world.epochs_kept() == [first, newest]
+    world.master.withdraw(order, TimeoutError("enough"))
+    world.turn()
+    assert world.epochs_kept() == [newest]
+    world.commit(newest)
+    world.held.deliver()
+    assert order.info is None and str(order.error) == "enough"
 
 
 def test_a_job_that_ends_tells_those_who_wait_for_a_savepoint() -> None:

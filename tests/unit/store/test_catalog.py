@@ -138,6 +138,65 @@ def test_ten_restarts_leave_no_more_than_one() -> None:
     assert counts[20] == counts[-1] <= 2 * KEPT_ATTEMPTS + 2
 
 
+# What is committed outside.
+
+
+def _name(epoch: int, attempt: int) -> ManifestName:
+    return ManifestName(epoch=epoch, attempt=attempt)
+
+
+def _noted(store: MemoryStore) -> list[str]:
+    return store.list(layout.COMMITTED)
+
+
+def test_a_snapshot_is_confirmed_and_so_are_those_before_it() -> None:
+    store = MemoryStore()
+    catalog = SnapshotCatalog(store)
+    attempt = catalog.claim_attempt()
+    for epoch in (1, 2, 3):
+        _complete(catalog, store, attempt=attempt, epoch=epoch)
+    assert not catalog.is_confirmed(_name(1, 1))
+    for epoch in (1, 2, 2):
+        catalog.confirm(epoch, attempt=attempt)
+        assert len(_noted(store)) == 1, "the newest stands for all"
+    other = SnapshotCatalog(store)
+    assert [other.is_confirmed(_name(epoch, 1)) for epoch in (1, 2, 3, 4)] == [True, True, False, False]
+    assert not other.is_confirmed(_name(1, 2))
+    catalog.release([1, 2], attempt=attempt)
+    assert _noted(store) == []
+
+
+def test_what_is_confirmed_counts_for_the_next_attempt_and_is_tidied_up() -> None:
+    store = MemoryStore()
+    for attempt in range(1, 5):
+        catalog = SnapshotCatalog(store)
+        assert catalog.claim_attempt() == attempt
+        catalog.sweep(attempt)
+        assert [catalog.is_confirmed(_name(each, each)) for each in range(1, attempt)] == [True] * (attempt - 1)
+        _complete(catalog, store, attempt=attempt, epoch=attempt)
+        catalog.confirm(attempt, attempt=attempt)
+        assert len(_noted(store)) == 1
+    store.create(layout.committed_name(_name(2, 2)), b"")       # whoever should have deleted it died
+    catalog.sweep(4)
+    assert len(_noted(store)) == 1
+
+
+def test_a_note_of_a_snapshot_that_is_dead_counts_for_nothing() -> None:
+    store = MemoryStore()
+    old = SnapshotCatalog(store)
+    old.claim_attempt()
+    _complete(old, store, attempt=1, epoch=1)
+    SnapshotCatalog(store).claim_attempt()
+    store.create(layout.manifest_name(epoch=2, attempt=1), _manifest(attempt=1, epoch=2).to_bytes())
+    store.create(layout.committed_name(_name(2, 1)), b"")
+    catalog = SnapshotCatalog(store)
+    assert not catalog.is_confirmed(_name(1, 1)) and not catalog.is_confirmed(_name(2, 1))
+    with pytest.raises(FencedOff):
+        old.confirm(1, attempt=1)
+    catalog.sweep(catalog.claim_attempt())
+    assert _noted(store) == []
+
+
 # Snapshots.
 
 

@@ -24,8 +24,9 @@ from tidegate.errors import CommitError
 from tidegate.protocol.commit import PendingCommits
 from tidegate.state.operator_state import FrozenItems
 from tidegate.state.sections import FrozenState, Section, StateInfo, StateKind
+from tidegate.store.committed import COMMITTABLES_SHAPE
 
-COMMITTABLES = StateInfo("__committables", StateKind.WHOLE, "committables", pa.schema([pa.field("value", pa.string())]))
+COMMITTABLES = StateInfo("__committables", StateKind.WHOLE, COMMITTABLES_SHAPE, pa.schema([pa.field("value", pa.string())]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class Witness:
         self.completed: list[tuple[int, int]] = []       # (epoch, attempt) of manifests, in the order of creation
         self.announced: list[tuple[int, int]] = []
         self.announced_us: list[int] = []
+        self.external: External | None = None
         self.origins: list[OriginName] = []
         self._world = world
         self._memory = memory
@@ -64,6 +65,9 @@ class Witness:
                 self._world.violate(f"{user} writes {name} a second time")
             self._written.add(name)
             return
+        confirmed = layout.parse_committed_name(name)
+        if confirmed is not None and operation is Operation.CREATE and before is None:
+            self._confirmed(confirmed)
         if not name.startswith((layout.MANIFESTS, layout.ORIGINS)):
             return
         self._needed = None
@@ -88,6 +92,15 @@ class Witness:
             if behind:
                 self._world.violate(f"attempt {origin.attempt} goes on from epoch {origin.parent_epoch}, though epoch "
                                     f"{max(behind)} was announced before")
+
+    def _confirmed(self, manifest: ManifestName) -> None:
+        """Row 9: whoever restores the snapshot commits nothing of it again, so nothing of it may be left."""
+        left = [] if self.external is None else [
+            transaction for transaction in self.external.prepared.values()
+            if transaction.attempt == manifest.attempt and transaction.epoch <= manifest.epoch]
+        if left or (manifest.epoch, manifest.attempt) not in self.completed:
+            self._world.violate(f"epoch {manifest.epoch} of attempt {manifest.attempt} is said to be committed, without "
+                                f"{left or 'being complete'}")
 
     def _look_for_records(self, manifest: Manifest) -> None:
         """Records under way are in a snapshot only in the modes that say so, and in none that ends the job."""
@@ -173,7 +186,8 @@ def check_store(memory: MemoryStore, *, retain: int) -> Manifest:
     assert len(epochs) <= retain, f"{epochs} are retained, of which {retain} should be"
     manifests = {layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt) for manifest in live}
     left = [name for name in memory.files if name not in listed | manifests
-            and layout.parse_attempt_name(name) is None and layout.parse_origin_name(name) is None]
+            and layout.parse_attempt_name(name) is None and layout.parse_origin_name(name) is None
+            and layout.parse_committed_name(name) not in live]
     assert not left, f"nobody needs {left}"
     return catalog.load(epochs[-1])
 

@@ -34,10 +34,10 @@ CANCELLED_US = 20_000
 
 # Messages that may get lost without any harm (row 6): the epoch isn't completed, or the next one makes up for it. The
 # loss of any other one is the loss of its link.
-MISSED = frozenset({"Trigger", "Acknowledge", "Decline", "Abort", "Complete", "Heartbeat"})
+MISSED = frozenset({"Trigger", "Acknowledge", "Decline", "Abort", "Complete", "Committed", "Heartbeat"})
 # Those that may come twice. A link doesn't repeat what it carries; a peer that isn't sure may.
 REPEATABLE = frozenset({"Trigger", "EndInput", "Acknowledge", "Decline", "Abort", "Complete", "InputEnded", "Heartbeat",
-                        "Done"})
+                        "Committed", "Done"})
 
 # What may be reported as the cause of a failure. Anything else is a bug: above all a failed assertion.
 KNOWN_FAILURES = ("ProtocolError", "StoreError", "NotFound", "AlreadyExists", "CorruptFile", "CommitError",

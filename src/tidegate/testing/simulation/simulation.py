@@ -111,6 +111,7 @@ class Simulation:
         if self.settings.snapshots.keeps_in_flight:
             self.world.slowness["channel"] = SLOW_CHANNELS
         self.external = External(self.world, outage=self.faults.outage, before_commit=self.witness.before_commit)
+        self.witness.external = self.external
         self._slots = rng.randint(1, self.job.most_slots)
         self._site = self._new_site(self._slots)
         self._interruption: Interruption | None = None      # that is asked for and has not happened yet

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tidegate.dataflow.operators import sink
 from tidegate.errors import CommitError, CorruptFile
 from tidegate.protocol import coordinator, recovery
-from tidegate.runtime import exchange, master, savepoints, snapshots
+from tidegate.runtime import committing, exchange, master, savepoints, snapshots
 from tidegate.state import format as state_format
 from tidegate.state import heap_layers, operator_state, timers
 from tidegate.store import catalog
@@ -195,6 +195,14 @@ def _groups_shifted(original: Any) -> Any:
     return key_groups_of
 
 
+def _one_slot_speaks_for_all(original: Any) -> Any:
+    def on_committed(self: committing.Commits, slot: int, epoch: int) -> None:
+        for each in range(len(self._by_slot)):
+            original(self, each, epoch)
+
+    return on_committed
+
+
 # ------------------------------------------------------------------------------------------------ chains and savepoints
 
 
@@ -287,6 +295,8 @@ STORE_MUTANTS = (
            patches=((catalog.SnapshotCatalog, "load", _skip_what_is_unreadable),)),
     Mutant("swallow commit errors", "an unknown outcome is taken for success", row=9,
            rates=FaultRates(outage=0.2), patches=((sink.SinkOperator, "on_complete", _swallow_commit_errors),)),
+    Mutant("one slot speaks for all", "output that one slot has committed is said to be committed by all", row=9,
+           patches=((committing.Commits, "on_committed", _one_slot_speaks_for_all),)),
     Mutant("discard when opened", "leftovers are given up before all has been committed again", row=11, rates=RESTORES,
            patches=((sink.SinkOperator, "open", _discard_when_opened),)),
     Mutant("items rounded down", "operator state that can't be dealt out evenly is lost", row=11, rates=RESTORES,

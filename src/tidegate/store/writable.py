@@ -1,0 +1,28 @@
+"""Whether snapshots can be kept where the user said: found out before anything is deployed.
+
+On a local disk that is tried, which costs next to nothing. Other stores say so when the job's first attempt is claimed.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from tidegate.errors import JobError
+from tidegate.store.base import Store
+from tidegate.store.claims import user_here
+from tidegate.store.layout import shown
+from tidegate.store.local import LocalStore
+
+
+def check_writable(store: Store) -> None:
+    """`JobError` if nothing can be written to the store."""
+    if isinstance(store, LocalStore):
+        try:
+            store.try_writing()
+        except OSError as error:
+            raise JobError(unwritable(store.address, error)) from error
+
+
+def unwritable(address: str, error: Exception) -> str:
+    return (f"snapshots can't be kept in {shown(address)}: user {user_here()} on host {socket.gethostname()} can't write "
+            f"there ({error}). Give that user the right to write to the folder, or give another one, Snapshots(to=…)")

@@ -90,11 +90,12 @@ def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str
     passed over. What Spark and the snapshots don't agree on is a `RestoreError`.
     """
     where = shown(store)
-    ours = {each.micro_batch.number: each for each in manifests
-            if each.micro_batch is not None and each.micro_batch.query == batch.query}
-    if len(ours) < len(manifests):
-        other = next(each.micro_batch for each in reversed(manifests)
-                     if each.micro_batch is None or each.micro_batch.query != batch.query)
+    ours: dict[int, Manifest] = {}
+    for each in manifests:
+        other = each.micro_batch
+        if other is not None and other.query == batch.query:
+            ours[other.number] = each
+            continue
         whose = "a job that is no query" if other is None else f"the query {other.query}"
         raise RestoreError(
             f"micro-batch {batch.number} of the query {batch.query}: the snapshots in {where} are of {whose}. A query goes "

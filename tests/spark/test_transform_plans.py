@@ -1,6 +1,6 @@
 # ruff: noqa: N803  (Spark's names)
-"""Whatever plan Spark makes of a streaming query, the slots run once in each of its micro-batches, also in those that have no
-data for them. The output is that of the same query without the transform, and the state has every record once."""
+"""Whatever plan Spark makes of a streaming query, the slots run once in each of its micro-batches, also in those that have
+no data for them. The output is that of the same query without the transform, and the state has every record once."""
 
 from __future__ import annotations
 
@@ -97,6 +97,10 @@ def run_foreach(desk: Desk, write: Callable[[DataFrame, int], None], frame: Data
         query.stop()
 
 
+def use(batch: DataFrame) -> None:
+    batch.count()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_a_function_of_foreach_batch_may_use_a_batch_more_than_once(desk: Desk, runs: list[Run], adaptive: str) -> None:
@@ -128,12 +132,12 @@ def test_a_batch_that_a_function_does_not_use_is_told_by_its_number(desk: Desk, 
     with pytest.raises(StreamingQueryException, match=(
             r"(?s)has committed micro-batch 3 of the query .* without running the transform 'counts', so their records are "
             r"not in its state, and micro-batch 4 can't run: .*start_from='.*snapshots/counts'")):
-        run_foreach(desk, lambda batch, number: number == 3 or batch.count() and None)
+        run_foreach(desk, lambda batch, number: None if number == 3 else use(batch))
     assert ran(runs) == [0, 1, 2, 4]
     with pytest.raises(StreamingQueryException, match=(
             r"(?s)resumes from the snapshot of micro-batch 3, and .* has those of the micro-batches \[1, 2\]: .* "
             r"If no folder was moved or deleted, Spark has committed the batches in between without running")):
-        run_foreach(desk, lambda batch, number: batch.count() and None)
+        run_foreach(desk, lambda batch, number: use(batch))
 
 
 # --- every operator of Spark's -----------------------------------------------------------------------------------------
@@ -179,7 +183,8 @@ OPERATORS: dict[str, Callable[[DataFrame, Desk], DataFrame]] = {
     "a window": lambda rows, beside: first_and_last(rows),
     "dropDuplicates": lambda rows, beside: timed(rows).dropDuplicates(["id", "at"]).select("id", "key"),
     "dropDuplicates of keys": lambda rows, beside: rows.select("key").dropDuplicates().selectExpr("key as id", "key"),
-    "dropDuplicatesWithinWatermark": lambda rows, beside: timed(rows).dropDuplicatesWithinWatermark(["id"]).select("id", "key"),
+    "dropDuplicatesWithinWatermark": lambda rows, beside: timed(rows).dropDuplicatesWithinWatermark(["id"]).select(
+        "id", "key"),
     "an inner join of streams": lambda rows, beside: joined(rows, beside, "inner"),
     "a left join of streams": lambda rows, beside: joined(rows, beside, "leftOuter"),
     "transformWithState": lambda rows, beside: by_spark(rows),
@@ -189,7 +194,7 @@ OPERATORS: dict[str, Callable[[DataFrame, Desk], DataFrame]] = {
     "a left join with an empty table": lambda rows, beside: rows.join(
         rows.sparkSession.createDataFrame([], "key long, x long"), "key", "left").select("id", "key"),
     "a filter": lambda rows, beside: rows.where("id < 0"),
-    "an order of partitions": lambda rows, beside: rows.repartition(3, "key").sortWithinPartitions("id"),
+    "an exchange": lambda rows, beside: rows.repartition(3, "key"),
     "coalesce": lambda rows, beside: rows.coalesce(1),
 }
 
@@ -211,8 +216,8 @@ class Side:
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 @pytest.mark.parametrize("place", ["before", "behind"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_any_operator_of_sparks_before_and_behind(tmp_path: Path, session: SparkSession, runs: list[Run], place: str,
-                                                  operator: str, adaptive: str) -> None:
+def test_any_operator_of_sparks_before_and_behind(tmp_path: Path, spark: SparkSession, session: SparkSession,
+                                                  runs: list[Run], place: str, operator: str, adaptive: str) -> None:
     session.conf.set(ADAPTIVE, adaptive)
     source, beside = Desk(tmp_path / "source", session), Desk(tmp_path / "beside", session)
     ours, theirs = Desk(tmp_path / "ours", session), Desk(tmp_path / "theirs", session)
@@ -234,14 +239,15 @@ def test_any_operator_of_sparks_before_and_behind(tmp_path: Path, session: Spark
         found = [side.run() for side in sides]
         assert found[0] == found[1], f"after run {number}"
         assert ran(runs) == list(range(len(runs))), "each batch once, none left out"
-    state = tg.read_state(session, str(ours.folder / "snapshots" / "counts"), "count", key="key")
+    state = tg.read_state(spark, str(ours.folder / "snapshots" / "counts"), "count", key="key")
     taken = found[1] if place == "before" else [(number, number % 7) for number in range(source.files * ROWS)]
     assert {row.key: row.value for row in state.collect()} == Counter(key for _, key in taken)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("adaptive", ["true", "false"])
-def test_a_limit_and_a_transform_whose_output_is_used_twice(desk: Desk, runs: list[Run], adaptive: str) -> None:
+def test_a_limit_and_a_transform_whose_output_is_used_twice(desk: Desk, spark: SparkSession, runs: list[Run],
+                                                            adaptive: str) -> None:
     desk.spark.conf.set(ADAPTIVE, adaptive)
     for number in range(3):
         desk.add(1)
@@ -249,7 +255,7 @@ def test_a_limit_and_a_transform_whose_output_is_used_twice(desk: Desk, runs: li
         desk.run(result.limit(150).union(result.where("id < 0")))
         assert len(desk.rows()) == min(150, desk.files * ROWS)
         assert ran(runs)[-1] == number
-    state = tg.read_state(desk.spark, str(desk.folder / "snapshots" / "counts"), "count", key="key")
+    state = tg.read_state(spark, str(desk.folder / "snapshots" / "counts"), "count", key="key")
     assert {row.key: row.value for row in state.collect()} == Counter(number % 7 for number in range(desk.files * ROWS))
 
 

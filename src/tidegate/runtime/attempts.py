@@ -111,25 +111,25 @@ def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str
         raise RestoreError(
             f"micro-batch {batch.number} of the query {batch.query} resumes from the snapshot of micro-batch "
             f"{batch.number - 1}, and {where} {has}: state and stream would drift apart. Give the folder that the query's "
-            f"snapshots are in, bring back the checkpointLocation or the snapshots that belong together, or start with both of "
-            f"them new. If no folder was moved or deleted, Spark has committed the batches in between without running the "
-            f"transform: {WHEN_LEFT_OUT}. Then their records are not in the state")
+            f"snapshots are in, bring back the checkpointLocation or the snapshots that belong together, or start with both "
+            f"of them new. If no folder was moved or deleted, Spark has committed the batches in between without running "
+            f"the transform: {WHEN_LEFT_OUT}. Then their records are not in the state")
     return ours[batch.number - 1]
 
 
-WHEN_LEFT_OUT = ("it runs only what the query's output needs, which is nothing if foreachBatch gets a function that doesn't use "
-                 "the batch, or if a filter behind the transform is false whatever comes")
+WHEN_LEFT_OUT = ("it runs only what the query's output needs, which is nothing if foreachBatch gets a function that doesn't "
+                 "use the batch, or if a filter behind the transform is false whatever comes")
 
 
 def left_out(batch: MicroBatch, done: MicroBatch, *, name: str, store: str) -> str:
     """What to say if Spark has run nothing of a query's transform between two micro-batches."""
     numbers = range(done.number + 1, batch.number)
     which = f"micro-batch {numbers[0]}" if len(numbers) == 1 else f"the micro-batches {numbers[0]} to {numbers[-1]}"
-    return (f"Spark has committed {which} of the query {batch.query} without running the transform {name!r}, so their records are "
-            f"not in its state, and micro-batch {batch.number} can't run: {WHEN_LEFT_OUT}. Use the output of every batch "
-            f"(batch.count() does). The records that were left out can't be had back from Spark: start with a new "
-            f"checkpointLocation and a new folder of snapshots, and read the input again from its beginning; or give "
-            f"start_from={shown(store)!r} to keep the state as of micro-batch {done.number}, and have the source begin behind it")
+    return (f"Spark has committed {which} of the query {batch.query} without running the transform {name!r}, so their "
+            f"records are not in its state, and micro-batch {batch.number} can't run: {WHEN_LEFT_OUT}. Use the output of "
+            f"every batch (batch.count() does). Spark doesn't give the records again: start with a new checkpointLocation and "
+            f"a new folder of snapshots, and read the input from its beginning; or give start_from={shown(store)!r} as well, "
+            f"to keep the state as of micro-batch {done.number}, and have the source begin behind that batch")
 
 
 def operators_in(payloads: Mapping[SubtaskId, Any]) -> dict[str, OperatorEntry]:

@@ -15,7 +15,7 @@ class Clock(Protocol):
 
 
 class BatchTime:
-    """Time as the user's functions of a micro-batch see it: it stands still, at the same moment in every run of the batch."""
+    """Time as users' functions see it in a micro-batch: it stands still, at the same moment in every run of the batch."""
 
     def __init__(self, at_ms: int) -> None:
         self.at_ms = at_ms

@@ -173,8 +173,8 @@ class Gathering:
 
     def add(self, transform: str, slots: int, conduct: Callable[[Run], RunEnd], *, patience_s: float,
             abandon: Callable[[int, str], None] = lambda stage, why: None) -> None:
-        """A task waits for the others no longer than `patience_s`. `abandon(stage, why)` asks Spark not to try a stage again;
-        it is called before the tasks get the verdict."""
+        """A task waits for the others no longer than `patience_s`. `abandon(stage, why)` asks Spark not to try a stage
+        again; it is called before the tasks get the verdict."""
         self._transforms[transform] = _Transform(slots, conduct, patience_s, abandon)
 
     def close(self) -> None:

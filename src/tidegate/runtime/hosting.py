@@ -318,8 +318,8 @@ def _slot_store(launch: SlotLaunch) -> Store:
 
 
 class SlotHost:
-    """One slot with its sockets. A selector that is given is shared, and stays open. `batch_time` is what users' functions see
-    in place of the clock; whoever gives it moves it."""
+    """One slot with its sockets. A selector that is given is shared, and stays open. `batch_time` is what users' functions
+    see in place of the clock; whoever gives it moves it."""
 
     def __init__(self, index: int, launch: SlotLaunch, identity: Identity, master: tuple[str, int], *,
                  selector: selectors.BaseSelector | None = None, batch_time: BatchTime | None = None) -> None:

@@ -4,9 +4,9 @@
     a loop any more ─► an epoch is triggered ─► its snapshot is complete (the manifest names batch n) ─► the tasks may end
     ─► Spark commits n
 
-So the state of n is complete before Spark commits n. Where Spark runs n again, the run begins a new attempt that resumes from
-the snapshot of n−1, whatever there is of n (`attempts.batch_before`). A snapshot that there is of n stays valid until the new
-run has completed n (docs/adr/012). All runs of a batch see the same time, which Spark has logged for it (queries.py).
+So the state of n is complete before Spark commits n. Where Spark runs n again, the run begins a new attempt that resumes
+from the snapshot of n−1, whatever there is of n (`attempts.batch_before`). A snapshot that there is of n stays valid until
+the new run has completed n (docs/adr/012). All runs of a batch see the same time, which Spark has logged (queries.py).
 
 Between two batches the slots stay where they are, in Python processes that Spark keeps for the next tasks, with their
 state and their connections; the master is parked. The tasks of the next batch say what their processes hold. Where these
@@ -123,8 +123,8 @@ class Stillness:
 
 
 class MicroBatches:
-    """The runs of one streaming transform, one after the other. `transform` tells it from others, `store` is where its snapshots
-    are. `set_alarm` is told, before a batch can end, when the next one is wanted though there may be no data for it."""
+    """The runs of one streaming transform, one after the other. `transform` tells it from others, `store` is where its
+    snapshots are. `set_alarm` is told, before a batch can end, when the next one is wanted though there may be no data."""
 
     def __init__(self, job: TransformJob, *, transform: str, store: str, restore: Restore, queries: Queries,
                  holders: StoreHolders, set_alarm: Callable[[int | None], None] = lambda at_ms: None) -> None:
@@ -234,11 +234,12 @@ def _end_epoch(run: Run, live: _Live, stillness: Stillness | None, *, once: bool
             last = handle.epochs[-1] if handle.epochs else None
             number = 0 if last is None else last.epoch
             aborted = None if last is None or asked_after is None or number <= asked_after else last.aborted
-            # A failure is noted before the epoch that it ends: with one, the attempt is ending, and its error is about to come.
+            # The master notes a failure before it aborts the epoch: with one the attempt ends, and its error is to come.
             if not handle.failures:
                 if once and aborted is not None:
-                    raise TidegateError(f"the micro-batch has to run again, since its snapshot can't be completed: {aborted}. "
-                                        f"A batch that takes long needs a longer Snapshots(timeout=…), or fewer records")
+                    raise TidegateError(
+                        f"the micro-batch has to run again, since its snapshot can't be completed: {aborted}. A batch that "
+                        f"takes long needs a longer Snapshots(timeout=…), or fewer records")
                 if asked_after is None or aborted is not None:
                     asked_after = number
                     live.host.ask(lambda master: master.snapshot())

@@ -1,7 +1,7 @@
 """What has to be known of the streaming queries on this driver, and which of them has which folder of snapshots.
 
-Spark knows when a micro-batch began, by its own log, and whether a query runs (spark/queries.py asks it). `StoreHolders` keeps
-two transforms from writing to one folder: each would take the other's snapshots for its own, or fence it off.
+Spark knows the time of a micro-batch, by its own log, and whether a query runs (spark/queries.py asks it). `StoreHolders`
+keeps two transforms from writing to one folder: each would take the other's snapshots for its own, or fence it off.
 
 Not here: drivers that share a folder. They fence each other off (store/catalog.py).
 """
@@ -54,9 +54,9 @@ class StoreHolders:
 
 def _in_use(held: _Holder, *, name: str, transform: str, query: str, store: str) -> str:
     if held.query != query and held.transform == transform:
-        return (f"the transform {name!r} is in two streaming queries that run, {held.query} and {query}, and its state belongs to "
-                f"one of them. Build it once for each query, under names of their own (name=…) or with folders of their own "
-                f"(Snapshots(to=…))")
+        return (f"the transform {name!r} is in two streaming queries that run, {held.query} and {query}, and its state "
+                f"belongs to one of them. Build it once for each query, under names of their own (name=…) or with folders of "
+                f"their own (Snapshots(to=…))")
     whose = "this query" if held.query == query else f"the query {held.query}, which runs,"
     return (f"{whose} has another transform named {name!r} with the same folder of snapshots, {shown(store)}. Give each "
             f"transform a name of its own (name=…), under which its state is kept" + (

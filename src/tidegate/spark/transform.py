@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ import pyarrow as pa
 
 from tidegate.connectors.handover import SLOT, TICK, WHICH, columns_of
 from tidegate.dataflow.stream import Stream
-from tidegate.errors import JobError, TidegateError
+from tidegate.errors import JobError, JobFailed, TidegateError
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.gathering import Gathering
 from tidegate.runtime.guest import Invitation, run_task
@@ -51,6 +52,7 @@ DEFAULT_NAME = "transform"
 MIN_RETAINED = 2
 OBSERVED_ROWS = "rows"
 PROCESS_VARIABLE = "TIDEGATE_TRANSFORM"
+HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 # What Spark tells the tasks of a micro-batch.
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 
@@ -68,10 +70,10 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
 
 
 @overload
-def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Mapping[str, Stream]], *, name: str | None = ...,
-              slots: int | None = ..., snapshots: Snapshots | None = ..., start_from: str | None = ...,
-              savepoint_to: str | None = ..., drain: bool | None = ..., backend: Backend | None = ...,
-              tuning: Tuning | None = ..., drop_state: Sequence[str] = ...) -> Outputs: ...
+def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Mapping[str, Stream]], *,
+              name: str | None = ..., slots: int | None = ..., snapshots: Snapshots | None = ...,
+              start_from: str | None = ..., savepoint_to: str | None = ..., drain: bool | None = ...,
+              backend: Backend | None = ..., tuning: Tuning | None = ..., drop_state: Sequence[str] = ...) -> Outputs: ...
 
 
 def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Any], *, name: str | None = None,
@@ -89,8 +91,8 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     rules}, pipeline)` calls `pipeline(bids=…, rules=…)`), and returns a stream or a dict of them. Every action runs it once
     more: cache a result that is used twice, as with any DataFrame.
 
-    A streaming transform needs a `name`, under which its state is kept in `snapshots`: every transform of the program has one
-    of its own, the same at every start.
+    A streaming transform needs a `name`, under which its state is kept in `snapshots`: every transform of the program has
+    one of its own, the same at every start.
 
     `slots` tasks run at the same time; by default as many as the session has. `start_from` is a savepoint (or another folder
     that `Job(restore_from=…)` takes) to begin with, `savepoint_to` a folder for the state at the end. `drain` says whether
@@ -100,12 +102,9 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     spark = next(iter(inputs.values())).sparkSession
     slots = spark.sparkContext.defaultParallelism if slots is None else slots
     streaming = any(frame.isStreaming for frame in inputs.values())
-    kept = _checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else Snapshots(
-        to="memory://transform", every=None)
-    name = _checked_name(name, streaming=streaming)
-    if snapshots is not None and not streaming:
-        raise JobError("snapshots= is for streaming DataFrames: a batch is run again from its beginning where it fails. To "
-                       "keep the state at its end, give savepoint_to=")
+    kept = (_checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else
+            _no_snapshots(snapshots))
+    name = checked_name(name, streaming=streaming)
     job = _SparkTransformJob(
         name, {each: _stream_schema(frame) for each, frame in inputs.items()}, slots=slots, tuning=tuning,
         backend=backend, drop_state=drop_state, keeps_state=streaming or savepoint_to is not None, snapshots=kept)
@@ -120,8 +119,8 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     if streaming:
         store = open_store(job_address(kept.to, name))
         set_alarm, ticks = alarm_of(job.plan(), store, spark)
-        conduct = MicroBatches(job, transform=transform_id, store=store.address, restore=restore, queries=SparkQueries(spark),
-                               holders=_holders, set_alarm=set_alarm).conduct
+        conduct = MicroBatches(job, transform=transform_id, store=store.address, restore=restore,
+                               queries=SparkQueries(spark), holders=_holders, set_alarm=set_alarm).conduct
     else:
         # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
         ticks = spark.range(0, slots, 1, slots)
@@ -214,11 +213,19 @@ def _gathering_at(listening: Listening) -> Gathering:
         return _gatherings[listening]
 
 
-def _checked_name(name: str | None, *, streaming: bool) -> str:
+def checked_name(name: str | None, *, streaming: bool, default: str = DEFAULT_NAME) -> str:
     if name is None and streaming:
-        raise JobError("a transform of a streaming DataFrame keeps its state under a name: give name=…, another one for each "
-                       "transform, and the same at every start of the query")
-    return DEFAULT_NAME if name is None else name
+        raise JobError("a transform of a streaming DataFrame keeps its state under a name: give name=…, another one for "
+                       "each transform, and the same at every start of the query")
+    return default if name is None else name
+
+
+def _no_snapshots(snapshots: Snapshots | None) -> Snapshots:
+    """Of a transform of batch DataFrames."""
+    if snapshots is not None:
+        raise JobError("snapshots= is for streaming DataFrames: a batch is run again from its beginning where it fails. To "
+                       "keep the state at its end, give savepoint_to=")
+    return Snapshots(to="memory://transform", every=None)
 
 
 def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None, drain: bool | None) -> Snapshots:
@@ -275,8 +282,8 @@ def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: i
         frames.append(tagged(ticks, TICK))
     together = functools.reduce(lambda one, other: one.union(other), frames)
     if observed_as is not None:
-        # In a micro-batch without data Spark makes a source an empty relation, and leaves out what would only pass its rows on:
-        # the exchange, and with it all slots. It must not leave out what is observed.
+        # In a micro-batch without data Spark makes a source an empty relation, and leaves out what would only pass its rows
+        # on: the exchange, and with it all slots. It must not leave out what is observed.
         together = together.observe(observed_as, functions.count_if(together[WHICH] != TICK).alias(OBSERVED_ROWS))
     # Nothing may stand between this exchange and the slots. Of a batch without rows, adaptive execution leaves out what is
     # behind an exchange, up to a Python function: with a projection there, not even its tasks would be started.
@@ -300,6 +307,12 @@ def _task(invitation: Invitation, transform: str, slots: int) -> SlotTask:
         batch = context.getLocalProperty(BATCH_PROPERTY)
         offer = Offer(transform, context.stageId(), context.partitionId(), context.taskAttemptId(),
                       context.getLocalProperty(QUERY_PROPERTY), None if batch is None else int(batch))
-        return run_task(invitation, offer, batches)
+        try:
+            yield from run_task(invitation, offer, batches)
+        except JobFailed:
+            # What went wrong, and where, is in the message: Spark is to show it without our own frames above. The process
+            # ends with the error.
+            os.environ[HIDE_TRACEBACK] = "1"
+            raise
 
     return task

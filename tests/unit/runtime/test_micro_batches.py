@@ -179,7 +179,7 @@ def test_an_epoch_that_was_aborted_is_no_error_of_the_users() -> None:
                                 host=SimpleNamespace(ask=lambda request: request(world.master)))
     decline = Decline(0, 0, 1, "no space left")
     script: Any = Script(lambda: world.master.on_message(0, decline))
-    with pytest.raises(TidegateError, match="the micro-batch has to run again, .*no space left"):
+    with pytest.raises(TidegateError, match=r"the micro-batch has to run again, .*no space left"):
         _end_epoch(script, live, None, once=True)
 
 

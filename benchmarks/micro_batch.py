@@ -57,7 +57,7 @@ def _batch_times_ms(name: str, folder: str, savepoint: str, batches: int) -> lis
     if name == "plain":
         result = source.mapInArrow(lambda rows: rows, "key long")
     else:
-        result = tg.transform(source, counted, slots=2, start_from=savepoint,
+        result = tg.transform(source, counted, name="counts", slots=2, start_from=savepoint,
                               snapshots=tg.Snapshots(to=f"{folder}/snapshots"))
     query = (result.writeStream.format("noop").option("checkpointLocation", f"{folder}/query")
              .trigger(processingTime="0 seconds").start())

@@ -97,7 +97,7 @@ def dead_sensors(session: SparkSession, folder: Path, *, time_mode: str = "Proce
     (folder / "in").mkdir(exist_ok=True)
     return tg.transform_with_state(
         SENSORS.frame(session, folder / "in").groupBy("id"), DeadSensors(patience_ms), SENSORS.output, "Append", time_mode,
-        slots=2, snapshots=tg.Snapshots(to=str(folder / "state")))
+        name="sensors", slots=2, snapshots=tg.Snapshots(to=str(folder / "state")))
 
 
 @pytest.mark.long

@@ -239,7 +239,7 @@ class Engines:
     def tidegate(self, grouped: GroupedData, **options: Any) -> DataFrame:
         run = tg.transform_with_state_in_pandas if self.pandas else tg.transform_with_state
         return run(grouped, self.case.processor(pandas=self.pandas), self.case.output, "Update", self.case.time_mode,
-                   self.case.initial_state(self.session), **options)
+                   self.case.initial_state(self.session), name="transform_with_state", **options)
 
     def run(self, *, slots: int = 2, backend: Any = None) -> None:
         stream = self.case.frame(self.session, self.folder / "in")
@@ -335,7 +335,7 @@ def test_what_follows_goes_by_an_event_time_of_the_output(engines: Callable[...,
     grouped = case.frame(both.session, both.folder / "in").groupBy("id")
     both.query("tidegate", tg.transform_with_state(
         grouped, First(), case.output, "Append", "EventTime", event_time_column="first", slots=2,
-        snapshots=tg.Snapshots(to=str(both.folder / "state"))).groupBy("first").count(), mode="append")
+        name="first", snapshots=tg.Snapshots(to=str(both.folder / "state"))).groupBy("first").count(), mode="append")
     both.query("spark", grouped.transformWithState(
         First(), case.output, "Append", "EventTime", eventTimeColumnName="first").groupBy("first").count(), mode="append")
     both.check()

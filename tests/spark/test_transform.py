@@ -17,7 +17,7 @@ from pyspark.errors import PythonException
 
 import tidegate as tg
 from tidegate.errors import AlreadyExists, GraphError, JobError, NotFound, SchemaError
-from tidegate.runtime.gathering import Run
+from tidegate.runtime.gathering import Run, RunEnd
 from tidegate.runtime.transforming import Bounded
 from tidegate.store.savepoints import find_restore_point
 
@@ -34,7 +34,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     found: list[Run] = []
     conduct = Bounded.conduct
 
-    def counted(self: Bounded, run: Run) -> str | None:
+    def counted(self: Bounded, run: Run) -> RunEnd:
         found.append(run)
         return conduct(self, run)
 

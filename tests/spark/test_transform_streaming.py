@@ -20,7 +20,7 @@ from pyspark.errors import StreamingQueryException
 import tidegate as tg
 from tests.spark.test_transform import DiesOnce, check_counts, counted, split
 from tidegate.errors import JobError
-from tidegate.runtime.gathering import Run
+from tidegate.runtime.gathering import Run, RunEnd
 from tidegate.runtime.micro_batches import MicroBatches
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.opening import open_store
@@ -44,7 +44,7 @@ def noted_runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     found: list[Run] = []
     conduct = MicroBatches.conduct
 
-    def noted(self: MicroBatches, run: Run) -> str | None:
+    def noted(self: MicroBatches, run: Run) -> RunEnd:
         found.append(run)
         return conduct(self, run)
 
@@ -76,7 +76,7 @@ class Desk:
         self.folder = folder
         self.spark = spark
         self.source = folder / "in"
-        self.source.mkdir(exist_ok=True)
+        self.source.mkdir(exist_ok=True, parents=True)
         self.files = len(list(self.source.iterdir()))
 
     def add(self, count: int = 1, rows: int = ROWS) -> None:

@@ -42,7 +42,8 @@ class Timers(Protocol):
         """Fires when the watermark reaches `at`; where it already has, when the watermark moves next."""
 
     def processing_time(self, at: Instant) -> None:
-        """Fires when the clock of the slot reaches `at`."""
+        """Fires when processing time reaches `at`. In a streaming DataFrame that is the time of a micro-batch: the timer
+        fires in the first batch whose time is `at` or later, before the batch's records."""
 
     def delete_event_time(self, at: Instant) -> None:
         """Takes back `event_time(at)`. Nothing happens where there is no such timer."""
@@ -68,7 +69,8 @@ class Context(Protocol):
         2**63 - 1 after the end of all input."""
 
     def now_ms(self) -> int:
-        """Processing time: the slot's clock."""
+        """Processing time: the slot's clock. In a streaming DataFrame it is the time that Spark gave the micro-batch, which
+        stands still in the batch and is the same when the batch runs again."""
 
     @property
     def timers(self) -> Timers:

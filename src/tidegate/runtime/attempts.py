@@ -10,7 +10,7 @@ that path: with `claim` it was deleted by the job itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.errors import NotFound, RestoreError
@@ -45,6 +45,7 @@ class Opened:
     epochs: list[int]
     beginning: Beginning
     next_epoch: int
+    superseded: list[int] = field(default_factory=list)     # of a batch that runs again: valid until it is complete again
 
 
 def named_point(restore: Restore) -> RestorePoint | NotFound | None:
@@ -83,17 +84,18 @@ def beginning(own: Manifest | None, point: RestorePoint | NotFound | None, resto
 
 
 def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str) -> Manifest | None:
-    """The snapshot that a micro-batch goes on from: that of the one before, exactly; None for the first.
+    """The snapshot that a micro-batch resumes from: that of the one before, exactly; None for the first.
 
-    A later one is there where Spark runs a batch again, and doesn't count. What Spark and the snapshots don't agree on is a
-    `RestoreError`.
+    Where Spark has run a batch more than once there may be several of it, and the newest counts. One of the batch itself is
+    passed over. What Spark and the snapshots don't agree on is a `RestoreError`.
     """
     where = shown(store)
-    ours = {each.micro_batch.number: each for each in manifests
-            if each.micro_batch is not None and each.micro_batch.query == batch.query}
-    if len(ours) < len(manifests):
-        other = next(each.micro_batch for each in reversed(manifests)
-                     if each.micro_batch is None or each.micro_batch.query != batch.query)
+    ours: dict[int, Manifest] = {}
+    for each in manifests:
+        other = each.micro_batch
+        if other is not None and other.query == batch.query:
+            ours[other.number] = each
+            continue
         whose = "a job that is no query" if other is None else f"the query {other.query}"
         raise RestoreError(
             f"micro-batch {batch.number} of the query {batch.query}: the snapshots in {where} are of {whose}. A query goes "
@@ -107,11 +109,27 @@ def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str
     if batch.number - 1 not in ours:
         has = f"has those of the micro-batches {sorted(ours)}" if ours else "holds none"
         raise RestoreError(
-            f"micro-batch {batch.number} of the query {batch.query} goes on from the snapshot of micro-batch "
+            f"micro-batch {batch.number} of the query {batch.query} resumes from the snapshot of micro-batch "
             f"{batch.number - 1}, and {where} {has}: state and stream would drift apart. Give the folder that the query's "
-            f"snapshots are in, bring back the checkpointLocation or the snapshots that belong together, or begin "
-            f"anew with both of them new")
+            f"snapshots are in, bring back the checkpointLocation or the snapshots that belong together, or start with both "
+            f"of them new. If no folder was moved or deleted, Spark has committed the batches in between without running "
+            f"the transform: {WHEN_LEFT_OUT}. Then their records are not in the state")
     return ours[batch.number - 1]
+
+
+WHEN_LEFT_OUT = ("it runs only what the query's output needs, which is nothing if foreachBatch gets a function that doesn't "
+                 "use the batch, or if a filter behind the transform is false whatever comes")
+
+
+def left_out(batch: MicroBatch, done: MicroBatch, *, name: str, store: str) -> str:
+    """What to say if Spark has run nothing of a query's transform between two micro-batches."""
+    numbers = range(done.number + 1, batch.number)
+    which = f"micro-batch {numbers[0]}" if len(numbers) == 1 else f"the micro-batches {numbers[0]} to {numbers[-1]}"
+    return (f"Spark has committed {which} of the query {batch.query} without running the transform {name!r}, so their "
+            f"records are not in its state, and micro-batch {batch.number} can't run: {WHEN_LEFT_OUT}. Use the output of "
+            f"every batch (batch.count() does). Spark doesn't give the records again: start with a new checkpointLocation and "
+            f"a new folder of snapshots, and read the input from its beginning; or give start_from={shown(store)!r} as well, "
+            f"to keep the state as of micro-batch {done.number}, and have the source begin behind that batch")
 
 
 def operators_in(payloads: Mapping[SubtaskId, Any]) -> dict[str, OperatorEntry]:

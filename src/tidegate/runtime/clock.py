@@ -14,6 +14,16 @@ class Clock(Protocol):
         """Never goes back: for intervals, time-outs and heartbeats."""
 
 
+class BatchTime:
+    """Time as users' functions see it in a micro-batch: it stands still, at the same moment in every run of the batch."""
+
+    def __init__(self, at_ms: int) -> None:
+        self.at_ms = at_ms
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+
 class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000

@@ -48,6 +48,14 @@ TICK_S = 1.0
 REMEMBERED_FAILURES = 64
 
 
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run ended: well, or with an error. `final`: another try would end in the same way."""
+
+    error: str | None = None
+    final: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class _Member:
     """A task and what it has said."""
@@ -81,10 +89,10 @@ class Run:
         return all(member.read for member in self._members.values())
 
     def assign(self, attempt: int, slots: Mapping[int, int], *, master: tuple[str, int], store: str,
-               goes_on: bool = False) -> None:
+               goes_on: bool = False, now_ms: int | None = None) -> None:
         """`slots`: by task."""
         for task, slot in slots.items():
-            self._send(self._members[task], Assign(attempt, slot, *master, store, goes_on))
+            self._send(self._members[task], Assign(attempt, slot, *master, store, goes_on, now_ms))
 
     def probe(self, number: int) -> None:
         """Asks all slots what they have put on channels and taken from them."""
@@ -133,13 +141,14 @@ class _Stage:
 @dataclass(frozen=True, slots=True)
 class _Transform:
     slots: int
-    conduct: Callable[[Run], str | None]
+    conduct: Callable[[Run], RunEnd]
     patience_s: float
+    abandon: Callable[[int, str], None]
 
 
 class Gathering:
-    """Listens for tasks. `conduct(run)` is called in a thread of its own for every run, and returns why there is no use in
-    trying again, if there is none."""
+    """Listens for tasks. `conduct(run)` is called in a thread of its own for every run, until it is over; then the tasks get
+    their verdict."""
 
     def __init__(self, listening: Listening) -> None:
         self._selector = selectors.DefaultSelector()
@@ -162,9 +171,11 @@ class Gathering:
         """Where tasks find it."""
         return self._listening.found_at(self._server.address)
 
-    def add(self, transform: str, slots: int, conduct: Callable[[Run], str | None], *, patience_s: float) -> None:
-        """A task waits for the others no longer than that."""
-        self._transforms[transform] = _Transform(slots, conduct, patience_s)
+    def add(self, transform: str, slots: int, conduct: Callable[[Run], RunEnd], *, patience_s: float,
+            abandon: Callable[[int, str], None] = lambda stage, why: None) -> None:
+        """A task waits for the others no longer than `patience_s`. `abandon(stage, why)` asks Spark not to try a stage
+        again; it is called before the tasks get the verdict."""
+        self._transforms[transform] = _Transform(slots, conduct, patience_s, abandon)
 
     def close(self) -> None:
         """Tasks that are still there lose their links."""
@@ -259,7 +270,11 @@ class Gathering:
                                               f"slots for all of them, and are they free?")
 
     def _conduct(self, transform: _Transform, stage: _Stage, run: Run) -> None:
-        stage.failure = transform.conduct(run)
+        end = transform.conduct(run)
+        if end.error is not None and end.final:
+            stage.failure = end.error
+            transform.abandon(run.offers[0].stage, end.error)
+        run.close(end.error)
         self._post(self._forget_stages)
 
     def _forget_stages(self) -> None:

@@ -21,6 +21,7 @@ from tidegate.channels.handshake import Identity, serve
 from tidegate.channels.links import Link
 from tidegate.connectors.handover import Handover, handover_of
 from tidegate.errors import JobError, JobFailed, TidegateError
+from tidegate.runtime.clock import BatchTime
 from tidegate.runtime.gathering import NAME
 from tidegate.runtime.hosting import SlotHost, interpreter_for_a_slot, reach_driver, unpacked
 from tidegate.runtime.messages import Assign, Counted, InputRead, Left, Message, Offer, Probe, Verdict, from_wire, to_wire
@@ -101,13 +102,16 @@ class _HeldSlot:
     host: SlotHost
     rounds: Generator[None]
     handover: Handover
+    time: BatchTime | None
 
     @classmethod
     def made(cls, invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector) -> _HeldSlot:
         master = (assigned.host, assigned.port)
         launch, identity = unpacked(invitation.payload, assigned.slot, assigned.attempt, master)
-        host = SlotHost(assigned.slot, replace(launch, store=assigned.store), identity, master, selector=selector)
-        return cls(assigned.attempt, assigned.slot, identity.job, host, host.rounds(), handover_of(launch.plan))
+        time = None if assigned.now_ms is None else BatchTime(assigned.now_ms)
+        host = SlotHost(assigned.slot, replace(launch, store=assigned.store), identity, master, selector=selector,
+                        batch_time=time)
+        return cls(assigned.attempt, assigned.slot, identity.job, host, host.rounds(), handover_of(launch.plan), time)
 
 
 class _Held:
@@ -146,6 +150,8 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
                     slot.rounds.close()
                 slot = _made(invitation, assigned, held.selector, desk)
             assert slot is not None, "only who holds a slot is told to go on with it"
+            if slot.time is not None and assigned.now_ms is not None:
+                slot.time.at_ms = assigned.now_ms
             with process_title(slot.index, slot.job, slot.attempt):
                 yield from _drive(slot, desk, batches)
             if offer.batch is not None and slot.host.alive:

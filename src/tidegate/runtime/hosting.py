@@ -34,7 +34,7 @@ from tidegate.errors import JobError, ProtocolError, TidegateError
 from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.background import BackgroundThread
-from tidegate.runtime.clock import SystemClock
+from tidegate.runtime.clock import BatchTime, SystemClock
 from tidegate.runtime.deployment import Deployer, Layout
 from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.failing import failed, log
@@ -339,10 +339,11 @@ def _slot_store(launch: SlotLaunch) -> Store:
 
 
 class SlotHost:
-    """One slot with its sockets. A selector that is given is shared, and stays open."""
+    """One slot with its sockets. A selector that is given is shared, and stays open. `batch_time` is what users' functions
+    see in place of the clock; whoever gives it moves it."""
 
     def __init__(self, index: int, launch: SlotLaunch, identity: Identity, master: tuple[str, int], *,
-                 selector: selectors.BaseSelector | None = None) -> None:
+                 selector: selectors.BaseSelector | None = None, batch_time: BatchTime | None = None) -> None:
         self._selector = selector or selectors.DefaultSelector()
         self._owns_selector = selector is None
         self._link = reach_driver(master, identity, {"slot": index})
@@ -359,7 +360,8 @@ class SlotHost:
         self._background = BackgroundThread(f"tidegate-slot-{index}-store", self._waker.wake)
         self._orphaned = False
         world = SlotWorld(network=_Connecting(self._network), store=_slot_store(launch), clock=SystemClock(),
-                          background=self._background, tell=lambda message: self._link.send(to_wire(message)))
+                          background=self._background, tell=lambda message: self._link.send(to_wire(message)),
+                          batch_time=batch_time)
         self._slot = Slot(index, plan=launch.plan, settings=launch.settings, attempt=identity.attempt, world=world)
         self._link.attach(self._selector, on_message=self._said, on_lost=self._lost)
         host, port = listening.found_at(self._network.address)

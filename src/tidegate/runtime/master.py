@@ -144,6 +144,7 @@ class Master:
         self._done: set[int] = set()
         self._begun = Beginning(None, None, None)
         self._retained: list[int] = []
+        self._superseded: list[int] = []                # of a micro-batch that runs again; let go when it is complete
         self._swept_for = 0                             # the attempt that has swept a second time
         self._next_epoch = 1
         self._deadline_ms: int | None = None            # of the deployment, or of the pause before the next attempt
@@ -333,28 +334,29 @@ class Master:
             # To claim the next number would be to fence the other driver in turn, and so on.
             raise self._catalog.taken_over(self.attempt)
         named = None if self._has_own else named_point(self._restore)
-        if named is not None:
+        if named is not None or self._micro_batch is not None:
             self._beginning(self._catalog.epochs(), named)      # before a driver that runs is fenced off for nothing
-        choose = None if self._micro_batch is None else partial(
-            batch_before, self._micro_batch, store=self._catalog.store.address)
-        if choose is not None:
-            choose(self._catalog.manifests())       # as above
-        attempt = self._catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, RestorePoint) else 0,
-                                              choose=choose)
+        attempt = self._catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, RestorePoint) else 0)
         epochs = self._catalog.epochs()
-        begun = self._beginning(epochs, named)
+        begun, own_epoch = self._beginning(epochs, named)
         highest = max([self._catalog.highest_epoch_seen(), *epochs], default=0)
         if begun.manifest is not None:
             plan_restore(begun.manifest, operators=declared_operators(self._plan), drop=self._settings.drop_state,
                          key_group_count=self._plan.key_group_count).check()
             highest = max(highest, begun.manifest.epoch)
         self._catalog.sweep(attempt)
-        return Opened(attempt, epochs, begun, highest + 1)
+        kept = [epoch for epoch in epochs if epoch <= own_epoch]
+        return Opened(attempt, kept, begun, highest + 1, epochs[len(kept):])
 
-    def _beginning(self, epochs: list[int], named: RestorePoint | NotFound | None) -> Beginning:
-        newest = newest_complete(epochs)
-        own = None if newest is None else self._catalog.load(newest)
-        return beginning(own, named, self._restore, store=self._catalog.store.address)
+    def _beginning(self, epochs: list[int], named: RestorePoint | NotFound | None) -> tuple[Beginning, int]:
+        """With the epoch of the own snapshot that counts, 0 if none does."""
+        if self._micro_batch is None:
+            newest = newest_complete(epochs)
+            own = None if newest is None else self._catalog.load(newest)
+        else:
+            own = batch_before(self._micro_batch, self._catalog.manifests(), store=self._catalog.store.address)
+        begun = beginning(own, named, self._restore, store=self._catalog.store.address)
+        return begun, 0 if own is None else own.epoch
 
     def _attempt_opened(self, opened: Opened | None, error: BaseException | None) -> None:
         self._opening = False
@@ -370,6 +372,7 @@ class Master:
             self.status = Status.FAILED
             return
         self.attempt, self._retained, self._begun = opened.attempt, opened.epochs, opened.beginning
+        self._superseded = opened.superseded
         self._next_epoch = max(self._next_epoch, opened.next_epoch)
         self._subtasks = frozenset(SubtaskId(vertex.id, index) for vertex in self._plan.vertices
                                    for index in range(vertex.parallelism))
@@ -460,6 +463,8 @@ class Master:
                 self._tell_all(Complete(epoch, None if ending is None else ending.value))
                 self._has_own = True
                 self._claim.settle(self._begun, self.attempt)
+                self._release(self._superseded)
+                self._superseded = []
                 self.on_completed(epoch)
                 if self._swept_for < self.attempt:
                     # Slots of older attempts may have written files after the sweep that this attempt began with.

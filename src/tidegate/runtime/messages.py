@@ -182,7 +182,7 @@ class Offer:
 @dataclass(frozen=True, slots=True)
 class Assign:
     """Be this slot of this attempt, whose master listens at host and port; snapshots are in that store. `goes_on`: with the
-    slot that the process holds."""
+    slot that the process holds. `now_ms` is the time of the micro-batch, which users' functions see."""
 
     attempt: int
     slot: int
@@ -190,6 +190,7 @@ class Assign:
     port: int
     store: str
     goes_on: bool = False
+    now_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@
     a loop any more ─► an epoch is triggered ─► its snapshot is complete (the manifest names batch n) ─► the tasks may end
     ─► Spark commits n
 
-So the state of n is complete before Spark commits n. Where Spark runs n again, the run begins a new attempt that goes on
-from the snapshot of n−1, whatever there is of n (`attempts.batch_before`; docs/adr/006): exactly what Spark's own log says.
+So the state of n is complete before Spark commits n. Where Spark runs n again, the run begins a new attempt that resumes
+from the snapshot of n−1, whatever there is of n (`attempts.batch_before`). A snapshot that there is of n stays valid until
+the new run has completed n (docs/adr/012). All runs of a batch see the same time, which Spark has logged (queries.py).
 
 Between two batches the slots stay where they are, in Python processes that Spark keeps for the next tasks, with their
 state and their connections; the master is parked. The tasks of the next batch say what their processes hold. Where these
@@ -22,16 +23,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidegate.dataflow.operators.grouped import GroupedSpec
-from tidegate.errors import JobFailed, TidegateError
-from tidegate.runtime.attempts import Restore
+from tidegate.errors import JobFailed, RestoreError, TidegateError
+from tidegate.runtime.attempts import Restore, left_out
 from tidegate.runtime.exchange import Traffic
-from tidegate.runtime.gathering import Run
+from tidegate.runtime.gathering import Run, RunEnd
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.hosting import MasterHost
 from tidegate.runtime.messages import Offer
+from tidegate.runtime.queries import Queries, StoreHolders
 from tidegate.runtime.reports import wake_ms_of
 from tidegate.runtime.transforming import POLL_S, TransformJob, told
+from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import MicroBatch
+from tidegate.store.opening import open_store
 
 LOOK_PAUSE_S = 0.002     # slots that are busy with a loop have better things to do than to answer
 
@@ -39,8 +43,9 @@ LOOK_PAUSE_S = 0.002     # slots that are busy with a loop have better things to
 class Slots:
     """The deployment of an attempt that outlives the runs that it is made of: none is lost while nobody is at work."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, now_ms: int) -> None:
         self.run: Run | None = run
+        self.now_ms = now_ms
         self._cancelled = False
 
     def ended(self) -> str | None:
@@ -63,7 +68,8 @@ class _SlotsDeployer:
     def deploy(self, attempt: int) -> Slots:
         run = self.slots.run
         assert run is not None
-        run.assign(attempt, {offer.task: offer.task for offer in run.offers}, master=self.master, store=self.store)
+        run.assign(attempt, {offer.task: offer.task for offer in run.offers}, master=self.master, store=self.store,
+                   now_ms=self.slots.now_ms)
         return self.slots
 
 
@@ -117,59 +123,75 @@ class Stillness:
 
 
 class MicroBatches:
-    """The runs of one streaming transform, one after the other. `store` is where its snapshots are. `set_alarm` is told,
-    before a batch can end, when the next one is wanted though there may be no data for it."""
+    """The runs of one streaming transform, one after the other. `transform` tells it from others, `store` is where its
+    snapshots are. `set_alarm` is told, before a batch can end, when the next one is wanted though there may be no data."""
 
-    def __init__(self, job: TransformJob, *, store: str, restore: Restore,
-                 set_alarm: Callable[[int | None], None] = lambda at_ms: None) -> None:
+    def __init__(self, job: TransformJob, *, transform: str, store: str, restore: Restore, queries: Queries,
+                 holders: StoreHolders, set_alarm: Callable[[int | None], None] = lambda at_ms: None) -> None:
         self._job = job
+        self._transform = transform
         self._store = store
         self._restore = restore
+        self._queries = queries
+        self._holders = holders
         self._set_alarm = set_alarm
         plan = job.plan()
         self._has_loops = bool(plan.loops)
         self._ends_once = any(isinstance(node.spec, GroupedSpec) for node in plan.nodes)
         self._lock = threading.Lock()
         self._live: _Live | None = None
+        self._done: MicroBatch | None = None        # what was completed last, by this transform
 
-    def conduct(self, run: Run) -> str | None:
-        """Whatever comes of it, the tasks hear of it. Returns why there is no use in trying again, if there is none."""
+    def conduct(self, run: Run) -> RunEnd:
+        """Whatever comes of it, a task that waits must hear of it: nothing is raised."""
         with self._lock:
             try:
                 self._conduct(run)
-            except Exception as error:  # noqa: BLE001  (a task that waits must hear of it)
+            except Exception as error:  # noqa: BLE001
                 live, self._live = self._live, None
                 final = live is None or not live.handle.attempts or any(
                     failure.permanent or failure.user_traceback is not None for failure in live.handle.failures)
                 if live is not None:
                     _give_up(live)
-                run.close(told(error))
-                return told(error) if final else None
-        return None
+                return RunEnd(told(error), final)
+        return RunEnd()
 
     def _conduct(self, run: Run) -> None:
         batch = _batch_of(run.offers)
+        now_ms = self._queries.batch_time_ms(batch)
         live = self._live
         if live is not None and live.holds(run.offers, batch):
-            live.slots.run = run
+            live.slots.run, live.slots.now_ms = run, now_ms
             live.completed.clear()
             live.host.ask(lambda master: master.go_on(batch))
             run.assign(live.attempt, {offer.task: offer.slot for offer in run.offers if offer.slot is not None},
-                       master=live.host.address, store=self._store, goes_on=True)
+                       master=live.host.address, store=self._store, goes_on=True, now_ms=now_ms)
         else:
             if live is not None:
                 self._live = None
                 _give_up(live)
-            live = self._live = self._begin(run, batch)
+            self._holders.take(self._store, name=self._job.name, transform=self._transform, query=batch.query,
+                               queries=self._queries)
+            self._check_none_was_left_out(batch)
+            live = self._live = self._begin(run, batch, now_ms)
         _end_epoch(run, live, Stillness(run) if self._has_loops else None, once=self._ends_once)
         self._set_alarm(wake_ms_of(live.handle.epochs[-1].subtasks))
-        live.done = batch
+        live.done = self._done = batch
         live.slots.run = None
         live.host.ask(lambda master: master.park())
-        run.close(None)
 
-    def _begin(self, run: Run, batch: MicroBatch) -> _Live:
-        slots = Slots(run)
+    def _check_none_was_left_out(self, batch: MicroBatch) -> None:
+        """If what this transform completed last is still the newest there is, but not the batch before, then Spark has
+        committed batches without running the transform."""
+        done = self._done
+        if done is None or done.query != batch.query or batch.number <= done.number + 1:
+            return
+        found = [each.micro_batch for each in SnapshotCatalog(open_store(self._store)).manifests()]
+        if found and found[-1] == done:
+            raise RestoreError(left_out(batch, done, name=self._job.name, store=self._store))
+
+    def _begin(self, run: Run, batch: MicroBatch, now_ms: int) -> _Live:
+        slots = Slots(run, now_ms=now_ms)
         completed = threading.Event()
         host = self._job.host(lambda launch, master: _SlotsDeployer(slots, master, self._store), store=self._store,
                               restore=self._restore, micro_batch=batch)
@@ -212,12 +234,15 @@ def _end_epoch(run: Run, live: _Live, stillness: Stillness | None, *, once: bool
             last = handle.epochs[-1] if handle.epochs else None
             number = 0 if last is None else last.epoch
             aborted = None if last is None or asked_after is None or number <= asked_after else last.aborted
-            if once and aborted is not None:
-                raise TidegateError(f"the micro-batch has to run again, since its snapshot can't be completed: {aborted}. "
-                                    f"A batch that takes long needs a longer Snapshots(timeout=…), or fewer records")
-            if asked_after is None or aborted is not None:
-                asked_after = number
-                live.host.ask(lambda master: master.snapshot())
+            # The master notes a failure before it aborts the epoch: with one the attempt ends, and its error is to come.
+            if not handle.failures:
+                if once and aborted is not None:
+                    raise TidegateError(
+                        f"the micro-batch has to run again, since its snapshot can't be completed: {aborted}. A batch that "
+                        f"takes long needs a longer Snapshots(timeout=…), or fewer records")
+                if asked_after is None or aborted is not None:
+                    asked_after = number
+                    live.host.ask(lambda master: master.snapshot())
         run.moved.wait(POLL_S)
         run.moved.clear()
 

@@ -33,7 +33,7 @@ from tidegate.protocol.alignment import AlignmentMode
 from tidegate.protocol.coordinator import Ending
 from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.background import Background
-from tidegate.runtime.clock import Clock
+from tidegate.runtime.clock import BatchTime, Clock
 from tidegate.runtime.exchange import EdgeWriter, Traffic
 from tidegate.runtime.failing import failed
 from tidegate.runtime.in_flight import Place, Replay, own_records, places_of, waits_in
@@ -95,6 +95,7 @@ class SlotWorld:
     clock: Clock
     background: Background
     tell: Callable[[Message], None]
+    batch_time: BatchTime | None = None     # what users' functions see in place of the clock, in a micro-batch
 
 
 class StepTimes:
@@ -410,6 +411,7 @@ class Slot:
         return OperatorContext(
             job=self._settings.name, subtask=self.index, parallelism=vertex.parallelism, attempt=self._attempt,
             key_group_count=self._plan.key_group_count, now_ms=self._world.clock.now_ms,
+            batch_now_ms=None if self._world.batch_time is None else self._world.batch_time.now_ms,
             deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
             make_backend=partial(self._make_backend, None if point is None else point.store, files), restored=restored,
             is_restored=point is not None, goes_on=chain is not None, is_native=bool(files))
@@ -417,7 +419,7 @@ class Slot:
     def _make_backend(self, store: Readable | None, files: Sequence[FileEntry], key_type: pa.DataType) -> KeyedBackend:
         backend = self._settings.backend
         rest: dict[str, Any] = dict(key_type=key_type, key_group_count=self._plan.key_group_count,
-                                    now_ms=self._world.clock.now_ms)
+                                    now_ms=(self._world.batch_time or self._world.clock).now_ms)
         if store is None or not files:
             return backend.create(**rest)
         with tempfile.TemporaryDirectory(prefix="tidegate-native-", dir=backend.folder) as folder:

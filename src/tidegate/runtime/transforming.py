@@ -31,7 +31,7 @@ from tidegate.runtime import job
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.clock import SystemClock
 from tidegate.runtime.deployment import Deployment
-from tidegate.runtime.gathering import Run
+from tidegate.runtime.gathering import Run, RunEnd
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.hosting import MakeDeployer, MasterHost, SlotLaunch
 from tidegate.runtime.settings import Tuning
@@ -138,8 +138,8 @@ class Bounded:
     lock: threading.Lock = field(default_factory=threading.Lock)
     written: list[str] = field(default_factory=list)
 
-    def conduct(self, run: Run) -> str | None:
-        """Whatever comes of it, the tasks hear of it. Returns why there is no use in trying again, if there is none."""
+    def conduct(self, run: Run) -> RunEnd:
+        """Whatever comes of it, a task that waits must hear of it: nothing is raised."""
         store = f"{MEMORY}tidegate-transform-{uuid.uuid4().hex}"
         if self.savepoint_to is not None:
             store = job_address(f"{self.savepoint_to.rstrip('/')}.work-{uuid.uuid4().hex[:8]}", self.job.name)
@@ -152,13 +152,11 @@ class Bounded:
             finally:
                 failures = [failure.permanent or failure.user_traceback is not None for failure in handle.failures]
             self._save(store)
-        except Exception as error:  # noqa: BLE001  (a task that waits must hear of it)
-            run.close(told(error))
-            return told(error) if any(failures) or not isinstance(error, JobFailed) else None
+        except Exception as error:  # noqa: BLE001
+            return RunEnd(told(error), final=any(failures) or not isinstance(error, JobFailed))
         finally:
             _clear(store)
-        run.close(None)
-        return None
+        return RunEnd()
 
     def _save(self, store: str) -> None:
         if self.savepoint_to is None:

@@ -2,7 +2,7 @@
 
     counts = df.groupBy("user").transformWithState(Counts(), "user string, n long", "Append", "None")
     counts = tg.transform_with_state(df.groupBy("user"), Counts(), "user string, n long", "Append", "None",
-                                     snapshots=tg.Snapshots(to="state/"))
+                                     name="counts", snapshots=tg.Snapshots(to="state/"))
 
 A micro-batch is an epoch (transform.py), and an epoch is what the grouped operator takes for a batch (dataflow/operators/
 grouped.py). The processor's states, which its `init` declares, are the operator's keyed states. Why it is like this, and
@@ -27,7 +27,7 @@ from tidegate.dataflow.operators.grouped import EventTime, GroupedSpec, InitialF
 from tidegate.dataflow.stream import Stream
 from tidegate.errors import JobError, SchemaError
 from tidegate.runtime.settings import Backend, Snapshots, Tuning
-from tidegate.spark.transform import DEFAULT_INPUT, transform
+from tidegate.spark.transform import DEFAULT_INPUT, checked_name, transform
 from tidegate.state.timers import TimeKind
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tidegate.spark.processor_states import RecordingHandle
 
 INITIAL_INPUT = "initial_state"
+DEFAULT_NAME = "transform_with_state"
 WATERMARK_DELAY = "spark.watermarkDelayMs"      # what withWatermark leaves with its column
 TIMERS = {"none": None, "processingtime": TimeKind.PROCESSING, "eventtime": TimeKind.EVENT}
 OUTPUT_MODES = ("append", "update")
@@ -56,7 +57,7 @@ SPARKS_NAMES = {
 def transform_with_state(
         grouped: GroupedData, processor: StatefulProcessor | None = None, output: StructType | str | None = None,
         output_mode: str = "Append", time_mode: str = "None", initial_state: GroupedData | None = None, *,
-        event_time_column: str = "", name: str = "transform_with_state", slots: int | None = None,
+        event_time_column: str = "", name: str | None = None, slots: int | None = None,
         snapshots: Snapshots | None = None, start_from: str | None = None, savepoint_to: str | None = None,
         backend: Backend | None = None, tuning: Tuning | None = None, drop_state: Sequence[str] = (),
         **by_sparks_names: Any) -> DataFrame:
@@ -65,10 +66,10 @@ def transform_with_state(
     `initialState=`, `eventTimeColumnName=`) do, too.
 
         result = tg.transform_with_state(df.groupBy("user"), Counts(), "user string, n long", "Append", "None",
-                                         snapshots=tg.Snapshots(to="state/"))
+                                         name="counts", snapshots=tg.Snapshots(to="state/"))
 
-    On a streaming DataFrame `snapshots` is needed; `name`, `slots`, `start_from`, `savepoint_to`, `backend`, `tuning` and
-    `drop_state` are as in `tg.transform`. The processor's states are those of the operator `name`, under the names that
+    On a streaming DataFrame `name` and `snapshots` are needed; `slots`, `start_from`, `savepoint_to`, `backend`, `tuning`
+    and `drop_state` are as in `tg.transform`. The processor's states are those of the operator `name`, under the names that
     `init` gives them.
     """
     asked = _Asked(grouped, processor, output, output_mode, time_mode, initial_state, event_time_column, name=name)
@@ -79,7 +80,7 @@ def transform_with_state(
 def transform_with_state_in_pandas(
         grouped: GroupedData, processor: StatefulProcessor | None = None, output: StructType | str | None = None,
         output_mode: str = "Append", time_mode: str = "None", initial_state: GroupedData | None = None, *,
-        event_time_column: str = "", name: str = "transform_with_state", slots: int | None = None,
+        event_time_column: str = "", name: str | None = None, slots: int | None = None,
         snapshots: Snapshots | None = None, start_from: str | None = None, savepoint_to: str | None = None,
         backend: Backend | None = None, tuning: Tuning | None = None, drop_state: Sequence[str] = (),
         **by_sparks_names: Any) -> DataFrame:
@@ -101,7 +102,7 @@ class _Asked:
     time_mode: Any
     initial_state: Any
     event_time_column: str
-    name: str
+    name: Any
 
 
 def _renamed(asked: _Asked, by_sparks_names: dict[str, Any]) -> _Asked:
@@ -118,6 +119,7 @@ def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_
 
     _check_modes(asked)
     data, key = _grouping(asked.grouped, "grouped")
+    asked = replace(asked, name=checked_name(asked.name, streaming=data.isStreaming, default=DEFAULT_NAME))
     returns = _output_schema(asked)
     timers = TIMERS[asked.time_mode.lower()]
     recorded = _recorded(asked, timers)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,17 +26,19 @@ import pyarrow as pa
 
 from tidegate.connectors.handover import SLOT, TICK, WHICH, columns_of
 from tidegate.dataflow.stream import Stream
-from tidegate.errors import JobError, TidegateError
+from tidegate.errors import JobError, JobFailed, TidegateError
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.gathering import Gathering
 from tidegate.runtime.guest import Invitation, run_task
 from tidegate.runtime.listening import Listening
 from tidegate.runtime.messages import Offer
 from tidegate.runtime.micro_batches import MicroBatches
+from tidegate.runtime.queries import StoreHolders
 from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.runtime.transforming import Bounded, TransformJob
 from tidegate.spark.deploy import check_task_slots, placed
 from tidegate.spark.interpreters import SlotTask, guarded
+from tidegate.spark.queries import SparkQueries, abandon_stage
 from tidegate.spark.waking import alarm_of
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
@@ -47,31 +50,35 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEFAULT_INPUT = "input"
+DEFAULT_NAME = "transform"
 MIN_RETAINED = 2
+OBSERVED_ROWS = "rows"
 PROCESS_VARIABLE = "TIDEGATE_TRANSFORM"
+HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 # What Spark tells the tasks of a micro-batch.
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 
 _gatherings: dict[Listening, Gathering] = {}
+_holders = StoreHolders()
 _gatherings_lock = threading.Lock()
 _environment_lock = threading.Lock()
 
 
 @overload
-def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Stream], *, name: str = ...,
+def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Stream], *, name: str | None = ...,
               slots: int | None = ..., snapshots: Snapshots | None = ..., start_from: str | None = ...,
               savepoint_to: str | None = ..., drain: bool | None = ..., backend: Backend | None = ...,
               tuning: Tuning | None = ..., drop_state: Sequence[str] = ...) -> DataFrame: ...
 
 
 @overload
-def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Mapping[str, Stream]], *, name: str = ...,
-              slots: int | None = ..., snapshots: Snapshots | None = ..., start_from: str | None = ...,
-              savepoint_to: str | None = ..., drain: bool | None = ..., backend: Backend | None = ...,
-              tuning: Tuning | None = ..., drop_state: Sequence[str] = ...) -> Outputs: ...
+def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Mapping[str, Stream]], *,
+              name: str | None = ..., slots: int | None = ..., snapshots: Snapshots | None = ...,
+              start_from: str | None = ..., savepoint_to: str | None = ..., drain: bool | None = ...,
+              backend: Backend | None = ..., tuning: Tuning | None = ..., drop_state: Sequence[str] = ...) -> Outputs: ...
 
 
-def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Any], *, name: str = "transform",
+def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Any], *, name: str | None = None,
               slots: int | None = None, snapshots: Snapshots | None = None, start_from: str | None = None,
               savepoint_to: str | None = None, drain: bool | None = None, backend: Backend | None = None,
               tuning: Tuning | None = None, drop_state: Sequence[str] = ()) -> DataFrame | Outputs:
@@ -86,6 +93,9 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     rules}, pipeline)` calls `pipeline(bids=…, rules=…)`), and returns a stream or a dict of them. Every action runs it once
     more: cache a result that is used twice, as with any DataFrame.
 
+    A streaming transform needs a `name`, under which its state is kept in `snapshots`: every transform of the program has
+    one of its own, the same at every start.
+
     `slots` tasks run at the same time; by default as many as the session has. `start_from` is a savepoint (or another folder
     that `Job(restore_from=…)` takes) to begin with, `savepoint_to` a folder for the state at the end. `drain` says whether
     event time ends with the input, so that all timers of event time fire; by default only where no savepoint is taken.
@@ -94,11 +104,9 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     spark = next(iter(inputs.values())).sparkSession
     slots = spark.sparkContext.defaultParallelism if slots is None else slots
     streaming = any(frame.isStreaming for frame in inputs.values())
-    kept = _checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else Snapshots(
-        to=f"memory://{name}", every=None)
-    if snapshots is not None and not streaming:
-        raise JobError("snapshots= is for streaming DataFrames: a batch is run again from its beginning where it fails. To "
-                       "keep the state at its end, give savepoint_to=")
+    kept = (_checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else
+            _no_snapshots(snapshots))
+    name = checked_name(name, streaming=streaming)
     job = _SparkTransformJob(
         name, {each: _stream_schema(frame) for each, frame in inputs.items()}, slots=slots, tuning=tuning,
         backend=backend, drop_state=drop_state, keeps_state=streaming or savepoint_to is not None, snapshots=kept)
@@ -109,11 +117,13 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     restore = Restore(path=None if start_from is None else resolved(start_from))
     if restore.path is not None and not streaming:
         find_restore_point(restore.path)
+    transform_id = uuid.uuid4().hex
     if streaming:
         store = open_store(job_address(kept.to, name))
         check_writable(store)
         set_alarm, ticks = alarm_of(job.plan(), store, spark)
-        conduct = MicroBatches(job, store=store.address, restore=restore, set_alarm=set_alarm).conduct
+        conduct = MicroBatches(job, transform=transform_id, store=store.address, restore=restore,
+                               queries=SparkQueries(spark), holders=_holders, set_alarm=set_alarm).conduct
     else:
         # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
         ticks = spark.range(0, slots, 1, slots)
@@ -121,12 +131,12 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
             check_empty(open_store(savepoint_to := resolved(savepoint_to)))
         conduct = Bounded(job=job, restore=restore, drain=savepoint_to is None if drain is None else drain,
                           savepoint_to=savepoint_to).conduct
-    transform_id = uuid.uuid4().hex
     launch = job.launch()
     gathering = _gathering_at(launch.settings.tuning.master_listening)
-    gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000)
+    gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
+                  abandon=functools.partial(abandon_stage, spark))
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
-    together = _together(inputs, ticks, slots)
+    together = _together(inputs, ticks, slots, observed_as=f"tidegate {name} in {kept.to}" if streaming else None)
     with _own_processes(spark, transform_id if streaming else None):
         task = guarded(_task(invitation, transform_id, slots))
         handed = together.mapInArrow(task, ddl_of(job.output_schema), barrier=True)
@@ -207,6 +217,21 @@ def _gathering_at(listening: Listening) -> Gathering:
         return _gatherings[listening]
 
 
+def checked_name(name: str | None, *, streaming: bool, default: str = DEFAULT_NAME) -> str:
+    if name is None and streaming:
+        raise JobError("a transform of a streaming DataFrame keeps its state under a name: give name=…, another one for "
+                       "each transform, and the same at every start of the query")
+    return default if name is None else name
+
+
+def _no_snapshots(snapshots: Snapshots | None) -> Snapshots:
+    """Of a transform of batch DataFrames."""
+    if snapshots is not None:
+        raise JobError("snapshots= is for streaming DataFrames: a batch is run again from its beginning where it fails. To "
+                       "keep the state at its end, give savepoint_to=")
+    return Snapshots(to="memory://transform", every=None)
+
+
 def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None, drain: bool | None) -> Snapshots:
     """Of a streaming transform."""
     if snapshots is None:
@@ -240,7 +265,8 @@ def _own_processes(spark: SparkSession, transform: str | None) -> Iterator[None]
             environment.pop(PROCESS_VARIABLE, None)
 
 
-def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: int) -> DataFrame:
+def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: int, *,
+              observed_as: str | None) -> DataFrame:
     """All inputs as one DataFrame of as many partitions as there are slots. `ticks`: rows of no input beside them."""
     from pyspark.sql import functions
 
@@ -258,9 +284,14 @@ def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: i
     frames = [tagged(frame, which) for which, frame in enumerate(inputs.values())]
     if ticks is not None:
         frames.append(tagged(ticks, TICK))
+    together = functools.reduce(lambda one, other: one.union(other), frames)
+    if observed_as is not None:
+        # In a micro-batch without data Spark makes a source an empty relation, and leaves out what would only pass its rows
+        # on: the exchange, and with it all slots. It must not leave out what is observed.
+        together = together.observe(observed_as, functions.count_if(together[WHICH] != TICK).alias(OBSERVED_ROWS))
     # Nothing may stand between this exchange and the slots. Of a batch without rows, adaptive execution leaves out what is
     # behind an exchange, up to a Python function: with a projection there, not even its tasks would be started.
-    return functools.reduce(lambda one, other: one.union(other), frames).repartitionById(slots, SLOT)
+    return together.repartitionById(slots, SLOT)
 
 
 def _only(given: DataFrame, index: int, names: Sequence[str]) -> DataFrame:
@@ -280,6 +311,12 @@ def _task(invitation: Invitation, transform: str, slots: int) -> SlotTask:
         batch = context.getLocalProperty(BATCH_PROPERTY)
         offer = Offer(transform, context.stageId(), context.partitionId(), context.taskAttemptId(),
                       context.getLocalProperty(QUERY_PROPERTY), None if batch is None else int(batch))
-        return run_task(invitation, offer, batches)
+        try:
+            yield from run_task(invitation, offer, batches)
+        except JobFailed:
+            # What went wrong, and where, is in the message: Spark is to show it without our own frames above. The process
+            # ends with the error.
+            os.environ[HIDE_TRACEBACK] = "1"
+            raise
 
     return task

@@ -16,7 +16,7 @@ lineage of an attempt is its own manifests, then those of its origin's attempt u
 is outside the lineage of the highest attempt is dead: not listed by `epochs`, not restored, deleted by `sweep`.
 
 Deleting. A file is needed where a manifest of the lineage lists it. Nothing else is counted, so there is no count to
-get wrong (rows 1 and 2). A new manifest lists only files that its origin listed and files of its own attempt; so what
+get wrong (rows 1 and 2). A new manifest lists only files that one of its lineage lists and files of its own attempt; so what
 is unneeded once stays so, and a late delete by a fenced coordinator does no harm. Manifests go before their files.
 
 Confirmed snapshots. An empty file notes that the output of a snapshot, and of all before it in its lineage, was committed.
@@ -30,9 +30,8 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import TypeAlias
 
 from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound, StoreError
 from tidegate.store import layout
@@ -48,7 +47,6 @@ KEPT_ATTEMPTS = 10
 
 REMEMBERED_DISCARDS = 100_000
 
-Choose: TypeAlias = Callable[[Sequence[Manifest]], Manifest | None]
 
 _log = logging.getLogger(__name__)
 
@@ -72,20 +70,15 @@ class SnapshotCatalog:
     def store(self) -> Store:
         return self._store
 
-    def claim_attempt(self, *, above: int = 0, choose: Choose | None = None) -> int:
+    def claim_attempt(self, *, above: int = 0) -> int:
         """The number of a new attempt, higher than every one before and than `above`; it fences all of them.
 
-        From now on `epochs` is what this attempt goes on from: the newest snapshot and those before, or the one that
-        `choose` takes of them and those before, so that the later ones are dead. FencedOff where a newer attempt came in
-        between.
+        From now on `epochs` is what this attempt descends from. FencedOff where a newer attempt came in between.
         """
         attempt = self._create_claim(above)
         live = self._live_manifests()
         self._require_current(attempt)      # or the newest snapshot may be a later attempt's, which is no parent of ours
         parent = live[-1] if live else None
-        if choose is not None:
-            chosen = choose([self._read(manifest) for manifest in live])
-            parent = None if chosen is None else ManifestName(epoch=chosen.epoch, attempt=chosen.attempt)
         parent_attempt, self._newest_epoch = (parent.attempt, parent.epoch) if parent else (0, 0)
         origin = OriginName(attempt=attempt, parent_attempt=parent_attempt, parent_epoch=self._newest_epoch)
         self._store.create(layout.origin_name(origin), b"")

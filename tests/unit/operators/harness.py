@@ -61,7 +61,7 @@ class Bench:
 
     def __init__(self, spec: Spec, *inputs: str, returns: str | None = None, sides: Mapping[str, str] | None = None,
                  name: str = "the operator", restored: Restored | None = None, subtask: int = 0, parallelism: int = 1,
-                 open: bool = True) -> None:
+                 batch_clock: Clock | None = None, open: bool = True) -> None:
         self.schemas = tuple(map(parse_schema, inputs))
         schema = pa.schema([]) if returns is None else parse_schema(returns)
         self.node = Node(0, name, spec, (), schema, self.schemas,
@@ -76,7 +76,7 @@ class Bench:
             job="job", subtask=subtask, parallelism=parallelism, attempt=7, key_group_count=GROUPS, now_ms=self.clock,
             deliver=lambda sink, committable: self.delivered.append((sink, committable)),
             make_backend=lambda key_type: HeapBackend(key_type=key_type, key_group_count=GROUPS), restored=restored or {},
-            is_restored=restored is not None)
+            is_restored=restored is not None, batch_now_ms=batch_clock)
         self.operator.consumers.append(self.out)
         for tag, collected in self.sides.items():
             self.operator.side_consumers[tag].append(collected)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tests.unit.operators.harness import Bench
+from tests.unit.operators.harness import Bench, Clock
 from tidegate.channels.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec, ProcessSpec, key_type
 from tidegate.errors import SchemaError, UserFunctionError
@@ -179,6 +179,35 @@ def test_processing_timers_fire_by_the_clock() -> None:
     assert (bench.out.rows, bench.operator.deadline_ms()) == ([("b", 10, MAX_WATERMARK_MS, 1)], 30)
     bench.operator.on_time(99)
     assert bench.out.rows[1:] == [("a", 30, MAX_WATERMARK_MS, 1)] and bench.operator.deadline_ms() is None
+
+
+def test_in_a_micro_batch_time_is_that_of_the_batch_for_all_that_users_see() -> None:
+    class Look(Timed):
+        def process(self, record: Any, ctx: Any) -> Iterator[Any]:
+            super().process(record, ctx)
+            yield ctx.key, ctx.now_ms(), 0, 0
+
+    batch_clock = Clock(100)
+    bench = timed(Look(), batch_clock=batch_clock)
+    bench.clock.now_ms = 500
+    assert bench.feed(("a", "processing_time", 101), ("b", "processing_time", 100)) == [("a", 100, 0, 0), ("b", 100, 0, 0)]
+    assert bench.operator.deadline_ms() == 0, "one of them is due, whatever the slot's clock says"
+    bench.operator.on_time(bench.clock())
+    assert bench.out.rows[2:] == [("b", 100, MIN_WATERMARK_MS, 1)]
+    assert bench.operator.deadline_ms() is None, "nothing more is due in this batch"
+    bench.operator.before_snapshot()
+    bench.operator.on_time(bench.clock())
+    assert len(bench.out.rows) == 3
+    batch_clock.now_ms = 101
+    bench.operator.on_time(0)
+    assert bench.out.rows[3:] == [("a", 101, MIN_WATERMARK_MS, 1)], "the next batch, on a host whose clock is slow"
+
+
+def test_a_timer_that_a_micro_batch_has_reached_belongs_to_it() -> None:
+    bench = timed(batch_clock=Clock(100))
+    bench.feed(("a", "processing_time", 99))
+    bench.operator.before_snapshot()
+    assert bench.out.rows == [("a", 99, MIN_WATERMARK_MS, 1)]
 
 
 def test_a_deleted_timer_does_not_fire() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import selectors
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from tidegate.channels.handshake import serve
 from tidegate.channels.links import connect_link
 from tidegate.runtime.exchange import Traffic
-from tidegate.runtime.gathering import Gathering, Run
+from tidegate.runtime.gathering import Gathering, Run, RunEnd
 from tidegate.runtime.messages import Assign, Counted, InputRead, Left, Message, Offer, Probe, Verdict, from_wire, to_wire
 from tidegate.runtime.settings import Tuning
 
@@ -56,17 +55,20 @@ class Conductor:
     def __init__(self) -> None:
         self.runs: list[Run] = []
         self.failure: str | None = None
+        self.abandoned: list[tuple[int, str]] = []
         self.over = False
 
-    def conduct(self, run: Run) -> str | None:
+    def conduct(self, run: Run) -> RunEnd:
         self.runs.append(run)
         run.assign(len(self.runs), {offer.task: offer.task for offer in run.offers}, master=("here", 1), store="memory://s")
         give_up_s = time.monotonic() + WITHIN_S
         while run.ended() is None and not run.read and not self.over and time.monotonic() < give_up_s:
             run.moved.wait(0.05)
             run.moved.clear()
-        run.close(run.ended() or self.failure)
-        return self.failure
+        return RunEnd(run.ended() or self.failure, final=self.failure is not None)
+
+    def abandon(self, stage: int, why: str) -> None:
+        self.abandoned.append((stage, why))
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -86,7 +88,7 @@ def gathering() -> Iterator[Gathering]:
 @pytest.fixture
 def conductor(gathering: Gathering) -> Iterator[Conductor]:
     conductor = Conductor()
-    gathering.add("t", 2, conductor.conduct, patience_s=60.0)
+    gathering.add("t", 2, conductor.conduct, patience_s=60.0, abandon=conductor.abandon)
     yield conductor
     conductor.over = True
 
@@ -125,6 +127,7 @@ def test_a_run_is_over_when_a_task_is_lost(gathering: Gathering, conductor: Cond
         task.hears()
     tasks[1].close()
     assert isinstance(said := tasks[0].hears(), Verdict) and "task 1 was lost" in str(said.error)
+    assert conductor.abandoned == [], "the next try may do better"
 
 
 def test_what_the_slots_have_counted_is_added_up_when_all_have_answered(gathering: Gathering, conductor: Conductor) -> None:
@@ -165,7 +168,7 @@ def test_what_is_the_programs_fault_fails_at_once_the_next_time(gathering: Gathe
         task.hears()
         task.say(InputRead())
     assert [task.hears() for task in tasks] == [Verdict("division by zero")] * 2
-    until(lambda: not any(thread.name.endswith("run") for thread in threading.enumerate()))
+    assert conductor.abandoned == [(1, "division by zero")], "Spark is asked not to try again before the tasks fail"
     assert Task(gathering, 0, 7).hears() == Verdict("division by zero")
     assert len(conductor.runs) == 1
     conductor.failure = None

@@ -32,7 +32,7 @@ from tidegate.runtime.reports import Failure
 from tidegate.runtime.settings import JobSettings, Snapshots, Tuning
 from tidegate.store import layout
 from tidegate.store.catalog import SnapshotCatalog
-from tidegate.store.manifest import FileEntry, PieceEntry
+from tidegate.store.manifest import FileEntry, MicroBatch, PieceEntry
 from tidegate.store.memory import Access, Fail, Fault, MemoryStore, Operation
 from tidegate.testing.processes import ProcessJob
 
@@ -56,6 +56,11 @@ class Inline:
 
     def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
         self._waiting.append((work, then))
+
+    def deliver_one(self) -> None:
+        """The first in the row, whose answer gets lost."""
+        work, _ = self._waiting.pop(0)
+        work()
 
     def deliver(self) -> bool:
         found = bool(self._waiting)
@@ -109,13 +114,13 @@ class World:
 
     def __init__(self, restart: Any = None, *, tuning: Tuning | None = None, store: MemoryStore | None = None,
                  restore: Restore | None = None, retain: int = 2, tolerable_failures: int = 0,
-                 speak: Speak = keep_silent) -> None:
+                 speak: Speak = keep_silent, micro_batch: MicroBatch | None = None) -> None:
         self.store = store or MemoryStore()
         self.clock, self.background, self.slots, self.held = FakeClock(), Inline(), Slots(), Inline()
         self.master = Master(
             plan=plan_of(2), catalog=SnapshotCatalog(self.store), deployer=self.slots, links=self.slots, clock=self.clock,
             background=self.background, copies=self.held, restore=restore, graph="the graph", speak=speak,
-            versions={"python": "3"},
+            versions={"python": "3"}, micro_batch=micro_batch,
             settings=JobSettings(
                 name="m", snapshots=Snapshots(to="unused", every="1 s", tolerable_failures=tolerable_failures,
                                               retain=retain),

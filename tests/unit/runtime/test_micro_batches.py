@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tidegate.errors import RestoreError
+from tests.unit.runtime.test_master import World
+from tidegate.errors import JobFailed, RestoreError, TidegateError
 from tidegate.runtime.attempts import batch_before
 from tidegate.runtime.exchange import Traffic
-from tidegate.runtime.micro_batches import Stillness
+from tidegate.runtime.handle import Handle
+from tidegate.runtime.messages import Decline, Failed
+from tidegate.runtime.micro_batches import Stillness, _end_epoch
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest, MicroBatch
 from tidegate.store.memory import MemoryStore
@@ -36,8 +43,13 @@ def test_a_batch_that_runs_again_passes_its_own_snapshot_over() -> None:
     assert before(6, manifest(4, 1, 5), manifest(5, 1, 6)) == 4
 
 
+def test_of_several_snapshots_of_the_batch_before_the_newest_counts() -> None:
+    assert before(6, manifest(4, 1, 4), manifest(5, 1, 5), manifest(6, 2, 5)) == 6
+    assert before(5, manifest(4, 1, 4), manifest(5, 1, 5), manifest(6, 2, 5)) == 4
+
+
 def test_whatever_else_is_there_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(RestoreError, match=r"goes on from the snapshot of micro-batch 4, and memory://s holds none"):
+    with pytest.raises(RestoreError, match=r"resumes from the snapshot of micro-batch 4, and memory://s holds none"):
         before(5)
     with pytest.raises(RestoreError, match=r"has those of the micro-batches \[1, 2\]: state and stream would drift apart"):
         before(5, manifest(1, 1, 1), manifest(2, 1, 2))
@@ -49,24 +61,126 @@ def test_whatever_else_is_there_is_an_error_that_says_what_to_do() -> None:
         before(0, manifest(1, 1, 2), manifest(2, 1, 3))
 
 
-def test_what_an_attempt_passed_over_is_dead() -> None:
+def begin(store: MemoryStore, number: int) -> World:
+    """A run of this micro-batch, of an attempt of its own."""
+    world = World(store=store, micro_batch=MicroBatch("q", number))
+    assert world.master.failures == []
+    return world.run()
+
+
+def complete(world: World) -> int:
+    world.master.snapshot()
+    return world.complete()
+
+
+def kept(store: MemoryStore) -> list[tuple[int, int]]:
+    """Micro-batches and attempts of the snapshots that there are, whose files are all there."""
+    catalog = SnapshotCatalog(store)
+    for epoch in catalog.epochs():
+        catalog.verify(epoch)
+    return [(each.micro_batch.number, each.attempt) for each in catalog.manifests() if each.micro_batch is not None]
+
+
+def test_a_snapshot_is_valid_until_its_batch_is_complete_again() -> None:
     store = MemoryStore()
-    first = SnapshotCatalog(store)
-    attempt = first.claim_attempt()
     for number in range(3):
-        first.commit(manifest(number + 1, attempt, number))
+        complete(begin(store, number))
+    assert kept(store) == [(1, 2), (2, 3)]
+    again = begin(store, 2)
+    assert again.master.attempts[-1].restored_epoch == 2, "that of micro-batch 1"
+    assert kept(store) == [(1, 2), (2, 3)], "the run may fail, and Spark go on all the same"
+    again.master.on_lost(0, "killed")
+    again.turn()
+    assert kept(store) == [(1, 2), (2, 3)]
+    assert begin(store, 3).master.attempts[-1].restored_epoch == 3, "Spark has committed 2, with the first run's output"
 
-    again = SnapshotCatalog(store)
-    second = again.claim_attempt(choose=lambda found: batch_before(MicroBatch("q", 2), found, store="memory://s"))
-    assert again.epochs() == [1, 2], "the snapshot of the batch that runs again doesn't count"
-    again.sweep(second)
-    assert len(store.list("manifests")) == 2
-    again.commit(manifest(4, second, 2))
-    assert [each.micro_batch for each in SnapshotCatalog(store).manifests()] == [MicroBatch("q", n) for n in range(3)]
+    third = begin(store, 2)
+    assert third.master.attempts[-1].restored_epoch == 2
+    complete(third)
+    assert kept(store) == [(1, 2), (2, third.master.attempt)], "one that is complete takes the place of the other"
+    complete(begin(store, 3))
+    assert [number for number, _ in kept(store)] == [2, 3]
 
-    third = SnapshotCatalog(store)
-    third.claim_attempt(choose=lambda found: None)
-    assert third.epochs() == []
+
+def test_a_first_batch_that_runs_again_begins_with_nothing_and_keeps_its_snapshot_likewise() -> None:
+    store = MemoryStore()
+    complete(begin(store, 0))
+    again = begin(store, 0)
+    assert again.master.attempts[-1].restored_epoch is None and kept(store) == [(0, 1)]
+    complete(again)
+    assert kept(store) == [(0, 2)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_fails_a_batch_finds_the_newest_snapshot_of_the_one_before(seed: int) -> None:
+    """Runs that complete, that fail, and whose master is gone before what they replace is let go; batches that Spark runs
+    again, or commits because an earlier run was enough."""
+    chance = random.Random(seed)
+    store = MemoryStore()
+    number, newest = 0, {-1: 0}         # the epoch of each batch's newest complete snapshot
+    for _ in range(30):
+        world = begin(store, number)
+        assert (world.master.attempts[-1].restored_epoch or 0) == newest[number - 1]
+        world.master.snapshot()
+        match chance.randrange(4):
+            case 0:
+                world.master.on_lost(0, "killed")
+                world.turn()
+            case 1:
+                epoch = world.acknowledge()
+                world.background.deliver_one()          # the manifest; nobody hears of it
+                newest[number] = epoch
+            case _:
+                newest[number] = world.complete()
+        assert {each for each, _ in kept(store)} >= {each for each in newest if number - 1 <= each} - {-1}
+        if number in newest and chance.random() < 0.7:
+            number += 1
+
+
+class Script:
+    """What happens while somebody waits for a run: a step at each wait."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self._steps = list(steps)
+        self.read = True
+        self.moved = self
+
+    def wait(self, timeout_s: float) -> None:
+        self._steps.pop(0)()
+
+    def clear(self) -> None:
+        """It isn't set."""
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_the_error_of_a_users_function_is_what_a_run_ends_with(once: bool) -> None:
+    """Between the end of its attempt and that of the job, the epoch is aborted, and nobody is to be misled by that."""
+    world = World(micro_batch=MicroBatch("q", 0)).run()
+    master = world.master
+    handle = Handle("m", master, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
+    live: Any = SimpleNamespace(handle=handle, completed=threading.Event(),
+                                host=SimpleNamespace(ask=lambda request: request(master)))
+
+    def fail() -> None:
+        assert master.epochs[-1].aborted is None
+        master.on_message(0, Failed(0, "it raised", "divide", "ZeroDivisionError: division by zero", "Row(id=500)"))
+        assert master.epochs[-1].aborted == "the attempt ended" and not master.status.terminal
+
+    script: Any = Script(fail, lambda: None, lambda: None, world.turn)
+    with pytest.raises(JobFailed, match=r"(?s)in operator 'divide', at record Row\(id=500\):\nZeroDivisionError"):
+        _end_epoch(script, live, None, once=once)
+    assert len(master.epochs) == 1, "no other epoch was asked for"
+
+
+def test_an_epoch_that_was_aborted_is_no_error_of_the_users() -> None:
+    world = World(micro_batch=MicroBatch("q", 0), tolerable_failures=3).run()
+    handle = Handle("m", world.master, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
+    live: Any = SimpleNamespace(handle=handle, completed=threading.Event(),
+                                host=SimpleNamespace(ask=lambda request: request(world.master)))
+    decline = Decline(0, 0, 1, "no space left")
+    script: Any = Script(lambda: world.master.on_message(0, decline))
+    with pytest.raises(TidegateError, match=r"the micro-batch has to run again, .*no space left"):
+        _end_epoch(script, live, None, once=True)
 
 
 def test_a_manifest_tells_its_micro_batch_and_one_without_looks_as_ever() -> None:

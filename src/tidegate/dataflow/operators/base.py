@@ -18,6 +18,9 @@ from tidegate.dataflow.graph import Node
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import FrozenState
 
+AT_ONCE_MS = 0
+"""As a time to wait for: it has come."""
+
 
 class Consumer(Protocol):
     """Whatever takes an operator's output."""
@@ -76,13 +79,19 @@ class OperatorContext:
     parallelism: int
     attempt: int
     key_group_count: int
-    now_ms: Callable[[], int]
+    now_ms: Callable[[], int]                                 # the slot's clock
     deliver: Callable[[str, str], None]                       # (sink, committable) to the driver
     make_backend: Callable[[pa.DataType], KeyedBackend]       # by the type of the key
     restored: Mapping[str, Iterable[pa.RecordBatch]] = field(default_factory=dict)   # rows of each state, its own only
     is_restored: bool = False                                 # False on the very first start
     goes_on: bool = False                                     # whether the next snapshot builds on the restored one
     is_native: bool = False                                   # the backend has the keyed state already, in its own files
+    batch_now_ms: Callable[[], int] | None = None             # the time of the micro-batch, if these are the epochs
+
+    @property
+    def user_now_ms(self) -> Callable[[], int]:
+        """Processing time as users' functions see it. In a micro-batch it stands still."""
+        return self.batch_now_ms or self.now_ms
 
     def rows(self, state: str) -> Iterator[pa.RecordBatch]:
         return iter(self.restored.get(state, ()))

@@ -5,7 +5,8 @@ come on all channels (`before_snapshot`), or all input has ended, they are sorte
 a few thousand keys at a time; then timers that expired are handled; what comes of it is emitted before the marker is passed
 on. So an epoch's records and output are in memory once.
 
-Time stands still within an epoch. Processing time is read from the clock when the epoch ends. The watermark is Spark's: that
+Time stands still within an epoch. Processing time is that of the micro-batch; where there is none, it is read from the clock
+when the epoch ends. The watermark is Spark's: that
 of epoch n+1 is the latest event time of all records up to epoch n, wherever they were read, minus the delay, and never goes
 back. So each subtask must hear of all event times: the latest of each source batch comes over a broadcast edge (`Latest`) to
 port 1, and at a marker all subtasks have heard the same. Records are late by the watermark of the epoch before their own.
@@ -34,7 +35,7 @@ import pyarrow.compute as pc
 
 from tidegate.channels.elements import MAX_WATERMARK_MS
 from tidegate.dataflow.graph import Node
-from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
+from tidegate.dataflow.operators.base import AT_ONCE_MS, KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.source import event_times_ms
 from tidegate.dataflow.operators.user_code import blaming
@@ -51,7 +52,6 @@ from tidegate.store.opening import open_store
 # So many keys, and about so many records, are handed to a function at a time.
 MAX_GROUPS, MAX_ROWS = 4096, 65_536
 NO_TIME_MS = -1
-AT_ONCE_MS = 0
 LATEST = pa.schema([pa.field("latest", pa.int64())])
 
 
@@ -302,7 +302,7 @@ class GroupedOperator(Operator):
         self._progress.end_epoch(self._spec.event_time)
 
     def _times(self) -> Times:
-        return Times(self._context.now_ms(), NO_TIME_MS if self._spec.is_bounded else self._progress.watermark_ms)
+        return Times(self._context.user_now_ms(), NO_TIME_MS if self._spec.is_bounded else self._progress.watermark_ms)
 
     def _emit_all(self, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in in_runs(batches):

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from tidegate.channels.elements import MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
-from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
+from tidegate.dataflow.operators.base import AT_ONCE_MS, KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.user_code import blame, fit
 from tidegate.errors import GraphError, JobError
 from tidegate.state.descriptors import descriptors_of
@@ -116,7 +116,7 @@ class UserContext:
                  sides: dict[str, list[Any]]) -> None:
         self.subtask = context.subtask
         self.parallelism = context.parallelism
-        self.now_ms = context.now_ms
+        self.now_ms = context.user_now_ms
         self.watermark_ms = MIN_WATERMARK_MS
         self._cursor = cursor
         self._timers = timers
@@ -163,6 +163,7 @@ class ProcessOperator(Operator):
         self._operator_states = OperatorStates(attempt=context.attempt, subtask=context.subtask)
         timers = self._open_keyed(context) if self._keyed else None
         self._context = UserContext(context, self._cursor, timers, self._sides)
+        self._batch_now_ms = context.batch_now_ms
         for attribute, descriptor in descriptors_of(self._function).items():
             owner: Any = self._operator_states.state
             if descriptor.kind is StateKind.KEYED:
@@ -199,10 +200,19 @@ class ProcessOperator(Operator):
 
     def on_time(self, now_ms: int) -> None:
         if self._processing is not None:
-            self._fire(self._processing, now_ms)
+            self._fire(self._processing, now_ms if self._batch_now_ms is None else self._batch_now_ms())
 
     def deadline_ms(self) -> int | None:
-        return None if self._processing is None else self._processing.next_ms()
+        """In a micro-batch a timer is due from the beginning, or not in this batch."""
+        at_ms = None if self._processing is None else self._processing.next_ms()
+        if at_ms is None or self._batch_now_ms is None:
+            return at_ms
+        return AT_ONCE_MS if at_ms <= self._batch_now_ms() else None
+
+    def before_snapshot(self) -> None:
+        """A timer that a record has set for a time that the micro-batch has reached belongs to the batch."""
+        if self._processing is not None and self._batch_now_ms is not None:
+            self._fire(self._processing, self._batch_now_ms())
 
     def maintain(self, budget: int) -> None:
         if self._backend is not None:

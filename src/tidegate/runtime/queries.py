@@ -1,0 +1,63 @@
+"""What has to be known of the streaming queries on this driver, and which of them has which folder of snapshots.
+
+Spark knows the time of a micro-batch, by its own log, and whether a query runs (spark/queries.py asks it). `StoreHolders`
+keeps two transforms from writing to one folder: each would take the other's snapshots for its own, or fence it off.
+
+Not here: drivers that share a folder. They fence each other off (store/catalog.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidegate.errors import JobError
+from tidegate.store.layout import shown
+from tidegate.store.manifest import MicroBatch
+
+
+class Queries(Protocol):
+    """The streaming queries of a Spark session, by their ids."""
+
+    def batch_time_ms(self, batch: MicroBatch) -> int:
+        """The time of a micro-batch that is running, as Spark's log has it: the same whenever the batch runs."""
+
+    def run_of(self, query: str) -> str | None:
+        """The id of the query's present run; None if the query isn't active."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    transform: str
+    query: str
+    run: str | None
+
+
+class StoreHolders:
+    """The transform, and the run of a query, that each store's snapshots are being written by, in this process."""
+
+    def __init__(self) -> None:
+        self._holders: dict[str, _Holder] = {}
+        self._lock = threading.Lock()
+
+    def take(self, store: str, *, name: str, transform: str, query: str, queries: Queries) -> None:
+        """For a query that runs; `JobError` if a query that runs has the store for something else. Whoever had it in a query
+        that was stopped has it no more."""
+        with self._lock:
+            held = self._holders.get(store)
+            if held is not None and (held.transform, held.query) != (transform, query) and (
+                    held.run is not None and queries.run_of(held.query) == held.run):
+                raise JobError(_in_use(held, name=name, transform=transform, query=query, store=store))
+            self._holders[store] = _Holder(transform, query, queries.run_of(query))
+
+
+def _in_use(held: _Holder, *, name: str, transform: str, query: str, store: str) -> str:
+    if held.query != query and held.transform == transform:
+        return (f"the transform {name!r} is in two streaming queries that run, {held.query} and {query}, and its state "
+                f"belongs to one of them. Build it once for each query, under names of their own (name=…) or with folders of "
+                f"their own (Snapshots(to=…))")
+    whose = "this query" if held.query == query else f"the query {held.query}, which runs,"
+    return (f"{whose} has another transform named {name!r} with the same folder of snapshots, {shown(store)}. Give each "
+            f"transform a name of its own (name=…), under which its state is kept" + (
+                "" if held.query == query else ", or stop that query first"))

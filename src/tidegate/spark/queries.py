@@ -1,0 +1,44 @@
+"""What Spark knows of the streaming queries of a session, through the gateway to its JVM.
+
+A batch's time is what Spark logged before it ran the batch for the first time: in `current_timestamp()` and for its own
+stateful operators, and the same when the batch runs again. Python's API doesn't have it; Spark 4.2 and 4.3 do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import TidegateError
+from tidegate.store.manifest import MicroBatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkQueries:
+    """`runtime.queries.Queries` of the session that a transform's DataFrame is of: its queries are started there."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def batch_time_ms(self, batch: MicroBatch) -> int:
+        query = self._active(batch.query)
+        execution = None if query is None else query.streamingQuery().lastExecution()
+        if execution is None or execution.currentBatchId() != batch.number:
+            raise TidegateError(f"micro-batch {batch.number} of the query {batch.query} is not what the query runs now: it "
+                                f"was stopped, or is run by another session than the transform's DataFrame is of")
+        return int(execution.offsetSeqMetadata().batchTimestampMs())
+
+    def run_of(self, query: str) -> str | None:
+        active = self._active(query)
+        return None if active is None else str(active.runId().toString())
+
+    def _active(self, query: str) -> Any:
+        session: Any = self._spark._jsparkSession
+        return session.streams().get(query)
+
+
+def abandon_stage(spark: SparkSession, stage: int, why: str) -> None:
+    """Spark doesn't try the stage again, and what needs it fails with these words."""
+    context: Any = spark.sparkContext._jsc
+    context.sc().cancelStage(stage, why)

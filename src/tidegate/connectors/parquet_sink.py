@@ -303,7 +303,10 @@ class ParquetSinkWriter(SinkWriter):
         """Where a committable was written: here, unless the sink was restored with another folder."""
         if folder in (None, self._folder.shown):
             return self._folder
-        return OutputFolder(with_secrets_of(self._folder.address, folder), make=False)
+        try:
+            return OutputFolder(with_secrets_of(self._folder.address, folder), make=False)
+        except OSError as error:
+            raise CommitError(f"can't reach {folder}, where output is to be committed: {error}") from error
 
     def discard_leftovers(self) -> None:
         names, attempt = self._folder.names(PENDING_FOLDER), self._context.attempt

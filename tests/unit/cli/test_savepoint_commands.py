@@ -97,7 +97,7 @@ def test_create_asks_the_job_and_waits_for_its_answer(made: Made, tmp_path: Path
         asked.append("over")
         job.join()
     assert asked[0] == str(tmp_path / "to")
-    assert found == {"path": str(tmp_path / "to"), "epoch": 7, "bytes": 123}
+    assert found == {"path": str(tmp_path / "to"), "epoch": 7, "bytes": 123, "to_commit": 0}
     assert made.store.list("requests") == []
 
 

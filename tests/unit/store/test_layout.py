@@ -27,7 +27,9 @@ def test_the_other_names_are_parsed_back(attempt: int, epoch: int, back: int) ->
     assert layout.parse_manifest_name(manifest) == ManifestName(epoch, attempt)
     origin = OriginName(attempt, max(attempt - back, 0), epoch)
     assert layout.parse_origin_name(layout.origin_name(origin)) == origin
-    for name in (layout.attempt_name(attempt), manifest, layout.origin_name(origin)):
+    committed = layout.committed_name(ManifestName(epoch, attempt))
+    assert layout.parse_committed_name(committed) == ManifestName(epoch, attempt)
+    for name in (layout.attempt_name(attempt), manifest, layout.origin_name(origin), committed):
         assert layout.check_name(name) == name
 
 
@@ -35,12 +37,13 @@ def test_the_other_names_are_parsed_back(attempt: int, epoch: int, back: int) ->
     "", "attempts/7", "attempts/0000000000", "attempts/00000000007", "attempts/0000000007.json", "attempts/000000000٧",
     "origins/0000000005-from-0000000001-a0000000005", "origins/0000000005-from-0000000001-a0000000009",
     "manifests/0000000001.json", "manifests/0000000000-a0000000001.json", "manifests/0000000001-a0000000001.json~",
+    "committed/0000000001", "committed/0000000000-a0000000001", "committed/00000000001-a0000000001",
     "state/a0000000001-e0000000001-s00000-.tgs", "state/a0000000001-e0000000001-s00000-a b.tgs",
     "state/a0000000000-e0000000001-s00000-x.tgs", "state/a0000000001-e0000000001-s000000-x.tgs",
     "x/state/a0000000001-e0000000001-s00000-x.tgs", "state/a0000000001-e0000000001-s00000-x.tgs\n"])
 def test_what_tidegate_did_not_name_is_nothing_to_it(name: str) -> None:
     for parse in (layout.parse_attempt_name, layout.parse_origin_name, layout.parse_manifest_name,
-                  layout.parse_state_file_name):
+                  layout.parse_committed_name, layout.parse_state_file_name):
         assert parse(name) is None
 
 

@@ -25,6 +25,7 @@ from tidegate.runtime.savepoints import SavepointOrder
 from tidegate.state.heap import key_list
 from tidegate.store import layout
 from tidegate.store.catalog import SnapshotCatalog, lineage
+from tidegate.store.committed import committable_count
 from tidegate.store.layout import ManifestName, OriginName
 from tidegate.store.manifest import Manifest, OperatorEntry
 from tidegate.store.memory import MemoryStore, Operation
@@ -198,6 +199,7 @@ def check_savepoint(order: SavepointOrder) -> None:
     if order.info is not None:
         store, manifest = load_savepoint(order.to)
         assert manifest.epoch == order.info.epoch
+        assert not committable_count(manifest), "a savepoint has something left to commit"
         kept = [(operator, state) for operator, state in _records_under_way(manifest) if state != FEEDBACK]
         assert not kept, f"full epochs are aligned, but a savepoint has records under way in {kept}"
         for file in manifest.files():

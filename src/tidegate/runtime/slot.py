@@ -26,7 +26,7 @@ from tidegate.channels.memory import MemoryChannel
 from tidegate.channels.ports import Inlet, Outlet
 from tidegate.dataflow.graph import Node, Partitioning
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
-from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec
+from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec, follow_splits
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
 from tidegate.errors import JobError, ProtocolError, RestoreError, SourceError, StoreError, UserFunctionError
 from tidegate.protocol.alignment import AlignmentMode
@@ -344,6 +344,7 @@ class Slot:
                 loops=frozenset(loop.id for loop in self._plan.loops if self._plan.edge_inside(loop, out)))
             writers.append(writer)
             _attach(operators[out.source_node], out.tag, writer)
+        follow_splits(list(operators.values()))
         keeps = self._keeps_in_flight(vertex)
         places = {(place.operator, place.info.name): place for place in self._places(vertex, point, of_head=keeps)}
         replay = Replay()

@@ -23,7 +23,7 @@ Offset = Any
 class SplitListener(Protocol):
     """Whoever follows the splits of a reader."""
 
-    def on_discovered(self, split: str, *, has_records: bool) -> None: ...
+    def on_discovered(self, splits: Mapping[str, bool]) -> None: ...
 
     def on_finished(self, split: str) -> None: ...
 
@@ -86,9 +86,9 @@ class Splits:
     def tell_discovered(self) -> None:
         """Before the batch that was read is passed on."""
         discovered, self._discovered = self._discovered, {}
-        for split, has_records in discovered.items():
+        if discovered:
             for listener in self._listeners:
-                listener.on_discovered(split, has_records=has_records)
+                listener.on_discovered(discovered)
 
     def tell_finished(self) -> None:
         """Behind it."""

@@ -27,7 +27,7 @@ Not here: late records and timers.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -110,9 +110,9 @@ class SplitWatermarks:
     split: the minimum over the live splits.
 
     A split is live from when it is discovered until it is finished. One that was not read yet has promised nothing, and
-    holds the stream back. After `idle_after_ms` without a batch a split is idle (None: never), and so is a stream without live
-    splits; a split that is known to have records waiting is never idle, however long nobody reads it. When `on_time` is due
-    `deadline_ms` says.
+    holds the stream back. After `idle_after_ms` without a batch a split is idle (None: never), and so is a stream without
+    live splits; a split that is known to have records waiting is never idle, however long nobody reads it. `deadline_ms`
+    says when `on_time` is due.
     """
 
     def __init__(self, delay_ms: int, idle_after_ms: int | None = None, *, now_ms: int = 0) -> None:
@@ -141,22 +141,25 @@ class SplitWatermarks:
         """The latest event time of each live split of which a record was read."""
         return {name: each.at_ms + self._delay_ms + 1 for name, each in self._live.items() if each.at_ms != MIN_WATERMARK_MS}
 
-    def on_discovered(self, split: str, now_ms: int, *, latest_ms: int | None = None, has_records: bool = False) -> Progress:
-        """`latest_ms` is the split's latest event time in what was read of it before, in an earlier life of the job."""
-        if split in self._live:
-            self._wake(split, self._live[split], now_ms)
-            return self._progress()
-        found = _Split(MIN_WATERMARK_MS if latest_ms is None else self._promise(latest_ms), now_ms, has_records)
-        self._live[split] = found
-        self._awake_count += 1
-        self._enter(split, found, now_ms)
+    def on_discovered(self, splits: Mapping[str, bool], now_ms: int, *, latest_ms: Mapping[str, int] | None = None) -> Progress:
+        """They are discovered together, and none counts before all are known. `splits`: whether records are known to wait in
+        each. `latest_ms`: the latest event time of those of which something was read in an earlier life of the job."""
+        for split, has_records in splits.items():
+            if split in self._live:
+                self._wake(split, self._live[split], now_ms)
+                continue
+            before_ms = None if latest_ms is None else latest_ms.get(split)
+            found = _Split(MIN_WATERMARK_MS if before_ms is None else self._promise(before_ms), now_ms, has_records)
+            self._live[split] = found
+            self._awake_count += 1
+            self._enter(split, found, now_ms)
         return self._progress()
 
     def on_batch(self, split: str, max_event_time_ms: int, now_ms: int) -> Progress:
         self._quiet_since_ms = now_ms
         found = self._live.get(split)
         if found is None:
-            return self.on_discovered(split, now_ms, latest_ms=max_event_time_ms)
+            return self.on_discovered({split: False}, now_ms, latest_ms={split: max_event_time_ms})
         at_ms = max(self._promise(max_event_time_ms), found.at_ms)
         if at_ms == found.at_ms and not found.is_idle and split not in self._quiet:
             return None

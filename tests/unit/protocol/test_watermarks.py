@@ -158,7 +158,7 @@ def test_the_merge_never_goes_back_and_never_promises_more_than_its_live_channel
 
 def one_split(delay_ms: int = 0, idle_after_ms: int | None = None, now_ms: int = 0) -> SplitWatermarks:
     watermarks = SplitWatermarks(delay_ms, idle_after_ms, now_ms=now_ms)
-    watermarks.on_discovered("", now_ms)
+    watermarks.on_discovered({"": False}, now_ms)
     return watermarks
 
 
@@ -213,8 +213,7 @@ def test_no_record_within_the_delay_is_ever_late(times_ms: list[int], delay_ms: 
 
 def splits(*names: str, **more: Any) -> SplitWatermarks:
     watermarks = SplitWatermarks(0, **more)
-    for name in names:
-        watermarks.on_discovered(name, 0)
+    watermarks.on_discovered(dict.fromkeys(names, False), 0)
     return watermarks
 
 
@@ -239,7 +238,7 @@ def test_a_finished_split_holds_nothing_back() -> None:
 def test_a_split_that_appears_later_lowers_nothing_and_holds_the_stream_until_it_has_caught_up() -> None:
     stream = splits("a")
     stream.on_batch("a", 100, 0)
-    assert stream.on_discovered("b", 0) is None
+    assert stream.on_discovered({"b": False}, 0) is None
     assert stream.on_batch("a", 200, 0) is None
     assert stream.on_batch("b", 50, 0) is None
     assert stream.on_batch("b", 150, 0) == Advanced(149)
@@ -259,8 +258,7 @@ def test_splits_become_idle_one_by_one_and_the_stream_with_the_last() -> None:
 
 def test_a_split_with_records_waiting_is_not_idle_however_long_it_is_not_read() -> None:
     stream = SplitWatermarks(0, 10)
-    stream.on_discovered("a", 0, has_records=True)
-    stream.on_discovered("b", 0)
+    stream.on_discovered({"a": True, "b": False}, 0)
     stream.on_batch("b", 70, now_ms=0)
     assert stream.on_time(10_000) is None and stream.deadline_ms() is None
     assert stream.on_batch("a", 50, now_ms=10_001) == Advanced(49)
@@ -270,7 +268,7 @@ def test_a_stream_without_live_splits_becomes_idle_and_is_woken_by_a_new_one() -
     stream = SplitWatermarks(0, 10, now_ms=3)
     assert stream.deadline_ms() == 13
     assert stream.on_time(13) == BecameIdle()
-    assert stream.on_discovered("a", 20) == Advanced(MIN_WATERMARK_MS), "the others are to wait for it"
+    assert stream.on_discovered({"a": False}, 20) == Advanced(MIN_WATERMARK_MS), "the others are to wait for it"
     assert stream.on_batch("a", 5, 21) == Advanced(4)
     assert stream.on_finished("a", 22) is None
     assert stream.on_time(31) is None and stream.on_time(32) == BecameIdle()
@@ -282,9 +280,11 @@ def test_a_restored_split_goes_on_from_what_was_read_of_it() -> None:
     before.on_batch("b", 50, 0)
     assert before.latest_ms() == {"a": 100, "b": 50}
     after = SplitWatermarks(10)
-    after.on_discovered("a", 0, latest_ms=100)
-    assert after.current_ms == 89, "under the delay that is declared now"
-    assert after.on_discovered("b", 0, latest_ms=50) is None
+    assert after.on_discovered({"a": False}, 0, latest_ms={"a": 100, "b": 50}) == Advanced(89), "by the present delay"
+    again = SplitWatermarks(0)
+    assert again.on_discovered({"a": True, "b": False}, 0, latest_ms={"a": 100, "b": 50}) == Advanced(49)
+    again = SplitWatermarks(0)
+    assert again.on_discovered({"a": True, "b": False}, 0, latest_ms={"a": 100}) is None, "b may hold anything"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.one_of(st.integers(0, 50), st.sampled_from(["finish", "discover"]))),
@@ -299,7 +299,7 @@ def test_the_stream_promises_the_least_of_its_live_splits_and_never_less_than_be
             outcome = stream.on_finished(split, 0)
             live.pop(split, None)
         elif step == "discover":
-            outcome = stream.on_discovered(split, 0)
+            outcome = stream.on_discovered({split: False}, 0)
             live.setdefault(split, MIN_WATERMARK_MS)
         else:
             assert isinstance(step, int)

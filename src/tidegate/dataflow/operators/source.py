@@ -19,7 +19,7 @@ generated name may come to mean another operator when the program changes; rows 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -99,6 +99,13 @@ class SourceOperator(Operator):
     def poll(self, max_rows: int) -> int:
         """Reads and emits what is there; the number of records, 0 where there is none now."""
         assert self._reader is not None and not self.ended
+        count = self._poll(max_rows)
+        while self.splits.is_followed and 0 < count < max_rows and (more := self._poll(max_rows - count)):
+            count += more       # a batch is of one split, and others may have something, too
+        return count
+
+    def _poll(self, max_rows: int) -> int:
+        assert self._reader is not None
         with blaming(self.name):
             batch = self._reader.poll(max_rows)
         self.splits.tell_discovered()
@@ -173,11 +180,10 @@ class WatermarkOperator(Operator):
         splits = self._splits
         if splits is None or not splits.is_reported or self._by_epoch:
             self._splits = None
-            self._discover(ONE_SPLIT, has_records=False)
+            self._discover({ONE_SPLIT: False})
             return
         splits.follow(self)
-        for split, has_records in splits.live.items():
-            self._discover(split, has_records=has_records)
+        self._discover(splits.live)
 
     def resume(self) -> None:
         if self._clock.current_ms != MIN_WATERMARK_MS:
@@ -227,8 +233,8 @@ class WatermarkOperator(Operator):
 
     # What the source says of its splits.
 
-    def on_discovered(self, split: str, *, has_records: bool) -> None:
-        self._act(self._discover(split, has_records=has_records))
+    def on_discovered(self, splits: Mapping[str, bool]) -> None:
+        self._act(self._discover(splits))
 
     def on_finished(self, split: str) -> None:
         self._act(self._clock.on_finished(split, self._now_ms()))
@@ -238,9 +244,9 @@ class WatermarkOperator(Operator):
 
     # Inside.
 
-    def _discover(self, split: str, *, has_records: bool) -> Progress:
-        return self._clock.on_discovered(split, self._now_ms(), latest_ms=self._restored.pop(split, None),
-                                         has_records=has_records)
+    def _discover(self, splits: Mapping[str, bool]) -> Progress:
+        latest_ms = {split: self._restored.pop(split) for split in splits if split in self._restored}
+        return self._clock.on_discovered(splits, self._now_ms(), latest_ms=latest_ms)
 
     def _latest_restored(self, context: OperatorContext) -> dict[str, int]:
         """By split. Of a stream that is one split, what this subtask had; at another parallelism, when nobody knows who gets

@@ -141,7 +141,8 @@ class SplitWatermarks:
         """The latest event time of each live split of which a record was read."""
         return {name: each.at_ms + self._delay_ms + 1 for name, each in self._live.items() if each.at_ms != MIN_WATERMARK_MS}
 
-    def on_discovered(self, splits: Mapping[str, bool], now_ms: int, *, latest_ms: Mapping[str, int] | None = None) -> Progress:
+    def on_discovered(self, splits: Mapping[str, bool], now_ms: int, *,
+                      latest_ms: Mapping[str, int] | None = None) -> Progress:
         """They are discovered together, and none counts before all are known. `splits`: whether records are known to wait in
         each. `latest_ms`: the latest event time of those of which something was read in an earlier life of the job."""
         for split, has_records in splits.items():

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from tidegate import sources
 from tidegate.connectors import lines, parquet_source
-from tidegate.dataflow.contracts import Source, SourceContext, SourceReader
+from tidegate.dataflow.contracts import Source, SourceContext, SourceReader, Splits
 from tidegate.testing.scripted import AwaitSnapshot, Pause, ScriptedSource
 
 SCHEMA = "split long, n long"
@@ -114,16 +114,55 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     return made
 
 
-class Deployment:
-    """All readers of a source at one parallelism. Stopped and opened again, it is another one."""
+class Follower:
+    """Follows the splits of a reader as the engine does; the event time of a record is its number within its split."""
 
-    def __init__(self, source: Source, parallelism: int, restored: Mapping[str, Any]) -> None:
+    def __init__(self) -> None:
+        self.splits = Splits()
+        self.splits.is_followed = True
+        self.live: dict[str, int] = {}
+        self.of: dict[int, str] = {}        # the source's name of a split
+
+    def on_discovered(self, splits: Mapping[str, bool]) -> None:
+        for split in splits:
+            self.live.setdefault(split, -1)
+
+    def on_finished(self, split: str) -> None:
+        del self.live[split]
+
+    def watermark_ms(self, split: str) -> int:
+        return self.live.get(split, -1)
+
+    def opened(self, reader: SourceReader) -> SourceReader:
+        self.splits.follow(self)
+        self.on_discovered(self.splits.live)
+        return reader
+
+    def polled(self, batch: pa.RecordBatch | None) -> None:
+        self.splits.tell_discovered()
+        if batch is not None:
+            numbers, name = batch.column("split").unique().to_pylist(), self.splits.current
+            assert len(numbers) == 1, "a batch is of one split"
+            assert self.of.setdefault(numbers[0], name) == name
+            assert name in self.live, "it was discovered before it was read"
+            self.live[name] = batch.column("n")[-1].as_py()
+        self.splits.tell_finished()
+
+
+class Deployment:
+    """All readers of a source at one parallelism. Stopped and opened again, it is another one. With `followed`, event time is
+    followed in their splits."""
+
+    def __init__(self, source: Source, parallelism: int, restored: Mapping[str, Any], *, followed: bool = False) -> None:
         clock = itertools.count()
         self.schema = source.schema
         self.records: list[Record] = []
-        self.readers: list[SourceReader] = [
-            source.open(SourceContext(subtask, parallelism, restored, lambda: next(clock)))
-            for subtask in range(parallelism)]
+        self.followers = [Follower() if followed else None for _ in range(parallelism)]
+        self.readers: list[SourceReader] = []
+        for subtask, follower in enumerate(self.followers):
+            splits = Splits() if follower is None else follower.splits
+            reader = source.open(SourceContext(subtask, parallelism, restored, lambda: next(clock), splits))
+            self.readers.append(reader if follower is None else follower.opened(reader))
 
     def polls(self, max_rows: int) -> Iterator[pa.RecordBatch]:
         """The batches of all readers in turn, until all are finished."""
@@ -131,8 +170,10 @@ class Deployment:
         while not all(reader.finished for reader in self.readers):
             idle += 1
             assert idle < 100, "neither finished nor any record"
-            for reader in self.readers:
+            for reader, follower in zip(self.readers, self.followers, strict=True):
                 batch = reader.poll(max_rows)
+                if follower is not None:
+                    follower.polled(batch)
                 if batch is not None:
                     assert 0 < batch.num_rows <= max_rows
                     assert batch.schema.equals(self.schema)
@@ -180,14 +221,32 @@ def test_everything_is_read_once_and_in_order(case: Case, parallelism: int, max_
     _check(Deployment(case.source, parallelism, {}).run(max_rows), case.expected)
 
 
+@pytest.mark.parametrize("most_open", [1, 2, 100])
+@pytest.mark.parametrize("max_rows", [1, 2, 1000])
+def test_followed_splits_are_read_once_in_order_and_side_by_side(
+        case: Case, max_rows: int, most_open: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for form in (lines.JsonLines, lines.CsvLines, parquet_source.ParquetFormat):
+        monkeypatch.setattr(form, "most_open", most_open)
+    for parallelism in (1, 2):
+        deployment = Deployment(case.source, parallelism, {}, followed=True)
+        _check(deployment.run(max_rows), case.expected)
+        for follower in deployment.followers:
+            assert follower is not None
+            follower.polled(None)
+            assert follower.live == {}, "every split that was discovered was finished"
+    if max_rows == 1 and most_open == 100 and not isinstance(case.source, ScriptedSource):
+        read = Deployment(case.source, 1, {}, followed=True).run(max_rows)
+        assert [n for _, n in read] == sorted(n for _, n in read), "in the order of event time"
+
+
 @pytest.mark.parametrize("before", [1, 2, 3])
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_stop_at_any_record_loses_and_repeats_nothing(case: Case, before: int, after: int) -> None:
     for poll_count in range(len(case.expected) + 2):
-        first = Deployment(case.source, before, {})
+        first = Deployment(case.source, before, {}, followed=poll_count % 2 == 0)
         offsets = first.stop_after(poll_count, max_rows=1)
         assert len(first.records) == min(poll_count, len(case.expected))
-        second = Deployment(case.source, after, offsets)
+        second = Deployment(case.source, after, offsets, followed=poll_count % 3 == 0)
         _check(first.records + second.run(max_rows=2), case.expected)
 
 

@@ -21,6 +21,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 
 import pyarrow as pa
 
@@ -49,10 +51,14 @@ class FolderSource(Source):
 
 
 class FolderReader(SourceReader):
-    """Reads one file at a time: those already started first, then by (modification time, name).
+    """Reads files in turn: those already started first, then by (modification time, name).
 
     Files with something new wait in a queue. A file is read up to the size it had when its turn came; what was added
     meanwhile waits for another turn, so that a file which is written all the time doesn't keep the others waiting.
+
+    Where event time is followed, the file whose watermark is the lowest is read next, batch by batch, and a file is live as
+    long as something of it is known to be unread. A few files stay open meanwhile (`FileFormat.most_open`). With more than
+    that, a file is read on until it can be left without reading anything of it twice.
     """
 
     def __init__(self, source: FolderSource, folder: InputFolder, context: SourceContext) -> None:
@@ -61,11 +67,16 @@ class FolderReader(SourceReader):
         self._source = source
         self._folder = folder
         self._context = context
+        self._splits = context.splits.report()
         self._offsets: dict[str, int] = {name: int(offset) for name, offset in context.restored.items()
                                          if self._owns(name)}
         self._queue: dict[str, Found] = {}
         self._waiting: dict[str, Found] = {}    # Read as far as possible when they looked like this.
-        self._current: OpenFile | None = None
+        self._open: dict[str, OpenFile] = {}
+        self._current: OpenFile | None = None   # One of them.
+        self._turns: list[tuple[int, int, str]] = []    # A heap: watermark, number of the turn, name.
+        self._turn = count()
+        self._new: list[str] = []               # In the queue and not yet in a turn.
         self._discover()
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
@@ -73,12 +84,10 @@ class FolderReader(SourceReader):
         if not (self._source.stop_at_end
                 or 0 <= self._context.now_ms() - self._discovered_ms < self._source.discover_every_ms):
             self._discover()
-        while self._current is not None or self._queue:
-            file = self._current or self._open(self._queue.pop(next(iter(self._queue))))
-            if file is None:
-                continue
-            self._current = file
+        while (file := self._next()) is not None:
             batch = file.read(max_rows)
+            if batch is not None:
+                self._splits.read(file.found.name)
             if batch is None or file.position == file.size:
                 self._close_current()
             elif file.position:
@@ -87,28 +96,71 @@ class FolderReader(SourceReader):
                 return batch
         return None
 
-    def _open(self, found: Found) -> OpenFile | None:
-        position, _ = self._position(found.name)
+    def _next(self) -> OpenFile | None:
+        """The file to read from, opened."""
+        current, most = self._current, self._source.form.most_open
+        for name in self._new:
+            self._take_turn(name)
+        self._new = []
+        if current is not None:
+            crowded = len(self._open.keys() | self._queue.keys()) > most
+            if not self._splits.is_followed or not self._turns or (crowded and not current.at_rest):
+                return current
+            self._take_turn(current.found.name)
+        self._current = None
+        while self._turns:
+            *_, name = heappop(self._turns)
+            if name not in self._open:
+                if current is not None and len(self._open) >= most:
+                    self._leave(current)
+                self._open_file(name)
+            self._current = self._open.get(name)
+            if self._current is not None:
+                return self._current
+        return None
+
+    def _take_turn(self, name: str) -> None:
+        heappush(self._turns, (self._splits.watermark_ms(name), next(self._turn), name))
+
+    def _open_file(self, name: str) -> None:
+        found = self._queue.pop(name)
+        position, _ = self._position(name)
         try:
             file = self._source.form.open(self._folder, found, position=position, final=self._source.stop_at_end)
         except FileNotFoundError as error:
             if position == 0:
-                return None    # Taken away before anything of it was read.
-            raise self._vanished(found.name) from error
+                self._splits.finish(name)       # Taken away before anything of it was read.
+                return
+            raise self._vanished(name) from error
         if file is None:
-            self._waiting[found.name] = found
-        return file
+            self._waiting[name] = found
+            self._splits.finish(name)
+        else:
+            self._open[name] = file
+
+    def _leave(self, file: OpenFile) -> None:
+        """It is opened again when its turn comes."""
+        name = file.found.name
+        self._queue.setdefault(name, file.found)
+        del self._open[name]
+        file.close()
 
     def _close_current(self) -> None:
         file = self._current
         assert file is not None
         name = file.found.name
+        has_grown = name in self._queue
         if file.position == file.size:
-            self._offsets[name] = file.position if name in self._queue else ~file.position
+            self._offsets[name] = file.position if has_grown else ~file.position
         else:
             self._waiting[name] = file.found
         file.close()
+        del self._open[name]
         self._current = None
+        if has_grown:
+            self._new.append(name)
+        else:
+            self._splits.finish(name)
 
     def _discover(self) -> None:
         self._discovered_ms = self._context.now_ms()
@@ -118,7 +170,10 @@ class FolderReader(SourceReader):
                 raise self._vanished(name)
         fresh = [found for found in found_files.values() if self._has_more(found)]
         for found in sorted(fresh, key=lambda found: (found.name not in self._offsets, found.mtime_ns, found.name)):
+            if found.name not in self._queue and found.name not in self._open:
+                self._new.append(found.name)
             self._queue[found.name] = found
+            self._splits.discover(found.name, has_records=True)
 
     def _may_have_more(self, name: str) -> bool:
         return self._owns(name) and (self._source.form.grows or self._offsets.get(name, 0) >= 0)
@@ -132,8 +187,8 @@ class FolderReader(SourceReader):
                 return False
             if was_at_end:
                 self._offsets[found.name] = position
-        if self._current is not None and self._current.found.name == found.name:
-            return self._source.form.grows and found.size > self._current.size
+        if found.name in self._open:
+            return self._source.form.grows and found.size > self._open[found.name].size
         return self._waiting.get(found.name) != found
 
     def _owns(self, name: str) -> bool:
@@ -154,8 +209,8 @@ class FolderReader(SourceReader):
 
     @property
     def finished(self) -> bool:
-        return self._source.stop_at_end and self._current is None and not self._queue
+        return self._source.stop_at_end and not self._open and not self._queue
 
     def close(self) -> None:
-        if self._current is not None:
-            self._current.close()
+        for file in self._open.values():
+            file.close()

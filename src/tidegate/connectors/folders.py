@@ -108,13 +108,21 @@ class OpenFile(ABC):
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         """The next records, or None where there is no complete one."""
 
+    @property
+    @abstractmethod
+    def at_rest(self) -> bool:
+        """Whether it can be closed here, and opened again at its position, without reading anything twice."""
+
     @abstractmethod
     def close(self) -> None: ...
 
 
 class FileFormat(ABC):
+    """`most_open`: how many files may be open at a time."""
+
     schema: pa.Schema
     grows: bool
+    most_open: int
 
     @abstractmethod
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:

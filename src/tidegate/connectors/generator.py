@@ -19,8 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.rows import check_split_count, fitted, restored_counts, split_id
-from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
+from tidegate.connectors.rows import check_split_count, fitted, next_split, restored_counts, split_id
+from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader, Splits
 from tidegate.errors import JobError, SchemaError
 from tidegate.types import batch_of, from_list
 
@@ -71,7 +71,7 @@ class GeneratorSource(Source):
         return self.rows is not None
 
     def open(self, context: SourceContext) -> SourceReader:
-        return GeneratorReader(self, restored_counts(context, split_count=self.split_count), context.now_ms)
+        return GeneratorReader(self, restored_counts(context, split_count=self.split_count), context.now_ms, context.splits)
 
     def limit_of(self, split: int) -> int:
         """How many of the records 0 … rows - 1 belong to the split."""
@@ -121,9 +121,10 @@ def _share(total: int, *, split: int, split_count: int) -> int:
 
 
 class GeneratorReader(SourceReader):
-    """Makes what is due of its splits, one split after the other."""
+    """Makes what is due of its splits, one split after the other. Where event time is followed, each batch is of one split,
+    that with the lowest watermark of those that have something due."""
 
-    def __init__(self, source: GeneratorSource, counts: dict[int, int], now_ms: Callable[[], int]) -> None:
+    def __init__(self, source: GeneratorSource, counts: dict[int, int], now_ms: Callable[[], int], splits: Splits) -> None:
         self._source = source
         self._counts = counts
         self._opened_at = dict(counts)
@@ -132,9 +133,14 @@ class GeneratorReader(SourceReader):
         self._now_ms = now_ms
         self._last_ms = now_ms()
         self._elapsed_ms = 0
+        self._splits = splits.report()
+        for split in self._turns:
+            splits.discover(split_id(split), has_records=source.rate is None)
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
         due = self._due()
+        if self._splits.is_followed:
+            return self._poll_one(max_rows, due)
         parts: list[pa.RecordBatch] = []
         room = max_rows
         for split in self._turns[:]:
@@ -147,6 +153,14 @@ class GeneratorReader(SourceReader):
         if len(parts) <= 1:
             return parts[0] if parts else None
         return pa.concat_batches(parts)
+
+    def _poll_one(self, max_rows: int, due: int) -> pa.RecordBatch | None:
+        available = {split: count for split in self._turns if (count := self._available(split, due)) > 0}
+        if not available:
+            return None
+        split = next_split(list(available), self._splits)
+        self._splits.read(split_id(split))
+        return self._take(split, min(max_rows, available[split]))
 
     def _due(self) -> int:
         """The number of records that the whole source should have made since this reader was opened."""
@@ -168,6 +182,8 @@ class GeneratorReader(SourceReader):
         self._turns.remove(split)
         if self._counts[split] != self._limits[split]:
             self._turns.append(split)
+        else:
+            self._splits.finish(split_id(split))
         return batch
 
     def offsets(self) -> Mapping[str, Offset]:

@@ -28,6 +28,7 @@ from tidegate.errors import JobError, SchemaError, SourceError
 
 BLOCK_BYTES = 256 << 10
 MAX_LINE_BYTES = 64 << 20
+MOST_OPEN = 64
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -39,6 +40,7 @@ LinesParser = Callable[[bytes], tuple[pa.RecordBatch, Positions]]
 class JsonLines(FileFormat):
     schema: pa.Schema
     grows = True
+    most_open = MOST_OPEN
 
     def __post_init__(self) -> None:
         try:
@@ -82,6 +84,7 @@ class CsvLines(FileFormat):
     header: bool
     delimiter: str
     grows = True
+    most_open = MOST_OPEN
 
     def __post_init__(self) -> None:
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n\0' or not self.delimiter.isascii():
@@ -232,6 +235,10 @@ class LinesInput(OpenFile):
             raise SourceError(f"{self._where}, line {before + 1} (byte {self.position}): {error}\n    {text}\n"
                               "Correct the line in the file, or the schema, and start the job again: it goes on from "
                               "here, nothing was lost") from error
+
+    @property
+    def at_rest(self) -> bool:
+        return self._row == len(self._ends)
 
     def close(self) -> None:
         self._file.close()

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,12 +26,14 @@ from tidegate.errors import SchemaError, SourceError
 from tidegate.types import parse_schema
 
 PARQUET_BATCH_ROWS = 16_384
+MOST_OPEN = 8           # Of each, the columns of a row group may be in memory.
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetFormat(FileFormat):
     schema: pa.Schema
     grows = False
+    most_open = MOST_OPEN
 
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
         file = _parquet_file(folder, found.name)
@@ -115,6 +118,7 @@ class ParquetInput(OpenFile):
             start += file.metadata.row_group(group).num_rows
             group += 1
         self._skip = position - start
+        self._group_starts = set(accumulate(file.metadata.row_group(each).num_rows for each in range(file.num_row_groups)))
         self._batches: Iterator[pa.RecordBatch] = iter(file.iter_batches(
             PARQUET_BATCH_ROWS, row_groups=range(group, file.num_row_groups), columns=schema.names, use_threads=False))
 
@@ -148,6 +152,10 @@ class ParquetInput(OpenFile):
         with _input_is_to_blame():
             columns = [fitted(read.column(field.name), field, where=self._where) for field in self._schema]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema).slice(skipped)
+
+    @property
+    def at_rest(self) -> bool:
+        return self.position in self._group_starts
 
     def close(self) -> None:
         self._file.close(force=True)

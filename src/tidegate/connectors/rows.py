@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
+from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader, Splits
 from tidegate.errors import JobError, RestoreError, SchemaError
 from tidegate.types import batch_of, ddl_of
 
@@ -43,13 +43,13 @@ class RowsSource(Source):
         return True
 
     def open(self, context: SourceContext) -> SourceReader:
-        return RowsReader(self.batches, restored_counts(context, split_count=len(self.batches)))
+        return RowsReader(self.batches, restored_counts(context, split_count=len(self.batches)), context.splits)
 
 
 class RowsReader(SourceReader):
-    """Returns a slice of one split at a time, of the splits in turn."""
+    """Returns a slice of one split at a time: of the splits in turn, or in the order of event time where it is followed."""
 
-    def __init__(self, batches: Sequence[pa.RecordBatch], counts: dict[int, int]) -> None:
+    def __init__(self, batches: Sequence[pa.RecordBatch], counts: dict[int, int], splits: Splits) -> None:
         for split, count in counts.items():
             if count > batches[split].num_rows:
                 raise RestoreError(
@@ -57,18 +57,25 @@ class RowsReader(SourceReader):
                     f"job holds now has only {batches[split].num_rows} there: give the source the rows it had, or more")
         self._batches = batches
         self._counts = counts
-        self._turns = list(counts)
+        self._turns = [split for split, count in counts.items() if count < batches[split].num_rows]
+        self._splits = splits.report()
+        for split in self._turns:
+            splits.discover(split_id(split), has_records=True)
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
-        while self._turns:
-            split = self._turns.pop(0)
-            start = self._counts[split]
-            batch = self._batches[split].slice(start, max_rows)
-            if batch.num_rows:
-                self._counts[split] = start + batch.num_rows
-                self._turns.append(split)
-                return batch
-        return None
+        if not self._turns:
+            return None
+        split = next_split(self._turns, self._splits)
+        self._turns.remove(split)
+        start = self._counts[split]
+        batch = self._batches[split].slice(start, max_rows)
+        self._counts[split] = start + batch.num_rows
+        self._splits.read(split_id(split))
+        if self._counts[split] < self._batches[split].num_rows:
+            self._turns.append(split)
+        else:
+            self._splits.finish(split_id(split))
+        return batch
 
     def offsets(self) -> Mapping[str, Offset]:
         return {split_id(split): count for split, count in self._counts.items()}
@@ -80,6 +87,13 @@ class RowsReader(SourceReader):
 
 def split_id(split: int) -> str:
     return f"split-{split}"
+
+
+def next_split(turns: Sequence[int], splits: Splits) -> int:
+    """The first one, or that with the lowest watermark where event time is followed."""
+    if not splits.is_followed:
+        return turns[0]
+    return min(turns, key=lambda split: splits.watermark_ms(split_id(split)))
 
 
 def check_split_count(split_count: int) -> None:

@@ -9,13 +9,93 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from tidegate.protocol.watermarks import MIN_WATERMARK_MS
+
 # A position within a split: anything that JSON can carry.
 Offset = Any
+
+
+class SplitListener(Protocol):
+    """Whoever follows the splits of a reader."""
+
+    def on_discovered(self, splits: Mapping[str, bool]) -> None: ...
+
+    def on_finished(self, split: str) -> None: ...
+
+    def watermark_ms(self, split: str) -> int: ...
+
+
+class Splits:
+    """What a reader reports about its splits, so that event time is followed for each of them.
+
+    A reader that takes part calls
+
+    - `report` when it is opened;
+    - `discover` for every split that it has, as soon as it knows of it;
+    - `read` before `poll` returns a batch, with the split that the batch is of: a batch is of one split;
+    - `finish` for a split without further records. If some are added to it later, it is discovered again.
+
+    To read a backlog in the order of event time, a reader reads next from the split whose `watermark_ms` is the lowest, if
+    event time `is_followed` at all.
+    """
+
+    def __init__(self) -> None:
+        self.is_reported = False
+        self.current = ""
+        self.live: dict[str, bool] = {}                 # and whether records are known to wait there
+        self._listeners: list[SplitListener] = []
+        self._discovered: dict[str, bool] = {}
+        self._finished: list[str] = []
+        self.is_followed = False
+
+    # What a reader calls.
+
+    def report(self) -> Splits:
+        self.is_reported = True
+        return self
+
+    def discover(self, split: str, *, has_records: bool = False) -> None:
+        """Records of the split follow. `has_records`: until the split is finished they are there already, and only have to
+        be read; so the split is never idle."""
+        if split in self._finished:
+            self._finished.remove(split)
+        self.live[split] = self._discovered[split] = has_records
+
+    def read(self, split: str) -> None:
+        self.current = split
+
+    def finish(self, split: str) -> None:
+        if self.live.pop(split, None) is not None:
+            self._finished.append(split)
+
+    def watermark_ms(self, split: str) -> int:
+        """How far event time has come in a split; the lowest value there is if nothing of it was read, or nobody follows."""
+        return self._listeners[0].watermark_ms(split) if self._listeners else MIN_WATERMARK_MS
+
+    # What the engine calls.
+
+    def follow(self, listener: SplitListener) -> None:
+        """It knows of the splits that are live now."""
+        self._listeners.append(listener)
+
+    def tell_discovered(self) -> None:
+        """Before the batch that was read is passed on."""
+        discovered, self._discovered = self._discovered, {}
+        if discovered:
+            for listener in self._listeners:
+                listener.on_discovered(discovered)
+
+    def tell_finished(self) -> None:
+        """Behind it."""
+        finished, self._finished = self._finished, []
+        for split in finished:
+            for listener in self._listeners:
+                listener.on_finished(split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +110,14 @@ class SourceContext:
     parallelism: int
     restored: Mapping[str, Offset]
     now_ms: Callable[[], int]
+    splits: Splits = field(default_factory=Splits)
 
 
 class SourceReader(ABC):
     """Reads the splits of one subtask.
+
+    One that reports its splits (`SourceContext.splits`) has event time followed split by split; of one that doesn't, all
+    records are taken for one split, which must then be read in the order of event time.
 
     Contract: after `poll` has returned a batch, `offsets` is the position right behind its last record; a reader opened
     with those offsets returns exactly the records that this one would have returned next, in the same order per split.

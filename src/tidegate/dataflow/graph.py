@@ -6,7 +6,7 @@ several edges into one port. A node's `spec` says what it does and makes its run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -79,3 +79,15 @@ class LogicalGraph:
 
     def consumers(self, node_id: int) -> list[tuple[Node, Edge]]:
         return [(node, edge) for node in self.nodes for edge in node.inputs if edge.source == node_id]
+
+
+def sources_above(nodes: Sequence[Node], edges: Iterable[Edge]) -> tuple[str, ...]:
+    """The names of the sources that the records of these edges come from, in the order of the graph. `nodes` by id."""
+    reached: set[int] = set()
+    waiting = [edge.source for edge in edges]
+    while waiting:
+        node = waiting.pop()
+        if node not in reached:
+            reached.add(node)
+            waiting += [edge.source for edge in nodes[node].inputs]
+    return tuple(nodes[each].name for each in sorted(reached) if not nodes[each].inputs)

@@ -2,7 +2,8 @@
 
 A node is chained to its upstream node where that is all it reads: one input edge, FORWARD, and the same parallelism.
 Chained operators call each other directly, without a channel. A node may have several chained consumers, of its main
-and of its side outputs, so that a chain is a tree.
+and of its side outputs, so that a chain is a tree. Without chaining, a watermark operator is chained all the same: in the
+chain of a source it knows of which split a record is.
 
 The head of a loop is never chained to what is before it, since what comes back enters there too. The tail is as parallel
 as the head, so that subtask i of one has subtask i of the other beside it, and is chained like any other node.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
 from tidegate.dataflow.loops import LogicalLoop, loops_in
 from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
+from tidegate.dataflow.operators.source import WatermarkSpec
 from tidegate.dataflow.plan import Loop, Plan, PlanEdge, Vertex
 from tidegate.errors import GraphError
 
@@ -31,7 +33,7 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
         parallelism.append(_parallelism_of(node, parallelism, slots=slots, key_group_count=key_group_count))
     heads: list[int] = []                      # by node: the head of the chain it is in
     for node in graph.nodes:
-        chained = chaining and _continues_its_upstream(node, parallelism)
+        chained = (chaining or isinstance(node.spec, WatermarkSpec)) and _continues_its_upstream(node, parallelism)
         heads.append(heads[node.inputs[0].source] if chained else node.id)
     vertices = tuple(_vertex(index, head, graph, heads, parallelism[head])
                      for index, head in enumerate(sorted(set(heads))))

@@ -26,7 +26,7 @@ import pyarrow as pa
 from tidegate.dataflow import checks
 from tidegate.dataflow.contracts import Sink, Source
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedProcess, Process
-from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning, Spec
+from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning, Spec, sources_above
 from tidegate.dataflow.null_keys import KEEP, check_nulls
 from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
@@ -48,7 +48,9 @@ _NO_OUTPUT = pa.schema([])
 
 
 class Pipeline:
-    """Collects the nodes of one job."""
+    """Collects the nodes of one job. `time_by_epoch`: watermarks move when an epoch ends, since records come in no order."""
+
+    time_by_epoch = False
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
@@ -220,8 +222,10 @@ class Stream:
             raise GraphError(f"operator {name!r}: idle_after={idle_after!r} makes every pause between two batches "
                              f"idle; give a time longer than the source's usual pauses, such as '30 seconds'")
         return self._pipeline._add(
-            WatermarkSpec(column, delay_ms, idle_after_ms), name=name, schema=self._schema, edges=input.edges,
-            input_schemas=(self._schema,), parallelism=self._common_parallelism(), named_by_user=given)
+            WatermarkSpec(column, delay_ms, idle_after_ms, sources_above(self._pipeline._nodes, input.edges),
+                          by_epoch=self._pipeline.time_by_epoch),
+            name=name, schema=self._schema, edges=input.edges, input_schemas=(self._schema,),
+            parallelism=self._common_parallelism(), named_by_user=given)
 
     def iterate(self, name: str, body: Callable[[Stream], tuple[Stream, Stream]], *, parallelism: int | None = None,
                 alias: Names = ()) -> Stream:

@@ -4,17 +4,19 @@ Theory of operation
 -------------------
 (Carbone et al. 2017 take event time for granted; this follows the Dataflow model that Flink builds on.) A watermark t
 on a channel promises that no record with an event time of t or less follows on it. A source derives it from the
-records that it sees (`BoundedOutOfOrderness`); a subtask with several inputs may promise only what all of them promise:
-the minimum over its channels (`WatermarkMerge`). An input without records would hold that minimum back for ever, so it
-can declare itself *idle* and is left out until it speaks again.
+records that it sees, split by split, since each split (a file, a partition) is in order and several of them are not
+(`SplitWatermarks`); a subtask with several inputs may promise only what all of them promise: the minimum over its channels
+(`WatermarkMerge`). A split or an input without records would hold that minimum back forever, so it can declare itself *idle*
+and is left out until it has records again.
 
-Invariants: what is promised never decreases, except that a promise may be repeated (see below). Three subtle cases:
+Invariants: what is promised never decreases, except that a promise may be repeated (see below). Four subtle cases:
 
 - An *ended* channel (end of input, or a watermark of `MAX_WATERMARK_MS`) promises everything, but it must not lift the
   merge to the end of time while another channel is merely idle: that one may speak again. So ended channels are left
   out of the minimum like idle ones, and the merge reaches the maximum only when all channels have ended.
 - A channel that wakes up behind the merged watermark holds it where it is until it has caught up, rather than letting
   the others run further ahead and make more of its records late.
+- A split that is discovered later can't lower what was promised: it holds the stream there until it has caught up.
 - Whoever was idle and wakes up repeats its watermark. The batch that woke it may be filtered away before it gets
   downstream, and downstream has to know that it is to be waited for again.
 
@@ -24,7 +26,8 @@ Not here: late records and timers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -102,19 +105,26 @@ class WatermarkMerge:
         return Advanced(self._current_ms)
 
 
-class BoundedOutOfOrderness:
-    """Watermarks for records that come at most `delay_ms` behind the latest event time seen so far.
+class SplitWatermarks:
+    """Watermarks of a stream whose records come from splits, each at most `delay_ms` behind the latest event time of its
+    split: the minimum over the live splits.
 
-    After `idle_after_ms` without a batch the stream is idle (None: never). Call `on_time` once at the start, from where
-    the quiet is counted, and then when `deadline_ms` says so.
+    A split is live from when it is discovered until it is finished. One that was not read yet has promised nothing, and
+    holds the stream back. After `idle_after_ms` without a batch a split is idle (None: never), and so is a stream without
+    live splits; a split that is known to have records waiting is never idle, however long nobody reads it. `deadline_ms`
+    says when `on_time` is due.
     """
 
-    def __init__(self, delay_ms: int, idle_after_ms: int | None = None) -> None:
+    def __init__(self, delay_ms: int, idle_after_ms: int | None = None, *, now_ms: int = 0) -> None:
         assert delay_ms >= 0
         assert idle_after_ms is None or idle_after_ms > 0
         self._delay_ms = delay_ms
         self._idle_after_ms = idle_after_ms
-        self._quiet_since_ms: int | None = None
+        self._live: dict[str, _Split] = {}
+        self._awake: list[tuple[int, str]] = []         # a heap; entries that no longer hold are passed over
+        self._awake_count = 0
+        self._quiet: dict[str, _Split] = {}             # awake ones that may become idle, the longest quiet one first
+        self._quiet_since_ms = now_ms                   # of the stream
         self._current_ms = MIN_WATERMARK_MS
         self._is_idle = False
 
@@ -123,27 +133,124 @@ class BoundedOutOfOrderness:
         """What has been promised so far."""
         return self._current_ms
 
-    def on_batch(self, max_event_time_ms: int, now_ms: int) -> Progress:
+    def watermark_ms(self, split: str) -> int:
+        """What a split has promised by itself."""
+        return self._live[split].at_ms if split in self._live else MIN_WATERMARK_MS
+
+    def latest_ms(self) -> dict[str, int]:
+        """The latest event time of each live split of which a record was read."""
+        return {name: each.at_ms + self._delay_ms + 1 for name, each in self._live.items() if each.at_ms != MIN_WATERMARK_MS}
+
+    def on_discovered(self, splits: Mapping[str, bool], now_ms: int, *,
+                      latest_ms: Mapping[str, int] | None = None) -> Progress:
+        """They are discovered together, and none counts before all are known. `splits`: whether records are known to wait in
+        each. `latest_ms`: the latest event time of those of which something was read in an earlier life of the job."""
+        for split, has_records in splits.items():
+            if split in self._live:
+                self._wake(split, self._live[split], now_ms)
+                continue
+            before_ms = None if latest_ms is None else latest_ms.get(split)
+            found = _Split(MIN_WATERMARK_MS if before_ms is None else self._promise(before_ms), now_ms, has_records)
+            self._live[split] = found
+            self._awake_count += 1
+            self._enter(split, found, now_ms)
+        return self._progress()
+
+    def on_batch(self, split: str, max_event_time_ms: int, now_ms: int) -> Progress:
         self._quiet_since_ms = now_ms
-        woke_up, self._is_idle = self._is_idle, False
+        found = self._live.get(split)
+        if found is None:
+            return self.on_discovered({split: False}, now_ms, latest_ms={split: max_event_time_ms})
+        at_ms = max(self._promise(max_event_time_ms), found.at_ms)
+        if at_ms == found.at_ms and not found.is_idle and split not in self._quiet:
+            return None
+        found.at_ms = at_ms
+        self._wake(split, found, now_ms)
+        return self._progress()
+
+    def on_finished(self, split: str, now_ms: int) -> Progress:
+        found = self._live.pop(split, None)
+        if found is None:
+            return None
+        self._quiet_since_ms = now_ms
+        self._quiet.pop(split, None)
+        self._awake_count -= not found.is_idle
+        return self._progress()
+
+    def on_idle(self, split: str) -> Progress:
+        """It is not to be waited for until it has a batch again."""
+        found = self._live[split]
+        if found.is_idle:
+            return None
+        found.is_idle = True
+        self._awake_count -= 1
+        self._quiet.pop(split, None)
+        return self._progress()
+
+    def deadline_ms(self) -> int | None:
+        """When `on_time` has something to say, if nothing comes before; None where it has not, as once idle."""
+        if self._idle_after_ms is None or self._is_idle:
+            return None
+        for each in self._quiet.values():
+            return each.quiet_since_ms + self._idle_after_ms
+        return None if self._live else self._quiet_since_ms + self._idle_after_ms
+
+    def on_time(self, now_ms: int) -> Progress:
+        outcome: Progress = None
+        while (deadline_ms := self.deadline_ms()) is not None and now_ms >= deadline_ms:
+            if not self._live:
+                self._is_idle = True
+                return BecameIdle()
+            outcome = self.on_idle(next(iter(self._quiet))) or outcome
+        return outcome
+
+    # Inside.
+
+    def _promise(self, latest_ms: int) -> int:
         # A record exactly `delay_ms` behind is still in time, and a watermark excludes its own instant: hence the 1.
-        promised_ms = max_event_time_ms - self._delay_ms - 1
+        return max(latest_ms - self._delay_ms - 1, MIN_WATERMARK_MS)
+
+    def _wake(self, split: str, found: _Split, now_ms: int) -> None:
+        if found.is_idle:
+            found.is_idle = False
+            self._awake_count += 1
+        self._enter(split, found, now_ms)
+
+    def _enter(self, split: str, found: _Split, now_ms: int) -> None:
+        found.quiet_since_ms = now_ms
+        if self._idle_after_ms is not None and not found.has_records:
+            self._quiet.pop(split, None)
+            self._quiet[split] = found
+        heapq.heappush(self._awake, (found.at_ms, split))
+        if len(self._awake) > 2 * len(self._live) + 64:
+            self._awake = [(each.at_ms, name) for name, each in self._live.items() if not each.is_idle]
+            heapq.heapify(self._awake)
+
+    def _least_ms(self) -> int:
+        while True:
+            at_ms, split = self._awake[0]
+            found = self._live.get(split)
+            if found is not None and not found.is_idle and found.at_ms == at_ms:
+                return at_ms
+            heapq.heappop(self._awake)
+
+    def _progress(self) -> Progress:
+        if not self._awake_count:
+            if not self._live or self._is_idle:     # without live splits there is a time to wait out
+                return None
+            self._is_idle = True
+            return BecameIdle()
+        woke_up, self._is_idle = self._is_idle, False
+        promised_ms = self._least_ms()
         if promised_ms <= self._current_ms and not woke_up:
             return None
         self._current_ms = max(promised_ms, self._current_ms)
         return Advanced(self._current_ms)
 
-    def deadline_ms(self) -> int | None:
-        """When `on_time` has something to say, if no batch comes before; None where it has not, as once idle."""
-        if self._idle_after_ms is None or self._quiet_since_ms is None or self._is_idle:
-            return None
-        return self._quiet_since_ms + self._idle_after_ms
 
-    def on_time(self, now_ms: int) -> Progress:
-        if self._quiet_since_ms is None:
-            self._quiet_since_ms = now_ms
-        deadline_ms = self.deadline_ms()
-        if deadline_ms is None or now_ms < deadline_ms:
-            return None
-        self._is_idle = True
-        return BecameIdle()
+@dataclass(slots=True)
+class _Split:
+    at_ms: int                  # what it has promised
+    quiet_since_ms: int
+    has_records: bool
+    is_idle: bool = False

@@ -13,6 +13,9 @@ Who is who: an operator is found under its name, else under one of its aliases; 
 snapshot holds under one name goes to one of the job's at most. Dropping by name (`drop`: "operator" or "operator.state")
 is for what would be refused. What fits is never dropped: the permission may stay in the program while the job runs on,
 fails and recovers from newer snapshots. A parallelism may always change, up to the number of key-groups.
+
+How far event time was (`EVENT_TIME`) is state of the engine's own, which operators without a stable name have as well. It is
+never a reason to refuse: an operator that is new, renamed or gone begins, or ends, without it.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from typing import Any
 
 from tidegate.dataflow.functions import Function
 from tidegate.dataflow.graph import Node
+from tidegate.dataflow.operators.event_time import WATERMARK
+from tidegate.dataflow.operators.source import SPLIT_WATERMARKS
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import RestoreError
 from tidegate.runtime.in_flight import places_of
@@ -32,6 +37,8 @@ from tidegate.state.descriptors import descriptors_of
 from tidegate.state.evolution import POSSIBLE, ConvertRows, DeclaredState, described, evolve
 from tidegate.state.sections import StateInfo, StateKind
 from tidegate.store.manifest import ROWS, Manifest, OperatorEntry, StateEntry
+
+EVENT_TIME = frozenset({WATERMARK.name, SPLIT_WATERMARKS.name})
 
 
 class Fate(Enum):
@@ -84,8 +91,9 @@ class OperatorPlan:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the snapshot has exactly these states, under these names and types."""
-        return self.fate is Fate.KEPT and all(state.fate is Fate.KEPT for state in self.states)
+        """Whether the snapshot has exactly these states, under these names and types; but for event time, which older
+        snapshots don't have."""
+        return self.fate is Fate.KEPT and all(state.fate is Fate.KEPT or state.name in EVENT_TIME for state in self.states)
 
     def refusals(self) -> Iterator[str]:
         if self.fate is Fate.REFUSED and self.why:
@@ -171,7 +179,8 @@ def plan_restore(manifest: Manifest, *, operators: Sequence[DeclaredOperator], k
                      f"{key_group_count}: the number is fixed for the life of a job's state, set it back "
                      f"(key_group_count={manifest.key_group_count})")
     named = {operator.name: operator.aliases for operator in operators}
-    match = _matched(named, [name for name, entry in manifest.operators.items() if _holds_anything(entry)], drops.allows)
+    match = _matched(named, [name for name, entry in manifest.operators.items() if _has_files(entry)], drops.allows,
+                     slight=[name for name, entry in manifest.operators.items() if not _holds_anything(entry)])
     # Of an operator that held nothing the snapshot still knows its states.
     empty = {name: name for name in named if name in manifest.operators and name not in match.found}
     plans = []
@@ -246,7 +255,7 @@ def _state_plan(was: StateEntry, now: DeclaredState, allows: Callable[[str], boo
 
 def _gone_plan(name: str, entry: OperatorEntry, now: Collection[str], drops: _Drops) -> OperatorPlan:
     """Of an operator of the snapshot that the job doesn't have."""
-    if not _holds_anything(entry):
+    if not _has_files(entry):
         states = tuple(StatePlan(each.name, Fate.DROPPED, _entry_text(each), "held nothing", each.name)
                        for each in entry.states)
         return OperatorPlan(name, Fate.DROPPED, states, why="not in the job", was=name)
@@ -266,6 +275,8 @@ def _gone_state(state: StateEntry, entry: OperatorEntry, allows: Callable[[str],
     text = _entry_text(state)
     if _held_nothing(state, entry):
         return StatePlan(state.name, Fate.DROPPED, text, "held nothing", state.name)
+    if state.name in EVENT_TIME:
+        return StatePlan(state.name, Fate.DROPPED, text, "nothing in the job follows this event time", state.name)
     if allows(state.name):
         lost = "; output that was still to be committed is lost" if state.shape == "committables" else ""
         return StatePlan(state.name, Fate.DROPPED, text, f"as allowed{lost}", state.name)
@@ -276,14 +287,19 @@ def _new(info: StateInfo) -> StatePlan:
     return StatePlan(info.name, Fate.NEW, _text(info), "begins empty")
 
 
-def _holds_anything(entry: OperatorEntry) -> bool:
+def _has_files(entry: OperatorEntry) -> bool:
     return any(piece.files for piece in entry.pieces)
+
+
+def _holds_anything(entry: OperatorEntry) -> bool:
+    """Whether there would be something to lose."""
+    return any(state.name not in EVENT_TIME and not _held_nothing(state, entry) for state in entry.states)
 
 
 def _held_nothing(state: StateEntry, entry: OperatorEntry) -> bool:
     """Of keyed state a manifest doesn't say, unless the operator has no files at all."""
     counted = state.kind != StateKind.KEYED.value
-    return not _holds_anything(entry) or (counted and not any(piece.item_counts.get(state.name) for piece in entry.pieces))
+    return not _has_files(entry) or (counted and not any(piece.item_counts.get(state.name) for piece in entry.pieces))
 
 
 # --------------------------------------------------------------------------------------------------- who is who
@@ -299,8 +315,10 @@ class _Match:
     disputed: set[str] = field(default_factory=set)
 
 
-def _matched(declared: Mapping[str, tuple[str, ...]], existing: Collection[str], allows: Callable[[str], bool]) -> _Match:
-    """Finds each declared name, or else one of its aliases, among the existing ones."""
+def _matched(declared: Mapping[str, tuple[str, ...]], existing: Collection[str], allows: Callable[[str], bool],
+             slight: Collection[str] = ()) -> _Match:
+    """Finds each declared name, or else one of its aliases, among the existing ones. The `slight` ones hold nothing that
+    would be missed, and are no reason for a problem."""
     match = _Match()
     claims: dict[str, list[str]] = {}
     for name, aliases in declared.items():
@@ -310,6 +328,8 @@ def _matched(declared: Mapping[str, tuple[str, ...]], existing: Collection[str],
         if len(candidates) > 1:
             candidates = [each for each in candidates if each == name or not allows(each)] or candidates
         if len(candidates) > 1:
+            candidates = [each for each in candidates if each not in slight] or candidates[:1]
+        if len(candidates) > 1:
             match.problems[name] = (f"the snapshot has state under {' and '.join(map(repr, candidates))}, and it can go on "
                                     f"with one of them: leave the alias away, or let the other go with drop_state=")
             match.disputed |= set(candidates)
@@ -318,6 +338,8 @@ def _matched(declared: Mapping[str, tuple[str, ...]], existing: Collection[str],
     for existing_name, names in claims.items():
         if len(names) == 1:
             match.found[names[0]] = existing_name
+            continue
+        if existing_name in slight:
             continue
         for name in names:
             match.problems[name] = (f"what the snapshot holds under {existing_name!r} is claimed by "

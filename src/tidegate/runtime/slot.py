@@ -26,7 +26,7 @@ from tidegate.channels.memory import MemoryChannel
 from tidegate.channels.ports import Inlet, Outlet
 from tidegate.dataflow.graph import Node, Partitioning
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
-from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec
+from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec, follow_splits
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
 from tidegate.errors import ProtocolError, StoreError
 from tidegate.protocol.alignment import AlignmentMode
@@ -344,6 +344,7 @@ class Slot:
                 refuses_nulls_for=self._plan.vertices[out.target_vertex].head.name if out.refuses_nulls else None)
             writers.append(writer)
             _attach(operators[out.source_node], out.tag, writer)
+        follow_splits(list(operators.values()))
         keeps = self._keeps_in_flight(vertex)
         places = {(place.operator, place.info.name): place for place in self._places(vertex, point, of_head=keeps)}
         replay = Replay()

@@ -120,6 +120,7 @@ class Subtask:
         self._marker = Marker(0)                # of the epoch in progress
         self._align_started: float | None = None
         self._taken: _Taken | None = None
+        self._has_resumed = False
 
     def step(self) -> bool:
         """One unit of work, if there is any that can be done now."""
@@ -128,6 +129,10 @@ class Subtask:
         if self._replay:
             self.counters.records_in += self._replay.feed()
             return True
+        if not self._has_resumed:
+            self._has_resumed = True
+            for operator in self.operators:
+                operator.resume()
         return self._work()
 
     def _work(self) -> bool:

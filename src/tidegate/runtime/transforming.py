@@ -54,6 +54,8 @@ AT_THE_END = "Spark is told, and runs the tasks again or ends the action or quer
 class TransformJob(job.Job):
     """Sources, operators and sinks of one transform. `inputs` are schemas by the name that the source gets."""
 
+    time_by_epoch = True
+
     def __init__(self, name: str, inputs: Mapping[str, pa.Schema], *, slots: int, tuning: Tuning | None = None,
                  keeps_state: bool, **rest: Any) -> None:
         super().__init__(name, slots=slots, restart=NoRestart(),

@@ -28,7 +28,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
+from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader, Splits
 from tidegate.errors import JobError, RestoreError
 from tidegate.types import batch_of, parse_duration_ms, parse_schema
 
@@ -110,19 +110,26 @@ class ScriptedSource(Source):
 
     def open(self, context: SourceContext) -> SourceReader:
         owned = range(context.subtask, len(self.scripts), context.parallelism)
-        return ScriptedReader([_Playback(index, self, context) for index in owned])
+        return ScriptedReader([_Playback(index, self, context) for index in owned], context.splits)
 
 
 class ScriptedReader(SourceReader):
     """Plays its scripts in turn."""
 
-    def __init__(self, playbacks: list[_Playback]) -> None:
+    def __init__(self, playbacks: list[_Playback], splits: Splits) -> None:
         self._playbacks = playbacks
+        self._splits = splits.report()
+        for playback in playbacks:
+            if not playback.finished:
+                splits.discover(playback.split)
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
         for index, playback in enumerate(self._playbacks):
             batch = playback.next(max_rows)
+            if playback.finished:
+                self._splits.finish(playback.split)
             if batch is not None:
+                self._splits.read(playback.split)
                 self._playbacks = self._playbacks[index + 1:] + self._playbacks[:index + 1]
                 return batch
         return None

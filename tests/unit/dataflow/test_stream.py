@@ -250,7 +250,7 @@ def test_a_side_output_is_a_stream_of_its_own_schema(pipeline: Pipeline, bids: S
 def test_a_watermark_is_a_node_with_its_times_in_milliseconds(pipeline: Pipeline, bids: Stream) -> None:
     bids.with_watermark("ts", "5 seconds", idle_after=timedelta(minutes=1)).to("out", Nowhere())
     watermark = by_name(pipeline.build(), "watermark-1")
-    assert watermark.spec == WatermarkSpec("ts", 5_000, 60_000) and watermark.schema == bids.schema
+    assert watermark.spec == WatermarkSpec("ts", 5_000, 60_000, ("bids",)) and watermark.schema == bids.schema
 
 
 @pytest.mark.parametrize("kind", ["long", "timestamp", "timestamp_ntz", "date"])

@@ -296,18 +296,19 @@ def test_operator_state_belongs_to_the_subtask() -> None:
     assert second.feed((3,), (4,)) == [([1, 2, 3],)]
 
 
-def test_a_function_without_state_has_none_to_freeze() -> None:
+def test_a_function_without_state_has_nothing_to_freeze_but_event_time() -> None:
     class Plain(tg.Process):
         def process(self, record: Any, ctx: Any) -> None: ...
 
     spec = ProcessSpec(Plain())
     assert not spec.stateful
-    assert Bench(spec, "a long").operator.freeze(1) is None
+    assert Bench(spec, "a long").freeze() == {"__watermark": []}
 
 
 def test_the_states_of_a_function_are_known_without_running_it() -> None:
     bench = summing()
-    assert [info.name for info in bench.node.spec.states(bench.node)] == ["total", "__event_timers", "__processing_timers"]
+    assert [info.name for info in bench.node.spec.states(bench.node)] == [
+        "total", "__event_timers", "__processing_timers", "__watermark"]
     frozen = bench.operator.freeze(1)
     assert frozen is not None
     assert {info.name: info.schema for info in frozen.states} == {

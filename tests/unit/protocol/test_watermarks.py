@@ -1,6 +1,8 @@
-"""Watermarks: merging channels, idleness, ends, and the bounded-out-of-orderness generator."""
+"""Watermarks: merging channels, idleness, ends, and splits."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from tidegate.protocol.watermarks import (
     MIN_WATERMARK_MS,
     Advanced,
     BecameIdle,
-    BoundedOutOfOrderness,
+    SplitWatermarks,
     WatermarkMerge,
 )
 
@@ -151,52 +153,159 @@ def test_the_merge_never_goes_back_and_never_promises_more_than_its_live_channel
         assert merge.current_ms >= min(live_ms, default=MIN_WATERMARK_MS)
 
 
-def test_the_generator_stays_the_delay_and_one_behind_the_latest_record() -> None:
-    generator = BoundedOutOfOrderness(5_000)
-    assert generator.on_batch(100_000, now_ms=0) == Advanced(94_999)
-    assert generator.on_batch(100_000, now_ms=1) is None
-    assert generator.on_batch(90_000, now_ms=2) is None
-    assert generator.on_batch(100_001, now_ms=3) == Advanced(95_000)
-    assert generator.current_ms == 95_000
+# ------------------------------------------------------------------------------------------------------ splits
 
 
-def test_the_generator_becomes_idle_once_and_wakes_up_with_a_watermark() -> None:
-    generator = BoundedOutOfOrderness(0, idle_after_ms=30_000)
-    generator.on_batch(1_000, now_ms=0)
-    assert generator.on_time(29_999) is None
-    assert generator.deadline_ms() == 30_000
-    assert generator.on_time(30_000) == BecameIdle()
-    assert generator.deadline_ms() is None, "a deadline that has passed would keep the loop awake"
-    assert generator.on_time(90_000) is None
-    assert generator.on_batch(500, now_ms=90_001) == Advanced(999), "it does not advance, but it is there again"
-    assert generator.on_time(120_000) is None
-    assert generator.on_time(120_001) == BecameIdle()
+def one_split(delay_ms: int = 0, idle_after_ms: int | None = None, now_ms: int = 0) -> SplitWatermarks:
+    watermarks = SplitWatermarks(delay_ms, idle_after_ms, now_ms=now_ms)
+    watermarks.on_discovered({"": False}, now_ms)
+    return watermarks
 
 
-def test_a_generator_without_any_record_becomes_idle_too() -> None:
-    generator = BoundedOutOfOrderness(0, idle_after_ms=10)
-    assert generator.on_time(1_000) is None
-    assert generator.on_time(1_009) is None
-    assert generator.on_time(1_010) == BecameIdle()
+def test_the_watermark_of_one_split_stays_the_delay_and_one_behind_the_latest_record() -> None:
+    split = one_split(5_000)
+    assert split.on_batch("", 100_000, now_ms=0) == Advanced(94_999)
+    assert split.on_batch("", 100_000, now_ms=1) is None
+    assert split.on_batch("", 90_000, now_ms=2) is None
+    assert split.on_batch("", 100_001, now_ms=3) == Advanced(95_000)
+    assert split.current_ms == 95_000
 
 
-def test_a_generator_without_an_idle_time_is_never_idle() -> None:
-    generator = BoundedOutOfOrderness(0)
-    generator.on_time(0)
-    assert generator.deadline_ms() is None
-    assert generator.on_time(10**12) is None
+def test_one_split_becomes_idle_once_and_wakes_up_with_a_watermark() -> None:
+    split = one_split(idle_after_ms=30_000)
+    split.on_batch("", 1_000, now_ms=0)
+    assert split.on_time(29_999) is None
+    assert split.deadline_ms() == 30_000
+    assert split.on_time(30_000) == BecameIdle()
+    assert split.deadline_ms() is None, "a deadline that has passed would keep the loop awake"
+    assert split.on_time(90_000) is None
+    assert split.on_batch("", 500, now_ms=90_001) == Advanced(999), "it does not advance, but it is there again"
+    assert split.on_time(120_000) is None
+    assert split.on_time(120_001) == BecameIdle()
+
+
+def test_a_split_without_any_record_becomes_idle_too() -> None:
+    split = one_split(idle_after_ms=10, now_ms=1_000)
+    assert split.on_time(1_009) is None
+    assert split.on_time(1_010) == BecameIdle()
+
+
+def test_a_split_without_an_idle_time_is_never_idle() -> None:
+    split = one_split()
+    assert split.deadline_ms() is None
+    assert split.on_time(10**12) is None
 
 
 def test_event_times_at_the_ends_of_the_range_make_no_impossible_watermark() -> None:
-    generator = BoundedOutOfOrderness(5_000)
-    assert generator.on_batch(MIN_WATERMARK_MS, now_ms=0) is None
-    assert generator.current_ms == MIN_WATERMARK_MS
-    assert BoundedOutOfOrderness(0).on_batch(MAX_WATERMARK_MS, now_ms=0) == Advanced(MAX_WATERMARK_MS - 1)
+    split = one_split(5_000)
+    assert split.on_batch("", MIN_WATERMARK_MS, now_ms=0) is None
+    assert split.current_ms == MIN_WATERMARK_MS and split.latest_ms() == {}
+    assert one_split().on_batch("", MAX_WATERMARK_MS, now_ms=0) == Advanced(MAX_WATERMARK_MS - 1)
 
 
 @given(st.lists(st.integers(-1_000, 1_000), min_size=1), st.integers(0, 500))
 def test_no_record_within_the_delay_is_ever_late(times_ms: list[int], delay_ms: int) -> None:
-    generator = BoundedOutOfOrderness(delay_ms)
+    split = one_split(delay_ms)
     for time_ms in times_ms:
-        generator.on_batch(time_ms, now_ms=0)
-    assert generator.current_ms < max(times_ms) - delay_ms
+        split.on_batch("", time_ms, now_ms=0)
+    assert split.current_ms < max(times_ms) - delay_ms
+
+
+def splits(*names: str, **more: Any) -> SplitWatermarks:
+    watermarks = SplitWatermarks(0, **more)
+    watermarks.on_discovered(dict.fromkeys(names, False), 0)
+    return watermarks
+
+
+def test_the_slowest_split_holds_the_stream_and_an_unread_one_before_all() -> None:
+    both = splits("a", "b")
+    assert both.on_batch("a", 100, 0) is None, "nobody knows what is in b"
+    assert both.on_batch("b", 50, 0) == Advanced(49)
+    assert both.on_batch("a", 200, 0) is None
+    assert both.on_batch("b", 150, 0) == Advanced(149)
+    assert (both.watermark_ms("a"), both.watermark_ms("b"), both.watermark_ms("c")) == (199, 149, MIN_WATERMARK_MS)
+
+
+def test_a_finished_split_holds_nothing_back() -> None:
+    both = splits("a", "b")
+    both.on_batch("a", 100, 0)
+    assert both.on_finished("b", 0) == Advanced(99), "it was empty"
+    assert both.on_finished("a", 0) is None
+    assert both.on_finished("never heard of", 0) is None
+    assert both.current_ms == 99
+
+
+def test_a_split_that_appears_later_lowers_nothing_and_holds_the_stream_until_it_has_caught_up() -> None:
+    stream = splits("a")
+    stream.on_batch("a", 100, 0)
+    assert stream.on_discovered({"b": False}, 0) is None
+    assert stream.on_batch("a", 200, 0) is None
+    assert stream.on_batch("b", 50, 0) is None
+    assert stream.on_batch("b", 150, 0) == Advanced(149)
+
+
+def test_splits_become_idle_one_by_one_and_the_stream_with_the_last() -> None:
+    stream = splits("a", "b", idle_after_ms=10)
+    assert stream.on_batch("a", 100, now_ms=5) is None
+    assert stream.deadline_ms() == 10
+    assert stream.on_time(10) == Advanced(99), "b isn't waited for any longer"
+    assert stream.deadline_ms() == 15
+    assert stream.on_time(15) == BecameIdle()
+    assert stream.deadline_ms() is None
+    assert stream.on_batch("b", 60, now_ms=20) == Advanced(99)
+    assert stream.on_batch("b", 120, now_ms=21) == Advanced(119)
+
+
+def test_a_split_with_records_waiting_is_not_idle_however_long_it_is_not_read() -> None:
+    stream = SplitWatermarks(0, 10)
+    stream.on_discovered({"a": True, "b": False}, 0)
+    stream.on_batch("b", 70, now_ms=0)
+    assert stream.on_time(10_000) is None and stream.deadline_ms() is None
+    assert stream.on_batch("a", 50, now_ms=10_001) == Advanced(49)
+
+
+def test_a_stream_without_live_splits_becomes_idle_and_is_woken_by_a_new_one() -> None:
+    stream = SplitWatermarks(0, 10, now_ms=3)
+    assert stream.deadline_ms() == 13
+    assert stream.on_time(13) == BecameIdle()
+    assert stream.on_discovered({"a": False}, 20) == Advanced(MIN_WATERMARK_MS), "the others are to wait for it"
+    assert stream.on_batch("a", 5, 21) == Advanced(4)
+    assert stream.on_finished("a", 22) is None
+    assert stream.on_time(31) is None and stream.on_time(32) == BecameIdle()
+
+
+def test_a_restored_split_goes_on_from_what_was_read_of_it() -> None:
+    before = splits("a", "b")
+    before.on_batch("a", 100, 0)
+    before.on_batch("b", 50, 0)
+    assert before.latest_ms() == {"a": 100, "b": 50}
+    after = SplitWatermarks(10)
+    assert after.on_discovered({"a": False}, 0, latest_ms={"a": 100, "b": 50}) == Advanced(89), "by the present delay"
+    again = SplitWatermarks(0)
+    assert again.on_discovered({"a": True, "b": False}, 0, latest_ms={"a": 100, "b": 50}) == Advanced(49)
+    again = SplitWatermarks(0)
+    assert again.on_discovered({"a": True, "b": False}, 0, latest_ms={"a": 100}) is None, "b may hold anything"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.one_of(st.integers(0, 50), st.sampled_from(["finish", "discover"]))),
+                max_size=80))
+def test_the_stream_promises_the_least_of_its_live_splits_and_never_less_than_before(
+        steps: list[tuple[str, int | str]]) -> None:
+    stream = SplitWatermarks(0)
+    live: dict[str, int] = {}
+    promised = MIN_WATERMARK_MS
+    for split, step in steps:
+        if step == "finish":
+            outcome = stream.on_finished(split, 0)
+            live.pop(split, None)
+        elif step == "discover":
+            outcome = stream.on_discovered({split: False}, 0)
+            live.setdefault(split, MIN_WATERMARK_MS)
+        else:
+            assert isinstance(step, int)
+            outcome = stream.on_batch(split, step, 0)
+            live[split] = max(step - 1, live.get(split, MIN_WATERMARK_MS))
+        expected = max(promised, min(live.values(), default=promised))
+        assert stream.current_ms == expected
+        assert outcome == (Advanced(expected) if expected > promised else None)
+        promised = expected

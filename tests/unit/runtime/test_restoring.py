@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.dataflow.functions import KeyedProcess
+from tidegate.dataflow.operators.event_time import WATERMARK
+from tidegate.dataflow.operators.source import SPLIT_WATERMARKS
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.stream import Pipeline
 from tidegate.errors import RestoreError
@@ -242,6 +244,33 @@ def test_what_fits_is_never_dropped() -> None:
     assert "long can't become string" in told, "an operator that is still there is not dropped as a whole"
 
 
+def test_event_time_is_no_reason_to_refuse() -> None:
+    """Operators without a stable name have it, too."""
+    watermark, splits = DeclaredState(WATERMARK), DeclaredState(SPLIT_WATERMARKS)
+    snapshot = manifest(**{
+        "watermark-1": entry(splits, counts={SPLIT_WATERMARKS.name: 2}),
+        "look": entry(watermark, counts={WATERMARK.name: 1}),
+        "show": entry(watermark, counts={WATERMARK.name: 1}), "sum": entry(TOTAL, watermark, counts={WATERMARK.name: 1})})
+    plan = planned(snapshot, operator("watch", watermark, alias=("look", "show")), operator("sum", TOTAL, watermark),
+                   operator("watermark-2", splits))
+    plan.check()
+    assert fates(plan) == {"watch.__watermark": "kept", "sum.total": "kept", "sum.__watermark": "kept",
+                           "watermark-2.__split_watermarks": "new", "watermark-1.__split_watermarks": "dropped",
+                           "show.__watermark": "dropped"}
+    plan = planned(snapshot, operator("both", watermark, alias=("look",)), operator("sum", TOTAL),
+                   operator("others", watermark, alias=("look",)))
+    plan.check()
+    gone = planned(snapshot, operator("look", watermark))
+    assert "'total'" in refusals(gone) and "__watermark" not in refusals(gone)
+
+
+def test_a_snapshot_of_before_there_was_event_time_in_them_is_taken_in_as_it_is() -> None:
+    plan = planned(manifest(sum=entry(TOTAL)), operator("sum", TOTAL, DeclaredState(WATERMARK)))
+    plan.check()
+    assert fates(plan) == {"sum.total": "kept", "sum.__watermark": "new"}
+    assert plan.operators[0].unchanged, "its files are built upon"
+
+
 # ---------------------------------------------------------------------------------------------------- for people
 
 
@@ -293,7 +322,7 @@ def test_a_job_declares_its_operators_with_names_aliases_and_changes() -> None:
         "bids": ("offers",), "count": ("counts", "sum"), "out": ("console",)}
     assert found["count"].parallelism == 2
     states = {each.info.name: each for each in found["count"].states}
-    assert states.keys() == {"count", "best", "__event_timers", "__processing_timers"}
+    assert states.keys() == {"count", "best", "__event_timers", "__processing_timers", "__watermark"}
     assert states["count"].aliases == ("n",) and states["best"].changes.added == {"b": "x"}
     assert [each.info.name for each in found["bids"].states] == ["__offsets"]
 

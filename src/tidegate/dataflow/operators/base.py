@@ -111,6 +111,10 @@ class Operator:
     def open(self, context: OperatorContext) -> None:
         """Takes the restored state in. No record has arrived yet, none may be emitted."""
 
+    def resume(self) -> None:
+        """What was under way in the restored snapshot has been fed in; new records follow. What is known of event time is
+        passed on here."""
+
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         raise AssertionError(f"{self.name} takes no records")
 

@@ -23,10 +23,11 @@ import pyarrow as pa
 from tidegate.channels.elements import MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import AT_ONCE_MS, KeyedBackend, Operator, OperatorContext
+from tidegate.dataflow.operators.event_time import WATERMARK, OperatorTime
 from tidegate.dataflow.operators.user_code import blame, fit
 from tidegate.errors import GraphError, JobError
 from tidegate.state.descriptors import descriptors_of
-from tidegate.state.heap import NO_KEY, Cursor, held_as_it_is, key_list
+from tidegate.state.heap import NO_KEY, Cursor, held_as_it_is, key_list, keys_to_arrow
 from tidegate.state.operator_state import FrozenParts, OperatorStates
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
 from tidegate.state.timers import TimeKind, TimerQueue, timers_descriptor, to_ms
@@ -170,8 +171,10 @@ class ProcessOperator(Operator):
                 assert self._backend is not None, f"{self.name}: keyed state {descriptor.name!r} without a key"
                 owner = self._backend.table
             setattr(self._function, attribute, owner(descriptor))
+        self._time = OperatorTime(context, keyed=self._keyed)
         for state, batches in context.restored.items():
             self._load(state, batches, known=context.goes_on)
+        self._context.watermark_ms = self._time.at_ms
         if context.is_native:
             for queue in (self._event, self._processing):
                 assert queue is not None and queue.state is not None and self._backend is not None
@@ -181,6 +184,16 @@ class ProcessOperator(Operator):
         self._call(self._function.open, self._context)
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
+        if self._time.is_one:
+            self._on_records(batch, port)
+            return
+        for at_ms, run in self._time.runs(batch, self._keys[port]):
+            self._context.watermark_ms = at_ms
+            self._on_records(run, port)
+        self._context.watermark_ms = self._time.at_ms
+
+    def _on_records(self, batch: pa.RecordBatch, port: int) -> None:
+        """A batch with one watermark."""
         columns = list(map(to_list, batch.columns))
         records = map(tuple.__new__, repeat(self._row_classes[port]), zip(*columns, strict=True))
         if self._backend is None:
@@ -193,7 +206,7 @@ class ProcessOperator(Operator):
         self._emit_all(out)
 
     def on_watermark(self, at_ms: int) -> None:
-        self._context.watermark_ms = at_ms
+        at_ms = self._context.watermark_ms = self._time.advance(at_ms)
         if self._event is not None:
             self._fire(self._event, at_ms)
         self.forward_watermark(at_ms)
@@ -219,10 +232,8 @@ class ProcessOperator(Operator):
             self._backend.maintain(budget)
 
     def freeze(self, epoch: int) -> FrozenState | None:
-        items = self._operator_states.freeze()
-        if self._backend is not None:
-            return FrozenParts(self._backend.freeze(), items)
-        return items if items.states else None
+        items = (self._operator_states.freeze(), self._time.freeze())
+        return FrozenParts(*items) if self._backend is None else FrozenParts(self._backend.freeze(), *items)
 
     def on_complete(self, epoch: int) -> None:
         self._call(self._function.on_snapshot_complete, epoch)
@@ -274,6 +285,9 @@ class ProcessOperator(Operator):
             if timers is not None and timers.state == state:
                 timers.load(((key_list(rows.column("key")), rows) for rows in batches), known=known)
                 return
+        if state == WATERMARK.name:
+            self._time.load(batches)
+            return
         for rows in batches:
             if state in self._operator_states:
                 self._operator_states.load(state, rows)
@@ -296,13 +310,21 @@ class ProcessOperator(Operator):
         try:
             for at_ms in timers.due(now_ms):
                 assert self._on_timer is not None
+                if not self._time.is_one:
+                    self._context.watermark_ms = self._watermark_of_key()
                 rows = self._on_timer(at_ms, self._context)
                 if rows is not None:
                     out.extend(rows)
         except Exception as error:
             blame(self.name, error, at=f"the timer at {at_ms} of key {self._context.key!r}")
         self._cursor.key = NO_KEY
+        self._context.watermark_ms = self._time.at_ms
         self._emit_all(out)
+
+    def _watermark_of_key(self) -> int:
+        """Of the key that the cursor is at."""
+        kind = key_type(self.node.input_schemas[0], self._keys[0])
+        return int(self._time.of_keys([keys_to_arrow([self._cursor.key], kind)])[0])
 
     def _emit_all(self, out: list[Any]) -> None:
         if out:
@@ -333,9 +355,9 @@ def _without_dictionary(field: pa.Field) -> pa.Field:
 
 
 def function_states(node: Node, function: Any, key: tuple[str, ...]) -> tuple[StateInfo, ...]:
-    """The states of a function under a key (empty: not keyed), its timers included."""
+    """The states of a function under a key (empty: not keyed), its timers and its event time included."""
     of_key = key_type(node.input_schemas[0], key) if key else None
     declared = list(descriptors_of(function).values())
     if key:
         declared += [timers_descriptor(kind) for kind in TimeKind]
-    return tuple(each.info(of_key if each.kind is StateKind.KEYED else None) for each in declared)
+    return (*(each.info(of_key if each.kind is StateKind.KEYED else None) for each in declared), WATERMARK)

@@ -4,30 +4,47 @@ A source's state is the offset of every split it owns, as operator state that go
 the reader takes what it owns at the present parallelism. Offsets and emitted records move together in one thread, so the
 offsets at a marker are exactly those behind the last record before it (FAULTS row 7).
 
-A watermark operator begins a stream's event time anew: of what comes from above only the end of time passes it.
+A watermark operator begins a stream's event time: of what comes from above only the end of time passes it. In the chain of a
+source whose reader reports its splits, each split has a watermark of its own (protocol/watermarks.py): everything in a chain
+is called while the source polls, so the split of the batch at hand is the one that the reader named last. Elsewhere (behind
+a rebalance, a union) the records of a subtask are taken for one split.
+
+Where time moves `by_epoch`, between Spark's DataFrames, records come in an order that says nothing: the watermark moves when
+an epoch ends, and what comes in one epoch is never late against one another. A subtask without records in an epoch is idle.
+
+The latest event time of each split is operator state (`union`). A row has the sources and the column that it is of, since a
+generated name may come to mean another operator when the program changes; rows of other streams are left alone.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.channels.elements import MAX_WATERMARK_MS
-from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
+from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader, Splits
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator, OperatorContext
 from tidegate.dataflow.operators.user_code import blaming
 from tidegate.errors import JobError, SchemaError
-from tidegate.protocol.watermarks import Advanced, BecameIdle, BoundedOutOfOrderness
+from tidegate.protocol.watermarks import MIN_WATERMARK_MS, Advanced, Progress, SplitWatermarks
 from tidegate.state.operator_state import FrozenItems
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
 from tidegate.types import ddl_of
 
 _SPLIT = pa.struct([pa.field("split", pa.string()), pa.field("offset", pa.string())])
 OFFSETS = StateInfo("__offsets", StateKind.UNION, "offsets", pa.schema([pa.field("value", _SPLIT)]))
+
+# `of` is what the watermark is made of. A stream that is one split has a row of each subtask, without a `split`.
+_LATEST = pa.struct([pa.field("of", pa.string()), pa.field("split", pa.string()), pa.field("subtask", pa.int32()),
+                     pa.field("parallelism", pa.int32()), pa.field("latest_ms", pa.int64())])
+SPLIT_WATERMARKS = StateInfo("__split_watermarks", StateKind.UNION, "split watermarks",
+                             pa.schema([pa.field("value", _LATEST)]))
+ONE_SPLIT = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +64,21 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSpec:
-    """Event time from a column: no record is later than `delay_ms` behind the latest seen."""
+    """Event time from a column: no record is later than `delay_ms` behind the latest seen. `sources` are those above."""
 
     column: str
     delay_ms: int
     idle_after_ms: int | None
+    sources: tuple[str, ...] = ()
+    by_epoch: bool = False
     kind: str = "watermark"
-    stateful: bool = False
+    stateful: bool = True
 
     def create(self, node: Node) -> Operator:
         return WatermarkOperator(node, self)
 
     def states(self, node: Node) -> tuple[StateInfo, ...]:
-        return ()
+        return (SPLIT_WATERMARKS,)
 
 
 class SourceOperator(Operator):
@@ -67,6 +86,7 @@ class SourceOperator(Operator):
         super().__init__(node)
         self._source = source
         self._reader: SourceReader | None = None
+        self.splits = Splits()
         self.ended = False
 
     def open(self, context: OperatorContext) -> None:
@@ -74,19 +94,29 @@ class SourceOperator(Operator):
                     for rows in context.rows(OFFSETS.name) for row in rows.column("value").to_pylist()}
         with blaming(self.name):
             self._reader = self._source.open(
-                SourceContext(context.subtask, context.parallelism, restored, context.now_ms))
+                SourceContext(context.subtask, context.parallelism, restored, context.now_ms, self.splits))
 
     def poll(self, max_rows: int) -> int:
         """Reads and emits what is there; the number of records, 0 where there is none now."""
         assert self._reader is not None and not self.ended
+        count = self._poll(max_rows)
+        while self.splits.is_followed and 0 < count < max_rows and (more := self._poll(max_rows - count)):
+            count += more       # a batch is of one split, and others may have something, too
+        return count
+
+    def _poll(self, max_rows: int) -> int:
+        assert self._reader is not None
         with blaming(self.name):
             batch = self._reader.poll(max_rows)
+        self.splits.tell_discovered()
         if batch is None or not batch.num_rows:
+            self.splits.tell_finished()
             return 0
         if not batch.schema.equals(self.node.schema):
             raise SchemaError(f"source {self.name!r} declares the schema {ddl_of(self.node.schema)!r}, and its reader "
                               f"gave a batch of {ddl_of(batch.schema)!r}: they must be the same, in order and nullability")
         self.emit(batch)
+        self.splits.tell_finished()
         return int(batch.num_rows)
 
     @property
@@ -128,21 +158,51 @@ class WatermarkOperator(Operator):
     def __init__(self, node: Node, spec: WatermarkSpec) -> None:
         super().__init__(node)
         self._column = spec.column
-        self._clock = BoundedOutOfOrderness(spec.delay_ms, spec.idle_after_ms)
+        self._delay_ms = spec.delay_ms
+        self._idle_after_ms = None if spec.by_epoch else spec.idle_after_ms
+        self._by_epoch = spec.by_epoch
+        self._of = f"{spec.column} of {', '.join(spec.sources)}"
+        self._splits: Splits | None = None
+        self._latest_ms: int | None = None      # in this epoch, where time moves by epochs
         self._over = False
+
+    def follow(self, splits: Splits) -> None:
+        """They are those of the source at the head of its chain. Before anything is opened."""
+        self._splits = splits
+        splits.is_followed = True
 
     def open(self, context: OperatorContext) -> None:
         self._now_ms = context.now_ms
-        self._clock.on_time(context.now_ms())       # the quiet before the first record counts, too
+        self._subtask = context.subtask
+        self._parallelism = context.parallelism
+        self._clock = SplitWatermarks(self._delay_ms, self._idle_after_ms, now_ms=context.now_ms())
+        self._restored = self._latest_restored(context)
+        splits = self._splits
+        if splits is None or not splits.is_reported or self._by_epoch:
+            self._splits = None
+            self._discover({ONE_SPLIT: False})
+            return
+        splits.follow(self)
+        self._discover(splits.live)
+
+    def resume(self) -> None:
+        if self._clock.current_ms != MIN_WATERMARK_MS:
+            self.forward_watermark(self._clock.current_ms)
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         self.emit(batch)
         latest_ms = pc.max(event_times_ms(batch.column(self._column))).as_py()
-        if latest_ms is not None:
-            self._act(self._clock.on_batch(latest_ms, self._now_ms()))
+        if latest_ms is None:
+            return
+        if self._by_epoch:
+            self._latest_ms = latest_ms if self._latest_ms is None else max(self._latest_ms, latest_ms)
+        else:
+            split = ONE_SPLIT if self._splits is None else self._splits.current
+            self._act(self._clock.on_batch(split, latest_ms, self._now_ms()))
 
     def on_watermark(self, at_ms: int) -> None:
         if at_ms == MAX_WATERMARK_MS:
+            self.before_snapshot()
             self._over = True
             self.forward_watermark(at_ms)
 
@@ -156,11 +216,65 @@ class WatermarkOperator(Operator):
     def deadline_ms(self) -> int | None:
         return None if self._over else self._clock.deadline_ms()
 
-    def _act(self, outcome: Advanced | BecameIdle | None) -> None:
+    def before_snapshot(self) -> None:
+        if not self._by_epoch or self._over:
+            return
+        latest_ms, self._latest_ms = self._latest_ms, None
+        self._act(self._clock.on_idle(ONE_SPLIT) if latest_ms is None else
+                  self._clock.on_batch(ONE_SPLIT, latest_ms, self._now_ms()))
+
+    def freeze(self, epoch: int) -> FrozenState:
+        frozen = FrozenItems()
+        frozen.put(SPLIT_WATERMARKS, [
+            {"of": self._of, "split": None if self._splits is None else split, "subtask": self._subtask,
+             "parallelism": self._parallelism, "latest_ms": latest_ms}
+            for split, latest_ms in self._clock.latest_ms().items()])
+        return frozen
+
+    # What the source says of its splits.
+
+    def on_discovered(self, splits: Mapping[str, bool]) -> None:
+        self._act(self._discover(splits))
+
+    def on_finished(self, split: str) -> None:
+        self._act(self._clock.on_finished(split, self._now_ms()))
+
+    def watermark_ms(self, split: str) -> int:
+        return self._clock.watermark_ms(split)
+
+    # Inside.
+
+    def _discover(self, splits: Mapping[str, bool]) -> Progress:
+        latest_ms = {split: self._restored.pop(split) for split in splits if split in self._restored}
+        return self._clock.on_discovered(splits, self._now_ms(), latest_ms=latest_ms)
+
+    def _latest_restored(self, context: OperatorContext) -> dict[str, int]:
+        """By split. Of a stream that is one split, what this subtask had; at another parallelism, when nobody knows who gets
+        which records, the least that any had, if all had any."""
+        rows = [row for rows in context.rows(SPLIT_WATERMARKS.name) for row in rows.column("value").to_pylist()
+                if row["of"] == self._of]
+        latest_ms = {row["split"]: row["latest_ms"] for row in rows if row["split"] is not None}
+        of_one = {row["subtask"]: row["latest_ms"] for row in rows if row["split"] is None}
+        count = next((row["parallelism"] for row in rows if row["split"] is None), None)
+        if count == context.parallelism:
+            latest_ms |= {ONE_SPLIT: of_one[context.subtask]} if context.subtask in of_one else {}
+        elif count == len(of_one):
+            latest_ms[ONE_SPLIT] = min(of_one.values())
+        return latest_ms
+
+    def _act(self, outcome: Progress) -> None:
         if isinstance(outcome, Advanced):
             self.forward_watermark(outcome.at_ms)
         elif outcome is not None:
             super().on_idle()
+
+
+def follow_splits(chain: Sequence[Operator]) -> None:
+    """Lets the watermark operators of a source's chain follow its splits."""
+    if isinstance(chain[0], SourceOperator):
+        for operator in chain:
+            if isinstance(operator, WatermarkOperator):
+                operator.follow(chain[0].splits)
 
 
 def event_times_ms(column: pa.Array) -> pa.Array:

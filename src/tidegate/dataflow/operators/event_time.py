@@ -1,0 +1,112 @@
+"""How far event time has come in an operator: what `ctx.watermark_ms` is, kept in snapshots.
+
+After a restore it is what it was when the snapshot was taken, before any record is processed: a window that was emitted
+stays closed. The watermarks that arrive may be lower at first, since upstream operators and channels begin again; they count
+once they are higher.
+
+Two subtasks of an operator need not agree at a marker. A channel that was idle may have woken up before or after the others
+went on, and a marker may overtake watermarks. So the watermark of a keyed operator is kept by key-group. A subtask whose
+key-groups come from several others goes by the key until event time has passed them all: with the least of their watermarks
+a window that was emitted would open again, with the greatest a record would be late that was not. A subtask without keys
+takes its own where the parallelism is the same, else the least.
+
+The end of time (`MAX_WATERMARK_MS`) is not kept. It comes again with the end of the input, and if there is more input than
+before (a bounded job that is started again), event time continues from where it was before the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.channels.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.dataflow.operators.base import OperatorContext
+from tidegate.hashing import hash_columns
+from tidegate.keygroups import groups_of, key_groups_of
+from tidegate.state.operator_state import FrozenItems
+from tidegate.state.sections import StateInfo, StateKind
+
+# The watermark of the key-groups, or of the subtasks if the operator isn't keyed, `first` … `stop - 1`, of `of` in all.
+# Those without a row have had none.
+_REACHED = pa.struct([*(pa.field(name, pa.int32()) for name in ("first", "stop", "of")), pa.field("at_ms", pa.int64())])
+WATERMARK = StateInfo("__watermark", StateKind.UNION, "watermark", pa.schema([pa.field("value", _REACHED)]))
+
+
+class OperatorTime:
+    """Of one operator in one subtask. `at_ms` is what its watermark is, apart from key-groups that are ahead of it."""
+
+    def __init__(self, context: OperatorContext, *, keyed: bool) -> None:
+        self._subtask = context.subtask
+        self._parallelism = context.parallelism
+        self._key_group_count = context.key_group_count
+        self._groups = key_groups_of(context.subtask, parallelism=context.parallelism,
+                                     key_group_count=context.key_group_count) if keyed else None
+        self._ahead: np.ndarray[Any, np.dtype[np.int64]] | None = None      # by key-group, of all the job's
+        self._last_ms = MIN_WATERMARK_MS                                   # before the end of time
+        self.at_ms = MIN_WATERMARK_MS
+
+    def load(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Takes the restored rows in."""
+        rows = [row for batch in batches for row in batch.column("value").to_pylist()]
+        count = rows[0]["of"] if rows else 1
+        reached = np.full(count, MIN_WATERMARK_MS, np.int64)
+        for row in rows:
+            reached[row["first"]:row["stop"]] = row["at_ms"]
+        if self._groups is not None and count == self._key_group_count:
+            own = reached[self._groups.start:self._groups.stop]
+            self._ahead = reached if own.max() > own.min() else None
+        else:
+            own = reached[self._subtask:self._subtask + 1] if count == self._parallelism else reached
+        self._last_ms = self.at_ms = int(own.min())
+
+    def advance(self, at_ms: int) -> int:
+        """What the watermark is now that this one has come."""
+        if at_ms > self.at_ms:
+            self.at_ms = at_ms
+            if at_ms != MAX_WATERMARK_MS:
+                self._last_ms = at_ms
+            if self._ahead is not None and self._groups is not None and (
+                    self._ahead[self._groups.start:self._groups.stop].max() <= at_ms):
+                self._ahead = None
+        return self.at_ms
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is the same for all keys."""
+        return self._ahead is None
+
+    def of_keys(self, columns: Sequence[pa.Array]) -> Any:
+        """The watermark of each record, by its key."""
+        assert self._ahead is not None
+        return np.maximum(self._ahead[groups_of(hash_columns(columns), self._key_group_count)], self.at_ms)
+
+    def runs(self, batch: pa.RecordBatch, key: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The batch in pieces with one watermark each."""
+        at_ms = self.of_keys([batch.column(name) for name in key])
+        for start, stop in _stretches(at_ms):
+            yield int(at_ms[start]), batch.slice(start, stop - start)
+
+    def freeze(self) -> FrozenItems:
+        frozen = FrozenItems()
+        count = self._parallelism if self._groups is None else self._key_group_count
+        frozen.put(WATERMARK, [{"first": first, "stop": stop, "of": count, "at_ms": at_ms}
+                               for first, stop, at_ms in self._kept() if at_ms != MIN_WATERMARK_MS])
+        return frozen
+
+    def _kept(self) -> Iterable[tuple[int, int, int]]:
+        if self._groups is None:
+            return [(self._subtask, self._subtask + 1, self._last_ms)]
+        if self._ahead is None:
+            return [(self._groups.start, self._groups.stop, self._last_ms)]
+        start = self._groups.start
+        at_ms = np.maximum(self._ahead[start:self._groups.stop], self._last_ms)
+        return [(start + first, start + stop, int(at_ms[first])) for first, stop in _stretches(at_ms)]
+
+
+def _stretches(values: np.ndarray[Any, Any]) -> Iterator[tuple[int, int]]:
+    """Where a value begins, and where it ends."""
+    return pairwise([0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)])

@@ -1,0 +1,190 @@
+"""What an operator's watermark is after a restore, at any parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tidegate as tg
+from tests.unit.operators.harness import GROUPS, Bench, Restored
+from tidegate.channels.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.dataflow.operators.process import KeyedProcessSpec, ProcessSpec
+from tidegate.dataflow.operators.source import WatermarkSpec
+from tidegate.hashing import hash_columns
+from tidegate.keygroups import groups_of
+
+
+class Look(tg.KeyedProcess):
+    def process(self, record: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
+        yield record.key, ctx.watermark_ms
+        if record.at is not None:
+            ctx.timers.event_time(record.at)
+
+    def on_timer(self, at: int, ctx: Any) -> Iterator[tuple[Any, ...]]:
+        yield ctx.key, ctx.watermark_ms
+
+
+class LookAtOne(tg.Process):
+    def process(self, record: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
+        yield record.key, ctx.watermark_ms
+
+
+def keyed(**more: Any) -> Bench:
+    return Bench(KeyedProcessSpec(Look(), ("key",)), "key long, at long", returns="key long, watermark long", **more)
+
+
+def plain(**more: Any) -> Bench:
+    return Bench(ProcessSpec(LookAtOne()), "key long, at long", returns="key long, watermark long", **more)
+
+
+def together(*benches: Bench) -> Restored:
+    """The `union` of what the subtasks have frozen."""
+    return {"__watermark": [rows for bench in benches for rows in bench.freeze()["__watermark"]]}
+
+
+KEYS = list(range(40))
+FIRST_HALF = [group < GROUPS // 2 for group in groups_of(hash_columns([pa.array(KEYS)]), GROUPS).tolist()]
+
+
+@pytest.mark.parametrize("make", [keyed, plain])
+def test_the_watermark_is_there_before_the_first_record(make: Any) -> None:
+    first = make()
+    first.operator.on_watermark(70)
+    again = make(restored=together(first))
+    assert again.feed((1, None)) == [(1, 70)]
+    again.operator.on_watermark(50)
+    assert again.feed((1, None)) == [(1, 70)]
+    again.operator.on_watermark(90)
+    assert again.feed((1, None)) == [(1, 90)]
+    assert again.out.others == [("watermark", 70), ("watermark", 90)], "what was promised isn't taken back downstream"
+
+
+def test_subtasks_that_did_not_agree_are_told_apart_by_the_key_until_event_time_has_passed_both() -> None:
+    subtasks = [keyed(subtask=subtask, parallelism=2) for subtask in range(2)]
+    subtasks[0].operator.on_watermark(100)
+    subtasks[1].operator.on_watermark(50)
+    one = keyed(restored=together(*subtasks))
+    for _ in range(2):
+        assert one.feed(*((key, None) for key in KEYS)) == [
+            (key, 100 if first else 50) for key, first in zip(KEYS, FIRST_HALF, strict=True)]
+        one = keyed(restored=together(one))
+    one.operator.on_watermark(60)
+    low = 60
+    assert one.feed((KEYS[0], None), (KEYS[1], None)) == [
+        (KEYS[0], 100 if FIRST_HALF[0] else low), (KEYS[1], 100 if FIRST_HALF[1] else low)]
+    third = [keyed(restored=together(one), subtask=subtask, parallelism=4) for subtask in range(4)]
+    assert [[row["value"]["at_ms"] for rows in each["__watermark"] for row in rows.to_pylist()]
+            for each in map(together, third)] == [[100], [100], [60], [60]]
+    one.operator.on_watermark(100)
+    assert one.feed(*((key, None) for key in KEYS)) == [(key, 100) for key in KEYS]
+    assert [row["value"] for rows in together(one)["__watermark"] for row in rows.to_pylist()] == [
+        {"first": 0, "stop": GROUPS, "of": GROUPS, "at_ms": 100}]
+
+
+def test_a_timer_sees_the_watermark_of_its_key_too() -> None:
+    subtasks = [keyed(subtask=subtask, parallelism=2) for subtask in range(2)]
+    subtasks[0].operator.on_watermark(100)
+    one = keyed(restored=together(*subtasks))
+    one.feed(*((key, 10) for key in KEYS))
+    before = len(one.out.rows)
+    one.operator.on_watermark(20)
+    assert dict(one.out.rows[before:]) == {key: 100 if first else 20 for key, first in zip(KEYS, FIRST_HALF, strict=True)}
+    assert one.feed((1, None))[0][1] in (20, 100)
+
+
+def test_without_keys_a_subtask_goes_on_with_its_own_and_otherwise_with_the_least() -> None:
+    two = [plain(subtask=subtask, parallelism=2) for subtask in range(2)]
+    two[0].operator.on_watermark(100)
+    two[1].operator.on_watermark(50)
+    kept = together(*two)
+    again = [plain(restored=kept, subtask=subtask, parallelism=2) for subtask in range(2)]
+    assert [each.feed((1, None)) for each in again] == [[(1, 100)], [(1, 50)]]
+    assert [plain(restored=kept, subtask=subtask, parallelism=3).feed((1, None)) for subtask in range(3)] == 3 * [[(1, 50)]]
+
+
+def test_a_subtask_that_had_no_watermark_counts_as_the_least() -> None:
+    for make in (keyed, plain):
+        two = [make(subtask=subtask, parallelism=2) for subtask in range(2)]
+        two[1].operator.on_watermark(50)
+        kept = together(*two)
+        assert make(restored=kept, subtask=0, parallelism=2).feed((1, None)) == [(1, MIN_WATERMARK_MS)]
+        assert make(restored=kept, subtask=1, parallelism=2).feed((1, None)) == [(1, 50)]
+    assert plain(restored=kept).feed((1, None)) == [(1, MIN_WATERMARK_MS)]
+
+
+def test_the_end_of_time_is_not_kept() -> None:
+    ended = keyed()
+    ended.operator.on_watermark(70)
+    ended.operator.on_watermark(MAX_WATERMARK_MS)
+    assert ended.feed((1, None)) == [(1, MAX_WATERMARK_MS)]
+    assert keyed(restored=together(ended)).feed((1, None)) == [(1, 70)]
+
+
+def test_state_of_before_there_was_any_of_event_time_is_taken_in() -> None:
+    assert keyed(restored={}).feed((1, None)) == [(1, MIN_WATERMARK_MS)]
+
+
+# ------------------------------------------------------------------------------------------------ watermark operators
+
+
+def timed(**more: Any) -> Bench:
+    spec = WatermarkSpec("ts", 5, None, more.pop("sources", ("in",)), more.pop("by_epoch", False))
+    return Bench(spec, "ts long", returns="ts long", **more)
+
+
+def latest(*benches: Bench) -> Restored:
+    return {"__split_watermarks": [rows for bench in benches for rows in bench.freeze()["__split_watermarks"]]}
+
+
+def test_a_restored_watermark_operator_announces_what_it_had_promised() -> None:
+    first = timed()
+    first.feed((100,))
+    again = timed(restored=latest(first))
+    assert again.out.events == [], "none may be emitted while it is opened"
+    again.operator.resume()
+    assert again.out.events == [("watermark", 94)]
+    again.feed((90,), (99,))
+    assert again.out.others == [("watermark", 94)]
+
+
+def test_at_another_parallelism_the_least_of_all_subtasks_counts() -> None:
+    two = [timed(subtask=subtask, parallelism=2) for subtask in range(2)]
+    for bench, at in zip(two, (100, 60), strict=True):
+        bench.feed((at,))
+    for subtask, parallelism, expected in ((0, 2, 94), (1, 2, 54), (0, 1, 54), (2, 3, 54)):
+        bench = timed(restored=latest(*two), subtask=subtask, parallelism=parallelism)
+        bench.operator.resume()
+        assert bench.out.events == [("watermark", expected)]
+    two[1] = timed(subtask=1, parallelism=2)
+    bench = timed(restored=latest(*two))
+    bench.operator.resume()
+    assert bench.out.events == [], "one of them had seen no record"
+
+
+def test_what_was_kept_of_another_stream_is_left_alone() -> None:
+    first = timed()
+    first.feed((100,))
+    other = timed(restored=latest(first), sources=("another",))
+    other.operator.resume()
+    assert other.out.events == []
+
+
+def test_by_epochs_time_moves_when_one_ends_and_who_had_no_record_is_idle() -> None:
+    bench = timed(by_epoch=True)
+    bench.feed((100,))
+    bench.feed((50,))
+    assert bench.out.others == []
+    bench.operator.before_snapshot()
+    assert bench.out.others == [("watermark", 94)]
+    bench.operator.before_snapshot()
+    assert bench.out.others == [("watermark", 94), ("idle",)]
+    bench.feed((20,))
+    bench.operator.before_snapshot()
+    assert bench.out.others == [("watermark", 94), ("idle",), ("watermark", 94)]
+    bench.feed((120,))
+    bench.operator.on_watermark(MAX_WATERMARK_MS)
+    bench.operator.before_snapshot()
+    assert bench.out.others[3:] == [("watermark", 114), ("watermark", MAX_WATERMARK_MS)]

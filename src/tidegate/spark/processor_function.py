@@ -24,10 +24,11 @@ from pyspark.sql.types import Row
 from tidegate.dataflow.operators.grouped import NO_TIME_MS, GroupFunction, Groups, Times
 from tidegate.dataflow.operators.user_code import blame
 from tidegate.errors import SchemaError
+from tidegate.spark.processor_errors import NoKey
 from tidegate.spark.processor_states import DeclaredState, LiveHandle
 from tidegate.spark.processor_values import python_columns, row_class, user_keys
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.timers import TimerQueue
+from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.types import ddl_of, from_list
 
 if TYPE_CHECKING:
@@ -39,16 +40,16 @@ _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeE
 
 
 class ProcessorFunction(GroupFunction):
-    """`zone` is the session's time zone. Without `has_time` (time mode None) a processor is told no times."""
+    """`zone` is the session's time zone. Without a `time` (time mode None) a processor is told no times."""
 
     def __init__(self, processor: StatefulProcessor, declared: Mapping[str, DeclaredState], *, returns: pa.Schema,
-                 key_types: Sequence[pa.DataType], zone: str, has_time: bool) -> None:
+                 key_types: Sequence[pa.DataType], zone: str, time: TimeKind | None) -> None:
         self._given = processor
         self._declared = dict(declared)
         self._returns = returns
         self._key_types = tuple(key_types)
         self._zone = zone
-        self._has_time = has_time
+        self._time = time
 
     @property
     def states(self) -> Sequence[Descriptor]:
@@ -59,7 +60,10 @@ class ProcessorFunction(GroupFunction):
         self._cursor = cursor
         self._user_keys = user_keys(self._key_types, self._zone)
         self._processor = copy.copy(self._given)        # the slots of a test may share a process, and the plan
-        self._processor.init(LiveHandle(self._declared, tables, timers))
+        self._handle = LiveHandle(self._declared, tables, timers, self._time)
+        cursor.key = NoKey()
+        self._processor.init(self._handle)
+        self._handle.end_init()
 
     def take_initial(self, groups: Groups, times: Times) -> None:
         handle, values, cursor = self._processor.handleInitialState, self._timer_values(times), self._cursor
@@ -106,12 +110,13 @@ class ProcessorFunction(GroupFunction):
             yield self._batch(out)
 
     def close(self) -> None:
-        processor = getattr(self, "_processor", None)
-        if processor is not None:
-            processor.close()
+        if hasattr(self, "_handle"):
+            self._cursor.key = NoKey()
+            self._handle.begin_close()
+            self._processor.close()
 
     def _timer_values(self, times: Times) -> TimerValues:
-        return TimerValues(*times) if self._has_time else TimerValues(NO_TIME_MS, NO_TIME_MS)
+        return TimerValues(*times) if self._time is not None else TimerValues(NO_TIME_MS, NO_TIME_MS)
 
     def _refused(self, what: str) -> SchemaError:
         return SchemaError(f"operator {self._operator!r} is declared with the output {ddl_of(self._returns)!r}, and {what}. "

@@ -126,7 +126,7 @@ def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_
     zone = data.sparkSession.conf.get("spark.sql.session.timeZone")
     schema = pa.schema([field.with_nullable(True) for field in parse_schema(data.schema)])
     function = FUNCTIONS[is_pandas](asked.processor, recorded.declared, returns=returns, zone=zone,
-                                    key_types=[schema.field(each).type for each in key], has_time=timers is not None)
+                                    key_types=[schema.field(each).type for each in key], time=timers)
     files = None
     if initial is not None and data.isStreaming and snapshots is not None:
         files = _initial_files(initial, initial_key, snapshots, asked.name)
@@ -203,9 +203,10 @@ def _recorded(asked: _Asked, timers: TimeKind | None) -> RecordingHandle:
     """What the processor's `init` declares. It runs on a copy: what it sets there shall not travel to the slots."""
     from tidegate.spark.processor_states import RecordingHandle
 
-    handle = RecordingHandle(allows_ttl=timers is TimeKind.PROCESSING)
+    handle = RecordingHandle(timers)
     processor = copy.copy(asked.processor)
     processor.init(handle)
+    handle.end_init()
     processor.close()
     return handle
 

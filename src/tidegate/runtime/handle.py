@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidegate.connectors.collecting import delivered_rows
-from tidegate.errors import JobError, JobFailed, TidegateError
+from tidegate.errors import JobError, JobFailed, TidegateError, place
 from tidegate.runtime.deployment import Layout, Rescaling
 from tidegate.runtime.master import Master
 from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, Status
@@ -173,6 +173,6 @@ def _failed(name: str, failures: list[Failure]) -> JobFailed:
         (failure for failure in reversed(failures) if failure.user_traceback is not None), last)
     attempts = f" after {len(failures)} failures" if len(failures) > 1 else ""
     where = f" in operator {theirs.operator!r}" if theirs.operator else ""
-    record = f", at record {theirs.record}" if theirs.record else ""
+    record = f", {place(theirs.record)}" if theirs.record else ""
     return JobFailed(f"job {name!r} failed{attempts}{where}{record}:\n{theirs.user_traceback or theirs.message}",
                      operator=theirs.operator, record=theirs.record, user_traceback=theirs.user_traceback)

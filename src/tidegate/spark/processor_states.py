@@ -35,8 +35,9 @@ from tidegate.spark.processor_errors import (
     misfit,
     refused,
 )
+from tidegate.spark.processor_evolution import UNCHANGED, Evolution
 from tidegate.spark.processor_values import as_held, map_key_type, map_keys_in, map_keys_out, row_maker, rows_in, rows_out
-from tidegate.state.descriptors import Descriptor, list_, map_
+from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap_tables import HeapRow
 from tidegate.state.sections import StateKind
 from tidegate.state.timers import TimeKind, TimerQueue, to_ms
@@ -49,25 +50,22 @@ WITH_A_KEY = "use it in handleInputRows, handleExpiredTimer or handleInitialStat
 
 @dataclass(frozen=True, slots=True)
 class DeclaredState:
-    """As `init` declared it. `key` is the schema of a map's keys."""
+    """As `init` declared it. `key` is the schema of a map's keys; `evolution` says what it was before."""
 
     name: str
     shape: str
     value: pa.Schema
     key: pa.Schema | None = None
     ttl_ms: int | None = None
+    evolution: Evolution = UNCHANGED
 
     def descriptor(self) -> Descriptor:
-        struct = pa.struct(list(self.value))
-        descriptor: Descriptor
-        if self.key is not None:
-            descriptor = map_(map_key_type(self.key), struct, name=self.name, ttl=self.ttl_ms)
-        elif self.shape == "list":
-            descriptor = list_(struct, name=self.name, ttl=self.ttl_ms)
-        else:
-            has_containers = any(form_of(field.type).copied is not None for field in self.value)
-            descriptor = Descriptor(kind=StateKind.KEYED, shape="value", item=struct, name=self.name, ttl=self.ttl_ms,
-                                    as_tuples=self.ttl_ms is None and not has_containers)
+        has_containers = any(form_of(field.type).copied is not None for field in self.value)
+        before = self.evolution
+        descriptor = Descriptor(
+            kind=StateKind.KEYED, shape=self.shape, item=pa.struct(list(self.value)), name=self.name, ttl=self.ttl_ms,
+            map_key=None if self.key is None else map_key_type(self.key), alias=before.alias, added=before.added,
+            renamed=before.renamed, as_tuples=self.shape == "value" and self.ttl_ms is None and not has_containers)
         descriptor.refuse = self._refused
         return descriptor
 

@@ -35,6 +35,7 @@ from tidegate.runtime.micro_batches import MicroBatches
 from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.runtime.transforming import Bounded, TransformJob
 from tidegate.spark.deploy import SlotTask, check_task_slots, placed
+from tidegate.spark.processor_settings import has_ntz
 from tidegate.spark.waking import alarm_of
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
@@ -43,6 +44,7 @@ from tidegate.types import ddl_of, parse_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 DEFAULT_INPUT = "input"
 MIN_RETAINED = 2
@@ -125,7 +127,8 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
     together = _together(inputs, ticks, slots)
     with _own_processes(spark, transform_id if streaming else None):
-        handed = together.mapInArrow(_task(invitation, transform_id, slots), ddl_of(job.output_schema), barrier=True)
+        handed = together.mapInArrow(_task(invitation, transform_id, slots), _spark_schema(spark, job.output_schema),
+                                     barrier=True)
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
     given = handed.repartitionById(slots, SLOT)
     if outputs is None:
@@ -192,6 +195,13 @@ def _checked_inputs(data: object) -> dict[str, DataFrame]:
 def _stream_schema(frame: DataFrame) -> pa.Schema:
     """Spark calls a column NOT NULL where it happens to know it, and not where a user would have to say it."""
     return pa.schema([field.with_nullable(True) for field in parse_schema(frame.schema)])
+
+
+def _spark_schema(spark: SparkSession, schema: pa.Schema) -> str | StructType:
+    """The session may read 'timestamp' in a text as one without a time zone."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True) if has_ntz(spark) else ddl_of(schema)
 
 
 def _gathering_at(listening: Listening) -> Gathering:

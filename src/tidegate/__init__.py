@@ -18,6 +18,7 @@ from tidegate.runtime.reports import Status
 from tidegate.runtime.settings import Heap as heap
 from tidegate.runtime.settings import Snapshots, Tuning
 from tidegate.spark.job import Job
+from tidegate.spark.processor_evolution import Evolution as evolved
 from tidegate.spark.state_writer import write_state
 from tidegate.spark.stateful_processor import transform_with_state, transform_with_state_in_pandas
 from tidegate.spark.tables import read_state, register
@@ -31,7 +32,7 @@ from tidegate.state.rocksdb import RocksSettings as rocksdb
 __all__ = [
     "BroadcastProcess", "CoProcess", "Exponential", "FixedDelay", "Handle", "Job", "JobError", "JobFailed", "KeyedProcess",
     "NoRestart", "Process", "Sink", "SinkContext", "SinkWriter", "Snapshots", "Source", "SourceContext", "SourceError",
-    "SourceReader", "Status", "TidegateError", "Tuning", "aggregating", "broadcast_map", "heap", "list", "map",
+    "SourceReader", "Status", "TidegateError", "Tuning", "aggregating", "broadcast_map", "evolved", "heap", "list", "map",
     "operator_list", "pickled", "plan_restore", "read_state", "reducing", "register", "rocksdb", "sinks", "sources",
     "transform", "transform_with_state", "transform_with_state_in_pandas", "value", "write_state",
 ]

@@ -51,8 +51,13 @@ class UserFunctionError(TidegateError):
         self.record = record
         self.signature = signature
         self.final = final
-        where = f"operator {operator!r} raised" + (f" at record {record}" if record is not None else "")
+        where = f"operator {operator!r} raised" + (f" {place(record)}" if record is not None else "")
         super().__init__(f"{where}:\n{user_traceback}")
+
+
+def place(record: str) -> str:
+    """Where an error came, within a sentence. `record` is a record as text, or what there was instead: "the timer at …"."""
+    return f"at {record}" if record.startswith(("the ", "a batch of ")) else f"at record {record}"
 
 
 class SourceError(TidegateError):

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any, ClassVar
 
 import pandas as pd
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
@@ -80,7 +81,7 @@ class Violations(EitherWay):
         self.violations.update((before + sum(reading > 100 for reading in readings),))
         try:
             scratch = str(self.scratch.exists())
-        except Exception:                                         # noqa: BLE001  Spark's class is its own
+        except PySparkRuntimeError:
             scratch = "refused"
         yield from self.result((key[0], len(readings), self.violations.get()[0], scratch))
 

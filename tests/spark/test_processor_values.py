@@ -17,6 +17,7 @@ import tidegate as tg
 from tidegate.errors import JobError, SchemaError
 from tidegate.spark.processor_states import LiveHandle, RecordingHandle
 from tidegate.spark.processor_values import python_column, row_class, user_keys
+from tidegate.state.timers import TimeKind
 from tidegate.types import from_list, parse_type
 
 LOCAL = datetime(2024, 5, 17, 12, 30)
@@ -34,12 +35,13 @@ class Clock:
 def variable(kind: str, *schemas: str, ttl_ms: int | None = None, clock: Clock | None = None,
              settings: Any = HEAP) -> Any:
     """A state variable at a key."""
-    recorded = RecordingHandle(allows_ttl=True)
+    recorded = RecordingHandle(TimeKind.PROCESSING)
     getattr(recorded, f"get{kind}State")("x", *schemas, ttlDurationMs=ttl_ms)
     backend = settings.create(key_type=pa.int64(), key_group_count=8, now_ms=clock or Clock())
     tables = {name: backend.table(declared.descriptor()) for name, declared in recorded.declared.items()}
     backend.cursor.key = 1
-    return getattr(LiveHandle(recorded.declared, tables, None), f"get{kind}State")("x", *schemas)
+    live = LiveHandle(recorded.declared, tables, None, TimeKind.PROCESSING)
+    return getattr(live, f"get{kind}State")("x", *schemas, ttlDurationMs=ttl_ms)
 
 
 @on_both
@@ -142,28 +144,28 @@ def test_a_ttl_begins_again_with_every_update(settings: Any) -> None:
 @pytest.mark.parametrize(("declare", "match"), [
     (lambda handle: handle.getValueState("x", "a long", ttlDurationMs=5), "timeMode='ProcessingTime'"),
     (lambda handle: handle.getValueState("__x", "a long"), "begin with '__'"),
-    (lambda handle: [handle.getValueState("x", "a long"), handle.getListState("x", "a long")], "two states named 'x'"),
-    (lambda handle: [handle.deleteIfExists("x"), handle.getListState("x", "a long")], "two states named 'x', or deletes"),
-    (lambda handle: handle.getValueState("x", "a long").get(), "used in init, where there is no key"),
+    (lambda handle: [handle.getValueState("x", "a long"), handle.getListState("x", "a long")], "named 'x' already exists"),
+    (lambda handle: [handle.deleteIfExists("x"), handle.getListState("x", "a long")], "or init deletes one of that name"),
+    (lambda handle: handle.getValueState("x", "a long").get(), "used in init or close, where there is no key"),
     (lambda handle: handle.registerTimer(5), "registerTimer in init"),
 ])
 def test_what_init_does_wrong_is_said_when_the_query_is_built(declare: Any, match: str) -> None:
     with pytest.raises(JobError, match=match):
-        declare(RecordingHandle(allows_ttl=False))
+        declare(RecordingHandle(TimeKind.EVENT))
 
 
 def test_a_slot_knows_the_states_that_were_declared_and_no_others() -> None:
     state = LiveHandle({}, {}, None).getValueState("y", "a long")
     with pytest.raises(JobError, match="was deleted in init, or not declared when the query was built"):
         state.get()
-    recorded = RecordingHandle(allows_ttl=False)
+    recorded = RecordingHandle(None)
     recorded.getListState("y", "a long")
     with pytest.raises(JobError, match="declares the value state 'y' here and didn't"):
         LiveHandle(recorded.declared, {}, None).getValueState("y", "a long")
 
 
 def test_a_state_may_be_declared_and_deleted() -> None:
-    recorded = RecordingHandle(allows_ttl=False)
+    recorded = RecordingHandle(None)
     recorded.getValueState("y", "a long")
     recorded.deleteIfExists("y")
     assert recorded.declared == {} and recorded.deleted == {"y"}

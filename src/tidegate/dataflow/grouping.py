@@ -13,21 +13,24 @@ import pyarrow as pa
 
 from tidegate.dataflow.operators.grouped import LATEST, GroupedSpec, Latest, SecondPort
 from tidegate.dataflow.stream import BroadcastStream, KeyedStream, Stream
+from tidegate.state.descriptors import Names
 
 
 def process_groups(keyed: KeyedStream, name: str, spec: GroupedSpec, returns: pa.Schema, *,
-                   second: KeyedStream | BroadcastStream | None = None) -> Stream:
+                   second: KeyedStream | BroadcastStream | None = None, alias: Names = ()) -> Stream:
     """`second` is what comes on port 1, if the spec says that something does."""
     assert (second is None) == (spec.second is None)
     pipeline = keyed._pipeline
     inputs = [keyed] if second is None else [keyed, second]
     edges = tuple(replace(edge, port=port) for port, input in enumerate(inputs) for edge in input._edges)
-    return pipeline._add(spec, name=pipeline._new_name("operator", name), schema=returns, edges=edges,
-                         input_schemas=tuple(input.schema for input in inputs), named_by_user=True)
+    name = pipeline._new_name("operator", name)
+    return pipeline._add(spec, name=name, schema=returns, edges=edges, named_by_user=True,
+                         input_schemas=tuple(input.schema for input in inputs),
+                         aliases=pipeline._new_aliases("operator", name, alias))
 
 
-def with_event_time(stream: Stream, name: str, spec: GroupedSpec, returns: pa.Schema) -> Stream:
+def with_event_time(stream: Stream, name: str, spec: GroupedSpec, returns: pa.Schema, *, alias: Names = ()) -> Stream:
     """The same where the spec has an event time: every subtask hears of the latest."""
     assert spec.event_time is not None and spec.second is SecondPort.LATEST
     latest = stream.map_batches(Latest(spec.event_time.column), returns=LATEST, name=f"{name}-event-time")
-    return process_groups(stream.key_by(*spec.key), name, spec, returns, second=latest.broadcast())
+    return process_groups(stream.key_by(*spec.key), name, spec, returns, second=latest.broadcast(), alias=alias)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidegate.connectors.collecting import delivered_rows
-from tidegate.errors import JobError, JobFailed, TidegateError
+from tidegate.errors import JobError, JobFailed, TidegateError, place
 from tidegate.runtime.deployment import Layout, Rescaling
 from tidegate.runtime.master import Master
 from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, SlotReport, Status
@@ -194,7 +194,7 @@ def _failed(name: str, failures: list[Failure]) -> JobFailed:
         (failure for failure in reversed(failures) if failure.user_traceback is not None), last)
     attempts = f" after {len(failures)} failures" if len(failures) > 1 else ""
     where = f" in operator {theirs.operator!r}" if theirs.operator else ""
-    record = f", at record {theirs.record}" if theirs.record else ""
+    record = f", {place(theirs.record)}" if theirs.record else ""
     told = theirs.user_traceback or theirs.message
     if last.stopped or (last.permanent and last.user_traceback):
         told = f"{told.rstrip()}\n{last.then}."

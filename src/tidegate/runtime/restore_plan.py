@@ -21,7 +21,7 @@ never a reason to refuse: an operator that is new, renamed or gone begins, or en
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -29,12 +29,13 @@ from typing import Any
 from tidegate.dataflow.functions import Function
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.event_time import WATERMARK
+from tidegate.dataflow.operators.grouped import GroupFunction
 from tidegate.dataflow.operators.source import SPLIT_WATERMARKS
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import RestoreError
 from tidegate.runtime.in_flight import places_of
-from tidegate.state.descriptors import descriptors_of
-from tidegate.state.evolution import POSSIBLE, ConvertRows, DeclaredState, described, evolve
+from tidegate.state.descriptors import Descriptor, descriptors_of
+from tidegate.state.evolution import IN_A_CLASS, Advice, ConvertRows, DeclaredState, described, evolve
 from tidegate.state.sections import StateInfo, StateKind
 from tidegate.store.manifest import ROWS, Manifest, OperatorEntry, StateEntry
 
@@ -59,6 +60,7 @@ class DeclaredOperator:
     states: tuple[DeclaredState, ...] = ()
     aliases: tuple[str, ...] = ()
     in_flight: tuple[StateInfo, ...] = ()      # what it takes in where the snapshot has it
+    advice: Advice = IN_A_CLASS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class OperatorPlan:
     text: str = ""
     why: str = ""
     was: str | None = None
+    advice: Advice = IN_A_CLASS
 
     @property
     def unchanged(self) -> bool:
@@ -128,8 +131,10 @@ class RestorePlan:
         found = self.refusals
         if found:
             reasons = f"{len(found)} reasons" if len(found) > 1 else "a reason"
+            possible = dict.fromkeys(operator.advice.possible for operator in self.operators if any(operator.refusals()))
             raise RestoreError(f"the snapshot of epoch {self.epoch} can't be taken in by the job as it is now, for "
-                               f"{reasons}:\n" + "".join(f"- {text}\n" for text in found) + POSSIBLE)
+                               f"{reasons}:\n" + "".join(f"- {text}\n" for text in found)
+                               + "\n".join(possible or [IN_A_CLASS.possible]))
 
     def __str__(self) -> str:
         counts = Counter(state.fate for operator in self.operators for state in operator.states)
@@ -156,13 +161,18 @@ def state_info(entry: StateEntry) -> StateInfo:
 def declared_operators(plan: Plan) -> tuple[DeclaredOperator, ...]:
     """What a job's plan declares."""
     return tuple(DeclaredOperator(node.name, vertex.parallelism, _declared_states(node), node.aliases,
-                                  tuple(place.info for place in places_of(node) if not place.is_feedback))
+                                  tuple(place.info for place in places_of(node) if not place.is_feedback),
+                                  getattr(node.spec, "advice", IN_A_CLASS))
                  for vertex in plan.vertices for node in vertex.nodes)
 
 
 def _declared_states(node: Node) -> tuple[DeclaredState, ...]:
     function: Any = getattr(node.spec, "function", None)
-    declared = descriptors_of(function).values() if isinstance(function, Function) else ()
+    declared: Iterable[Descriptor] = ()
+    if isinstance(function, Function):
+        declared = descriptors_of(function).values()
+    elif isinstance(function, GroupFunction):
+        declared = function.states
     by_name = {descriptor.name: descriptor for descriptor in declared}
     return tuple(DeclaredState(info) if (found := by_name.get(info.name)) is None else
                  DeclaredState(info, found.aliases, found.changes, found.pickled) for info in node.spec.states(node))
@@ -188,7 +198,8 @@ def plan_restore(manifest: Manifest, *, operators: Sequence[DeclaredOperator], k
         was = (match.found | empty).get(operator.name)
         if operator.name in match.problems:
             states = tuple(StatePlan(each.info.name, Fate.REFUSED, _text(each.info)) for each in operator.states)
-            plans.append(OperatorPlan(operator.name, Fate.REFUSED, states, why=match.problems[operator.name]))
+            plans.append(OperatorPlan(operator.name, Fate.REFUSED, states, why=match.problems[operator.name],
+                                      advice=operator.advice))
         else:
             plans.append(_operator_plan(operator, was, manifest, drops))
     taken = {plan.was for plan in plans} | match.disputed
@@ -223,15 +234,16 @@ def _operator_plan(operator: DeclaredOperator, was: str | None, manifest: Manife
         else:
             states.append(_new(each.info))
     left = set(before) - set(match.found.values()) - match.disputed
-    states += [_gone_state(each, entry, allows, f"the operator no longer declares it: declare it again, or give alias="
-                           f"{each.name!r} to the state that goes on with it, or let it go with "
+    states += [_gone_state(each, entry, allows, f"the operator no longer declares it: declare it again, or "
+                           f"{operator.advice.alias.format(was=each.name)}, or let it go with "
                            f"drop_state=['{operator.name}.{each.name}']") for each in entry.states if each.name in left]
     fate = Fate.KEPT if was == operator.name else Fate.RENAMED
     about = [f"was {was!r}"] if fate is Fate.RENAMED else []
     about.append(_subtasks(operator.parallelism, entry.parallelism))
     forms = sorted({file.form for piece in entry.pieces for file in piece.files} - {ROWS})
     about += [f"from files of {form}" for form in forms]
-    return OperatorPlan(operator.name, fate, tuple(states), text=", ".join(about), was=was)
+    return OperatorPlan(operator.name, fate, tuple(states), text=", ".join(about), was=was,
+                        advice=operator.advice)
 
 
 def _state_plan(was: StateEntry, now: DeclaredState, allows: Callable[[str], bool], *, held_nothing: bool) -> StatePlan:

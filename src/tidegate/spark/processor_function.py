@@ -24,10 +24,13 @@ from pyspark.sql.types import Row
 from tidegate.dataflow.operators.grouped import NO_TIME_MS, GroupFunction, Groups, Times
 from tidegate.dataflow.operators.user_code import blame
 from tidegate.errors import SchemaError
+from tidegate.spark import processor_pandas
+from tidegate.spark.processor_errors import NoKey
+from tidegate.spark.processor_settings import ProcessorSettings
 from tidegate.spark.processor_states import DeclaredState, LiveHandle
 from tidegate.spark.processor_values import python_columns, row_class, user_keys
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.timers import TimerQueue
+from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.types import ddl_of, from_list
 
 if TYPE_CHECKING:
@@ -39,16 +42,16 @@ _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeE
 
 
 class ProcessorFunction(GroupFunction):
-    """`zone` is the session's time zone. Without `has_time` (time mode None) a processor is told no times."""
+    """`settings` are the session's. Without a `time` (time mode None) a processor is told no times."""
 
     def __init__(self, processor: StatefulProcessor, declared: Mapping[str, DeclaredState], *, returns: pa.Schema,
-                 key_types: Sequence[pa.DataType], zone: str, has_time: bool) -> None:
+                 key_types: Sequence[pa.DataType], settings: ProcessorSettings, time: TimeKind | None) -> None:
         self._given = processor
         self._declared = dict(declared)
         self._returns = returns
         self._key_types = tuple(key_types)
-        self._zone = zone
-        self._has_time = has_time
+        self._settings = settings
+        self._time = time
 
     @property
     def states(self) -> Sequence[Descriptor]:
@@ -57,9 +60,12 @@ class ProcessorFunction(GroupFunction):
     def open(self, operator: str, tables: Mapping[str, Any], timers: TimerQueue | None, cursor: Any) -> None:
         self._operator = operator
         self._cursor = cursor
-        self._user_keys = user_keys(self._key_types, self._zone)
+        self._user_keys = user_keys(self._key_types, self._settings.zone)
         self._processor = copy.copy(self._given)        # the slots of a test may share a process, and the plan
-        self._processor.init(LiveHandle(self._declared, tables, timers))
+        self._handle = LiveHandle(self._declared, tables, timers, self._time)
+        cursor.key = NoKey()
+        self._processor.init(self._handle)
+        self._handle.end_init()
 
     def take_initial(self, groups: Groups, times: Times) -> None:
         handle, values, cursor = self._processor.handleInitialState, self._timer_values(times), self._cursor
@@ -83,10 +89,10 @@ class ProcessorFunction(GroupFunction):
             except Exception as error:
                 blame(self._operator, error, at=f"the records of key {user_key!r}, the first of them {group[0]!r}")
             if len(out) >= FLUSH_ROWS:
-                yield self._batch(out)
+                yield from self._batches(out)
                 out = []
         if out:
-            yield self._batch(out)
+            yield from self._batches(out)
 
     def take_expired(self, expired: Iterator[int], times: Times) -> Iterator[pa.RecordBatch]:
         handle, values, cursor = self._processor.handleExpiredTimer, self._timer_values(times), self._cursor
@@ -100,18 +106,19 @@ class ProcessorFunction(GroupFunction):
             except Exception as error:
                 blame(self._operator, error, at=f"the timer at {at_ms} of key {user_key!r}")
             if len(out) >= FLUSH_ROWS:
-                yield self._batch(out)
+                yield from self._batches(out)
                 out = []
         if out:
-            yield self._batch(out)
+            yield from self._batches(out)
 
     def close(self) -> None:
-        processor = getattr(self, "_processor", None)
-        if processor is not None:
-            processor.close()
+        if hasattr(self, "_handle"):
+            self._cursor.key = NoKey()
+            self._handle.begin_close()
+            self._processor.close()
 
     def _timer_values(self, times: Times) -> TimerValues:
-        return TimerValues(*times) if self._has_time else TimerValues(NO_TIME_MS, NO_TIME_MS)
+        return TimerValues(*times) if self._time is not None else TimerValues(NO_TIME_MS, NO_TIME_MS)
 
     def _refused(self, what: str) -> SchemaError:
         return SchemaError(f"operator {self._operator!r} is declared with the output {ddl_of(self._returns)!r}, and {what}. "
@@ -122,7 +129,7 @@ class ProcessorFunction(GroupFunction):
         """What `handleInputRows` iterates over, key by key, and what `handleInitialState` is called with one by one."""
 
     @abstractmethod
-    def _batch(self, given: list[Any]) -> pa.RecordBatch:
+    def _batches(self, given: list[Any]) -> Iterator[pa.RecordBatch]:
         """What the processor gave."""
 
 
@@ -138,22 +145,22 @@ class RowFunction(ProcessorFunction):
     def _parts(self, groups: Groups) -> Iterator[Sequence[Any]]:
         names = tuple(groups.rows.schema.names)
         kind = self._classes.get(names) or self._classes.setdefault(names, row_class(names))
-        rows = map(tuple.__new__, repeat(kind), zip(*python_columns(groups.rows, self._zone), strict=True))
+        rows = map(tuple.__new__, repeat(kind), zip(*python_columns(groups.rows, self._settings.zone), strict=True))
         if len(groups.sizes) == groups.rows.num_rows:
             return zip(rows, strict=False)      # each has one
         stops = list(accumulate(groups.sizes, initial=0))
         return map(list(rows).__getitem__, map(slice, stops, islice(stops, 1, None)))
 
-    def _batch(self, given: list[Any]) -> pa.RecordBatch:
+    def _batches(self, given: list[Any]) -> Iterator[pa.RecordBatch]:
         names = self._names
         try:
             rows = [row if row.__fields__ == names else self._in_order(row) for row in given]
         except AttributeError:
             rows = [self._in_order(row) for row in given]
         columns = zip(*rows, strict=True)
-        return pa.RecordBatch.from_arrays([self._column(list(values), field, rows)
-                                           for values, field in zip(columns, self._returns, strict=True)],
-                                          schema=self._returns)
+        yield pa.RecordBatch.from_arrays([self._column(list(values), field, rows)
+                                          for values, field in zip(columns, self._returns, strict=True)],
+                                         schema=self._returns)
 
     def _in_order(self, row: Any) -> Sequence[Any]:
         """The row's values in the order of the output. Fields go by their names, as in Spark."""
@@ -202,78 +209,30 @@ def _is_of(value: Any, kind: pa.DataType) -> bool:
 
 
 class PandasFunction(ProcessorFunction):
-    """DataFrames in, DataFrames out. The rows of a key are one DataFrame."""
+    """DataFrames in, DataFrames out."""
 
     def _parts(self, groups: Groups) -> Iterator[Sequence[Any]]:
-        frame = self._frame(groups.rows)
-        start = 0
-        for size in groups.sizes:
-            yield (_part(frame, start, size),)
-            start += size
+        return processor_pandas.frames_of(groups, self._settings)
 
-    def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
-        import pandas as pd
-
-        return pd.DataFrame({name: _series(column, self._zone) for name, column in
-                             zip(rows.schema.names, rows.columns, strict=True)}, copy=False)
-
-    def _batch(self, given: list[Any]) -> pa.RecordBatch:
+    def _batches(self, given: list[Any]) -> Iterator[pa.RecordBatch]:
         import pandas as pd
 
         for frame in given:
             if not isinstance(frame, pd.DataFrame):
                 raise self._refused(f"the processor gave {frame!r}, which is no pandas.DataFrame")
+            self._check_columns(frame)
         frames = [frame for frame in given if len(frame)]
-        if not frames:
-            return pa.RecordBatch.from_pylist([], schema=self._returns)
-        together = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
-        by_name = any(isinstance(label, str) for label in together.columns)
-        missing = set(self._returns.names) - set(together.columns) if by_name else set()
-        if missing or len(together.columns) < len(self._returns):
-            raise self._refused(f"the processor gave a DataFrame with the columns {list(map(str, together.columns))}")
-        columns = [self._column(together[field.name] if by_name else together.iloc[:, index], field)
-                   for index, field in enumerate(self._returns)]
-        return pa.RecordBatch.from_arrays(columns, schema=self._returns)
-
-    def _column(self, series: pd.Series[Any], field: pa.Field) -> pa.Array:
-        kind = field.type
-        if pa.types.is_timestamp(kind) and kind.tz is not None and series.dtype.kind == "M":
-            series = _in_utc(series, self._zone)
         try:
-            return pa.Array.from_pandas(series, type=kind)
-        except _REFUSALS:
-            try:
-                return pa.Array.from_pandas(series).cast(kind)
-            except _REFUSALS as error:
-                raise self._refused(f"the column {field.name!r} of a DataFrame that the processor gave, of pandas's type "
-                                    f"{series.dtype}, doesn't fit: {error}") from error
+            yield from processor_pandas.batches_of(frames, self._returns, self._settings)
+        except processor_pandas.REFUSALS as error:
+            raise self._refused(f"a DataFrame that the processor gave doesn't fit: {error}") from error
 
-
-def _part(frame: pd.DataFrame, start: int, size: int) -> pd.DataFrame:
-    """A key's rows, numbered from 0. They are in no other part, so that they may be changed in place."""
-    import pandas as pd
-
-    part = frame.iloc[start:start + size]
-    part.index = pd.RangeIndex(size)
-    part._is_copy = None
-    return part
-
-
-def _series(column: pa.Array, zone: str) -> Any:
-    kind = column.type
-    if pa.types.is_integer(kind):
-        column = column.cast(pa.int64())
-    elif pa.types.is_floating(kind):
-        column = column.cast(pa.float64())
-    series = column.to_pandas(coerce_temporal_nanoseconds=True)
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return series.dt.tz_convert(zone).dt.tz_localize(None)
-    return series
-
-
-def _in_utc(series: Any, zone: str) -> Any:
-    aware = series if getattr(series.dt, "tz", None) is not None else series.dt.tz_localize(zone, ambiguous=False)
-    return aware.dt.tz_convert("UTC")
+    def _check_columns(self, frame: pd.DataFrame) -> None:
+        names = frame.columns
+        by_name = self._settings.by_name and any(isinstance(name, str) for name in names)
+        missing = set(self._returns.names) - set(names) if by_name else set()
+        if len(frame) and (missing or len(names) < len(self._returns)):
+            raise self._refused(f"the processor gave a DataFrame with the columns {list(map(str, names))}")
 
 
 FUNCTIONS: dict[bool, Callable[..., ProcessorFunction]] = {False: RowFunction, True: PandasFunction}

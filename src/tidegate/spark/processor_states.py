@@ -11,8 +11,10 @@ A state variable's methods are made with it, as plain functions over the table's
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import pyarrow as pa
@@ -20,48 +22,67 @@ from pyspark.sql.streaming import stateful_processor as sparks
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from tidegate.errors import JobError, SchemaError
+from tidegate.spark.processor_errors import (
+    INVALID_HANDLE_STATE,
+    INVALID_NAME,
+    INVALID_TIME_MODE,
+    NO_KEY_HERE,
+    TTL_IN_WRONG_TIME_MODE,
+    TTL_NOT_POSITIVE,
+    WRONG_LENGTH,
+    ProcessorError,
+    ProcessorSchemaError,
+    misfit,
+    refused,
+)
+from tidegate.spark.processor_evolution import UNCHANGED, Evolution
 from tidegate.spark.processor_values import as_held, map_key_type, map_keys_in, map_keys_out, row_maker, rows_in, rows_out
-from tidegate.state.descriptors import Descriptor, list_, map_
+from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap_tables import HeapRow
 from tidegate.state.sections import StateKind
-from tidegate.state.timers import TimerQueue, to_ms
+from tidegate.state.timers import TimeKind, TimerQueue, to_ms
 from tidegate.state.values import form_of
 from tidegate.types import parse_schema
 
 IN_INIT = "declare all states in init, with the same arguments whenever it is called"
+WITH_A_KEY = "use it in handleInputRows, handleExpiredTimer or handleInitialState"
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredState:
-    """As `init` declared it. `key` is the schema of a map's keys."""
+    """As `init` declared it. `key` is the schema of a map's keys; `evolution` says what it was before."""
 
     name: str
     shape: str
     value: pa.Schema
     key: pa.Schema | None = None
     ttl_ms: int | None = None
+    evolution: Evolution = UNCHANGED
 
     def descriptor(self) -> Descriptor:
-        struct = pa.struct(list(self.value))
-        descriptor: Descriptor
-        if self.key is not None:
-            descriptor = map_(map_key_type(self.key), struct, name=self.name, ttl=self.ttl_ms)
-        elif self.shape == "list":
-            descriptor = list_(struct, name=self.name, ttl=self.ttl_ms)
-        else:
-            has_containers = any(form_of(field.type).copied is not None for field in self.value)
-            descriptor = Descriptor(kind=StateKind.KEYED, shape="value", item=struct, name=self.name, ttl=self.ttl_ms,
-                                    as_tuples=self.ttl_ms is None and not has_containers)
+        has_containers = any(form_of(field.type).copied is not None for field in self.value)
+        before = self.evolution
+        descriptor = Descriptor(
+            kind=StateKind.KEYED, shape=self.shape, item=pa.struct(list(self.value)), name=self.name, ttl=self.ttl_ms,
+            map_key=None if self.key is None else map_key_type(self.key), alias=before.alias, added=before.added,
+            renamed=before.renamed, as_tuples=self.shape == "value" and self.ttl_ms is None and not has_containers)
+        descriptor.refuse = self._refused
         return descriptor
 
+    def _refused(self, text: str, given: Any) -> ProcessorSchemaError:
+        has_other_length = isinstance(given, tuple) and len(given) != len(self.value)
+        return misfit(text, WRONG_LENGTH if has_other_length else None)
 
-class RecordingHandle(StatefulProcessorHandle):
-    """On the driver. `allows_ttl` says whether the time mode does."""
 
-    def __init__(self, *, allows_ttl: bool) -> None:
+class ProcessorHandle(StatefulProcessorHandle):
+    """What both handles do: record what `init` declares, and refuse what Spark's handle refuses, at the same calls. `time`
+    is that of the processor's timers."""
+
+    def __init__(self, time: TimeKind | None) -> None:
         self.declared: dict[str, DeclaredState] = {}
         self.deleted: set[str] = set()
-        self._allows_ttl = allows_ttl
+        self._time = time
+        self._in_init = True
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
         return self._declare(stateName, "value", schema, None, ttlDurationMs)
@@ -73,112 +94,141 @@ class RecordingHandle(StatefulProcessorHandle):
                     ttlDurationMs: int | None = None) -> Any:
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 
+    def end_init(self) -> None:
+        self._in_init = False
+
     def deleteIfExists(self, stateName: str) -> None:
+        """What there was of it is let go when the query is restored (`drop_state`)."""
+        if not self._in_init:
+            raise refused(f"deleteIfExists({stateName!r}) outside of init: call it in init", INVALID_HANDLE_STATE)
         self.declared.pop(stateName, None)      # a variable of it may have been given out; it is of no use then
         self.deleted.add(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        raise _no_key_in_init("registerTimer")
+        raise self._no_timers("registerTimer")
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        raise _no_key_in_init("deleteTimer")
+        raise self._no_timers("deleteTimer")
 
     def listTimers(self) -> Iterator[int]:
-        raise _no_key_in_init("listTimers")
+        raise self._no_timers("listTimers")
 
     def _declare(self, name: Any, shape: str, values: Any, keys: Any, ttl_ms: int | None) -> Any:
         if not isinstance(name, str) or not name or name.startswith("__"):
-            raise JobError(f"a state is named {name!r}: give a text that doesn't begin with '__'")
+            raise refused(f"a state is named {name!r}: give a text that doesn't begin with '__'", INVALID_NAME)
         if name in self.declared or name in self.deleted:
-            raise JobError(f"init declares two states named {name!r}, or deletes one of that name: give one of them another "
-                           f"name")
-        if ttl_ms is not None and not self._allows_ttl:
-            raise JobError(f"the state {name!r} has ttlDurationMs={ttl_ms}, which is a duration of processing time: give "
-                           f"timeMode='ProcessingTime', or leave the duration away")
-        if ttl_ms is not None and ttl_ms <= 0:
-            raise JobError(f"the state {name!r} has ttlDurationMs={ttl_ms}: give a millisecond or more, or leave it away to "
-                           f"keep the state for ever")
-        self.declared[name] = DeclaredState(name, shape, _schema_of(name, values),
-                                            None if keys is None else _schema_of(name, keys), ttl_ms)
-        self.declared[name].descriptor()        # or why there can't be one
-        return _Unusable(f"the state {name!r} was used in init, where there is no key: use it in handleInputRows, "
-                         f"handleExpiredTimer or handleInitialState")
+            raise refused(f"a state named {name!r} already exists, or init deletes one of that name: give one of them "
+                          f"another name, and declare it once")
+        if not self._in_init:
+            raise refused(f"the state {name!r} is declared outside of init: {IN_INIT}", INVALID_HANDLE_STATE)
+        declared = DeclaredState(name, shape, _schema_of(name, values), None if keys is None else _schema_of(name, keys),
+                                 self._ttl(name, ttl_ms))
+        try:
+            declared.descriptor()
+        except JobError as error:
+            raise misfit(f"the state {name!r}: {error}") from error
+        self.declared[name] = declared
+        return self._variable_of(declared)
+
+    def _ttl(self, name: str, ttl_ms: int | None) -> int | None:
+        """As in Spark, 0 is none."""
+        if ttl_ms is None or not (ttl_ms := index(ttl_ms)):
+            return None
+        if self._time is not TimeKind.PROCESSING:
+            raise refused(f"the state {name!r} has ttlDurationMs={ttl_ms}, which is a duration of processing time: give "
+                          f"timeMode='ProcessingTime', or omit the duration", TTL_IN_WRONG_TIME_MODE)
+        if ttl_ms < 0:
+            raise refused(f"the state {name!r} has ttlDurationMs={ttl_ms}: give a millisecond or more, or omit it to keep "
+                          f"the state forever", TTL_NOT_POSITIVE)
+        return ttl_ms
+
+    def _no_timers(self, method: str) -> ProcessorError:
+        if self._time is None:
+            return refused(f"{method}: timers need a time: give timeMode='ProcessingTime', or 'EventTime' and a watermark "
+                           f"on the input", INVALID_TIME_MODE)
+        return refused(f"{method} in init or close: timers belong to a key, and there is none; {WITH_A_KEY}",
+                       INVALID_HANDLE_STATE)
+
+    @abstractmethod
+    def _variable_of(self, declared: DeclaredState) -> Any:
+        """The state variable that the processor gets."""
+
+
+class RecordingHandle(ProcessorHandle):
+    """On the driver."""
+
+    def _variable_of(self, declared: DeclaredState) -> Any:
+        return _unusable(declared.shape, f"the state {declared.name!r} was used in init or close, where there is no key; "
+                                         f"{WITH_A_KEY}", NO_KEY_HERE)
 
 
 def _schema_of(state: str, declared: Any) -> pa.Schema:
     try:
         schema = parse_schema(declared)
     except SchemaError as error:
-        raise SchemaError(f"the schema of the state {state!r}: {error}") from error
+        raise misfit(f"the schema of the state {state!r}: {error}") from error
     if not len(schema):
-        raise SchemaError(f"the state {state!r} has a schema without fields: give it one, such as 'count long'")
+        raise misfit(f"the state {state!r} has a schema without fields: give it one, such as 'count long'")
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def _no_key_in_init(method: str) -> JobError:
-    return JobError(f"{method} in init: timers belong to a key, and there is none yet; use it in handleInputRows, "
-                    f"handleExpiredTimer or handleInitialState")
+def _unusable(shape: str, why: str, condition: str | None = None, *, is_empty: bool = False) -> Any:
+    """A state variable that can't be used here, and says why. With `is_empty` its iterators are, as Spark's are then."""
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise refused(why, condition)
+
+    kind = _SPARKS[shape]
+    variable = kind.__new__(kind)
+    for method in [name for name in vars(kind) if not name.startswith("_")]:
+        iterates = is_empty and method in _ITERATING[shape]
+        setattr(variable, method, _nothing if iterates else refuse)
+    return variable
 
 
-def _no_time() -> JobError:
-    return JobError("timers need a time: give timeMode='ProcessingTime', or 'EventTime' and a watermark on the input")
+def _nothing() -> Iterator[Any]:
+    return iter(())
 
 
-class _Unusable:
-    """A state variable that can't be used here, and says why: on the driver, and of a state that was deleted."""
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def __getattr__(self, method: str) -> Any:
-        if method.startswith("__"):     # asked by whoever copies or pickles it
-            raise AttributeError(method)
-        raise JobError(self._why)
+_SPARKS: dict[str, Any] = {"value": sparks.ValueState, "list": sparks.ListState, "map": sparks.MapState}
+_ITERATING = {"value": (), "list": ("get",), "map": ("keys", "values", "iterator")}
 
 
-class LiveHandle(StatefulProcessorHandle):
-    """On a slot."""
+class LiveHandle(ProcessorHandle):
+    """On a slot. `known` are the states that init declared when the query was built."""
 
-    def __init__(self, declared: Mapping[str, DeclaredState], tables: Mapping[str, Any], timers: TimerQueue | None) -> None:
-        self._declared = declared
+    def __init__(self, known: Mapping[str, DeclaredState], tables: Mapping[str, Any], timers: TimerQueue | None,
+                 time: TimeKind | None = None) -> None:
+        super().__init__(time)
+        self._known = known
         self._tables = tables
+        self._timers = timers
+
+    def end_init(self) -> None:
+        super().end_init()
+        timers = self._timers
         if timers is not None:
             self.registerTimer = lambda expiryTimestampMs: timers.set(to_ms(expiryTimestampMs))     # type: ignore[method-assign]
             self.deleteTimer = lambda expiryTimestampMs: timers.delete(to_ms(expiryTimestampMs))    # type: ignore[method-assign]
             self.listTimers = lambda: iter(timers.times())                                          # type: ignore[method-assign]
 
-    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        return self._variable(ValueVariable, stateName, "value")
-
-    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        return self._variable(ListVariable, stateName, "list")
-
-    def getMapState(self, stateName: str, userKeySchema: Any, valueSchema: Any,
-                    ttlDurationMs: int | None = None) -> Any:
-        return self._variable(MapVariable, stateName, "map")
+    def begin_close(self) -> None:
+        for method in ("registerTimer", "deleteTimer", "listTimers"):
+            vars(self).pop(method, None)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """What there was of it was let go when the query was restored (`drop_state`)."""
-        if stateName in self._declared:
-            raise JobError(f"deleteIfExists({stateName!r}): the state is in use; delete it in init, which then doesn't "
-                           f"declare it")
+        if self._in_init and stateName in self._known:
+            raise refused(f"init deletes the state {stateName!r} here and didn't when the query was built: {IN_INIT}")
+        super().deleteIfExists(stateName)
 
-    def registerTimer(self, expiryTimestampMs: int) -> None:
-        raise _no_time()
-
-    def deleteTimer(self, expiryTimestampMs: int) -> None:
-        raise _no_time()
-
-    def listTimers(self) -> Iterator[int]:
-        raise _no_time()
-
-    def _variable(self, kind: Callable[[DeclaredState, Any], Any], name: str, shape: str) -> Any:
-        declared = self._declared.get(name)
-        if declared is None:
-            return _Unusable(f"the state {name!r} was deleted in init, or not declared when the query was built: {IN_INIT}")
-        if declared.shape != shape:
-            raise JobError(f"init declares the {shape} state {name!r} here and didn't when the query was built: {IN_INIT}")
-        return kind(declared, self._tables[name])
+    def _variable_of(self, declared: DeclaredState) -> Any:
+        name, known = declared.name, self._known.get(declared.name)
+        if known is None:
+            return _unusable(declared.shape, f"the state {name!r} was deleted in init, or not declared when the query was "
+                                             f"built: {IN_INIT}", is_empty=True)
+        if known.shape != declared.shape:
+            raise refused(f"init declares the {declared.shape} state {name!r} here and didn't when the query was built: "
+                          f"{IN_INIT}")
+        return VARIABLES[known.shape](known, self._tables[name])
 
 
 class ValueVariable(sparks.ValueState):
@@ -238,3 +288,7 @@ class MapVariable(sparks.MapState):
         self.values = lambda: map(out, table.values())                                      # type: ignore[method-assign]
         self.exists = lambda: len(table) > 0                                                # type: ignore[method-assign]
         self.clear = table.clear                                                            # type: ignore[method-assign]
+
+
+VARIABLES: dict[str, Callable[[DeclaredState, Any], Any]] = {
+    "value": ValueVariable, "list": ListVariable, "map": MapVariable}

@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyspark.sql.types import Row
 
 from tidegate.errors import SchemaError
+from tidegate.spark.processor_errors import WRONG_LENGTH, misfit
 from tidegate.state.values import form_of
 from tidegate.types import ddl_of, to_list
 
@@ -142,7 +143,10 @@ def map_keys_in(schema: pa.Schema) -> Convert:
         values = into(given)
         if len(values) != len(schema):
             _only(values, schema)
-        held = kept(values).values()
+        try:
+            held = kept(values).values()
+        except SchemaError as error:
+            raise misfit(f"a key of the map is a tuple of ({ddl_of(schema)}): {error}") from error
         return json.dumps([None if value is None else write(value) for write, value in zip(writes, held, strict=True)])
 
     return convert
@@ -160,7 +164,8 @@ def map_keys_out(schema: pa.Schema) -> Convert:
 
 def _only(values: tuple[Any, ...], schema: pa.Schema) -> Any:
     if len(values) != len(schema):
-        raise SchemaError(f"a key of the map is a tuple of ({ddl_of(schema)}), and {values!r} has {len(values)} values")
+        raise misfit(f"a key of the map is a tuple of ({ddl_of(schema)}), and {values!r} has {len(values)} values",
+                     WRONG_LENGTH)
     return values[0]
 
 

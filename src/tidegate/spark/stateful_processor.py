@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,10 @@ from tidegate.dataflow.operators.grouped import EventTime, GroupedSpec, InitialF
 from tidegate.dataflow.stream import Stream
 from tidegate.errors import JobError, SchemaError
 from tidegate.runtime.settings import Backend, Snapshots, Tuning
+from tidegate.spark.processor_evolution import ADVICE, Evolution, check_aliases, checked_evolve
+from tidegate.spark.processor_settings import ProcessorSettings, has_ntz
 from tidegate.spark.transform import DEFAULT_INPUT, checked_name, transform
+from tidegate.state.descriptors import Names
 from tidegate.state.timers import TimeKind
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
@@ -36,11 +39,11 @@ from tidegate.store.opening import open_store
 from tidegate.types import parse_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, GroupedData
+    from pyspark.sql import DataFrame, GroupedData, SparkSession
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
     from pyspark.sql.types import StructType
 
-    from tidegate.spark.processor_states import RecordingHandle
+    from tidegate.spark.processor_states import DeclaredState, RecordingHandle
 
 INITIAL_INPUT = "initial_state"
 DEFAULT_NAME = "transform_with_state"
@@ -60,7 +63,7 @@ def transform_with_state(
         event_time_column: str = "", name: str | None = None, slots: int | None = None,
         snapshots: Snapshots | None = None, start_from: str | None = None, savepoint_to: str | None = None,
         backend: Backend | None = None, tuning: Tuning | None = None, drop_state: Sequence[str] = (),
-        **by_sparks_names: Any) -> DataFrame:
+        evolve: Mapping[str, Evolution] | None = None, alias: Names = (), **by_sparks_names: Any) -> DataFrame:
     """`grouped.transformWithState(…)` on Tidegate: the arguments after the first are Spark's own, in its order, and the
     processor is the same. Spark's names for them (`statefulProcessor=`, `outputStructType=`, `outputMode=`, `timeMode=`,
     `initialState=`, `eventTimeColumnName=`) do, too.
@@ -70,9 +73,11 @@ def transform_with_state(
 
     On a streaming DataFrame `name` and `snapshots` are needed; `slots`, `start_from`, `savepoint_to`, `backend`, `tuning`
     and `drop_state` are as in `tg.transform`. The processor's states are those of the operator `name`, under the names that
-    `init` gives them.
+    `init` gives them. For state of an earlier program `evolve` says what states and fields were called and what new fields
+    begin with (`evolve={"account": tg.evolved(…)}`), and `alias` what the operator was called.
     """
-    asked = _Asked(grouped, processor, output, output_mode, time_mode, initial_state, event_time_column, name=name)
+    asked = _Asked(grouped, processor, output, output_mode, time_mode, initial_state, event_time_column, name=name,
+                   evolve=evolve, alias=alias)
     return _built(_renamed(asked, by_sparks_names), is_pandas=False, slots=slots, snapshots=snapshots, start_from=start_from,
                   savepoint_to=savepoint_to, backend=backend, tuning=tuning, drop_state=drop_state)
 
@@ -83,10 +88,11 @@ def transform_with_state_in_pandas(
         event_time_column: str = "", name: str | None = None, slots: int | None = None,
         snapshots: Snapshots | None = None, start_from: str | None = None, savepoint_to: str | None = None,
         backend: Backend | None = None, tuning: Tuning | None = None, drop_state: Sequence[str] = (),
-        **by_sparks_names: Any) -> DataFrame:
+        evolve: Mapping[str, Evolution] | None = None, alias: Names = (), **by_sparks_names: Any) -> DataFrame:
     """`grouped.transformWithStateInPandas(…)` on Tidegate: as `transform_with_state`, for a processor that takes and gives
     pandas DataFrames."""
-    asked = _Asked(grouped, processor, output, output_mode, time_mode, initial_state, event_time_column, name=name)
+    asked = _Asked(grouped, processor, output, output_mode, time_mode, initial_state, event_time_column, name=name,
+                   evolve=evolve, alias=alias)
     return _built(_renamed(asked, by_sparks_names), is_pandas=True, slots=slots, snapshots=snapshots, start_from=start_from,
                   savepoint_to=savepoint_to, backend=backend, tuning=tuning, drop_state=drop_state)
 
@@ -103,6 +109,8 @@ class _Asked:
     initial_state: Any
     event_time_column: str
     name: Any
+    evolve: Any
+    alias: Any
 
 
 def _renamed(asked: _Asked, by_sparks_names: dict[str, Any]) -> _Asked:
@@ -120,29 +128,29 @@ def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_
     _check_modes(asked)
     data, key = _grouping(asked.grouped, "grouped")
     asked = replace(asked, name=checked_name(asked.name, streaming=data.isStreaming, default=DEFAULT_NAME))
-    returns = _output_schema(asked)
+    returns = _output_schema(asked, data.sparkSession)
     timers = TIMERS[asked.time_mode.lower()]
     recorded = _recorded(asked, timers)
     event_time = _event_time(data, timers) if data.isStreaming and timers is not None else None
     initial, initial_key = (None, ()) if asked.initial_state is None else _initial_grouping(asked, data, key)
-    zone = data.sparkSession.conf.get("spark.sql.session.timeZone")
     schema = pa.schema([field.with_nullable(True) for field in parse_schema(data.schema)])
-    function = FUNCTIONS[is_pandas](asked.processor, recorded.declared, returns=returns, zone=zone,
-                                    key_types=[schema.field(each).type for each in key], has_time=timers is not None)
+    function = FUNCTIONS[is_pandas](asked.processor, recorded.declared, returns=returns,
+                                    settings=ProcessorSettings.of(data.sparkSession), time=timers,
+                                    key_types=[schema.field(each).type for each in key])
     files = None
     if initial is not None and data.isStreaming and snapshots is not None:
         files = _initial_files(initial, initial_key, snapshots, asked.name)
     second = SecondPort.LATEST if event_time is not None else (
         SecondPort.INITIAL if initial is not None and not data.isStreaming else None)
     spec = GroupedSpec(function, key, timers=timers, event_time=event_time, second=second, initial_key=initial_key,
-                       initial=files, is_bounded=not data.isStreaming)
+                       initial=files, is_bounded=not data.isStreaming, advice=ADVICE)
 
     def pipeline(**inputs: Stream) -> Stream:
         stream = inputs[DEFAULT_INPUT]
         if second is SecondPort.LATEST:
-            return with_event_time(stream, asked.name, spec, returns)
+            return with_event_time(stream, asked.name, spec, returns, alias=asked.alias)
         initial_rows = inputs[INITIAL_INPUT].key_by(*initial_key) if second is SecondPort.INITIAL else None
-        return process_groups(stream.key_by(*key), asked.name, spec, returns, second=initial_rows)
+        return process_groups(stream.key_by(*key), asked.name, spec, returns, second=initial_rows, alias=asked.alias)
 
     frames = {DEFAULT_INPUT: data}
     if initial is not None and second is SecondPort.INITIAL:
@@ -190,9 +198,12 @@ def _grouping(grouped: Any, what: str) -> tuple[DataFrame, tuple[str, ...]]:
     return data, tuple(found)
 
 
-def _output_schema(asked: _Asked) -> pa.Schema:
+def _output_schema(asked: _Asked, spark: SparkSession) -> pa.Schema:
+    output = asked.output
     try:
-        schema = parse_schema(asked.output)
+        schema = parse_schema(output)
+        if isinstance(output, str) and has_ntz(spark):
+            schema = parse_schema(spark._parse_ddl(output))
     except SchemaError as error:
         raise SchemaError(f"outputStructType: {error}") from error
     if not len(schema):
@@ -205,11 +216,23 @@ def _recorded(asked: _Asked, timers: TimeKind | None) -> RecordingHandle:
     """What the processor's `init` declares. It runs on a copy: what it sets there shall not travel to the slots."""
     from tidegate.spark.processor_states import RecordingHandle
 
-    handle = RecordingHandle(allows_ttl=timers is TimeKind.PROCESSING)
+    handle = RecordingHandle(timers)
     processor = copy.copy(asked.processor)
     processor.init(handle)
+    handle.end_init()
     processor.close()
+    for name, evolution in checked_evolve(asked.evolve, declared=handle.declared, operator=asked.name).items():
+        handle.declared[name] = replace(handle.declared[name], evolution=evolution)
+    check_aliases({name: _evolving(declared) for name, declared in handle.declared.items()})
     return handle
+
+
+def _evolving(declared: DeclaredState) -> tuple[str, ...]:
+    """The names that a state had; or why they and its changed fields can't be."""
+    try:
+        return declared.descriptor().aliases
+    except JobError as error:
+        raise JobError(f"evolve={{{declared.name!r}: …}}: {error}") from error
 
 
 def _event_time(data: DataFrame, timers: TimeKind) -> EventTime | None:

@@ -38,6 +38,7 @@ from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.runtime.transforming import Bounded, TransformJob
 from tidegate.spark.deploy import check_task_slots, placed
 from tidegate.spark.interpreters import SlotTask, guarded
+from tidegate.spark.processor_settings import has_ntz
 from tidegate.spark.queries import SparkQueries, abandon_stage
 from tidegate.spark.waking import alarm_of
 from tidegate.store.layout import job_address
@@ -48,6 +49,7 @@ from tidegate.types import ddl_of, parse_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 DEFAULT_INPUT = "input"
 DEFAULT_NAME = "transform"
@@ -139,7 +141,7 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     together = _together(inputs, ticks, slots, observed_as=f"tidegate {name} in {kept.to}" if streaming else None)
     with _own_processes(spark, transform_id if streaming else None):
         task = guarded(_task(invitation, transform_id, slots))
-        handed = together.mapInArrow(task, ddl_of(job.output_schema), barrier=True)
+        handed = together.mapInArrow(task, _spark_schema(spark, job.output_schema), barrier=True)
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
     given = handed.repartitionById(slots, SLOT)
     if outputs is None:
@@ -206,6 +208,13 @@ def _checked_inputs(data: object) -> dict[str, DataFrame]:
 def _stream_schema(frame: DataFrame) -> pa.Schema:
     """Spark calls a column NOT NULL where it happens to know it, and not where a user would have to say it."""
     return pa.schema([field.with_nullable(True) for field in parse_schema(frame.schema)])
+
+
+def _spark_schema(spark: SparkSession, schema: pa.Schema) -> str | StructType:
+    """The session may read 'timestamp' in a text as one without a time zone."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True) if has_ntz(spark) else ddl_of(schema)
 
 
 def _gathering_at(listening: Listening) -> Gathering:

@@ -94,7 +94,8 @@ class Descriptor:
 
     `aliases` are names that the state had, `changes` says how its type came to be. Of pickled items `item` is binary.
     `as_tuples`: whoever uses the state would rather have its structs as tuples. The heap backend does that, for a value
-    without lists or maps in it, and without a ttl.
+    without lists or maps in it, and without a ttl. `refuse` makes the error for a value that doesn't fit, of a text and that
+    value.
     """
 
     def __init__(self, *, kind: StateKind, shape: str, item: ItemType, map_key: str | pa.DataType | None = None,
@@ -119,6 +120,7 @@ class Descriptor:
         self.create = create
         self.result = result
         self.as_tuples = as_tuples
+        self.refuse = _refused
         if self.pickled is not None and shape == "aggregating":
             self._wrap(self.pickled)
 
@@ -154,13 +156,13 @@ class Descriptor:
 
     def keeper(self) -> Callable[[Any], Any]:
         """A function that brings a value, list item or map value into the form in which it is held."""
-        return _keeper(self.form, f"state {self.name!r} is declared with {self._item_text!r}")
+        return _keeper(self.form, f"state {self.name!r} is declared with {self._item_text!r}", refuse=self.refuse)
 
     def key_keeper(self) -> Callable[[Any], Any]:
         """The same for a map's keys."""
         assert self.map_key is not None
         return _keeper(self.key_form, f"state {self.name!r} is declared with keys of {ddl_of(self.map_key)!r}",
-                       none_allowed=False)
+                       none_allowed=False, refuse=self.refuse)
 
     def info(self, key: pa.DataType | None = None) -> StateInfo:
         """What a manifest says about this state; `key` is the type of the operator's key, for keyed state."""
@@ -269,7 +271,12 @@ def broadcast_map(key: str | pa.DataType, value: ItemType, *, name: str | None =
                       renamed=renamed)
 
 
-def _keeper(form: Form, declared: str, *, none_allowed: bool = True) -> Callable[[Any], Any]:
+def _refused(text: str, given: Any) -> SchemaError:
+    return SchemaError(text)
+
+
+def _keeper(form: Form, declared: str, *, none_allowed: bool = True,
+            refuse: Callable[[str, Any], SchemaError] = _refused) -> Callable[[Any], Any]:
     kept = form.kept
 
     def keep(value: Any) -> Any:
@@ -278,7 +285,7 @@ def _keeper(form: Form, declared: str, *, none_allowed: bool = True) -> Callable
                 raise SchemaError("None is no key of a map")
             return kept(value)
         except SchemaError as error:
-            raise SchemaError(f"{declared}: {error}") from error.__cause__
+            raise refuse(f"{declared}: {error}", value) from error.__cause__
 
     return keep
 

@@ -41,6 +41,17 @@ POSSIBLE = ("What is possible: add a field of a struct (with added={'field': def
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """How a program says what became of its state: `alias` for a state whose name {was} is not declared any more, and all
+    that is `possible`."""
+
+    alias: str = "give alias={was!r} to the state that goes on with it"
+    possible: str = POSSIBLE
+
+
+IN_A_CLASS = Advice()
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """What a declaration says about how its type came to be: `added` has defaults of new fields, `renamed` the old names
     of fields, both by path. `inside` is the field of the column that the user's type is, where it is one."""

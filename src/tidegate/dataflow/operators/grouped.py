@@ -43,6 +43,7 @@ from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, key_groups_of
 from tidegate.state.cutting import in_runs
 from tidegate.state.descriptors import Descriptor, broadcast_map
+from tidegate.state.evolution import IN_A_CLASS, Advice
 from tidegate.state.heap import NO_KEY, held_as_it_is, key_list
 from tidegate.state.operator_state import FrozenParts, OperatorStates
 from tidegate.state.sections import FrozenState, StateInfo
@@ -142,7 +143,7 @@ class SecondPort(Enum):
 @dataclass(frozen=True, slots=True)
 class GroupedSpec:
     """`timers` is the kind of time that the function's timers are of. `is_bounded`: there is one epoch, and no watermark.
-    `initial_key` are the key columns of port 1, or of the files."""
+    `initial_key` are the key columns of port 1, or of the files. `advice` is for a restore that is refused."""
 
     function: GroupFunction
     key: tuple[str, ...]
@@ -152,6 +153,7 @@ class GroupedSpec:
     initial_key: tuple[str, ...] = ()
     initial: InitialFiles | None = None
     is_bounded: bool = False
+    advice: Advice = IN_A_CLASS
     kind: str = "grouped process"
     stateful: bool = True
 

@@ -131,6 +131,15 @@ class MicroBatches:
         self._ends_once = any(isinstance(node.spec, GroupedSpec) for node in plan.nodes)
         self._lock = threading.Lock()
         self._live: _Live | None = None
+        self.query: str | None = None       # whose batches these are; the last one's, if there were several
+
+    def move_out(self) -> None:
+        """The query is over, and the processes of its slots are another transform's now. If the query is started again, it
+        restores from the snapshot."""
+        with self._lock:
+            live, self._live = self._live, None
+            if live is not None:
+                _give_up(live)
 
     def conduct(self, run: Run) -> str | None:
         """Whatever comes of it, the tasks hear of it. Returns why there is no use in trying again, if there is none."""
@@ -149,6 +158,7 @@ class MicroBatches:
 
     def _conduct(self, run: Run) -> None:
         batch = _batch_of(run.offers)
+        self.query = batch.query
         live = self._live
         if live is not None and live.holds(run.offers, batch):
             live.slots.run = run

@@ -13,7 +13,6 @@ be in it), and makes the slots' stage one that Spark tries again when a task is 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import threading
 import uuid
@@ -35,6 +34,7 @@ from tidegate.runtime.micro_batches import MicroBatches
 from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.runtime.transforming import Bounded, TransformJob
 from tidegate.spark.deploy import SlotTask, check_task_slots, placed
+from tidegate.spark.processes import own_processes
 from tidegate.spark.waking import alarm_of
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
@@ -46,13 +46,11 @@ if TYPE_CHECKING:
 
 DEFAULT_INPUT = "input"
 MIN_RETAINED = 2
-PROCESS_VARIABLE = "TIDEGATE_TRANSFORM"
 # What Spark tells the tasks of a micro-batch.
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 
 _gatherings: dict[Listening, Gathering] = {}
 _gatherings_lock = threading.Lock()
-_environment_lock = threading.Lock()
 
 
 @overload
@@ -107,10 +105,12 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     restore = Restore(path=None if start_from is None else resolved(start_from))
     if restore.path is not None and not streaming:
         find_restore_point(restore.path)
+    tenant: MicroBatches | None = None
     if streaming:
         store = open_store(job_address(kept.to, name))
         set_alarm, ticks = alarm_of(job.plan(), store, spark)
-        conduct = MicroBatches(job, store=store.address, restore=restore, set_alarm=set_alarm).conduct
+        tenant = MicroBatches(job, store=store.address, restore=restore, set_alarm=set_alarm)
+        conduct = tenant.conduct
     else:
         # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
         ticks = spark.range(0, slots, 1, slots)
@@ -124,7 +124,7 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000)
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
     together = _together(inputs, ticks, slots)
-    with _own_processes(spark, transform_id if streaming else None):
+    with own_processes(spark, tenant, slots):
         handed = together.mapInArrow(_task(invitation, transform_id, slots), ddl_of(job.output_schema), barrier=True)
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
     given = handed.repartitionById(slots, SLOT)
@@ -219,21 +219,6 @@ def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None,
         raise JobError(f"Snapshots(retain={snapshots.retain}): a query needs the snapshots of its last two micro-batches, "
                        f"since Spark may run the last one again: retain={MIN_RETAINED} or more")
     return replace(snapshots, every=None)
-
-
-@contextlib.contextmanager
-def _own_processes(spark: SparkSession, transform: str | None) -> Iterator[None]:
-    """Spark keeps the Python processes of functions with other environment variables apart: with one that is the transform's
-    alone, its tasks come back to the processes that hold its slots. The variables are the context's: transforms are made one
-    at a time, or they might get one another's."""
-    environment = spark.sparkContext.environment
-    with _environment_lock:
-        if transform is not None:
-            environment[PROCESS_VARIABLE] = transform
-        try:
-            yield
-        finally:
-            environment.pop(PROCESS_VARIABLE, None)
 
 
 def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: int) -> DataFrame:

@@ -157,17 +157,21 @@ def test_the_reader_has_a_row_when_the_alarm_goes_off() -> None:
     alarm = Alarm()
     reader = WakingReader(alarm.path)
     rows, begun = reader.read(reader.initialOffset())
-    assert list(rows) == [(0,)], "Spark runs a first batch in any case"
+    assert _count(rows) == 1, "Spark runs a first batch in any case"
     now_ms = int(time.time() * 1000)
     for at_ms, has_row in ((None, False), (now_ms + 3_600_000, False), (now_ms, True), (0, True)):
         alarm.set(at_ms)
         rows, end = reader.read(begun)
-        assert list(rows) == list(reader.readBetweenOffsets(begun, end)) == [(1,)] * has_row
+        assert _count(rows) == _count(reader.readBetweenOffsets(begun, end)) == has_row
         assert (end != begun) is has_row
     shutil.rmtree(alarm.path.parent)
     assert reader.read(begun)[1] != begun, "files for a while may be tidied away"
     alarm.set(None)
     assert reader.read(begun)[1] == begun
+
+
+def _count(batches: Iterator[Any]) -> int:
+    return sum(batch.num_rows for batch in batches)
 
 
 def test_every_session_has_a_source_of_its_own(spark: SparkSession) -> None:

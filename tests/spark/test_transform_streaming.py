@@ -22,6 +22,7 @@ from tests.spark.test_transform import DiesOnce, check_counts, counted, split
 from tidegate.errors import JobError
 from tidegate.runtime.gathering import Run, RunEnd
 from tidegate.runtime.micro_batches import MicroBatches
+from tidegate.spark import processes
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.opening import open_store
 
@@ -237,7 +238,8 @@ def test_processes_that_are_killed_between_batches_are_replaced(desk: Desk, runs
     try:
         desk.add(1)
         query.processAllAvailable()
-        (variable,) = {f"TIDEGATE_TRANSFORM={run.offers[0].transform}".encode() for run in runs}
+        (place,) = [place for place, let in enumerate(processes._places) if let.tenant.query == query.id]
+        variable = f"{processes.VARIABLE}={place}\0".encode()
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 environment, parent = (folder / "environ").read_bytes(), (folder / "stat").read_text().split()[3]

@@ -132,12 +132,13 @@ class _Held:
         return slot
 
 
-# By transform. Spark keeps the processes of a streaming transform for it alone (spark/transform.py).
+# By transform. A streaming transform has its processes to itself, until its query is over (spark/processes.py).
 _held: dict[str, _Held] = {}
 
 
 def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The body of a task."""
+    _drop_what_has_ended()
     held = _held.setdefault(offer.transform, _Held())
     slot = held.take()
     try:
@@ -175,6 +176,16 @@ def _made(invitation: Invitation, assigned: Assign, selector: selectors.BaseSele
         desk.wait()
         desk.check()
         raise
+
+
+def _drop_what_has_ended() -> None:
+    """The slots in this process that nobody waits for any more, with their state."""
+    for transform, held in list(_held.items()):
+        held.slot = held.take()
+        if held.slot is None:
+            del _held[transform]
+            held.selector.close()
+            gc.unfreeze()
 
 
 def _drive(slot: _HeldSlot, desk: _Desk, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

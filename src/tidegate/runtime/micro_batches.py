@@ -141,6 +141,15 @@ class MicroBatches:
         self._lock = threading.Lock()
         self._live: _Live | None = None
         self._done: MicroBatch | None = None        # what was completed last, by this transform
+        self.query: str | None = None       # whose batches these are; the last one's, if there were several
+
+    def move_out(self) -> None:
+        """The query is over, and the processes of its slots are another transform's now. If the query is started again, it
+        restores from the snapshot."""
+        with self._lock:
+            live, self._live = self._live, None
+            if live is not None:
+                _give_up(live)
 
     def conduct(self, run: Run) -> RunEnd:
         """Whatever comes of it, a task that waits must hear of it: nothing is raised."""
@@ -159,6 +168,7 @@ class MicroBatches:
     def _conduct(self, run: Run) -> None:
         batch = _batch_of(run.offers)
         now_ms = self._queries.batch_time_ms(batch)
+        self.query = batch.query
         live = self._live
         if live is not None and live.holds(run.offers, batch):
             live.slots.run, live.slots.now_ms = run, now_ms

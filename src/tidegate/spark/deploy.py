@@ -101,10 +101,10 @@ class SparkDeployment:
 
 def placed(tuning: Tuning, spark: SparkSession) -> Tuning:
     """With what Spark's configuration says about addresses, where the program doesn't."""
-    context = spark.sparkContext
-    found = {key: context.getConf().get(key) for key in (*CONFIGURATION.values(), DRIVER_HOST, DRIVER_BIND_ADDRESS)}
+    # Not the context's getConf(), which takes a hundred round trips to the JVM.
+    found = {key: spark.conf.get(key, None) for key in (*CONFIGURATION.values(), DRIVER_HOST, DRIVER_BIND_ADDRESS)}
     return placed_by(tuning, {key: value for key, value in found.items() if value is not None},
-                     is_local=bool(context._jsc.sc().isLocal()))
+                     is_local=bool(spark.sparkContext._jsc.sc().isLocal()))
 
 
 def placed_by(tuning: Tuning, configuration: Mapping[str, str], *, is_local: bool) -> Tuning:
@@ -139,7 +139,7 @@ def task_slot_count(spark: SparkSession) -> int:
 def check_task_slots(spark: SparkSession, slots: int) -> None:
     """Raises `JobError` where Spark, as it was started, can't ever run so many slots at the same time, or none at all."""
     context = spark.sparkContext
-    if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
+    if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         raise JobError("Spark starts all slots of a job at once or none, which it can't do with dynamic allocation: "
                        "set spark.dynamicAllocation.enabled=false and spark.executor.instances")
     check_python(spark)

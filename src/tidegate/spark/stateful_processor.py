@@ -30,6 +30,7 @@ from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.spark.processor_evolution import ADVICE, Evolution, check_aliases, checked_evolve
 from tidegate.spark.processor_settings import ProcessorSettings, has_ntz
 from tidegate.spark.transform import DEFAULT_INPUT, checked_name, transform
+from tidegate.spark.waking import prepare
 from tidegate.state.descriptors import Names
 from tidegate.state.timers import TimeKind
 from tidegate.store.base import Store
@@ -126,10 +127,13 @@ def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_
     from tidegate.spark.processor_function import FUNCTIONS
 
     _check_modes(asked)
-    data, key = _grouping(asked.grouped, "grouped")
-    asked = replace(asked, name=checked_name(asked.name, streaming=data.isStreaming, default=DEFAULT_NAME))
-    returns = _output_schema(asked, data.sparkSession)
     timers = TIMERS[asked.time_mode.lower()]
+    data = _grouped_data(asked.grouped, "grouped")
+    if timers is not None and data.isStreaming:
+        prepare(data.sparkSession)
+    asked = replace(asked, name=checked_name(asked.name, streaming=data.isStreaming, default=DEFAULT_NAME))
+    key = _grouping_key(asked.grouped, data, "grouped")
+    returns = _output_schema(asked, data.sparkSession)
     recorded = _recorded(asked, timers)
     event_time = _event_time(data, timers) if data.isStreaming and timers is not None else None
     initial, initial_key = (None, ()) if asked.initial_state is None else _initial_grouping(asked, data, key)
@@ -177,14 +181,18 @@ def _check_modes(asked: _Asked) -> None:
         raise JobError(f"timeMode={asked.time_mode!r}: give 'None', 'ProcessingTime' or 'EventTime'")
 
 
-def _grouping(grouped: Any, what: str) -> tuple[DataFrame, tuple[str, ...]]:
-    """The DataFrame that was grouped, and by which of its columns."""
+def _grouped_data(grouped: Any, what: str) -> DataFrame:
     from pyspark.sql.group import GroupedData
 
     if not isinstance(grouped, GroupedData):
         raise JobError(f"{what} is {type(grouped).__name__}: give what df.groupBy(…) gives, of a session in this process "
                        f"(not of Spark Connect)")
     data: DataFrame = grouped._df
+    return data
+
+
+def _grouping_key(grouped: GroupedData, data: DataFrame, what: str) -> tuple[str, ...]:
+    """By which of the DataFrame's columns it was grouped."""
     found: list[str] = []
     for name in grouped.count().columns[:-1]:
         same = [column for column in data.columns if column == name] or [
@@ -195,7 +203,7 @@ def _grouping(grouped: Any, what: str) -> tuple[DataFrame, tuple[str, ...]]:
         found += same
     if not found:
         raise JobError(f"{what} is grouped by no column: give df.groupBy(…) at least one, since state is kept for each key")
-    return data, tuple(found)
+    return tuple(found)
 
 
 def _output_schema(asked: _Asked, spark: SparkSession) -> pa.Schema:
@@ -264,7 +272,8 @@ def _with_event_time(result: DataFrame, asked: _Asked, event_time: EventTime | N
 
 
 def _initial_grouping(asked: _Asked, data: DataFrame, key: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
-    initial, initial_key = _grouping(asked.initial_state, "initialState")
+    initial = _grouped_data(asked.initial_state, "initialState")
+    initial_key = _grouping_key(asked.initial_state, initial, "initialState")
     if initial.isStreaming:
         raise JobError("initialState is a streaming DataFrame: give one that isn't, since all of it is read in the first "
                        "micro-batch")

@@ -13,7 +13,6 @@ be in it), and makes the slots' stage one that Spark tries again when a task is 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import os
 import threading
@@ -38,6 +37,7 @@ from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.runtime.transforming import Bounded, TransformJob
 from tidegate.spark.deploy import check_task_slots, placed
 from tidegate.spark.interpreters import SlotTask, guarded
+from tidegate.spark.processes import own_processes
 from tidegate.spark.processor_settings import has_ntz
 from tidegate.spark.queries import SparkQueries, abandon_stage
 from tidegate.spark.waking import alarm_of
@@ -55,7 +55,6 @@ DEFAULT_INPUT = "input"
 DEFAULT_NAME = "transform"
 MIN_RETAINED = 2
 OBSERVED_ROWS = "rows"
-PROCESS_VARIABLE = "TIDEGATE_TRANSFORM"
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 # What Spark tells the tasks of a micro-batch.
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -63,7 +62,6 @@ QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId
 _gatherings: dict[Listening, Gathering] = {}
 _holders = StoreHolders()
 _gatherings_lock = threading.Lock()
-_environment_lock = threading.Lock()
 
 
 @overload
@@ -120,12 +118,14 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     if restore.path is not None and not streaming:
         find_restore_point(restore.path)
     transform_id = uuid.uuid4().hex
+    tenant: MicroBatches | None = None
     if streaming:
         store = open_store(job_address(kept.to, name))
         check_writable(store)
         set_alarm, ticks = alarm_of(job.plan(), store, spark)
-        conduct = MicroBatches(job, transform=transform_id, store=store.address, restore=restore,
-                               queries=SparkQueries(spark), holders=_holders, set_alarm=set_alarm).conduct
+        tenant = MicroBatches(job, transform=transform_id, store=store.address, restore=restore,
+                              queries=SparkQueries(spark), holders=_holders, set_alarm=set_alarm)
+        conduct = tenant.conduct
     else:
         # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
         ticks = spark.range(0, slots, 1, slots)
@@ -139,7 +139,7 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
                   abandon=functools.partial(abandon_stage, spark))
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
     together = _together(inputs, ticks, slots, observed_as=f"tidegate {name} in {kept.to}" if streaming else None)
-    with _own_processes(spark, transform_id if streaming else None):
+    with own_processes(spark, tenant, slots):
         task = guarded(_task(invitation, transform_id, slots))
         handed = together.mapInArrow(task, _spark_schema(spark, job.output_schema), barrier=True)
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
@@ -257,21 +257,6 @@ def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None,
         raise JobError(f"Snapshots(retain={snapshots.retain}): a query needs the snapshots of its last two micro-batches, "
                        f"since Spark may run the last one again: retain={MIN_RETAINED} or more")
     return replace(snapshots, every=None)
-
-
-@contextlib.contextmanager
-def _own_processes(spark: SparkSession, transform: str | None) -> Iterator[None]:
-    """Spark keeps the Python processes of functions with other environment variables apart: with one that is the transform's
-    alone, its tasks come back to the processes that hold its slots. The variables are the context's: transforms are made one
-    at a time, or they might get one another's."""
-    environment = spark.sparkContext.environment
-    with _environment_lock:
-        if transform is not None:
-            environment[PROCESS_VARIABLE] = transform
-        try:
-            yield
-        finally:
-            environment.pop(PROCESS_VARIABLE, None)
 
 
 def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: int, *,

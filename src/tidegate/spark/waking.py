@@ -21,6 +21,7 @@ PySpark is imported when it is needed.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import tempfile
@@ -42,8 +43,12 @@ if TYPE_CHECKING:
 
 ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"
 NEVER = "never"
+ALARM = "alarm"         # the option that names the alarm's file
+COLUMN = "waking"
+SCHEMA = f"{COLUMN} long"
 
 _registered: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
+_registering = threading.Lock()
 _lock = threading.Lock()
 _folder: Path | None = None
 
@@ -85,18 +90,35 @@ def _unheard(at_ms: int | None) -> None:
     """Nobody is to be woken."""
 
 
-def _stream(alarm: Alarm, spark: SparkSession) -> DataFrame:
-    from tidegate.spark.waking_source import ALARM, waking_source
+def prepare(spark: SparkSession) -> None:
+    """Start what the first such stream of a session needs, while the rest of the query is built: two Python processes."""
+    from pyspark import InheritableThread
 
-    with _lock:
+    def load_one() -> None:
+        with contextlib.suppress(Exception):        # the query that needs the stream gets the error
+            spark.readStream.format(_format(spark)).option(ALARM, "").load()
+
+    if spark not in _registered:
+        InheritableThread(target=load_one, name="tidegate-waking", daemon=True).start()
+
+
+def _stream(alarm: Alarm, spark: SparkSession) -> DataFrame:
+    """With a schema, so that Spark doesn't ask a Python process for it."""
+    return spark.readStream.format(_format(spark)).schema(SCHEMA).option(ALARM, str(alarm.path)).load()
+
+
+def _format(spark: SparkSession) -> str:
+    """Return the name of the session's source, which is registered now if it isn't yet."""
+    from tidegate.spark.waking_source import waking_source
+
+    with _registering:
         if spark not in _registered:
             # A name of its own for each session: Spark 4.3.0 neither knows what another session has registered, nor lets it
             # be registered once more, where the other one is the first of its process.
             source = waking_source(uuid.uuid4().hex)
             spark.dataSource.register(source)
             _registered[spark] = source.name()
-        name = _registered[spark]
-    return spark.readStream.format(name).option(ALARM, str(alarm.path)).load()
+        return _registered[spark]
 
 
 def _own_folder() -> Path:

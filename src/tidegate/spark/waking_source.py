@@ -2,26 +2,32 @@
 """The stream that wakes the slots where there is no data: Spark asks it at every trigger (spark/waking.py says for what).
 
 It runs in a Python process that Spark starts beside the driver for each query. An offset counts the rows that were given.
+
+A query waits for that process, and the first one of a session for two more. So its code travels by value, and uses nothing
+that imports Tidegate or pandas: each of the two takes longer to import than everything that the process does.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-from tidegate.spark.waking import NEVER
+from tidegate.spark.waking import ALARM, COLUMN, NEVER, SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT = "tidegate_waking"
-ALARM = "alarm"         # the option that names the alarm's file
 COUNT = "wakings"
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def waking_source(name: str) -> type[DataSource]:
@@ -36,7 +42,7 @@ def waking_source(name: str) -> type[DataSource]:
 
 class WakingSource(DataSource):
     def schema(self) -> str:
-        return "waking long"
+        return SCHEMA
 
     def simpleStreamReader(self, schema: StructType) -> WakingReader:
         return WakingReader(Path(self.options[ALARM]))
@@ -49,12 +55,16 @@ class WakingReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         return {COUNT: 0}
 
-    def read(self, start: dict[str, Any]) -> tuple[Iterator[tuple[int]], dict[str, Any]]:
+    def read(self, start: dict[str, Any]) -> tuple[Iterator[Any], dict[str, Any]]:
         end = {COUNT: start[COUNT] + (start[COUNT] == 0 or self._goes_off())}
         return self.readBetweenOffsets(start, end), end
 
-    def readBetweenOffsets(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[tuple[int]]:
-        return iter([(number,) for number in range(start[COUNT], end[COUNT])])
+    def readBetweenOffsets(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:
+        """Return Arrow's own batch, of nulls: to make one of Python's values, Arrow would import pandas."""
+        import pyarrow as pa
+
+        count = end[COUNT] - start[COUNT]
+        return iter([pa.RecordBatch.from_arrays([pa.nulls(count, pa.int64())], names=[COLUMN])] if count else [])
 
     def commit(self, end: dict[str, Any]) -> None:
         """There is nothing to let go of."""

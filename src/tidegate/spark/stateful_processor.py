@@ -129,9 +129,9 @@ def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_
     _check_modes(asked)
     timers = TIMERS[asked.time_mode.lower()]
     data = _grouped_data(asked.grouped, "grouped")
+    asked = replace(asked, name=checked_name(asked.name, streaming=data.isStreaming, default=DEFAULT_NAME))
     if timers is not None and data.isStreaming:
         prepare(data.sparkSession)
-    asked = replace(asked, name=checked_name(asked.name, streaming=data.isStreaming, default=DEFAULT_NAME))
     key = _grouping_key(asked.grouped, data, "grouped")
     returns = _output_schema(asked, data.sparkSession)
     recorded = _recorded(asked, timers)

@@ -12,6 +12,7 @@ compared with a sequential computation of the same input. The exit code is 0 onl
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shutil
 import signal
@@ -92,7 +93,9 @@ def start_spark(log: Path) -> SparkSession:
     }.items():
         builder = builder.config(key, value)
     with _stderr_to(log):       # Java inherits it, and keeps it
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
+    logging.getLogger("tidegate").addHandler(logging.FileHandler(log))      # the screen shows the crash itself
+    return spark
 
 
 def run(spark: SparkSession, game: Game, out: Path, screen: Screen) -> Watch:

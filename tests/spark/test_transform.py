@@ -268,6 +268,8 @@ def test_an_error_in_a_users_function_is_told_and_not_tried_again(spark: SparkSe
         result.collect()
     told = str(failed.value)
     assert "in operator 'divide', at record" in told and "id=500" in told and "ZeroDivisionError" in told
+    assert "in operator 'divide'" in "".join(told.splitlines()[:2]), "the user's error comes first"
+    assert "maximum allowable" not in told and "guest.py" not in told
     assert len(runs) == 1
     check_counts(tg.transform(events(spark), counted, slots=2).collect(), range(600))
 

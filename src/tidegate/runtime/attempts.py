@@ -127,9 +127,9 @@ def left_out(batch: MicroBatch, done: MicroBatch, *, name: str, store: str) -> s
     which = f"micro-batch {numbers[0]}" if len(numbers) == 1 else f"the micro-batches {numbers[0]} to {numbers[-1]}"
     return (f"Spark has committed {which} of the query {batch.query} without running the transform {name!r}, so their "
             f"records are not in its state, and micro-batch {batch.number} can't run: {WHEN_LEFT_OUT}. Use the output of "
-            f"every batch (batch.count() does). Spark doesn't give the records again: start with a new checkpointLocation and "
-            f"a new folder of snapshots, and read the input from its beginning; or give start_from={shown(store)!r} as well, "
-            f"to keep the state as of micro-batch {done.number}, and have the source begin behind that batch")
+            f"every batch (batch.count() does). Spark doesn't give the records again: start with a new checkpointLocation "
+            f"and a new folder of snapshots, and read the input from its beginning; or give start_from={shown(store)!r} as "
+            f"well, to keep the state as of micro-batch {done.number}, and have the source begin behind that batch")
 
 
 def operators_in(payloads: Mapping[SubtaskId, Any]) -> dict[str, OperatorEntry]:

@@ -25,6 +25,7 @@ One gathering serves all transforms of a driver, from one thread. Not here: what
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import selectors
 import threading
@@ -273,7 +274,8 @@ class Gathering:
         end = transform.conduct(run)
         if end.error is not None and end.final:
             stage.failure = end.error
-            transform.abandon(run.offers[0].stage, end.error)
+            with contextlib.suppress(Exception):        # then Spark tries again, and the tasks fail for the same reason
+                transform.abandon(run.offers[0].stage, end.error)
         run.close(end.error)
         self._post(self._forget_stages)
 

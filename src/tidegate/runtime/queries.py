@@ -55,8 +55,8 @@ class StoreHolders:
 def _in_use(held: _Holder, *, name: str, transform: str, query: str, store: str) -> str:
     if held.query != query and held.transform == transform:
         return (f"the transform {name!r} is in two streaming queries that run, {held.query} and {query}, and its state "
-                f"belongs to one of them. Build it once for each query, under names of their own (name=…) or with folders of "
-                f"their own (Snapshots(to=…))")
+                f"belongs to one of them. Build it once for each query, under names of their own (name=…) or with folders "
+                f"of their own (Snapshots(to=…))")
     whose = "this query" if held.query == query else f"the query {held.query}, which runs,"
     return (f"{whose} has another transform named {name!r} with the same folder of snapshots, {shown(store)}. Give each "
             f"transform a name of its own (name=…), under which its state is kept" + (

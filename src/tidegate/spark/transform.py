@@ -2,12 +2,13 @@
 
 The plan that Spark sees, for S slots:
 
-    inputs ─► tagged, as one DataFrame ─► exchange into S partitions ─► mapInArrow, gang-scheduled: the slots
+    inputs ─► tagged, as one DataFrame ─► observed ─► exchange into S partitions ─► mapInArrow, gang-scheduled: the slots
            ─► exchange by slot ─► one filter and projection for each output
 
-The exchange before gives each slot whole partitions of the inputs, in their order. The one behind lets anything follow
-that Spark allows (a gang-scheduled stage has to keep its number of partitions, so no `limit`, `coalesce` or `union` could
-be in it), and makes the slots' stage one that Spark tries again when a task is lost, where it would give up otherwise.
+What is observed can't be left out of a plan, so a micro-batch without data has its slots, too. The exchange before gives
+each slot whole partitions of the inputs, in their order. The one behind lets anything follow that Spark allows (a
+gang-scheduled stage has to keep its number of partitions, so no `limit`, `coalesce` or `union` could be in it), and makes
+the slots' stage one that Spark tries again when a task is lost, where it would give up otherwise.
 """
 
 from __future__ import annotations

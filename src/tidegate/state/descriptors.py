@@ -205,7 +205,7 @@ def value(type: ItemType, *, default: Any = None, name: str | None = None, alias
           ttl_refresh: str = "write") -> Any:
     """One value for each key. `default` is what `get` returns where nothing was set.
 
-    `ttl="1 day"`: it is forgotten when it wasn't set for so long, by the clock of the machine; with `ttl_refresh="read"`,
+    `ttl="1 day"`: it is forgotten when it wasn't set for so long, by what `ctx.now_ms()` says; with `ttl_refresh="read"`,
     neither set nor read. Of lists and maps each item by itself, and `len` doesn't count as reading.
 
     For snapshots of an earlier program: `alias` is the name that the state had (or a list of them); `added={"b": 0}` gives

@@ -317,7 +317,8 @@ def test_an_error_in_a_processor_ends_the_query_which_goes_on_when_it_is_mended(
     driver.run()
     told = capfd.readouterr().out
     assert re.findall(r"start \d with (\d) slots", told) == ["2", "3"]
-    assert re.search(rf"(?s)the query failed.*in operator 'accounts'.*records of key \('k0',\).*{POISON}", told)
+    assert re.search(rf"(?s)the query failed.*in operator 'accounts', at the records of key \('k0',\), the first of them "
+                     rf"Row\(.*{POISON}", told)
     driver.check()
 
 

@@ -67,6 +67,7 @@ class DeclaredState:
             map_key=None if self.key is None else map_key_type(self.key), alias=before.alias, added=before.added,
             renamed=before.renamed, as_tuples=self.shape == "value" and self.ttl_ms is None and not has_containers)
         descriptor.refuse = self._refused
+        descriptor.map_key_parts = [] if self.key is None else self.key.types
         return descriptor
 
     def _refused(self, text: str, given: Any) -> ProcessorSchemaError:

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from tidegate.errors import JobError, SchemaError
-from tidegate.state.evolution import Changes, check_changes
+from tidegate.state.evolution import MAP_KEY, Changes, check_changes
 from tidegate.state.pickled import Pickled
 from tidegate.state.sections import StateInfo, StateKind
 from tidegate.state.ttl import Duration, declared_ttl, expires_field
@@ -95,7 +95,7 @@ class Descriptor:
     `aliases` are names that the state had, `changes` says how its type came to be. Of pickled items `item` is binary.
     `as_tuples`: whoever uses the state would rather have its structs as tuples. The heap backend does that, for a value
     without lists or maps in it, and without a ttl. `refuse` makes the error for a value that doesn't fit, of a text and that
-    value.
+    value. `map_key_parts` are the types of which a map's key is made, where it is text that holds several values.
     """
 
     def __init__(self, *, kind: StateKind, shape: str, item: ItemType, map_key: str | pa.DataType | None = None,
@@ -121,6 +121,7 @@ class Descriptor:
         self.result = result
         self.as_tuples = as_tuples
         self.refuse = _refused
+        self.map_key_parts: Sequence[pa.DataType] = ()
         if self.pickled is not None and shape == "aggregating":
             self._wrap(self.pickled)
 
@@ -171,8 +172,10 @@ class Descriptor:
         fields = [pa.field("value", self.type)] if key is None else [pa.field("key", key), pa.field("value", self.type)]
         if self.ttl is not None:
             fields.append(expires_field(self.shape))
-        metadata = None if self.pickled is None else self.pickled.metadata()
-        return StateInfo(self.name, self.kind, self.shape, pa.schema(fields, metadata=metadata))
+        metadata = {} if self.pickled is None else self.pickled.metadata()
+        if self.map_key_parts:
+            metadata[MAP_KEY] = f"({', '.join(map(ddl_of, self.map_key_parts))})".encode()
+        return StateInfo(self.name, self.kind, self.shape, pa.schema(fields, metadata=metadata or None))
 
     def __repr__(self) -> str:
         of_items = "" if self.pickled is None else f" of {self.pickled}"

@@ -33,6 +33,9 @@ from tidegate.types import ddl_of, from_list
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
 ConvertRows: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 
+MAP_KEY = b"tidegate.map_key"
+"""In a schema's metadata: the types of which a map's key is made."""
+
 POSSIBLE = ("What is possible: add a field of a struct (with added={'field': default} where None won't do), drop a field, "
             "rename one (renamed={'new': 'old'}), widen a number (byte → short → int → long; float → double; byte, short "
             "and int → double; byte and short → float; a decimal to one with as many digits on both sides of the point, "
@@ -87,6 +90,7 @@ def evolve(was: StateInfo, now: DeclaredState) -> Evolved:
     version = pickled_version(was.schema)
     if (version is None) != (now.pickled is None):
         raise RestoreError("values that were pickled can't become others, nor the other way round")
+    _check_map_key(was.schema, new.schema)
     converts: dict[str, Convert | None] = {}
     notes: list[str] = []
     if new.kind is StateKind.KEYED:
@@ -118,6 +122,14 @@ def evolve(was: StateInfo, now: DeclaredState) -> Evolved:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     return Evolved(convert_rows, tuple(notes))
+
+
+def _check_map_key(was: pa.Schema, now: pa.Schema) -> None:
+    """Of a map whose keys are held as text made of several values: their types don't show in the map's."""
+    before, after = ((schema.metadata or {}).get(MAP_KEY) for schema in (was, now))
+    if before is not None and after is not None and before != after and (b"," in before or b"," in after):
+        raise RestoreError(f"a key of the map was {before.decode()} and is now {after.decode()}; a key of several fields "
+                           f"must keep their types and their order")
 
 
 def conversion(old: pa.DataType, new: pa.DataType, *, changes: Changes | None = None) -> Convert | None:

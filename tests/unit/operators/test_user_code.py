@@ -85,6 +85,19 @@ def test_where_there_is_no_record_something_else_is_told() -> None:
     assert blamed(ValueError()).record is None
 
 
+@pytest.mark.parametrize(("given", "sentence"), [
+    ({"record": (1, "x")}, "raised at record (1, 'x'):"),
+    ({"at": "the timer at 5 of key 'a'"}, "raised at the timer at 5 of key 'a':"),
+    ({"at": "a batch of 2 records"}, "raised at a batch of 2 records:"),
+    ({"at": "the records of key ('1',), the first of them Row(n=1)"},
+     "raised at the records of key ('1',), the first of them Row(n=1):"),
+    ({}, "raised:"),
+])
+def test_where_it_came_is_a_sentence(given: dict[str, Any], sentence: str) -> None:
+    told = str(blamed(ValueError(), **given))
+    assert sentence in told.splitlines()[0]
+
+
 def test_a_connector_s_error_is_the_user_s_and_the_engine_s_stays_as_it_is() -> None:
     with pytest.raises(UserFunctionError, match="operator 'out' raised") as failed, blaming("out"):
         raise OSError("disk full")

@@ -9,12 +9,16 @@ that path: with `claim` it was deleted by the job itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidegate.dataflow.plan import Plan
 from tidegate.errors import NotFound, RestoreError
 from tidegate.protocol.ids import SubtaskId
+from tidegate.protocol.recovery import newest_complete
+from tidegate.runtime.restore_plan import declared_operators, plan_restore
+from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.layout import parse_state_file_name, shown
 from tidegate.store.manifest import Manifest, MicroBatch, OperatorEntry, PieceEntry, RestoredFrom, StateEntry
 from tidegate.store.savepoints import RestorePoint, find_restore_point, shown_path
@@ -46,6 +50,33 @@ class Opened:
     beginning: Beginning
     next_epoch: int
     superseded: list[int] = field(default_factory=list)     # of a batch that runs again: valid until it is complete again
+
+
+def open_attempt(catalog: SnapshotCatalog, named: RestorePoint | NotFound | None, restore: Restore, *, plan: Plan,
+                 drop: Collection[str], micro_batch: MicroBatch | None) -> Opened:
+    """Fences older attempts and finds what the new one resumes from. `named` is what the user gave to begin with."""
+    def chosen(epochs: list[int]) -> tuple[Beginning, int]:
+        """With the epoch of the own snapshot that counts, 0 if none does."""
+        if micro_batch is None:
+            newest = newest_complete(epochs)
+            own = None if newest is None else catalog.load(newest)
+        else:
+            own = batch_before(micro_batch, catalog.manifests(), store=catalog.store.address)
+        return beginning(own, named, restore, store=catalog.store.address), 0 if own is None else own.epoch
+
+    if named is not None or micro_batch is not None:
+        chosen(catalog.epochs())        # before a driver that runs is fenced off for nothing
+    attempt = catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, RestorePoint) else 0)
+    epochs = catalog.epochs()
+    begun, own_epoch = chosen(epochs)
+    highest = max([catalog.highest_epoch_seen(), *epochs], default=0)
+    if begun.manifest is not None:
+        plan_restore(begun.manifest, operators=declared_operators(plan), drop=drop,
+                     key_group_count=plan.key_group_count).check()
+        highest = max(highest, begun.manifest.epoch)
+    catalog.sweep(attempt)
+    kept = [epoch for epoch in epochs if epoch <= own_epoch]
+    return Opened(attempt, kept, begun, highest + 1, epochs[len(kept):])
 
 
 def named_point(restore: Restore) -> RestorePoint | NotFound | None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from tidegate.dataflow.operators.source import SourceSpec
 from tidegate.dataflow.plan import Plan
-from tidegate.errors import CorruptFile, FencedOff, NotFound, StoreError
+from tidegate.errors import CorruptFile, FencedOff, StoreError
 from tidegate.protocol import coordinator as coordination
 from tidegate.protocol.coordinator import (
     AbortReason,
@@ -47,14 +47,11 @@ from tidegate.protocol.coordinator import (
     TriggerEpoch,
 )
 from tidegate.protocol.ids import SubtaskId
-from tidegate.protocol.recovery import newest_complete
 from tidegate.protocol.restart import GiveUp
 from tidegate.runtime.attempts import (
     Beginning,
     Opened,
     Restore,
-    batch_before,
-    beginning,
     named_point,
     operators_in,
     written_by,
@@ -86,12 +83,10 @@ from tidegate.runtime.messages import (
     Trigger,
 )
 from tidegate.runtime.reports import AttemptReport, EpochReport, EpochReports, Failure, SlotReport, Status, slots_of
-from tidegate.runtime.restore_plan import declared_operators, plan_restore
 from tidegate.runtime.savepoints import SavepointDesk, SavepointOrder
 from tidegate.runtime.settings import JobSettings
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest, MicroBatch
-from tidegate.store.savepoints import RestorePoint
 
 # How long a cancelled deployment may take to end before the next attempt starts without waiting for it.
 GONE_TIMEOUT_MS = 60_000
@@ -329,34 +324,13 @@ class Master:
     # An attempt begins.
 
     def _open_attempt(self) -> Opened:
-        """In the background: fences older attempts and finds where to go on."""
+        """In the background."""
         if self._catalog.is_superseded():
             # To claim the next number would be to fence the other driver in turn, and so on.
             raise self._catalog.taken_over(self.attempt)
         named = None if self._has_own else named_point(self._restore)
-        if named is not None or self._micro_batch is not None:
-            self._beginning(self._catalog.epochs(), named)      # before a driver that runs is fenced off for nothing
-        attempt = self._catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, RestorePoint) else 0)
-        epochs = self._catalog.epochs()
-        begun, own_epoch = self._beginning(epochs, named)
-        highest = max([self._catalog.highest_epoch_seen(), *epochs], default=0)
-        if begun.manifest is not None:
-            plan_restore(begun.manifest, operators=declared_operators(self._plan), drop=self._settings.drop_state,
-                         key_group_count=self._plan.key_group_count).check()
-            highest = max(highest, begun.manifest.epoch)
-        self._catalog.sweep(attempt)
-        kept = [epoch for epoch in epochs if epoch <= own_epoch]
-        return Opened(attempt, kept, begun, highest + 1, epochs[len(kept):])
-
-    def _beginning(self, epochs: list[int], named: RestorePoint | NotFound | None) -> tuple[Beginning, int]:
-        """With the epoch of the own snapshot that counts, 0 if none does."""
-        if self._micro_batch is None:
-            newest = newest_complete(epochs)
-            own = None if newest is None else self._catalog.load(newest)
-        else:
-            own = batch_before(self._micro_batch, self._catalog.manifests(), store=self._catalog.store.address)
-        begun = beginning(own, named, self._restore, store=self._catalog.store.address)
-        return begun, 0 if own is None else own.epoch
+        return open_attempt(self._catalog, named, self._restore, plan=self._plan, drop=self._settings.drop_state,
+                            micro_batch=self._micro_batch)
 
     def _attempt_opened(self, opened: Opened | None, error: BaseException | None) -> None:
         self._opening = False

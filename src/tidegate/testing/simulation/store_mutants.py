@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.dataflow.operators import sink
+from tidegate.dataflow.operators import event_time, sink, source
 from tidegate.errors import CommitError, CorruptFile
 from tidegate.protocol import coordinator, recovery
 from tidegate.runtime import committing, exchange, master, savepoints, snapshots
@@ -250,6 +250,16 @@ def _supersede(original: Any) -> Any:
     return copied
 
 
+# -------------------------------------------------------------------------------------------------------- event time
+
+
+def _forget_watermarks(original: Any) -> Any:
+    def load(self: event_time.OperatorTime, batches: Any) -> None:
+        """It begins again with the records."""
+
+    return load
+
+
 STORE_MUTANTS = (
     Mutant("release what others share", "a snapshot that goes takes files of others with it", row=1,
            patches=((catalog.SnapshotCatalog, "release", _release_what_others_share),)),
@@ -313,6 +323,11 @@ STORE_MUTANTS = (
            patches=((heap_layers.LayeredTable, "freeze", _frozen_in_name_only),)),
     Mutant("timers forgotten", "restored timers never fire", rates=RESTORES, job="windows",
            patches=((timers.TimerQueue, "load", _no_queue),)),
+    Mutant("watermarks not restored", "event time begins again after a restore", rates=RESTORES, job="windows",
+           patches=((event_time.OperatorTime, "load", _forget_watermarks),
+                    (source.WatermarkOperator, "_latest_restored", lambda original: lambda self, context: {}))),
+    Mutant("one watermark for all splits", "what is in order in its split is late in the stream", job="windows",
+           patches=((source.WatermarkOperator, "follow", lambda original: lambda self, splits: None),)),
     Mutant("old links are heard", "the loss of an old link fails the attempt that is being opened",
            patches=((master.Master, "_listens", _everybody_listens),)),
 )

@@ -1,4 +1,4 @@
-"""Event time between DataFrames: no record is late by the order in which Spark happens to give it, and a query that is started
+"""Event time between DataFrames: no record is late by the order in which Spark gives it, and a query that is started
 again continues with its time."""
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ from tidegate.runtime.attempts import (
     Opened,
     Restore,
     named_point,
+    open_attempt,
     operators_in,
     written_by,
 )

@@ -113,7 +113,8 @@ def test_on_one_machine_it_is_found_out_before_anything_is_deployed(
     assert "No module named 'tidegate'" in str(refused.value) and str(without_tidegate.python) in str(refused.value)
     for frame in (spark.range(3), streaming(spark, tmp_path)):
         with pytest.raises(JobError, match="No module named 'tidegate'"):
-            tg.transform(frame, count, slots=2, snapshots=tg.Snapshots(to=str(tmp_path)) if frame.isStreaming else None)
+            tg.transform(frame, count, slots=2, name="doubled",
+                         snapshots=tg.Snapshots(to=str(tmp_path)) if frame.isStreaming else None)
 
 
 def streaming(spark: SparkSession, folder: Path) -> DataFrame:

@@ -89,7 +89,7 @@ class Query:
 
     def check(self, *expected: list[tuple[int, int, int]]) -> None:
         found = sorted(tuple(row) for row in self._spark.read.parquet(str(self._folder / "out")).collect())
-        assert found == sorted(sum(expected, []))
+        assert found == sorted(row for rows in expected for row in rows)
 
 
 @pytest.fixture

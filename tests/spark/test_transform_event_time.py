@@ -1,5 +1,4 @@
-"""Event time between DataFrames: no record is late by the order in which Spark happens to give it, and time goes on where it was.
-"""
+"""Event time between DataFrames: no record is late by the order in which Spark gives it, and time goes on where it was."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ class Query:
 
     def check(self, *expected: list[tuple[int, int, int]]) -> None:
         found = sorted(tuple(row) for row in self._spark.read.parquet(str(self._folder / "out")).collect())
-        assert found == sorted(sum(expected, []))
+        assert found == sorted(row for each in expected for row in each)
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def query(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -
 
 @pytest.mark.parametrize("query", BACKENDS, indirect=True)
 def test_a_query_that_is_started_again_opens_no_window_that_was_emitted(query: Query) -> None:
-    query.add("1", backwards(*range(0, 90)))
+    query.add("1", backwards(*range(90)))
     query.run()
     query.check(rows(1, 60))            # nothing late, and the slot without records holds nothing back
     query.add("2", backwards(30, 100, 150))
@@ -128,7 +127,7 @@ def test_a_query_whose_slots_were_lost_between_two_batches_opens_no_window_that_
     runs = noted_runs(monkeypatch)
     running = query.start(processingTime="0 seconds")
     try:
-        query.add("1", backwards(*range(0, 90)))
+        query.add("1", backwards(*range(90)))
         running.processAllAvailable()
         assert kill_workers(runs[0].offers[0].transform)
         time.sleep(1)
@@ -141,7 +140,7 @@ def test_a_query_whose_slots_were_lost_between_two_batches_opens_no_window_that_
 
 def test_in_a_batch_nothing_is_late_and_its_savepoint_goes_on_with_its_event_time(
         spark: SparkSession, tmp_path: Path) -> None:
-    history = spark.createDataFrame(backwards(*range(0, 90)), RECORD).coalesce(1)
+    history = spark.createDataFrame(backwards(*range(90)), RECORD).coalesce(1)
     quick = tg.Tuning(max_batch_rows=10)
     drained = tg.transform(history, minutes, slots=2, tuning=quick).collect()
     assert sorted(map(tuple, drained)) == sorted(rows(1, 60) + rows(2, 30))

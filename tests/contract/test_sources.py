@@ -150,8 +150,8 @@ class Follower:
 
 
 class Deployment:
-    """All readers of a source at one parallelism. Stopped and opened again, it is another one. `followed` says whether event
-    time is followed in their splits."""
+    """All readers of a source at one parallelism. Stopped and opened again, it is another one. With `followed`, event time
+    is followed in their splits."""
 
     def __init__(self, source: Source, parallelism: int, restored: Mapping[str, Any], *, followed: bool = False) -> None:
         clock = itertools.count()

@@ -1,5 +1,4 @@
-"""Event time between DataFrames: no record is late by the order in which Spark gives it, and a query that is started
-again continues with its time."""
+"""Event time between DataFrames: no record is late by the order in which Spark gives it, and time goes on where it was."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ class Query:
 
     def check(self, *expected: list[tuple[int, int, int]]) -> None:
         found = sorted(tuple(row) for row in self._spark.read.parquet(str(self._folder / "out")).collect())
-        assert found == sorted(row for rows in expected for row in rows)
+        assert found == sorted(row for each in expected for row in each)
 
 
 @pytest.fixture

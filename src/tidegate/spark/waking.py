@@ -91,8 +91,8 @@ def _unheard(at_ms: int | None) -> None:
 
 
 def prepare(spark: SparkSession) -> None:
-    """Start what the first such stream of a session needs, while the rest of the query is built: Spark has one Python process
-    look for sources, one make ours, and one plan how it is read, as a stream or, here, as a table."""
+    """Start what the first such stream of a session needs, while the rest of the query is built: Spark has one Python
+    process look for sources, one make ours, and one plan how it is read, as a stream or, here, as a table."""
     from pyspark import InheritableThread
 
     def plan_one() -> None:

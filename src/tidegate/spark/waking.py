@@ -29,7 +29,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from tidegate.dataflow.operators.grouped import GroupedSpec
@@ -91,15 +91,17 @@ def _unheard(at_ms: int | None) -> None:
 
 
 def prepare(spark: SparkSession) -> None:
-    """Start what the first such stream of a session needs, while the rest of the query is built: two Python processes."""
+    """Start what the first such stream of a session needs, while the rest of the query is built: Spark has one Python
+    process look for sources, one make ours, and one plan how it is read, as a stream or, here, as a table."""
     from pyspark import InheritableThread
 
-    def load_one() -> None:
+    def plan_one() -> None:
         with contextlib.suppress(Exception):        # the query that needs the stream gets the error
-            spark.readStream.format(_format(spark)).option(ALARM, "").load()
+            table: Any = spark.read.format(_format(spark)).schema(SCHEMA).option(ALARM, "").load()
+            table._jdf.queryExecution().executedPlan()
 
     if spark not in _registered:
-        InheritableThread(target=load_one, name="tidegate-waking", daemon=True).start()
+        InheritableThread(target=plan_one, name="tidegate-waking", daemon=True).start()
 
 
 def _stream(alarm: Alarm, spark: SparkSession) -> DataFrame:

@@ -3,7 +3,7 @@
 
 It runs in a Python process that Spark starts beside the driver for each query. An offset counts the rows that were given.
 
-A query waits for that process, and the first one of a session for two more. So its code travels by value, and uses nothing
+A query waits for that process, and the first one of a session for three more. So its code travels by value, and uses nothing
 that imports Tidegate or pandas: each of the two takes longer to import than everything that the process does.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import cloudpickle
-from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from tidegate.spark.waking import ALARM, COLUMN, NEVER, SCHEMA
@@ -44,8 +44,18 @@ class WakingSource(DataSource):
     def schema(self) -> str:
         return SCHEMA
 
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return NoRows()
+
     def simpleStreamReader(self, schema: StructType) -> WakingReader:
         return WakingReader(Path(self.options[ALARM]))
+
+
+class NoRows(DataSourceReader):
+    """The source as a table, for `waking.prepare`."""
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        return iter(())
 
 
 class WakingReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tidegate.dataflow.operators import event_time, sink, source
 from tidegate.errors import CommitError, CorruptFile
 from tidegate.protocol import coordinator, recovery
-from tidegate.runtime import committing, exchange, master, savepoints, snapshots
+from tidegate.runtime import attempts, committing, exchange, master, savepoints, snapshots
 from tidegate.state import format as state_format
 from tidegate.state import heap_layers, operator_state, timers
 from tidegate.store import catalog
@@ -298,7 +298,7 @@ STORE_MUTANTS = (
     Mutant("forget aborted output", "what an aborted epoch has written is dropped",
            patches=((sink.SinkOperator, "freeze", _forget_aborted_output),)),
     Mutant("restore an older snapshot", "not the newest complete snapshot is restored", row=4,
-           patches=((master, "newest_complete",
+           patches=((attempts, "newest_complete",
                      lambda original: lambda epochs: sorted(epochs)[-2:][0] if epochs else None),)),
     Mutant("skip what is unreadable", "an unreadable manifest leads to an older snapshot", row=4,
            rates=FaultRates(kinds=("bit flips", "master dies", "slot dies"), most_faults=20),

@@ -27,6 +27,7 @@ REFUSALS = (pa.ArrowException, PySparkException, TypeError, ValueError, Overflow
             KeyError)
 # Beyond so many columns a row is a plain tuple, and its DataFrame has numbers for names.
 MAX_NAMED = 254
+EXACT_FLOAT = 2**53
 
 
 def frames_of(groups: Groups, settings: ProcessorSettings) -> Iterator[Sequence[pd.DataFrame]]:
@@ -69,18 +70,17 @@ def _together(frames: Sequence[pd.DataFrame]) -> pd.DataFrame | None:
     """All of them as one, since that is quicker; None if something could be lost by it."""
     import pandas as pd
 
-    if len(frames) < 2 or not all(frame.columns.equals(frames[0].columns) for frame in frames):
+    names = frames[0].columns if frames else None
+    if len(frames) < 2 or not all(frame.columns is names or frame.columns.equals(names) for frame in frames):
         return None
     together = pd.concat(frames, ignore_index=True)
-    return None if _loses(together, frames) else together
+    return None if _loses(together) else together
 
 
-def _loses(together: pd.DataFrame, frames: Sequence[pd.DataFrame]) -> bool:
-    """Whether integers became floats when DataFrames were put together."""
-    for index, kind in enumerate(together.dtypes):
-        if kind.kind == "f" and any(frame.iloc[:, index].dtype.kind in "iu" for frame in frames):
-            return True
-    return False
+def _loses(together: pd.DataFrame) -> bool:
+    """Whether integers may have lost digits because another DataFrame had floats in their column."""
+    return any(kind.kind == "f" and bool((together.iloc[:, index].abs() >= EXACT_FLOAT).any())
+               for index, kind in enumerate(together.dtypes))
 
 
 def _whole(rows: pa.RecordBatch, settings: ProcessorSettings) -> tuple[pd.DataFrame, list[int]]:

@@ -310,8 +310,10 @@ class ParquetSinkWriter(SinkWriter):
 
     def discard_leftovers(self) -> None:
         names, attempt = self._folder.names(PENDING_FOLDER), self._context.attempt
-        pending = ((name, parsed[0]) for name in names if (parsed := parse_pending(name)) is not None)
-        left = [name for name, writer in pending if writer.owner == self._writer.owner and writer.attempt < attempt]
+        pending = ((name, *parsed) for name in names if (parsed := parse_pending(name)) is not None)
+        begun = highest(map(parse_receipt, names))      # a receipt without its pending file would say that it was committed
+        left = [name for name, writer, number in pending if writer.owner == self._writer.owner and writer.attempt < attempt
+                and number > begun.get(writer, -1)]
         for name in [*left, *superseded(names, owner=self._writer.owner, attempt=attempt)]:
             self._folder.delete(f"{PENDING_FOLDER}/{name}")
 

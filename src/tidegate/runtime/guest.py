@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import selectors
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ from tidegate.runtime.messages import Assign, Counted, InputRead, Left, Message,
 from tidegate.runtime.process_title import process_title
 
 _OVER = object()
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,10 @@ def _made(invitation: Invitation, assigned: Assign, selector: selectors.BaseSele
 def _drop_what_has_ended() -> None:
     """The slots in this process that nobody waits for any more, with their state."""
     for transform, held in list(_held.items()):
-        held.slot = held.take()
+        try:
+            held.slot = held.take()
+        except Exception:
+            _logger.exception("A slot of a query that is over failed when it was closed; nothing depends on it any more")
         if held.slot is None:
             del _held[transform]
             held.selector.close()

@@ -393,13 +393,15 @@ class SlotHost:
                 background.deliver()
             self._link.flush(timeout_s=5.0)
         finally:
-            slot.close()
-            background.close()
-            self._link.close()
-            network.close()
-            self._waker.close()
-            if self._owns_selector:
-                self._selector.close()
+            try:
+                slot.close()        # calls users' functions
+            finally:
+                background.close()
+                self._link.close()
+                network.close()
+                self._waker.close()
+                if self._owns_selector:
+                    self._selector.close()
 
     def _said(self, link: Link, wire: dict[str, Any]) -> None:
         self._slot.on_message(from_wire(wire))

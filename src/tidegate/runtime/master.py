@@ -24,7 +24,7 @@ from typing import Any
 
 from tidegate.dataflow.operators.source import SourceSpec
 from tidegate.dataflow.plan import Plan
-from tidegate.errors import CorruptFile, FencedOff, StoreError
+from tidegate.errors import CorruptFile, FencedOff, JobError, StoreError
 from tidegate.protocol import coordinator as coordination
 from tidegate.protocol.coordinator import (
     AbortReason,
@@ -179,7 +179,7 @@ class Master:
         """With a savepoint only if there can be one. A job that is restarting has nothing that could end with a final
         snapshot: it ends at once, where it would have been restarted from."""
         if savepoint is not None:
-            self._desk.take(savepoint, partial(self._stop_with_savepoint, drain))
+            self._desk.take(savepoint, partial(self._stop_with_savepoint, drain, savepoint))
             return
         if self.status is Status.RESTARTING and self._final is None and not drain:
             self._failures.stopped(self._newest_epoch)
@@ -222,7 +222,11 @@ class Master:
         if not self.status.terminal and self._final is None:
             self._wind_down(Status.CANCELLED)
 
-    def _stop_with_savepoint(self, drain: bool) -> None:
+    def _stop_with_savepoint(self, drain: bool, order: SavepointOrder) -> None:
+        if self.status is Status.RESTARTING:        # it failed since it was asked to
+            self.withdraw(order, JobError(f"job {self._settings.name!r} was not stopped: it failed before it could take the "
+                                          f"savepoint, and is restarting. Stop it again when it runs"))
+            return
         self.stop(drain=drain)
         if self._desk.wanted:
             self._want_full_epoch()

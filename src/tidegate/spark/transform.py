@@ -42,7 +42,7 @@ from tidegate.spark.processes import own_processes
 from tidegate.spark.processor_settings import has_ntz
 from tidegate.spark.queries import SparkQueries, abandon_stage
 from tidegate.spark.waking import alarm_of
-from tidegate.store.layout import job_address
+from tidegate.store.layout import job_address, shown
 from tidegate.store.opening import open_store
 from tidegate.store.savepoints import check_empty, find_restore_point, resolved
 from tidegate.store.writable import check_writable
@@ -139,7 +139,7 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
                   abandon=functools.partial(abandon_stage, spark))
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
-    together = _together(inputs, ticks, slots, observed_as=f"tidegate {name} in {kept.to}" if streaming else None)
+    together = _together(inputs, ticks, slots, observed_as=f"tidegate {name} in {shown(kept.to)}" if streaming else None)
     with own_processes(spark, tenant, slots):
         task = guarded(_task(invitation, transform_id, slots))
         handed = together.mapInArrow(task, _spark_schema(spark, job.output_schema), barrier=True)

@@ -194,6 +194,26 @@ def test_receipts_grow_neither_with_epochs_nor_without_bound_with_attempts(tmp_p
     assert len(_receipts(tmp_path)) == receipts.KEPT_ATTEMPTS // 10
 
 
+def test_pending_output_whose_commit_was_begun_is_no_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its receipt would say that it was committed, to whoever goes back to the snapshot that lists it."""
+    writer = _open(tmp_path)
+    committable, never_promised = _prepared(writer, 1, 1), _prepared(writer, 2, 2)
+
+    def killed(folder: Any, promise: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet_sink.OutputFolder, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            writer.commit([committable])
+    _open(tmp_path, attempt=2).discard_leftovers()
+    assert _pending(tmp_path) == [Path(json.loads(committable)["pending"]).name]
+    _open(tmp_path, attempt=3).commit([committable])
+    assert _visible(tmp_path) == [1]
+    with pytest.raises(CommitError):
+        _open(tmp_path, attempt=3).commit([never_promised])
+
+
 def test_a_rename_that_fails_is_no_success(tmp_path: Path) -> None:
     writer = _open(tmp_path)
     committable = _prepared(writer, 1, 1)

@@ -179,8 +179,10 @@ def test_by_epochs_time_moves_when_one_ends_and_who_had_no_record_is_idle() -> N
     assert bench.out.others == []
     bench.operator.before_snapshot()
     assert bench.out.others == [("watermark", 94)]
+    bench.operator.on_complete(1)
     bench.operator.before_snapshot()
     assert bench.out.others == [("watermark", 94), ("idle",)]
+    bench.operator.on_complete(2)
     bench.feed((20,))
     bench.operator.before_snapshot()
     assert bench.out.others == [("watermark", 94), ("idle",), ("watermark", 94)]
@@ -188,3 +190,25 @@ def test_by_epochs_time_moves_when_one_ends_and_who_had_no_record_is_idle() -> N
     bench.operator.on_watermark(MAX_WATERMARK_MS)
     bench.operator.before_snapshot()
     assert bench.out.others[3:] == [("watermark", 114), ("watermark", MAX_WATERMARK_MS)]
+
+
+def test_an_epoch_that_is_aborted_and_ends_again_moves_time_once() -> None:
+    """Were this subtask idle at the second end, the others would take time further than its records are."""
+    bench = timed(by_epoch=True)
+    bench.feed((100,))
+    for _ in range(3):
+        bench.operator.before_snapshot()
+    assert bench.out.others == [("watermark", 94)]
+    bench.operator.on_complete(3)
+    bench.operator.before_snapshot()
+    assert bench.out.others == [("watermark", 94), ("idle",)]
+
+
+def test_records_of_the_next_epoch_may_come_before_it_is_known_that_the_last_one_is_complete() -> None:
+    bench = timed(by_epoch=True)
+    bench.feed((100,))
+    bench.operator.before_snapshot()
+    bench.feed((120,))
+    bench.operator.on_complete(1)
+    bench.operator.before_snapshot()
+    assert bench.out.others == [("watermark", 94), ("watermark", 114)]

@@ -200,6 +200,19 @@ def test_a_stop_whose_savepoint_cant_be_written_stops_nothing() -> None:
     assert triggers(world) == [(1, None, False)]
 
 
+def test_a_stop_with_a_savepoint_doesnt_end_a_job_that_fails_meanwhile_and_can_be_restarted() -> None:
+    world = World(RESTARTS).run()
+    order = SavepointOrder(new_folder())
+    world.master.stop(drain=False, savepoint=order)
+    world.master.on_lost(0, "gone")
+    world.held.deliver()
+    assert isinstance(order.error, tg.JobError) and "is restarting" in str(order.error)
+    world.turn(500)
+    world.turn()
+    world.run()
+    assert world.master.status is tg.Status.RUNNING
+
+
 def test_a_savepoint_that_is_asked_for_while_the_job_stops_is_of_the_final_epoch() -> None:
     world = World().run()
     world.master.stop(drain=False)

@@ -164,6 +164,7 @@ class WatermarkOperator(Operator):
         self._of = f"{spec.column} of {', '.join(spec.sources)}"
         self._splits: Splits | None = None
         self._latest_ms: int | None = None      # in this epoch, where time moves by epochs
+        self._is_told = False                   # whether that was passed on; the epoch may be aborted and end again
         self._over = False
 
     def follow(self, splits: Splits) -> None:
@@ -195,6 +196,8 @@ class WatermarkOperator(Operator):
         if latest_ms is None:
             return
         if self._by_epoch:
+            if self._is_told:
+                self._begin_epoch()
             self._latest_ms = latest_ms if self._latest_ms is None else max(self._latest_ms, latest_ms)
         else:
             split = ONE_SPLIT if self._splits is None else self._splits.current
@@ -219,9 +222,13 @@ class WatermarkOperator(Operator):
     def before_snapshot(self) -> None:
         if not self._by_epoch or self._over:
             return
-        latest_ms, self._latest_ms = self._latest_ms, None
-        self._act(self._clock.on_idle(ONE_SPLIT) if latest_ms is None else
-                  self._clock.on_batch(ONE_SPLIT, latest_ms, self._now_ms()))
+        self._is_told = True
+        self._act(self._clock.on_idle(ONE_SPLIT) if self._latest_ms is None else
+                  self._clock.on_batch(ONE_SPLIT, self._latest_ms, self._now_ms()))
+
+    def on_complete(self, epoch: int) -> None:
+        if self._is_told:       # else records of the next epoch have come before this message, by another way
+            self._begin_epoch()
 
     def freeze(self, epoch: int) -> FrozenState:
         frozen = FrozenItems()
@@ -243,6 +250,9 @@ class WatermarkOperator(Operator):
         return self._clock.watermark_ms(split)
 
     # Inside.
+
+    def _begin_epoch(self) -> None:
+        self._latest_ms, self._is_told = None, False
 
     def _discover(self, splits: Mapping[str, bool]) -> Progress:
         latest_ms = {split: self._restored.pop(split) for split in splits if split in self._restored}

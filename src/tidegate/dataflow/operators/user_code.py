@@ -6,8 +6,8 @@ engine's; so do the errors that led to it (`raise … from …`).
 It also says what a restart can do about it. A module that isn't there is final. An error of the world outside (a service
 that is down, a network, a disk) may be over at the next attempt, however often it comes at the same record; any other
 error that does is the program's or the record's (protocol/restart.py). What counts as outside: `OSError`, of which
-`ConnectionError` and `TimeoutError` are kinds; classes that their libraries call so; and whatever has such an error
-among those that led to it.
+`ConnectionError` and `TimeoutError` are kinds; `MemoryError`; classes that their libraries call so; and whatever has such
+an error among those that led to it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import socket
 import sys
 import traceback
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,10 +42,10 @@ def blame(operator: str, error: BaseException, record: Any = None, *, at: str | 
     told = traceback.TracebackException.from_exception(error)
     _leave_engine_out(told, seen=set())
     if record is not None:
-        at = _shown(record)
+        at = _text_of(record)
     user_traceback = "".join(told.format()) + (missing_module_advice(error) if isinstance(error, ImportError) else "")
-    raise UserFunctionError(operator=operator, user_traceback=user_traceback, record=at,
-                            signature=None if _is_outside(error) else _signature(error, told),
+    raise UserFunctionError(operator=operator, user_traceback=user_traceback, record=None if at is None else _shown(at),
+                            signature=None if _is_outside(error) else _signature(error, told, at),
                             final=isinstance(error, ImportError)) from error
 
 
@@ -63,15 +64,17 @@ def _is_outside(error: BaseException) -> bool:
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
         seen.add(id(each))
-        if isinstance(each, OSError) or any(kind.__name__ in _OUTSIDE for kind in type(each).__mro__):
+        if isinstance(each, OSError | MemoryError) or any(kind.__name__ in _OUTSIDE for kind in type(each).__mro__):
             return True
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
     return False
 
 
-def _signature(error: BaseException, told: traceback.TracebackException) -> str:
+def _signature(error: BaseException, told: traceback.TracebackException, at: str | None) -> str:
+    """By which the error is known again. Of `at` the message shows the beginning only; here all of it counts."""
     place = f" at {told.stack[-1].filename}:{told.stack[-1].lineno}" if told.stack else ""
-    return f"{type(error).__module__}.{type(error).__qualname__}{place}"
+    text = f", {zlib.crc32(at.encode('utf-8', 'backslashreplace')):08x}" if at is not None else ""
+    return f"{type(error).__module__}.{type(error).__qualname__}{place}{text}"
 
 
 @contextmanager
@@ -106,9 +109,12 @@ def _leave_engine_out(told: traceback.TracebackException | None, *, seen: set[in
     _leave_engine_out(told.__context__, seen=seen)
 
 
-def _shown(record: Any) -> str:
+def _text_of(record: Any) -> str:
     try:
-        text = repr(record)
+        return repr(record)
     except Exception as error:  # noqa: BLE001  (a repr of the user's: the error to tell about is another one)
-        text = f"<a {type(record).__name__} that can't be shown: {error!r}>"
+        return f"<a {type(record).__name__} that can't be shown: {error!r}>"
+
+
+def _shown(text: str) -> str:
     return text if len(text) <= _RECORD_TEXT_LIMIT else text[:_RECORD_TEXT_LIMIT - 1] + "…"

@@ -307,9 +307,10 @@ def test_what_can_not_be_written_is_told_and_leaves_nothing(session: SparkSessio
                            state=state, **more)
         session.conf.unset("spark.sql.mapKeyDedupPolicy")
         if name == "position":
-            without = session.createDataFrame([("a", None, "x")], columns)
-            with pytest.raises(JobError, match="the position … of the key 'a' is null"):
-                tg.write_state(without, to, operator="counting", state=state)
+            for beside in ((), (("a", 2, "y"),)):
+                without = session.createDataFrame([("a", None, "x"), *beside], columns)
+                with pytest.raises(JobError, match="the position of an entry of the key 'a' is null"):
+                    tg.write_state(without, to, operator="counting", state=state)
         assert not Path(to).exists()
     (tmp_path / "sp").mkdir()
     (tmp_path / "sp" / "mine.txt").touch()

@@ -81,7 +81,8 @@ class Handle:
         if self.status.terminal:
             self.wait()
             raise JobError(f"job {self.name!r} is {self.status.value}, so there is nothing to take a snapshot of")
-        raise TimeoutError(f"job {self.name!r} ({self.status.value}) completed no snapshot within {timeout_s} s")
+        raise TimeoutError(f"job {self.name!r} ({self.status.value}) completed no snapshot within {timeout_s} s. "
+                           f"{self._trouble()}".rstrip())
 
     def savepoint(self, to: str, timeout_s: float = 600.0) -> SavepointInfo:
         """Takes a savepoint into the folder `to`, which must be empty or not there, while the job goes on; waits for it.

@@ -142,6 +142,7 @@ class MicroBatches:
         self._live: _Live | None = None
         self._done: MicroBatch | None = None        # what was completed last, by this transform
         self.query: str | None = None       # whose batches these are; the last one's, if there were several
+        self.is_settled = False             # whether the last batch was completed by the slots that the one before had left
 
     def move_out(self) -> None:
         """The query is over, and the processes of its slots are another transform's now. If the query is started again, it
@@ -169,8 +170,10 @@ class MicroBatches:
         batch = _batch_of(run.offers)
         now_ms = self._queries.batch_time_ms(batch)
         self.query = batch.query
+        self.is_settled = False
         live = self._live
-        if live is not None and live.holds(run.offers, batch):
+        is_held = live is not None and live.holds(run.offers, batch)
+        if live is not None and is_held:
             live.slots.run, live.slots.now_ms = run, now_ms
             live.completed.clear()
             live.host.ask(lambda master: master.go_on(batch))
@@ -189,6 +192,7 @@ class MicroBatches:
         live.done = self._done = batch
         live.slots.run = None
         live.host.ask(lambda master: master.park())
+        self.is_settled = is_held
 
     def _check_none_was_left_out(self, batch: MicroBatch) -> None:
         """If what this transform completed last is still the newest there is, but not the batch before, then Spark has

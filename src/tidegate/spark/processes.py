@@ -5,9 +5,11 @@ own value of one variable, so its tasks come back to the processes that hold its
 
 The value is the number of a place, and places are used again: the next transform with as many slots takes the place of one
 whose query is over. Spark keeps an interpreter for each value on every executor until the session ends, and idle processes
-for a minute. A place that is used again saves the interpreter, and the second that a new process takes for its imports. The
-number of slots must be the same, since Spark hands idle processes out in turn: with one too many, no task would come back to
-its slot.
+for a minute. A place that is used again saves the interpreter, and the second that a new process takes for its imports.
+Spark hands idle processes out in turn: with one too many, no task would ever come back to its slot. So the number of slots
+must be the same, and the last batch of the query that is over must have found all its slots where the batch before had
+left them, which shows that there are no more processes than slots. A query that failed, was stopped within a batch or had
+one batch only leaves its place to nobody.
 
 A query that ends may be started again, and its place may be another's by then. Then the processes are shared, and batches
 restore their state from snapshots whenever tasks come to a process that doesn't hold their slot (runtime/micro_batches.py):
@@ -34,6 +36,10 @@ class Tenant(Protocol):
     @property
     def query(self) -> str | None:
         """The id of the streaming query whose batches it ran last; None before the first batch."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last batch was completed by the slots that the one before had left in their processes."""
 
     def move_out(self) -> None:
         """Ends the slots that wait for the next batch of a query that is over."""
@@ -75,8 +81,8 @@ def _place_for(new: _Let) -> int:
 
 
 def _is_over(let: _Let) -> bool:
-    """Whether its query was started, and runs no longer."""
-    if let.tenant.query is None:
+    """Whether its query was started, and runs no longer, and left as many processes as it had slots."""
+    if let.tenant.query is None or not let.tenant.is_settled:
         return False
     session: Any = let.spark._jsparkSession
     try:

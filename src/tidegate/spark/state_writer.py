@@ -168,7 +168,8 @@ def _whole(df: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str | None]:
     entries = F.col("entries")
     complaint = _complaint(F.transform(entries, lambda entry: entry[place]), f"the {place}")
     if shape == "list":
-        entries = F.array_sort(entries, lambda one, other: F.signum(one[POSITION] - other[POSITION]).cast("int"))
+        entries = F.array_sort(entries, lambda one, other: F.coalesce(      # nulls are complained of
+            F.signum(one[POSITION] - other[POSITION]).cast("int"), F.lit(0)))
         value: Column = F.transform(entries, lambda entry: entry[VALUE])
     else:
         value = F.when(complaint.isNull(), F.map_from_entries(
@@ -183,9 +184,11 @@ def _complaint(places: Column, what: str) -> Column:
 
     # To find the first that is there twice takes long, and is done only if there is one.
     twice = F.element_at(F.filter(places, lambda place, index: F.array_position(places, place) <= index), 1)
-    return (F.when(F.exists(places, lambda place: place.isNull()), F.lit(f"{what} … of the key {{}} is null"))
+    is_null = f"{what} of an entry of the key {{}} is null: give every entry one"
+    is_twice = " of the key {} is there more than once: each is written once, so keep one of them"
+    return (F.when(F.exists(places, lambda place: place.isNull()), F.lit(is_null))
             .when(F.size(F.array_distinct(places)) < F.size(places),
-                  F.concat(F.lit(f"{what} "), twice.cast("string"), F.lit(" of the key {} is there more than once"))))
+                  F.concat(F.lit(f"{what} "), twice.cast("string"), F.lit(is_twice))))
 
 
 def _listed(df: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -254,8 +257,7 @@ def _as_state(batch: pa.RecordBatch, info: StateInfo, names: Sequence[str], subt
 def _refuse(complaints: pa.Array, key: pa.Array) -> None:
     for index, complaint in enumerate(complaints.to_pylist() if complaints.null_count < len(complaints) else ()):
         if complaint is not None:
-            raise JobError(f"{complaint.replace('{}', repr(key[index].as_py()), 1)}: each is written once, so drop what is "
-                           f"too much, or choose, first")
+            raise JobError(complaint.replace("{}", repr(key[index].as_py()), 1))
 
 
 def _copy_pieces(spark: SparkSession, writing: StateWriting, base: RestorePoint | None,

@@ -181,7 +181,7 @@ class ProcessOperator(Operator):
                 queue.queue((key_list(rows.column("key")), rows) for rows in self._backend.rows(queue.state))
         self._methods = self._ports()
         self._on_timer = getattr(self._function, "on_timer", None)
-        self._call(self._function.open, self._context)
+        self._call(self._function.open, self._context, at="the call of open()")
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         if self._time.is_one:
@@ -334,13 +334,13 @@ class ProcessOperator(Operator):
                 self.emit_side(tag, fit(self.name, rows, self.node.side_schemas[tag], side=tag))
                 rows.clear()
 
-    def _call(self, method: Callable[..., Any], *arguments: Any) -> None:
-        """Calls a method of the function that has to do with no key."""
+    def _call(self, method: Callable[..., Any], *arguments: Any, at: str | None = None) -> None:
+        """Calls a method of the function that has to do with no key. With `at`, an error that comes twice is known again."""
         self._cursor.key = NO_KEY
         try:
             method(*arguments)
         except Exception as error:
-            blame(self.name, error)
+            blame(self.name, error, at=at)
 
 
 def key_type(schema: pa.Schema, key: tuple[str, ...]) -> pa.DataType:

@@ -1,4 +1,4 @@
-"""Event time goes on where it was: after a stop, a kill, at another parallelism and from a savepoint.
+"""Event time continues where it was: after a stop, a kill, at another parallelism and from a savepoint.
 
 A window that was emitted stays closed: a record for it that comes after the restart is late, as it would have been before.
 """

@@ -145,6 +145,7 @@ class _Transform:
     conduct: Callable[[Run], RunEnd]
     patience_s: float
     abandon: Callable[[int, str], None]
+    begun: Callable[[], None] | None
 
 
 class Gathering:
@@ -173,10 +174,11 @@ class Gathering:
         return self._listening.found_at(self._server.address)
 
     def add(self, transform: str, slots: int, conduct: Callable[[Run], RunEnd], *, patience_s: float,
-            abandon: Callable[[int, str], None] = lambda stage, why: None) -> None:
+            abandon: Callable[[int, str], None] = lambda stage, why: None,
+            begun: Callable[[], None] | None = None) -> None:
         """A task waits for the others no longer than `patience_s`. `abandon(stage, why)` asks Spark not to try a stage
-        again; it is called before the tasks get the verdict."""
-        self._transforms[transform] = _Transform(slots, conduct, patience_s, abandon)
+        again; it is called before the tasks get the verdict. `begun()` is called whenever a task comes."""
+        self._transforms[transform] = _Transform(slots, conduct, patience_s, abandon, begun)
 
     def close(self) -> None:
         """Tasks that are still there lose their links."""
@@ -237,6 +239,8 @@ class Gathering:
         if transform is None or not 0 <= offer.task < transform.slots:
             self._refuse(member.link, "this driver doesn't know the transform that the task is of")
             return
+        if transform.begun is not None:
+            transform.begun()
         stage = self._stages.setdefault((offer.transform, offer.stage), _Stage())
         if stage.failure is not None:
             self._refuse(member.link, stage.failure)

@@ -141,16 +141,25 @@ class MicroBatches:
         self._lock = threading.Lock()
         self._live: _Live | None = None
         self._done: MicroBatch | None = None        # what was completed last, by this transform
+        self.has_begun = False              # whether any task of it ever came
         self.query: str | None = None       # whose batches these are; the last one's, if there were several
         self.is_settled = False             # whether the last batch was completed by the slots that the one before had left
 
-    def move_out(self) -> None:
+    def begin(self) -> None:
+        self.has_begun = True
+
+    def move_out(self) -> bool:
         """The query is over, and the processes of its slots are another transform's now. If the query is started again, it
-        restores from the snapshot."""
-        with self._lock:
+        restores from the snapshot. False if it has been: a batch may run for hours, and nobody waits for that here."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             live, self._live = self._live, None
             if live is not None:
                 _give_up(live)
+        finally:
+            self._lock.release()
+        return True
 
     def conduct(self, run: Run) -> RunEnd:
         """Whatever comes of it, a task that waits must hear of it: nothing is raised."""
@@ -167,10 +176,10 @@ class MicroBatches:
         return RunEnd()
 
     def _conduct(self, run: Run) -> None:
+        self.is_settled = False
         batch = _batch_of(run.offers)
         now_ms = self._queries.batch_time_ms(batch)
         self.query = batch.query
-        self.is_settled = False
         live = self._live
         is_held = live is not None and live.holds(run.offers, batch)
         if live is not None and is_held:

@@ -132,7 +132,7 @@ def test_a_wrong_name_in_renamed_loses_nothing(bench: Bench, backend: Any) -> No
     """It is refused, the right one takes effect, and then either does no harm."""
     class Kept(tg.KeyedProcess):
         last = tg.value("struct<n: int>")
-        all = tg.list_("struct<n: int>")
+        all = tg.list("struct<n: int>")
 
         def process(self, record: Any, ctx: Any) -> None:
             self.last.set((record.n,))
@@ -141,12 +141,12 @@ def test_a_wrong_name_in_renamed_loses_nothing(bench: Bench, backend: Any) -> No
     def renamed(old: str) -> tg.KeyedProcess:
         class Renamed(tg.KeyedProcess):
             last = tg.value("struct<number: int>", renamed={"number": old})
-            all = tg.list_("struct<number: int>", renamed={"number": old})
+            all = tg.list("struct<number: int>", renamed={"number": old})
 
             def process(self, record: Any, ctx: Any) -> None:
-                held = [each.number for each in self.all.get()]
+                held = [each["number"] for each in self.all.get()]
                 assert held == list(range(record.key, record.n, KEYS)), held
-                assert self.last.get().number == held[-1]
+                assert self.last.get()["number"] == held[-1]
                 self.last.set((record.n,))
                 self.all.add((record.n,))
 

@@ -101,7 +101,8 @@ class Ledger(tg.KeyedProcess):
 
 def build_ledger(job: Job, sink: tg.Sink, *, rows: int | None, rate: float | None = None, gate: Path | None = None,
                  name: str = "out") -> Job:
-    """`name` is the sink's. With a `gate` the job reads at its rate, and doesn't end, until that file is there; then as fast as it can."""
+    """`name` is the sink's. With a `gate` the job reads at its rate, and doesn't end, until that file is there; then as fast
+    as it can."""
     source: tg.Source = tg.sources.generator(records, schema=RECORD, rows=rows, rate=rate, splits=SPLITS)
     if gate is not None:
         assert isinstance(source, GeneratorSource)

@@ -139,8 +139,8 @@ REFUSED = {
     "an integer for a text, rows": Case(rows({"s": 1}), "s string", pandas=False),
 }
 IN_MAKE_TEST = {"integers for decimals", "unsafe conversion", "by position", "extension integers", "rows in a DataFrame",
-                "bytes in a DataFrame", "time zone of what comes", "time zone of what goes", "timestamps without a zone, rows",
-                "every type, null in others", "integers beside nothing"}
+                "bytes in a DataFrame", "time zone of what comes", "time zone of what goes",
+                "timestamps without a zone, rows", "every type, null in others", "integers beside nothing"}
 
 
 def some(cases: dict[str, Case]) -> Any:

@@ -66,19 +66,28 @@ def open_attempt(catalog: SnapshotCatalog, named: RestorePoint | NotFound | None
             own = batch_before(micro_batch, catalog.manifests(), store=catalog.store.address)
         return beginning(own, named, restore, store=catalog.store.address), 0 if own is None else own.epoch
 
-    if named is not None or micro_batch is not None:
-        chosen(catalog.epochs())        # before a driver that runs is fenced off for nothing
+    def losses_of(begun: Beginning) -> tuple[str, ...]:
+        """What the program doesn't take in of it; an error if that isn't allowed."""
+        if begun.manifest is None:
+            return ()
+        # A sink that is gone stands in the way only if it has output that is still to be committed.
+        due = still_to_commit(catalog.store if begun.point is None else begun.point.store, begun.manifest)
+        plan_of = plan_restore(due, operators=declared_operators(plan), drop=drop, key_group_count=plan.key_group_count)
+        plan_of.check()
+        return plan_of.losses
+
+    try:        # before a driver that runs is fenced off for nothing
+        losses_of(chosen(catalog.epochs())[0])
+    except NotFound:
+        if isinstance(named, NotFound):
+            raise
+        # A driver that runs may just have released what was the newest.
     attempt = catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, RestorePoint) else 0)
     epochs = catalog.epochs()
     begun, own_epoch = chosen(epochs)
     highest = max([catalog.highest_epoch_seen(), *epochs], default=0)
-    losses: tuple[str, ...] = ()
+    losses = losses_of(begun)
     if begun.manifest is not None:
-        # A sink that is gone stands in the way only if it has output that is still to be committed.
-        due = still_to_commit(catalog.store if begun.point is None else begun.point.store, begun.manifest)
-        restored = plan_restore(due, operators=declared_operators(plan), drop=drop, key_group_count=plan.key_group_count)
-        restored.check()
-        losses = restored.losses
         highest = max(highest, begun.manifest.epoch)
     catalog.sweep(attempt)
     kept = [epoch for epoch in epochs if epoch <= own_epoch]

@@ -42,6 +42,7 @@ from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.hosting import Waker
 from tidegate.runtime.listening import Listening
 from tidegate.runtime.messages import Assign, Counted, InputRead, Left, Message, Offer, Probe, Verdict, from_wire, to_wire
+from tidegate.runtime.queries import BatchTimes
 
 NAME = "tidegate-gathering"
 SECRET_BYTES = 32
@@ -90,10 +91,11 @@ class Run:
         return all(member.read for member in self._members.values())
 
     def assign(self, attempt: int, slots: Mapping[int, int], *, master: tuple[str, int], store: str,
-               goes_on: bool = False, now_ms: int | None = None) -> None:
-        """`slots`: by task."""
+               goes_on: bool = False, times: BatchTimes | None = None) -> None:
+        """`slots`: by task. `times`: of the micro-batch, if it is one."""
+        now_ms, watermark_ms = (None, 0) if times is None else times
         for task, slot in slots.items():
-            self._send(self._members[task], Assign(attempt, slot, *master, store, goes_on, now_ms))
+            self._send(self._members[task], Assign(attempt, slot, *master, store, goes_on, now_ms, watermark_ms))
 
     def probe(self, number: int) -> None:
         """Asks all slots what they have put on channels and taken from them."""

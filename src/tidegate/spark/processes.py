@@ -67,8 +67,8 @@ _making = threading.Lock()      # of the context's variables
 
 
 def in_own_processes(spark: SparkSession, tenant: Tenant | None, slots: int, make: Callable[[], DataFrame]) -> DataFrame:
-    """Return the DataFrame that `make` makes by `mapInArrow`. Its function has the tenant's processes; without a tenant, those
-    of the session. The variables are the context's, so only one transform at a time is made."""
+    """Return the DataFrame that `make` makes by `mapInArrow`. Its function has the tenant's processes; without a tenant,
+    those of the session. The variables are the context's, so only one transform at a time is made."""
     if tenant is None:
         with _making:
             return make()

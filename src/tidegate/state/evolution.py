@@ -76,8 +76,8 @@ class DeclaredState:
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """`convert` brings rows of the snapshot to the present schema; None where they have it. `notes` says how, `dropped` which
-    fields the present schema doesn't have."""
+    """`convert` brings rows of the snapshot to the present schema; None where they have it. `notes` says how, `dropped`
+    which fields the present schema doesn't have."""
 
     convert: ConvertRows | None = None
     notes: tuple[str, ...] = ()
@@ -168,9 +168,9 @@ def check_changes(declared: pa.DataType, changes: Changes) -> None:
     for path in changes.renamed:
         ring = _ring(path, changes.renamed)
         if ring:
-            raise JobError(f"by renamed= the fields {', '.join(map(repr, ring))} take each other's names, and a snapshot doesn't "
-                           f"show whether that has happened. Rename one of them to a third name, start the program with "
-                           f"that, and rename the rest then")
+            raise JobError(f"by renamed= the fields {', '.join(map(repr, ring))} take each other's names, and a snapshot "
+                           f"doesn't show whether that has happened. Rename one of them to a third name, start the program "
+                           f"with that, and rename the rest then")
 
 
 def _ring(path: str, renamed: Mapping[str, str]) -> list[str]:
@@ -266,8 +266,8 @@ class _Walk:
                 return names.index(candidate)
         if former is not None:      # or the value under its real name would be dropped
             self._problem(path, f"the snapshot has neither {name!r} nor {former!r}, its name in renamed=; it has "
-                                f"{', '.join(map(repr, names)) or 'no fields'}. Give the name that the field had, or take it "
-                                f"out of renamed= if it is new")
+                                f"{', '.join(map(repr, names)) or 'no fields'}. Give the name that the field had, or take "
+                                f"it out of renamed= if it is new")
         return None
 
     def _new(self, declared: pa.Field, path: str) -> Convert | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tests.jobs import committed
+from tests.jobs import check_ledger, committed, completed, until
 from tests.unit.runtime.conftest import Bench
 from tidegate.state.pickled import pickled
 from tidegate.testing.processes import ProcessJob
@@ -125,6 +125,20 @@ def test_a_program_that_doesn_t_fit_is_refused_before_anything_is_deployed(bench
                  "drop_state=['hoard']", "What is possible"):
         assert part in told, told
     assert not handle.attempts, "something was deployed"
+
+
+def test_a_program_that_doesn_t_fit_ends_no_job_that_runs(bench: Bench) -> None:
+    """To claim an attempt is to fence off whoever has the one before."""
+    running = bench.ledger(rows=1_000, rate=1_000, gated=True)
+    until(lambda: completed(running), "a snapshot", handle=running)
+    other = bench.job(restart=tg.NoRestart())
+    other.source("in", records(10)).to("out", tg.sinks.parquet(bench.folder / "other"))
+    handle = bench.start(other)
+    with pytest.raises(tg.JobFailed, match="can't be taken in by the job as it is now"):
+        handle.wait(60)
+    bench.open_gate()
+    assert running.wait(60) is tg.Status.FINISHED and running.failures == []
+    check_ledger(committed(bench.out), 1_000)
 
 
 @pytest.mark.parametrize("backend", [tg.heap(), tg.rocksdb()], ids=["heap", "rocksdb"])

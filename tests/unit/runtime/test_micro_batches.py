@@ -17,6 +17,7 @@ from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.messages import Decline, Failed
 from tidegate.runtime.micro_batches import MicroBatches, Stillness, _end_epoch
+from tidegate.runtime.queries import BatchTimes
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest, MicroBatch
 from tidegate.store.memory import MemoryStore
@@ -142,7 +143,7 @@ def test_who_takes_the_place_of_a_transform_does_not_wait_for_its_batch() -> Non
     begun, release = threading.Event(), threading.Event()
 
     class Hangs:
-        def batch_time_ms(self, batch: MicroBatch) -> int:
+        def batch_times(self, batch: MicroBatch) -> BatchTimes:
             begun.set()
             release.wait(60)
             raise TidegateError("stopped")

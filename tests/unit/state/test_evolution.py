@@ -98,7 +98,7 @@ def test_a_rename_that_has_happened_is_no_matter() -> None:
 @pytest.mark.parametrize("renamed", [{"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "a"}, {"in.x": "y", "in.y": "x"}])
 def test_fields_that_take_each_other_s_names_are_refused(renamed: dict[str, str]) -> None:
     """By name they are what they were: nothing tells what was before the swap from what came after it."""
-    with pytest.raises(JobError, match="take each other's names, .* Rename one of them to a third name"):
+    with pytest.raises(JobError, match=r"take each other's names, .* Rename one of them to a third name"):
         tg.value("struct<a: long, b: long, c: long, in: struct<x: long, y: long>>", renamed=renamed)
     steps = {"a": "b", "b": "t"}        # what is left in the program when it was done in steps
     assert conversion(parse_type("struct<a: long, b: long>"), parse_type("struct<a: long, b: long>"),

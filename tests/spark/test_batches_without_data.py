@@ -171,6 +171,17 @@ def test_no_python_process_is_started_for_the_stream(session: SparkSession, tmp_
         query.stop()
 
 
+def test_queries_that_are_over_leave_no_connection(session: SparkSession, tmp_path: Path) -> None:
+    server: Any = session.sparkContext._gateway._callback_server  # type: ignore[union-attr]
+    open_after = []
+    for number in range(4):
+        query = (waking.waking(session)[1].writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/{number}")
+                 .trigger(availableNow=True).start())
+        assert query.awaitTermination(60)
+        open_after.append(sum(each.socket is not None for each in list(server.connections)))
+    assert max(open_after[1:]) <= open_after[0] + 1, f"that of the last one: {open_after}"
+
+
 def _command_lines() -> Iterator[str]:
     """Yield those of all processes below this one: Spark's JVM, and the Python processes that it has started."""
     for stat in Path("/proc").glob("[0-9]*/stat"):

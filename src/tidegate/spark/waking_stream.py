@@ -8,14 +8,20 @@ An offset counts the wakings. A batch has no rows: all that is wanted is that Sp
 in each. The offsets are those of the Python data source (waking_source.py), so a query that was started with either can be
 continued with the other.
 
+For calls from the thread of a query the gateway keeps a connection, which neither side closes when the thread has ended: for
+`foreachBatch` it does so, too. Ours are closed when the next stream is made, or a program that starts queries forever would
+run out of sockets and threads.
+
 Spark has no public way to make a stream of such an object. It implements Spark's first interface for sources, which files
 have to this day. `waking.KNOWN_SPARK` says which versions have been seen to take it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +33,9 @@ if TYPE_CHECKING:
 NAME = "TidegateAlarm"
 
 _numbers = itertools.count(1)
+# Threads of queries that were ending, with their connections.
+_ending: list[tuple[Any, Any]] = []
+_closing = threading.Lock()
 
 
 def waking_stream(goes_off: Callable[[], bool], spark: SparkSession) -> DataFrame:
@@ -37,11 +46,12 @@ def waking_stream(goes_off: Callable[[], bool], spark: SparkSession) -> DataFram
     context: Any = spark.sparkContext
     session: Any = spark._jsparkSession
     ensure_callback_server_started(context._gateway)
+    _close_connections()
     sql = context._jvm.org.apache.spark.sql
     no_rows = session.internalCreateDataFrame(
         context._jsc.emptyRDD().rdd(), sql.types.StructType.fromDDL(SCHEMA), True)
     relation = getattr(sql.execution.streaming.runtime, "StreamingExecutionRelation$")
-    plan = getattr(relation, "MODULE$").apply(WakingStream(goes_off, sql, no_rows), session)
+    plan = getattr(relation, "MODULE$").apply(WakingStream(goes_off, context, no_rows), session)
     return DataFrame(sql.classic.Dataset.ofRows(session, plan), spark)
 
 
@@ -52,8 +62,10 @@ class WakingStream:
         implements = ("org.apache.spark.sql.execution.streaming.Source",
                       "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow")
 
-    def __init__(self, goes_off: Callable[[], bool], sql: Any, no_rows: Any) -> None:
+    def __init__(self, goes_off: Callable[[], bool], context: Any, no_rows: Any) -> None:
         self._goes_off = goes_off
+        self._context = context
+        sql = context._jvm.org.apache.spark.sql
         self._offset = sql.execution.streaming.runtime.SerializedOffset
         self._limit = sql.connector.read.streaming.ReadLimit.allAvailable()
         self._schema = no_rows.schema()
@@ -85,7 +97,13 @@ class WakingStream:
         """There is nothing to let go of."""
 
     def stop(self) -> None:
-        """There is nothing to end."""
+        """Spark's thread calls it last."""
+        from py4j.java_gateway import JavaObject
+
+        with contextlib.suppress(Exception):        # a gateway that doesn't keep a connection for each thread
+            server = JavaObject("GATEWAY_SERVER", self._context._gateway._gateway_client)
+            thread = self._context._jvm.java.lang.Thread.currentThread()
+            _ending.append((thread, server.getCallbackClient().getPerThreadConnection()))
 
     def hashCode(self) -> int:
         return self._number
@@ -96,3 +114,14 @@ class WakingStream:
 
     def toString(self) -> str:
         return f"{NAME}[{self._number}]"
+
+
+def _close_connections() -> None:
+    with _closing:
+        for each in list(_ending):
+            thread, connection = each
+            with contextlib.suppress(Exception):        # of a JVM that has ended since
+                if thread.isAlive():
+                    continue
+                connection.shutdown()
+            _ending.remove(each)

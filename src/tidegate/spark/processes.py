@@ -3,15 +3,17 @@
 Spark keeps the Python processes of functions with different environment variables apart. Every streaming transform has its
 own value of one variable, so its tasks come back to the processes that hold its slots.
 
-The value is the number of a place, and places are used again: the next transform with as many slots takes the place of one
-whose query is over. Spark keeps an interpreter for each value on every executor until the session ends, and idle processes
-for a minute. A place that is used again saves the interpreter, and the second that a new process takes for its imports.
-Spark hands idle processes out in turn: with one too many, no task would ever come back to its slot. So the number of slots
-must be the same, and the last batch of the query that is over must have found all its slots where the batch before had
-left them, which shows that there are no more processes than slots. A query that failed, was stopped within a batch or had
-one batch only leaves its place to nobody.
+The value is the number of a place, and places are used again: a transform takes the place of one whose query is over. Spark
+keeps an interpreter for each value on every executor until the session ends, and idle processes for a minute. A place that
+is used again saves the interpreter, and the second that a new process takes for its imports.
 
-A transform that was built and of which no task ever came has left no processes. Its place is used again when no query can be
+Spark hands idle processes out in turn: with one too many, no task would ever come back to its slot. So the place of a query
+that has just ended goes to a transform with as many slots, if the last batch found all its slots where the batch before had
+left them, which shows that there are no more processes than slots. Any other place (of a query that failed, was stopped
+within a batch, had one batch only or another number of slots) is free when its processes have ended. So a program that
+starts queries forever has as many places as it starts queries within two minutes.
+
+A transform that was built and of which no task ever came has left no processes. Its place is free when no query can be
 started with it any more: when nothing in Spark's JVM refers to its function, which every plan that it is in does.
 
 A query that ends may be started again, and its place may be another's by then. Then the processes are shared, and batches
@@ -22,6 +24,7 @@ slower, not wrong. A transform that is built again gets a place of its own.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,18 +33,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 VARIABLE = "TIDEGATE_TRANSFORM"
+# Spark ends those that had nothing to do for a minute, and looks every ten seconds.
+PROCESSES_END_AFTER_S = 120.0
 
 
 class Tenant(Protocol):
     """What has its slots in a place."""
 
     @property
-    def query(self) -> str | None:
-        """The id of the streaming query whose batches it ran last; None before the first batch."""
-
-    @property
     def has_begun(self) -> bool:
         """Whether any task of it ever came."""
+
+    @property
+    def query(self) -> str | None:
+        """The id of the streaming query whose batches it ran last; None before the first batch."""
 
     @property
     def is_settled(self) -> bool:
@@ -59,6 +64,7 @@ class _Let:
     slots: int
     spark: SparkSession
     is_out_of_use: Callable[[], bool] = lambda: False
+    over_since_s: float | None = None
 
 
 _places: list[_Let] = []        # never fewer
@@ -90,10 +96,10 @@ def in_own_processes(spark: SparkSession, tenant: Tenant | None, slots: int, mak
 
 def _place_for(new: _Let) -> int:
     """Rather one whose processes are waiting."""
-    for place, has_begun in [(place, has_begun) for has_begun in (True, False) for place in range(len(_places))]:
+    for is_warm, place in [(is_warm, place) for is_warm in (True, False) for place in range(len(_places))]:
         with _lock:
             let = _places[place]
-            if let.slots != new.slots or let.tenant.has_begun != has_begun or not _is_free(let):
+            if not _is_free(let, new.slots, is_warm=is_warm):
                 continue
             _places[place] = new        # nobody else takes it
         # To end slots takes a moment, in which others may find a place.
@@ -105,13 +111,25 @@ def _place_for(new: _Let) -> int:
         return len(_places) - 1
 
 
-def _is_free(let: _Let) -> bool:
-    """Whether its query was started, and runs no longer, and left as many processes as it had slots; or was not started and
-    never can be."""
+def _is_free(let: _Let, slots: int, *, is_warm: bool) -> bool:
+    """`is_warm`: with processes that wait, as many as slots. Otherwise, with none."""
     if not let.tenant.has_begun:
-        return let.is_out_of_use()
-    if let.tenant.query is None or not let.tenant.is_settled:
+        return not is_warm and let.slots == slots and let.is_out_of_use()
+    if not _is_over(let):
+        let.over_since_s = None
         return False
+    now_s = time.monotonic()
+    if let.over_since_s is None:
+        let.over_since_s = now_s
+    if is_warm:
+        return let.slots == slots and let.tenant.is_settled
+    return now_s - let.over_since_s >= PROCESSES_END_AFTER_S
+
+
+def _is_over(let: _Let) -> bool:
+    """Whether its query was started, and runs no longer."""
+    if let.tenant.query is None:
+        return let.is_out_of_use()
     session: Any = let.spark._jsparkSession
     try:
         return session.streams().get(let.tenant.query) is None

@@ -31,7 +31,6 @@ from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.spark.processor_evolution import ADVICE, Evolution, check_aliases, checked_evolve
 from tidegate.spark.processor_settings import ProcessorSettings, has_ntz
 from tidegate.spark.transform import DEFAULT_INPUT, checked_name, transform
-from tidegate.spark.waking import prepare
 from tidegate.state.descriptors import Names
 from tidegate.state.timers import TimeKind
 from tidegate.store.base import Store
@@ -131,8 +130,6 @@ def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_
     timers = TIMERS[asked.time_mode.lower()]
     data = _grouped_data(asked.grouped, "grouped")
     asked = replace(asked, name=checked_name(asked.name, streaming=data.isStreaming, default=DEFAULT_NAME))
-    if timers is not None and data.isStreaming:
-        prepare(data.sparkSession)
     key = _grouping_key(asked.grouped, data, "grouped")
     returns = _output_schema(asked, data.sparkSession)
     recorded = _recorded(asked, timers)

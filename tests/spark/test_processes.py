@@ -78,6 +78,13 @@ def places() -> int:
     return len(processes._places)
 
 
+@pytest.fixture
+def no_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the places that other tests have left. Nothing is started in those that a test with this makes."""
+    monkeypatch.setattr(processes, "_places", [])
+
+
+@pytest.mark.usefixtures("no_places")
 def test_transforms_that_are_never_started_leave_their_places_when_they_are_gone(
         tmp_path: Path, spark: SparkSession) -> None:
     desk = Own(tmp_path / "built", spark)
@@ -102,6 +109,7 @@ def test_transforms_that_are_never_started_leave_their_places_when_they_are_gone
     assert places() <= before + 5, "what is garbage may be found out one transform later"
 
 
+@pytest.mark.usefixtures("no_places")
 def test_a_transform_that_can_not_be_made_leaves_its_place(spark: SparkSession) -> None:
     tenant = Resident(has_begun=False, query=None, is_settled=False)
 
@@ -111,7 +119,7 @@ def test_a_transform_that_can_not_be_made_leaves_its_place(spark: SparkSession) 
     before = places()
     for _ in range(3):
         with pytest.raises(ValueError, match="no such column"):
-            processes.in_own_processes(spark, tenant, 97, fails)
+            processes.in_own_processes(spark, tenant, SLOTS, fails)
         assert processes.VARIABLE not in spark.sparkContext.environment
     assert places() == before + 1
 
@@ -130,10 +138,10 @@ class Resident:
 
 
 @pytest.fixture
-def rent(spark: SparkSession) -> Callable[..., int]:
-    """The place of a new tenant, of a number of slots that nobody else has."""
+def rent(spark: SparkSession, no_places: None) -> Callable[..., int]:
+    """The place of a new tenant."""
     def place(tenant: Resident, *, gone: bool = False) -> int:
-        return processes._place_for(processes._Let(tenant, 98, spark, lambda: gone))
+        return processes._place_for(processes._Let(tenant, SLOTS, spark, lambda: gone))
 
     return place
 

@@ -173,9 +173,10 @@ def test_no_python_process_is_started_for_the_stream(session: SparkSession, tmp_
 
 def test_queries_that_are_over_leave_no_connection(session: SparkSession, tmp_path: Path) -> None:
     server: Any = session.sparkContext._gateway._callback_server  # type: ignore[union-attr]
+    _, stream = waking.waking(session)
     open_after = []
     for number in range(4):
-        query = (waking.waking(session)[1].writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/{number}")
+        query = (stream.writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/{number}")
                  .trigger(availableNow=True).start())
         assert query.awaitTermination(60)
         open_after.append(sum(each.socket is not None for each in list(server.connections)))

@@ -20,6 +20,7 @@ Not here: who wants to be woken, and why (dataflow/operators/grouped.py).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -79,10 +80,13 @@ def alarm_of(plan: Plan, store: Store, spark: SparkSession) -> tuple[Callable[[i
 def waking(spark: SparkSession) -> tuple[AnyAlarm, DataFrame]:
     """An alarm that isn't set, and its stream."""
     if spark.version.startswith(KNOWN_SPARK):
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
         from tidegate.spark.waking_stream import waking_stream
 
         alarm = Alarm()
-        return alarm, waking_stream(alarm.goes_off, spark)
+        with contextlib.suppress(Py4JError, TypeError):     # a vendor's Spark, which has left something out
+            return alarm, waking_stream(alarm.goes_off, spark)
     from tidegate.spark.waking_source import AlarmFile, source_stream
 
     alarm_file = AlarmFile()

@@ -9,8 +9,8 @@ in each. The offsets are those of the Python data source (waking_source.py), so 
 continued with the other.
 
 For calls from the thread of a query the gateway keeps a connection, which neither side closes when the thread has ended: for
-`foreachBatch` it does so, too. Ours are closed when the next stream is made, or a program that starts queries forever would
-run out of sockets and threads.
+`foreachBatch` it does so, too. Ours are closed when the next query ends, or a program that starts queries forever would run
+out of sockets and threads.
 
 Spark has no public way to make a stream of such an object. It implements Spark's first interface for sources, which files
 have to this day. `waking.KNOWN_SPARK` says which versions have been seen to take it.
@@ -46,7 +46,6 @@ def waking_stream(goes_off: Callable[[], bool], spark: SparkSession) -> DataFram
     context: Any = spark.sparkContext
     session: Any = spark._jsparkSession
     ensure_callback_server_started(context._gateway)
-    _close_connections()
     sql = context._jvm.org.apache.spark.sql
     no_rows = session.internalCreateDataFrame(
         context._jsc.emptyRDD().rdd(), sql.types.StructType.fromDDL(SCHEMA), True)
@@ -56,7 +55,7 @@ def waking_stream(goes_off: Callable[[], bool], spark: SparkSession) -> DataFram
 
 
 class WakingStream:
-    """What Java calls. A trigger of the query waits for each call, so none waits for anything or takes a lock."""
+    """What Java calls. A trigger of the query waits for each call but `stop`, so none waits for anything or takes a lock."""
 
     class Java:
         implements = ("org.apache.spark.sql.execution.streaming.Source",
@@ -98,8 +97,9 @@ class WakingStream:
 
     def stop(self) -> None:
         """Spark's thread calls it last."""
-        from py4j.java_gateway import JavaObject
+        from py4j.java_gateway import JavaObject  # type: ignore[import-untyped]
 
+        _close_connections()
         with contextlib.suppress(Exception):        # a gateway that doesn't keep a connection for each thread
             server = JavaObject("GATEWAY_SERVER", self._context._gateway._gateway_client)
             thread = self._context._jvm.java.lang.Thread.currentThread()
@@ -120,7 +120,7 @@ def _close_connections() -> None:
     with _closing:
         for each in list(_ending):
             thread, connection = each
-            with contextlib.suppress(Exception):        # of a JVM that has ended since
+            with contextlib.suppress(Exception):        # its JVM has ended since
                 if thread.isAlive():
                     continue
                 connection.shutdown()

@@ -146,11 +146,15 @@ class MicroBatches:
 
     def move_out(self) -> None:
         """The query is over, and the processes of its slots are another transform's now. If the query is started again, it
-        restores from the snapshot."""
-        with self._lock:
+        restores from the snapshot. A batch that is still being given up ends its slots, and isn't waited for."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             live, self._live = self._live, None
             if live is not None:
                 _give_up(live)
+        finally:
+            self._lock.release()
 
     def conduct(self, run: Run) -> RunEnd:
         """Whatever comes of it, a task that waits must hear of it: nothing is raised."""

@@ -141,7 +141,10 @@ def _unreferenced(spark: SparkSession, made: DataFrame) -> Callable[[], bool]:
     """Whether the function of that `mapInArrow` is garbage in the JVM, or as good as that. Plans may be copied; all copies
     have the one function."""
     jvm: Any = spark._jvm
-    function = made._jdf.queryExecution().logical().functionExpr().func()
+    try:
+        function = made._jdf.queryExecution().logical().functionExpr().func()
+    except Exception:  # noqa: BLE001  (a Spark that has it elsewhere: then it is never known)
+        return lambda: False
     reference = jvm.java.lang.ref.WeakReference(function)
 
     def is_garbage() -> bool:

@@ -40,7 +40,7 @@ from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.failing import failed, log
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.master import Master
-from tidegate.runtime.messages import Failed, Message, Register, from_wire, to_wire
+from tidegate.runtime.messages import Failed, Message, MoveTime, Register, from_wire, to_wire
 from tidegate.runtime.process_title import process_title
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.slot import Slot, SlotWorld
@@ -378,6 +378,9 @@ class SlotHost:
 
     def traffic(self) -> Traffic:
         return self._slot.traffic()
+
+    def move_time(self, order: MoveTime) -> None:
+        self._slot.move_time(order)
 
     def rounds(self) -> Generator[None]:
         """The loop, for whoever has something to do after every round of it."""

@@ -51,6 +51,7 @@ from tidegate.runtime.messages import (
     Heartbeat,
     InputEnded,
     Message,
+    MoveTime,
     Ready,
     Shutdown,
     Start,
@@ -196,6 +197,14 @@ class Slot:
     def traffic(self) -> Traffic:
         """On all channels of its subtasks."""
         return sum((subtask.traffic() for subtask in self._subtasks), Traffic())
+
+    def move_time(self, order: MoveTime) -> None:
+        """Between two steps, when no record is under way."""
+        try:
+            for subtask in self._subtasks:
+                subtask.move_time(order)
+        except Exception as error:  # noqa: BLE001  (timers call users' functions)
+            self._fail(error)
 
     def close(self) -> None:
         self.ended = True
@@ -371,6 +380,7 @@ class Slot:
         mode = self._settings.snapshots.alignment_mode
         return InnerSubtask(
             inputs=inputs, laps=Laps.of(self._plan, vertex, self.index), hurries=keeps,
+            time_by_epoch=any(isinstance(node.spec, WatermarkSpec) and node.spec.by_epoch for node in self._plan.nodes),
             mode=AlignmentMode.EXACTLY_ONCE if mode is AlignmentMode.LOGGING and not keeps else mode, **rest)
 
     def _keeps_in_flight(self, vertex: Vertex) -> bool:

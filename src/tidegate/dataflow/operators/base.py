@@ -143,6 +143,18 @@ class Operator:
     def maintain(self, budget: int) -> None:
         """A small step of background work between two batches."""
 
+    # Where a plan has loops and epochs are micro-batches, time moves before the marker, when no record is under way
+    # (runtime/moving_time.py).
+
+    def hold_time(self) -> None:
+        """Records that come from now on move time in the next micro-batch, and not in this one."""
+
+    def move_time(self) -> None:
+        """Passes the watermark of the micro-batch on, once in each."""
+
+    def fire_due(self) -> None:
+        """Fires the timers that are due by the time that the micro-batch has reached."""
+
     def before_snapshot(self) -> None:
         """All records of an epoch have come, and its marker will be passed on: what is emitted here is of that epoch yet.
         The operators of a chain are called in their order, before the first of them is frozen. Not where a marker may

@@ -84,12 +84,6 @@ class OperatorTime:
         assert self._ahead is not None
         return np.maximum(self._ahead[groups_of(hash_columns(columns), self._key_group_count)], self.at_ms)
 
-    def runs(self, batch: pa.RecordBatch, key: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The batch in pieces with one watermark each."""
-        at_ms = self.of_keys([batch.column(name) for name in key])
-        for start, stop in _stretches(at_ms):
-            yield int(at_ms[start]), batch.slice(start, stop - start)
-
     def freeze(self) -> FrozenItems:
         frozen = FrozenItems()
         count = self._parallelism if self._groups is None else self._key_group_count

@@ -12,7 +12,7 @@ by mistake.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
@@ -184,22 +184,15 @@ class ProcessOperator(Operator):
         self._call(self._function.open, self._context, at="the call of open()")
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
-        if self._time.is_one:
-            self._on_records(batch, port)
-            return
-        for at_ms, run in self._time.runs(batch, self._keys[port]):
-            self._context.watermark_ms = at_ms
-            self._on_records(run, port)
-        self._context.watermark_ms = self._time.at_ms
-
-    def _on_records(self, batch: pa.RecordBatch, port: int) -> None:
-        """A batch with one watermark."""
         columns = list(map(to_list, batch.columns))
-        records = map(tuple.__new__, repeat(self._row_classes[port]), zip(*columns, strict=True))
+        records: Iterable[Any] = map(tuple.__new__, repeat(self._row_classes[port]), zip(*columns, strict=True))
         if self._backend is None:
             self._emit_all(self._process(self._methods[port], records, None))
             return
         keys = self._key_list(batch, columns, port)
+        if not self._time.is_one:
+            at_ms = self._time.of_keys([batch.column(name) for name in self._keys[port]])
+            records = self._each_at_its_time(records, at_ms.tolist())
         self._backend.begin_batch(keys)
         out = self._process(self._methods[port], records, keys)
         self._backend.end_batch()
@@ -223,8 +216,12 @@ class ProcessOperator(Operator):
         return AT_ONCE_MS if at_ms <= self._batch_now_ms() else None
 
     def before_snapshot(self) -> None:
+        self.fire_due()
+
+    def fire_due(self) -> None:
         """A timer that a record has set for a time that the micro-batch has reached belongs to the batch."""
-        if self._processing is not None and self._batch_now_ms is not None:
+        if self._event is not None and self._processing is not None and self._batch_now_ms is not None:
+            self._fire(self._event, self._time.at_ms)
             self._fire(self._processing, self._batch_now_ms())
 
     def maintain(self, budget: int) -> None:
@@ -271,6 +268,13 @@ class ProcessOperator(Operator):
             blame(self.name, error, record)
         cursor.key = NO_KEY
         return out
+
+    def _each_at_its_time(self, records: Iterable[Any], at_ms: Sequence[int]) -> Iterator[Any]:
+        """The records; when the function sees one, the context has the watermark of its key."""
+        context = self._context
+        for context.watermark_ms, record in zip(at_ms, records, strict=True):
+            yield record
+        context.watermark_ms = self._time.at_ms
 
     def _open_keyed(self, context: OperatorContext) -> UserTimers:
         schema = self.node.input_schemas[0]

@@ -78,6 +78,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something that the user should know, though the slot goes on."""
+
+    slot: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     slot: int
     metrics: dict[str, Any]
@@ -237,13 +245,13 @@ class Verdict:
     error: str | None
 
 
-Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Heartbeat | Delivered | Committed
+Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Noticed | Heartbeat | Delivered | Committed
                       | Done | Deploy | Start | Trigger | EndInput | Complete | Abort | Shutdown | Offer | Assign
                       | InputRead | Probe | Counted | MoveTime | Left | Verdict)
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Heartbeat, Delivered, Committed, Done, Deploy,
+    for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Noticed, Heartbeat, Delivered, Committed, Done, Deploy,
                  Start, Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Probe, Counted, MoveTime,
                  Left, Verdict)
 }

@@ -52,6 +52,7 @@ from tidegate.runtime.messages import (
     InputEnded,
     Message,
     MoveTime,
+    Noticed,
     Ready,
     Shutdown,
     Start,
@@ -63,6 +64,7 @@ from tidegate.runtime.restoring import restored_rows
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.snapshots import Chain, PartWriter, chain_to_go_on_from
 from tidegate.runtime.subtask import InnerSubtask, Input, Part, SourceSubtask, Subtask
+from tidegate.runtime.untimed import untimed_operators, warning_of
 from tidegate.state.cutting import without_rests
 from tidegate.state.sections import StateKind
 from tidegate.store.base import CountedReads, Readable, Store
@@ -141,6 +143,7 @@ class Slot:
         self._steps = StepTimes()
         self._writers: dict[str, PartWriter] = {}
         self._channels: _Channels | None = None
+        self._untimed = frozenset[str]()                # operators at which event time never moves
         self._lost: tuple[str, int] | None = None       # a channel that is gone, and until when we wait to hear why
 
     # What the driver of the loop calls.
@@ -336,6 +339,7 @@ class Slot:
         channels = self._channels = _Channels(self._plan, self.index, self._world.network, addresses,
                                               loop_memory_bytes=self._settings.tuning.loop_memory_bytes)
         timed = _timed_vertices(self._plan)
+        self._untimed = untimed_operators(self._plan, micro_batches=self._world.batch_time is not None)
         built = [self._build(vertex, channels, timed, point) for vertex in self._plan.subtasks_in(self.index)]
         self._subtasks = built[::-1]
 
@@ -425,7 +429,11 @@ class Slot:
             batch_now_ms=None if self._world.batch_time is None else self._world.batch_time.now_ms,
             deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
             make_backend=partial(self._make_backend, None if point is None else point.store, files), restored=restored,
-            is_restored=point is not None, goes_on=chain is not None, is_native=bool(files))
+            is_restored=point is not None, goes_on=chain is not None, is_native=bool(files),
+            on_untimed=partial(self._notice, warning_of(node.name)) if node.name in self._untimed else None)
+
+    def _notice(self, text: str) -> None:
+        self._world.tell(Noticed(self.index, text))
 
     def _make_backend(self, store: Readable | None, files: Sequence[FileEntry], key_type: pa.DataType) -> KeyedBackend:
         backend = self._settings.backend

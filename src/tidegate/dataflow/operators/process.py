@@ -108,6 +108,22 @@ class UserTimers:
         self._processing.delete(to_ms(at))
 
 
+class UntimedTimers(UserTimers):
+    """Where event time never moves. The first timer of event time is reported."""
+
+    __slots__ = ("_on_first",)
+
+    def __init__(self, event: TimerQueue, processing: TimerQueue, on_first: Callable[[], None]) -> None:
+        super().__init__(event, processing)
+        self._on_first: Callable[[], None] | None = on_first
+
+    def event_time(self, at: int | datetime) -> None:
+        super().event_time(at)
+        if self._on_first is not None:
+            on_first, self._on_first = self._on_first, None
+            on_first()
+
+
 class UserContext:
     """`ctx`, as the user's function sees it."""
 
@@ -282,6 +298,8 @@ class ProcessOperator(Operator):
         self._cursor = self._backend.cursor
         self._event = TimerQueue(TimeKind.EVENT, self._backend)
         self._processing = TimerQueue(TimeKind.PROCESSING, self._backend)
+        if context.on_untimed is not None:
+            return UntimedTimers(self._event, self._processing, context.on_untimed)
         return UserTimers(self._event, self._processing)
 
     def _load(self, state: str, batches: Iterable[pa.RecordBatch], *, known: bool) -> None:

@@ -278,3 +278,35 @@ def test_records_of_the_next_epoch_may_come_before_it_is_known_that_the_last_one
     bench.operator.on_complete(1)
     bench.operator.before_snapshot()
     assert bench.out.others == [("watermark", 94), ("watermark", 114)]
+
+
+# ------------------------------------------------------------------------------------------------------ the end of time
+
+
+def test_after_the_end_of_time_it_is_as_late_as_the_last_timer_that_fired() -> None:
+    ended = keyed()
+    ended.feed((1, 500), (2, 90))
+    ended.operator.on_watermark(70)
+    ended.operator.on_watermark(MAX_WATERMARK_MS)
+    assert [row for row in ended.out.rows if row[1] == MAX_WATERMARK_MS] == [(2, MAX_WATERMARK_MS), (1, MAX_WATERMARK_MS)]
+    again = keyed(restored=together(ended))
+    assert again.feed((1, None)) == [(1, 500)]
+    again.operator.on_watermark(120)
+    assert again.feed((1, None)) == [(1, 500)]
+    again.operator.on_watermark(600)
+    assert again.feed((1, None)) == [(1, 600)]
+    last = keyed()
+    last.feed((1, MAX_WATERMARK_MS))
+    last.operator.on_watermark(MAX_WATERMARK_MS)
+    assert keyed(restored=together(last)).feed((1, None)) == [(1, MAX_WATERMARK_MS - 1)], "there may be more input"
+
+
+def test_the_end_of_time_does_not_take_key_groups_back_that_were_ahead() -> None:
+    subtasks = [keyed(subtask=subtask, parallelism=2) for subtask in range(2)]
+    subtasks[0].operator.on_watermark(100)
+    subtasks[1].operator.on_watermark(50)
+    one = keyed(restored=together(*subtasks))
+    one.operator.on_watermark(MAX_WATERMARK_MS)
+    assert one.feed((1, None)) == [(1, MAX_WATERMARK_MS)]
+    assert keyed(restored=together(one)).feed(*((key, None) for key in KEYS)) == [
+        (key, 100 if first else 50) for key, first in zip(KEYS, FIRST_HALF, strict=True)]

@@ -329,9 +329,11 @@ class ProcessOperator(Operator):
     def _fire(self, timers: TimerQueue, now_ms: int) -> None:
         out: list[Any] = []
         at_ms: int | None = None
+        latest_ms = MIN_WATERMARK_MS
         try:
             for at_ms in timers.due(now_ms):
                 assert self._on_timer is not None
+                latest_ms = max(latest_ms, at_ms)
                 if not self._time.is_one:
                     self._context.watermark_ms = self._watermark_of_key()
                 rows = self._on_timer(at_ms, self._context)
@@ -339,6 +341,8 @@ class ProcessOperator(Operator):
                     out.extend(rows)
         except Exception as error:
             blame(self.name, error, at=f"the timer at {at_ms} of key {self._context.key!r}")
+        if timers is self._event:
+            self._time.on_fired(latest_ms)
         self._cursor.key = NO_KEY
         self._context.watermark_ms = self._time.at_ms
         self._emit_all(out)

@@ -96,7 +96,7 @@ GONE_TIMEOUT_MS = 60_000
 
 class Master:
     """`copies` is where savepoints are copied, which may take long; by default, in the background with everything else.
-    `speak` is given what is to be logged; `noticed` are the notices of slots that were logged before, by whoever shares it."""
+    `speak` is given what is to be logged; `noticed` are notices of slots that were logged before, by whoever shares it."""
 
     def __init__(self, *, plan: Plan, settings: JobSettings, catalog: SnapshotCatalog, deployer: Deployer, links: Links,
                  clock: Clock, background: Background, copies: Background | None = None, restore: Restore | None = None,

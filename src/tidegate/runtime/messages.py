@@ -245,14 +245,14 @@ class Verdict:
     error: str | None
 
 
-Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Noticed | Heartbeat | Delivered | Committed
-                      | Done | Deploy | Start | Trigger | EndInput | Complete | Abort | Shutdown | Offer | Assign
+Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Noticed | Heartbeat | Delivered
+                      | Committed | Done | Deploy | Start | Trigger | EndInput | Complete | Abort | Shutdown | Offer | Assign
                       | InputRead | Probe | Counted | MoveTime | Left | Verdict)
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Noticed, Heartbeat, Delivered, Committed, Done, Deploy,
-                 Start, Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Probe, Counted, MoveTime,
+    for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Noticed, Heartbeat, Delivered, Committed, Done,
+                 Deploy, Start, Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Probe, Counted, MoveTime,
                  Left, Verdict)
 }
 _PLAIN: dict[Any, tuple[type, ...]] = {

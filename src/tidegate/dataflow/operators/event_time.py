@@ -10,9 +10,10 @@ key-groups come from several others goes by the key until event time has passed 
 a window that was emitted would open again, with the greatest a record would be late that was not. A subtask without keys
 takes its own where the parallelism is the same, else the least.
 
-The end of time (`MAX_WATERMARK_MS`) is not kept as it is, or all that is added to a bounded input afterwards would be late. What is
-kept is the least that agrees with what the function has seen: where event time was before the end, or the instant of the last timer
-that fired at the end, whichever is later (docs/adr/018). So a window that was emitted because the input ended stays closed.
+The end of time (`MAX_WATERMARK_MS`) is not kept as it is, or all that is added to a bounded input afterwards would be late.
+What is kept is the least that agrees with what the function has seen: where event time was before the end, or the instant of
+the last timer that fired at the end, whichever is later (docs/adr/018). So a window that was emitted because the input ended
+stays closed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.dataflow.operators import event_time
-from tidegate.testing.simulation.mutant import RESTORES, Mutant
+from tidegate.testing.simulation.mutant import RESCALES, Mutant
 
 
 def _least_of_the_groups(original: Any) -> Any:
@@ -31,8 +31,8 @@ def _greatest_of_the_groups(original: Any) -> Any:
 
 
 TIME_MUTANTS = (
-    Mutant("least watermark of the groups", "a window that was emitted opens again after a rescale", rates=RESTORES,
-           job="windows", patches=((event_time.OperatorTime, "load", _least_of_the_groups),)),
-    Mutant("greatest watermark of the groups", "a record is late after a rescale that was in time", rates=RESTORES,
-           job="windows", patches=((event_time.OperatorTime, "load", _greatest_of_the_groups),)),
+    Mutant("least watermark of the groups", "a window that was emitted opens again after a rescale", modes=("unaligned",),
+           interruptions=RESCALES, job="windows", patches=((event_time.OperatorTime, "load", _least_of_the_groups),)),
+    Mutant("greatest watermark of the groups", "a record is late after a rescale that was in time", modes=("unaligned",),
+           interruptions=RESCALES, job="windows", patches=((event_time.OperatorTime, "load", _greatest_of_the_groups),)),
 )

@@ -252,8 +252,8 @@ Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Fa
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Noticed, Heartbeat, Delivered, Committed, Done,
-                 Deploy, Start, Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Probe, Counted, MoveTime,
-                 Left, Verdict)
+                 Deploy, Start, Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Probe, Counted,
+                 MoveTime, Left, Verdict)
 }
 _PLAIN: dict[Any, tuple[type, ...]] = {
     bool: (bool,), int: (int,), str: (str,), int | None: (int, type(None)), str | None: (str, type(None)),

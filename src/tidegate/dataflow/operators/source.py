@@ -121,8 +121,8 @@ class SourceOperator(Operator):
         if self.splits.is_followed and self.splits.is_reported and not self.splits.is_current_known:
             raise JobError(
                 f"source {self.name!r}: its reader gave a batch of split {self.splits.current!r}, which it has not "
-                f"discovered, or has finished before. Call splits.discover(split) for every split as soon as it is known, and "
-                f"splits.read(split) before poll returns a batch of it (SourceContext.splits)")
+                f"discovered, or has finished before. Call splits.discover(split) for every split as soon as it is known, "
+                f"and splits.read(split) before poll returns a batch of it (SourceContext.splits)")
         self.emit(batch)
         self.splits.tell_finished()
         return int(batch.num_rows)

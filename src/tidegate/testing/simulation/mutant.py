@@ -49,5 +49,5 @@ class Mutant:
     def simulation(self, seed: int, mode: str | None = None) -> Simulation:
         """One that may show it. To be run while the mutant is applied."""
         simulation = Simulation(seed, job=self.job, mode=mode or self.modes[0], rates=self.rates)
-        simulation.interruptions = self.interruptions or simulation.interruptions
+        simulation.interruptions = list(self.interruptions) or simulation.interruptions
         return simulation

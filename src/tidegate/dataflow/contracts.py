@@ -40,6 +40,8 @@ class Splits:
     - `read` before `poll` returns a batch, with the split that the batch is of: a batch is of one split;
     - `finish` for a split without further records. If some are added to it later, it is discovered again.
 
+    A batch of a split that is not discovered ends the job: nobody could tell when event time needn't wait for it any more.
+
     To read a backlog in the order of event time, a reader reads next from the split whose `watermark_ms` is the lowest, if
     event time `is_followed` at all.
     """
@@ -78,6 +80,11 @@ class Splits:
         return self._listeners[0].watermark_ms(split) if self._listeners else MIN_WATERMARK_MS
 
     # What the engine calls.
+
+    @property
+    def is_current_known(self) -> bool:
+        """Whether the split of the batch at hand was discovered. It may be finished with this batch."""
+        return self.current in self.live or self.current in self._finished
 
     def follow(self, listener: SplitListener) -> None:
         """It knows of the splits that are live now."""

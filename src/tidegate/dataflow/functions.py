@@ -39,7 +39,8 @@ class Timers(Protocol):
     """
 
     def event_time(self, at: Instant) -> None:
-        """Fires when the watermark reaches `at`; where it already has, when the watermark moves next."""
+        """Fires when the watermark reaches `at`; where it already has, when the watermark moves next, or at the end of the
+        micro-batch."""
 
     def processing_time(self, at: Instant) -> None:
         """Fires when processing time reaches `at`. In a streaming DataFrame that is the time of a micro-batch: the timer

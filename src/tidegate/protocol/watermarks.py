@@ -17,8 +17,10 @@ Invariants: what is promised never decreases, except that a promise may be repea
 - A channel that wakes up behind the merged watermark holds it where it is until it has caught up, rather than letting
   the others run further ahead and make more of its records late.
 - A split that is discovered later can't lower what was promised: it holds the stream there until it has caught up.
-- Whoever was idle and wakes up repeats its watermark. The batch that woke it may be filtered away before it gets
-  downstream, and downstream has to know that it is to be waited for again.
+- Whoever was idle and wakes up repeats its watermark, ahead of the batch that woke it. Records end no idleness: those on
+  their way may be filtered away before they get downstream, and those that came round a loop, or that a timer of the clock
+  made, say nothing about event time. No watermark would follow them, and downstream would wait for one forever.
+- Where time moves by epochs, idle means: without records in this epoch. So `on_epoch` ends it.
 
 A channel that will never carry event time is not idle: leave it out of the merge altogether.
 Not here: late records and timers.
@@ -81,12 +83,10 @@ class WatermarkMerge:
         self._idle.add(channel)
         return self._progress()
 
-    def on_batch(self, channel: ChannelId) -> Progress:
-        """A batch without a watermark ends idleness, too. Called for every batch, so the usual case is quick."""
-        if channel not in self._idle:
-            return None
-        self._idle.discard(channel)
-        return self._progress()
+    def on_epoch(self) -> None:
+        """An epoch has ended on all channels, and idleness ends with it. What was promised is still promised."""
+        self._idle.clear()
+        self._is_idle = False
 
     def _progress(self) -> Progress:
         ahead = [at_ms for at_ms in self._at_ms.values() if at_ms != MAX_WATERMARK_MS]
@@ -155,6 +155,13 @@ class SplitWatermarks:
             self._awake_count += 1
             self._enter(split, found, now_ms)
         return self._progress()
+
+    def on_awake(self) -> Progress:
+        """A batch with event times comes: what is to be said ahead of it. `on_batch` follows."""
+        if not self._is_idle:
+            return None
+        self._is_idle = False
+        return Advanced(self._current_ms)
 
     def on_batch(self, split: str, max_event_time_ms: int, now_ms: int) -> Progress:
         self._quiet_since_ms = now_ms

@@ -22,8 +22,8 @@ from tidegate.keygroups import groups_of, owners_of
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What was put on channels and taken from them, and whether something that a snapshot had under way is still to be fed
-    in."""
+    """What was put on channels and taken from them. `replays`: something that a snapshot had under way is still to be fed
+    in, or a timer of the micro-batch's time is due."""
 
     sent: int = 0
     taken: int = 0

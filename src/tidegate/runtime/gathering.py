@@ -9,7 +9,9 @@ master a run is a deployment like any other.
                 ◄── Assign ──────────────────────────────────   (the master's deployer)
     InputRead   ──────────►   all have said so            ───►  asks what is on its way, where there are loops
                 ◄── Probe ───────────────────────────────────
-    Counted     ──────────►   all have answered           ───►  ends the epoch
+    Counted     ──────────►   all have answered           ───►  has time moved, and asks again
+                ◄── MoveTime ────────────────────────────────   (none of these without loops)
+                                                                ends the epoch
     Left        ──────────►   (where the slot ended)
                 ◄── Verdict ─────────────────────────────────   the task may end
 
@@ -41,7 +43,19 @@ from tidegate.errors import ProtocolError
 from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.hosting import Waker
 from tidegate.runtime.listening import Listening
-from tidegate.runtime.messages import Assign, Counted, InputRead, Left, Message, Offer, Probe, Verdict, from_wire, to_wire
+from tidegate.runtime.messages import (
+    Assign,
+    Counted,
+    InputRead,
+    Left,
+    Message,
+    MoveTime,
+    Offer,
+    Probe,
+    Verdict,
+    from_wire,
+    to_wire,
+)
 from tidegate.runtime.queries import BatchTimes
 
 NAME = "tidegate-gathering"
@@ -101,6 +115,11 @@ class Run:
         """Asks all slots what they have put on channels and taken from them."""
         for member in self._members.values():
             self._send(member, Probe(number))
+
+    def move_time(self, order: MoveTime) -> None:
+        """Behind it, slots answer questions."""
+        for member in self._members.values():
+            self._send(member, order)
 
     def traffic(self, number: int) -> Traffic | None:
         """The answers to that question together, when all are there."""

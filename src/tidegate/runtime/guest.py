@@ -12,6 +12,7 @@ import contextlib
 import gc
 import logging
 import selectors
+from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +26,19 @@ from tidegate.errors import JobError, JobFailed, TidegateError
 from tidegate.runtime.clock import BatchTime
 from tidegate.runtime.gathering import NAME
 from tidegate.runtime.hosting import SlotHost, interpreter_for_a_slot, reach_driver, unpacked
-from tidegate.runtime.messages import Assign, Counted, InputRead, Left, Message, Offer, Probe, Verdict, from_wire, to_wire
+from tidegate.runtime.messages import (
+    Assign,
+    Counted,
+    InputRead,
+    Left,
+    Message,
+    MoveTime,
+    Offer,
+    Probe,
+    Verdict,
+    from_wire,
+    to_wire,
+)
 from tidegate.runtime.process_title import process_title
 
 _OVER = object()
@@ -47,7 +60,7 @@ class _Desk:
 
     def __init__(self, invitation: Invitation, selector: selectors.BaseSelector) -> None:
         self.verdict: Verdict | None = None
-        self.asked: Probe | None = None
+        self.asked: deque[Probe | MoveTime] = deque()
         self._assigned: Assign | None = None
         self._lost: str | None = None
         self._selector = selector
@@ -86,8 +99,8 @@ class _Desk:
         message = from_wire(wire)
         if isinstance(message, Assign):
             self._assigned = message
-        elif isinstance(message, Probe):
-            self.asked = message
+        elif isinstance(message, Probe | MoveTime):
+            self.asked.append(message)
         elif isinstance(message, Verdict):
             self.verdict = message
 
@@ -207,7 +220,14 @@ def _drive(slot: _HeldSlot, desk: _Desk, batches: Iterator[pa.RecordBatch]) -> I
         if handover.read and not is_told:
             is_told = True
             desk.tell(InputRead())
-        if desk.asked is not None:
-            asked, desk.asked, traffic = desk.asked, None, slot.host.traffic()
-            desk.tell(Counted(asked.number, traffic.sent, traffic.taken, traffic.replays))
+        while desk.asked:
+            _answer(desk.asked.popleft(), slot.host, desk)
         yield from handover.take()
+
+
+def _answer(asked: Probe | MoveTime, host: SlotHost, desk: _Desk) -> None:
+    if isinstance(asked, MoveTime):
+        host.move_time(asked)
+        return
+    traffic = host.traffic()
+    desk.tell(Counted(asked.number, traffic.sent, traffic.taken, traffic.replays))

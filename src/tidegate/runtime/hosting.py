@@ -40,7 +40,7 @@ from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.failing import failed, log
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.master import Master
-from tidegate.runtime.messages import Failed, Message, Register, from_wire, to_wire
+from tidegate.runtime.messages import Failed, Message, MoveTime, Register, from_wire, to_wire
 from tidegate.runtime.process_title import process_title
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.slot import Slot, SlotWorld
@@ -122,7 +122,7 @@ class MasterHost:
 
     def __init__(self, launch: SlotLaunch, make_deployer: MakeDeployer, *, replan: Replan,
                  explain: Callable[[Plan], str], versions: Mapping[str, str], restore: Restore,
-                 micro_batch: MicroBatch | None = None) -> None:
+                 micro_batch: MicroBatch | None = None, noticed: set[str] | None = None) -> None:
         self._launch = launch
         self._make_deployer = make_deployer
         self._replan = replan
@@ -140,7 +140,7 @@ class MasterHost:
                 catalog=SnapshotCatalog(open_store(launch.store), program=Program.this(launch.settings.name)),
                 deployer=make_deployer(launch, self._links.address), links=self._links, clock=SystemClock(),
                 background=self._background, copies=self._copies, restore=restore, graph=explain(launch.plan),
-                versions=versions, micro_batch=micro_batch, speak=log)
+                versions=versions, micro_batch=micro_batch, speak=log, noticed=noticed)
         except BaseException:
             self._close()
             raise
@@ -378,6 +378,9 @@ class SlotHost:
 
     def traffic(self) -> Traffic:
         return self._slot.traffic()
+
+    def move_time(self, order: MoveTime) -> None:
+        self._slot.move_time(order)
 
     def rounds(self) -> Generator[None]:
         """The loop, for whoever has something to do after every round of it."""

@@ -77,6 +77,7 @@ from tidegate.runtime.messages import (
     Heartbeat,
     InputEnded,
     Message,
+    Noticed,
     Ready,
     Register,
     Shutdown,
@@ -95,12 +96,12 @@ GONE_TIMEOUT_MS = 60_000
 
 class Master:
     """`copies` is where savepoints are copied, which may take long; by default, in the background with everything else.
-    `speak` is given what is to be logged."""
+    `speak` is given what is to be logged; `noticed` are notices of slots that were logged before, by whoever shares it."""
 
     def __init__(self, *, plan: Plan, settings: JobSettings, catalog: SnapshotCatalog, deployer: Deployer, links: Links,
                  clock: Clock, background: Background, copies: Background | None = None, restore: Restore | None = None,
                  graph: str = "", versions: Mapping[str, str] | None = None, micro_batch: MicroBatch | None = None,
-                 speak: Speak = keep_silent) -> None:
+                 speak: Speak = keep_silent, noticed: set[str] | None = None) -> None:
         self.status = Status.STARTING
         self.attempt = 0
         self.epochs = EpochReports()
@@ -112,6 +113,7 @@ class Master:
         self._micro_batch = micro_batch
         self._parked = False
         self._speak = speak
+        self._noticed = set() if noticed is None else noticed      # what was said before
         self._failures = FailureLog(settings.name, settings.restart, at_the_end=settings.at_the_end, speak=speak)
         self._layout = Layout(plan, deployer, graph)
         self._plan = plan
@@ -263,6 +265,10 @@ class Master:
                 self.metrics.update(metrics)
                 if self.attempts[-1].first_record_ms is None and any(of.get("records_in") for of in metrics.values()):
                     self.attempts[-1] = replace(self.attempts[-1], first_record_ms=self._clock.now_ms())
+            case Noticed(_, text):
+                if text not in self._noticed:
+                    self._noticed.add(text)
+                    self._speak(logging.WARNING, f"Job {self._settings.name!r}: {text}")
             case Delivered(sink, committable):
                 if not self.on_delivered(sink, committable):
                     self.delivered.setdefault(sink, []).append(committable)

@@ -78,6 +78,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something that the user should know, though the slot goes on."""
+
+    slot: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     slot: int
     metrics: dict[str, Any]
@@ -209,12 +217,22 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The answer. `replays`: there are some on their way that a snapshot brought along."""
+    """The answer. `replays`: there are some that a snapshot brought along and that aren't on a channel yet, or that a timer
+    will make at once."""
 
     number: int
     sent: int
     taken: int
     replays: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTime:
+    """No record is under way. The watermark operator of this name moves time by one micro-batch, or only holds what it will
+    move it to. Without a name, timers that are due fire."""
+
+    operator: str | None = None
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +247,15 @@ class Verdict:
     error: str | None
 
 
-Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Heartbeat | Delivered | Committed
-                      | Done | Deploy | Start | Trigger | EndInput | Complete | Abort | Shutdown | Offer | Assign
-                      | InputRead | Probe | Counted | Left | Verdict)
+Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Noticed | Heartbeat | Delivered
+                      | Committed | Done | Deploy | Start | Trigger | EndInput | Complete | Abort | Shutdown | Offer | Assign
+                      | InputRead | Probe | Counted | MoveTime | Left | Verdict)
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Heartbeat, Delivered, Committed, Done, Deploy,
-                 Start, Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Probe, Counted, Left,
-                 Verdict)
+    for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Noticed, Heartbeat, Delivered, Committed, Done,
+                 Deploy, Start, Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Probe, Counted,
+                 MoveTime, Left, Verdict)
 }
 _PLAIN: dict[Any, tuple[type, ...]] = {
     bool: (bool,), int: (int,), str: (str,), int | None: (int, type(None)), str | None: (str, type(None)),

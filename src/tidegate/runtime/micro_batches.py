@@ -1,8 +1,8 @@
 """How the micro-batches of a streaming query are conducted: each of them is one epoch.
 
-    batch n: tasks are gathered ─► an attempt that goes on from the snapshot of n−1 ─► all input is read, and no record is in
-    a loop any more ─► an epoch is triggered ─► its snapshot is complete (the manifest names batch n) ─► the tasks may end
-    ─► Spark commits n
+    batch n: tasks are gathered ─► an attempt that goes on from the snapshot of n−1 ─► all input is read, no record is in a
+    loop any more, and time has moved (moving_time.py) ─► an epoch is triggered ─► its snapshot is complete (the manifest
+    names batch n) ─► the tasks may end ─► Spark commits n
 
 So the state of n is complete before Spark commits n. Where Spark runs n again, the run begins a new attempt that resumes
 from the snapshot of n−1, whatever there is of n (`attempts.batch_before`). A snapshot that there is of n stays valid until
@@ -30,6 +30,7 @@ from tidegate.runtime.gathering import Run, RunEnd
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.hosting import MasterHost
 from tidegate.runtime.messages import Offer
+from tidegate.runtime.moving_time import Rest, moves_of_time
 from tidegate.runtime.queries import BatchTimes, Queries, StoreHolders
 from tidegate.runtime.reports import wake_ms_of
 from tidegate.runtime.transforming import POLL_S, TransformJob, told
@@ -108,6 +109,16 @@ class Stillness:
         self._turn = 0
         self._before: Traffic | None = None
 
+    @property
+    def counted(self) -> Traffic | None:
+        """What the last turn has shown."""
+        return self._before
+
+    def look_again(self) -> None:
+        """Something may have begun to move."""
+        self._turn += 1
+        self._run.probe(self._turn)
+
     def look(self) -> bool:
         """To be called again until it says so; the run's `moved` tells when there is something new."""
         if self._turn > 0:
@@ -117,8 +128,7 @@ class Stillness:
             if counted == self._before and counted.sent == counted.taken and not counted.replays:
                 return True
             self._before = counted
-        self._turn += 1
-        self._run.probe(self._turn)
+        self.look_again()
         return False
 
 
@@ -137,6 +147,7 @@ class MicroBatches:
         self._set_alarm = set_alarm
         plan = job.plan()
         self._has_loops = bool(plan.loops)
+        self._moves = moves_of_time(plan)
         self._ends_once = any(isinstance(node.spec, GroupedSpec) for node in plan.nodes)
         self._lock = threading.Lock()
         self._live: _Live | None = None
@@ -196,7 +207,7 @@ class MicroBatches:
                                queries=self._queries)
             self._check_none_was_left_out(batch)
             live = self._live = self._begin(run, batch, times)
-        _end_epoch(run, live, Stillness(run) if self._has_loops else None, once=self._ends_once)
+        _end_epoch(run, live, Rest(run, Stillness(run), self._moves) if self._has_loops else None, once=self._ends_once)
         self._set_alarm(wake_ms_of(live.handle.epochs[-1].subtasks))
         live.done = self._done = batch
         live.slots.run = None
@@ -238,8 +249,8 @@ def _batch_of(offers: list[Offer]) -> MicroBatch:
     return MicroBatch(query, number)
 
 
-def _end_epoch(run: Run, live: _Live, stillness: Stillness | None, *, once: bool) -> None:
-    """Waits until all input is read, then until all is still where that is asked for, then for a complete snapshot.
+def _end_epoch(run: Run, live: _Live, rest: Rest | None, *, once: bool) -> None:
+    """Waits until all input is read, then until the loops are at rest if there are any, then for a complete snapshot.
     An epoch that was aborted is tried again; after too many the master gives up. Where operators do their work when an epoch
     ends (grouped.py), a second end would be a second batch to those that saw the first: then the batch is run again."""
     handle = live.handle
@@ -248,12 +259,12 @@ def _end_epoch(run: Run, live: _Live, stillness: Stillness | None, *, once: bool
         if handle.status.terminal:
             handle.wait()
             raise TidegateError(f"the job {handle.name!r} is {handle.status.value}, and its input wasn't read to the end")
-        if stillness is not None and run.read:
-            if stillness.look():
-                stillness = None
+        if rest is not None and run.read:
+            if rest.look():
+                rest = None
             else:
                 time.sleep(LOOK_PAUSE_S)
-        if run.read and stillness is None:
+        if run.read and rest is None:
             last = handle.epochs[-1] if handle.epochs else None
             number = 0 if last is None else last.epoch
             aborted = None if last is None or asked_after is None or number <= asked_after else last.aborted

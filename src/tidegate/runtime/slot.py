@@ -51,6 +51,8 @@ from tidegate.runtime.messages import (
     Heartbeat,
     InputEnded,
     Message,
+    MoveTime,
+    Noticed,
     Ready,
     Shutdown,
     Start,
@@ -62,6 +64,7 @@ from tidegate.runtime.restoring import restored_rows
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.snapshots import Chain, PartWriter, chain_to_go_on_from
 from tidegate.runtime.subtask import InnerSubtask, Input, Part, SourceSubtask, Subtask
+from tidegate.runtime.untimed import untimed_operators, warning_of
 from tidegate.state.cutting import without_rests
 from tidegate.state.sections import StateKind
 from tidegate.store.base import CountedReads, Readable, Store
@@ -140,6 +143,7 @@ class Slot:
         self._steps = StepTimes()
         self._writers: dict[str, PartWriter] = {}
         self._channels: _Channels | None = None
+        self._untimed = frozenset[str]()                # operators at which event time never moves
         self._lost: tuple[str, int] | None = None       # a channel that is gone, and until when we wait to hear why
 
     # What the driver of the loop calls.
@@ -196,6 +200,14 @@ class Slot:
     def traffic(self) -> Traffic:
         """On all channels of its subtasks."""
         return sum((subtask.traffic() for subtask in self._subtasks), Traffic())
+
+    def move_time(self, order: MoveTime) -> None:
+        """Between two steps, when no record is under way."""
+        try:
+            for subtask in self._subtasks:
+                subtask.move_time(order)
+        except Exception as error:  # noqa: BLE001  (timers call users' functions)
+            self._fail(error)
 
     def close(self) -> None:
         self.ended = True
@@ -327,6 +339,7 @@ class Slot:
         channels = self._channels = _Channels(self._plan, self.index, self._world.network, addresses,
                                               loop_memory_bytes=self._settings.tuning.loop_memory_bytes)
         timed = _timed_vertices(self._plan)
+        self._untimed = untimed_operators(self._plan, micro_batches=self._world.batch_time is not None)
         built = [self._build(vertex, channels, timed, point) for vertex in self._plan.subtasks_in(self.index)]
         self._subtasks = built[::-1]
 
@@ -371,6 +384,7 @@ class Slot:
         mode = self._settings.snapshots.alignment_mode
         return InnerSubtask(
             inputs=inputs, laps=Laps.of(self._plan, vertex, self.index), hurries=keeps,
+            time_by_epoch=any(isinstance(node.spec, WatermarkSpec) and node.spec.by_epoch for node in self._plan.nodes),
             mode=AlignmentMode.EXACTLY_ONCE if mode is AlignmentMode.LOGGING and not keeps else mode, **rest)
 
     def _keeps_in_flight(self, vertex: Vertex) -> bool:
@@ -417,7 +431,11 @@ class Slot:
             batch_watermark_ms=None if batch_time is None else batch_time.watermark_ms,
             deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
             make_backend=partial(self._make_backend, None if point is None else point.store, files), restored=restored,
-            is_restored=point is not None, goes_on=chain is not None, is_native=bool(files))
+            is_restored=point is not None, goes_on=chain is not None, is_native=bool(files),
+            on_untimed=partial(self._notice, warning_of(node.name)) if node.name in self._untimed else None)
+
+    def _notice(self, text: str) -> None:
+        self._world.tell(Noticed(self.index, text))
 
     def _make_backend(self, store: Readable | None, files: Sequence[FileEntry], key_type: pa.DataType) -> KeyedBackend:
         backend = self._settings.backend

@@ -20,7 +20,7 @@ import pyarrow as pa
 from tidegate.channels.elements import Element, End, Idle, Lap, Marker, Watermark
 from tidegate.channels.feedback import FeedbackChannel
 from tidegate.channels.ports import Inlet
-from tidegate.dataflow.operators.base import Operator
+from tidegate.dataflow.operators.base import AT_ONCE_MS, Operator
 from tidegate.dataflow.operators.source import SourceOperator
 from tidegate.dataflow.plan import Vertex
 from tidegate.protocol.alignment import (
@@ -43,6 +43,7 @@ from tidegate.protocol.watermarks import MAX_WATERMARK_MS, Advanced, WatermarkMe
 from tidegate.runtime.exchange import EdgeWriter, Traffic
 from tidegate.runtime.in_flight import Logs, Place, Replay
 from tidegate.runtime.laps import Laps
+from tidegate.runtime.messages import MoveTime
 from tidegate.state.operator_state import FrozenParts, parts_of
 from tidegate.state.sections import FrozenState
 
@@ -180,7 +181,15 @@ class Subtask:
         return False
 
     def traffic(self) -> Traffic:
-        return Traffic(sum(writer.sent_count for writer in self._writers), self.counters.taken, bool(self._replay))
+        due = any(operator.deadline_ms() == AT_ONCE_MS for operator in self._timed_operators)
+        return Traffic(sum(writer.sent_count for writer in self._writers), self.counters.taken, bool(self._replay) or due)
+
+    def move_time(self, order: MoveTime) -> None:
+        for operator in self.operators:
+            if order.operator is None:
+                operator.fire_due()
+            elif operator.name == order.operator:
+                (operator.hold_time if order.hold else operator.move_time)()
 
     def maintain(self) -> None:
         for operator in self.operators:
@@ -245,12 +254,13 @@ class Subtask:
 class InnerSubtask(Subtask):
     """A subtask with inputs. It takes from its channels in turn, whole runs of small batches at once.
 
-    `hurries`: the markers of its epochs may overtake; `laps` is given where it is inside a loop.
+    `hurries`: the markers of its epochs may overtake; `laps` is given where it is inside a loop; `time_by_epoch`: watermarks
+    come at the end of epochs.
     """
 
     def __init__(self, *, inputs: Sequence[Input], max_batch_rows: int, monotonic_ms: Callable[[], int],
                  on_done: Callable[[Subtask], None], mode: AlignmentMode, hurries: bool, laps: Laps | None,
-                 **rest: Any) -> None:
+                 time_by_epoch: bool, **rest: Any) -> None:
         super().__init__(**rest)
         assert inputs
         self._inputs = tuple(inputs)
@@ -274,6 +284,7 @@ class InnerSubtask(Subtask):
         self._timed = frozenset(timed)
         self._watermarks = WatermarkMerge(timed)
         self._time_held = False
+        self._time_by_epoch = time_by_epoch
 
     def step(self) -> bool:
         hurried = (self._hurry_at is not None or self._hurried is not None) and self._hurry()
@@ -333,8 +344,6 @@ class InnerSubtask(Subtask):
             batch = self._joined(source.inlet, element)
             self.counters.records_in += batch.num_rows
             self.counters.taken += batch.num_rows - 1
-            if channel in self._timed:
-                self._advance(self._watermarks.on_batch(channel))
             if self._laps is not None and source.is_feedback:
                 if self._laps.ended:
                     return      # made by a timer of the clock when all was over: those don't keep a loop going
@@ -373,7 +382,8 @@ class InnerSubtask(Subtask):
     def _advance(self, outcome: object) -> None:
         if isinstance(outcome, Advanced):
             if outcome.at_ms == MAX_WATERMARK_MS and self._laps is not None and self._laps.holds_time:
-                self._time_held = True      # records may still leave the loop
+                self._time_held = True      # records may still leave the loop; but other inputs of its body go on
+                self.operators[0].on_idle()
             else:
                 self.operators[0].on_watermark(outcome.at_ms)
         elif outcome is not None:
@@ -424,6 +434,11 @@ class InnerSubtask(Subtask):
         self._hurried = None
         for each in self._inputs:
             each.inlet.hurry(False)
+
+    def _snapshot(self, epoch: int) -> None:
+        super()._snapshot(epoch)
+        if self._time_by_epoch:
+            self._watermarks.on_epoch()
 
     def _finish(self, epoch: int) -> None:
         super()._finish(epoch)

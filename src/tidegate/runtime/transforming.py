@@ -66,6 +66,7 @@ class TransformJob(job.Job):
                        for index, (each, schema) in enumerate(inputs.items())}
         self._outputs: list[str] = []
         self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._noticed: set[str] = set()         # by users: each text is for the life of the transform, not of an attempt
 
     def take_outputs(self, given: object) -> list[str] | None:
         """What the user's function returned: a stream, or several by name. Gives their names; None for a single one."""
@@ -103,7 +104,7 @@ class TransformJob(job.Job):
              micro_batch: MicroBatch | None = None) -> MasterHost:
         """The master of an attempt whose slots were gathered."""
         return MasterHost(self.launch(store), make_deployer, replan=self._plan_at, explain=self._explain,
-                          versions=self._versions(), restore=restore, micro_batch=micro_batch)
+                          versions=self._versions(), restore=restore, micro_batch=micro_batch, noticed=self._noticed)
 
 
 def _for_tasks(tuning: Tuning) -> Tuning:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,6 +83,45 @@ def test_subtasks_that_did_not_agree_are_told_apart_by_the_key_until_event_time_
     assert one.feed(*((key, None) for key in KEYS)) == [(key, 100) for key in KEYS]
     assert [row["value"] for rows in together(one)["__watermark"] for row in rows.to_pylist()] == [
         {"first": 0, "stop": GROUPS, "of": GROUPS, "at_ms": 100}]
+
+
+def test_a_batch_whose_keys_have_several_watermarks_stays_whole() -> None:
+    """Pieces with one watermark each would be nearly as many as the records."""
+    subtasks = [keyed(subtask=subtask, parallelism=2) for subtask in range(2)]
+    subtasks[0].operator.on_watermark(100)
+    one = keyed(restored=together(*subtasks), open=False)
+    begun: list[int] = []
+    make_backend = one.context.make_backend
+
+    def noted(key_type: pa.DataType) -> Any:
+        backend = make_backend(key_type)
+        begin_batch = backend.begin_batch
+        backend.begin_batch = lambda keys: (begun.append(len(keys)), begin_batch(keys))     # type: ignore[method-assign]
+        return backend
+
+    one.operator.open(dataclasses.replace(one.context, make_backend=noted))
+    assert one.feed(*((key, None) for key in KEYS)) == [
+        (key, 100 if first else MIN_WATERMARK_MS) for key, first in zip(KEYS, FIRST_HALF, strict=True)]
+    assert begun == [len(KEYS)] and len(one.out.events) == 1
+    assert one.operator._context.watermark_ms == MIN_WATERMARK_MS       # type: ignore[attr-defined]
+
+
+class TellLate(tg.KeyedProcess):
+    def process(self, record: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
+        yield record.key, int(record.at <= ctx.watermark_ms)
+
+
+def test_whether_a_record_is_late_is_decided_by_its_key() -> None:
+    def make(**more: Any) -> Bench:
+        return Bench(KeyedProcessSpec(TellLate(), ("key",)), "key long, at long", returns="key long, late long", **more)
+
+    subtasks = [make(subtask=subtask, parallelism=2) for subtask in range(2)]
+    subtasks[0].operator.on_watermark(100)
+    subtasks[1].operator.on_watermark(50)
+    one = make(restored=together(*subtasks))
+    for at, late_in in ((40, {True, False}), (70, {True}), (120, set())):
+        assert one.feed(*((key, at) for key in KEYS)) == [
+            (key, int(first in late_in)) for key, first in zip(KEYS, FIRST_HALF, strict=True)]
 
 
 def test_a_timer_sees_the_watermark_of_its_key_too() -> None:
@@ -198,10 +238,36 @@ def test_an_epoch_that_is_aborted_and_ends_again_moves_time_once() -> None:
     bench.feed((100,))
     for _ in range(3):
         bench.operator.before_snapshot()
-    assert bench.out.others == [("watermark", 94)]
+    assert bench.out.others == 3 * [("watermark", 94)]
     bench.operator.on_complete(3)
-    bench.operator.before_snapshot()
-    assert bench.out.others == [("watermark", 94), ("idle",)]
+    for _ in range(2):
+        bench.operator.before_snapshot()
+    assert bench.out.others[3:] == 2 * [("idle",)], "it is said in every epoch, since idleness ends with the epoch"
+
+
+def test_by_order_time_moves_once_in_a_micro_batch_and_what_comes_behind_it_counts_in_the_next() -> None:
+    bench = timed(by_epoch=True, name="watermark")
+    bench.feed((100,))
+    bench.operator.hold_time()
+    bench.feed((120,))                      # round a loop, from a subtask that has moved time already
+    bench.operator.move_time()
+    assert bench.out.others == [("watermark", 94)]
+    for _ in range(2):                      # the epoch is aborted, and ends again
+        bench.operator.before_snapshot()
+    assert bench.out.others == [("watermark", 94)]
+    kept = latest(bench)
+    again = timed(by_epoch=True, restored=kept)
+    for each in (bench, again):
+        each.operator.on_complete(2)
+        each.operator.resume()
+        each.feed((90,))
+        each.operator.move_time()
+        assert each.out.others[-2:] == [("watermark", 94), ("watermark", 114)]
+        each.operator.move_time()
+        assert each.out.others[-1] == ("idle",)
+    other = timed(by_epoch=True, restored=kept, parallelism=2)
+    other.operator.move_time()
+    assert other.out.others == [("idle",)], "at another parallelism nobody knows whose records they were"
 
 
 def test_records_of_the_next_epoch_may_come_before_it_is_known_that_the_last_one_is_complete() -> None:
@@ -212,3 +278,35 @@ def test_records_of_the_next_epoch_may_come_before_it_is_known_that_the_last_one
     bench.operator.on_complete(1)
     bench.operator.before_snapshot()
     assert bench.out.others == [("watermark", 94), ("watermark", 114)]
+
+
+# ------------------------------------------------------------------------------------------------------ the end of time
+
+
+def test_after_the_end_of_time_it_is_as_late_as_the_last_timer_that_fired() -> None:
+    ended = keyed()
+    ended.feed((1, 500), (2, 90))
+    ended.operator.on_watermark(70)
+    ended.operator.on_watermark(MAX_WATERMARK_MS)
+    assert [row for row in ended.out.rows if row[1] == MAX_WATERMARK_MS] == [(2, MAX_WATERMARK_MS), (1, MAX_WATERMARK_MS)]
+    again = keyed(restored=together(ended))
+    assert again.feed((1, None)) == [(1, 500)]
+    again.operator.on_watermark(120)
+    assert again.feed((1, None)) == [(1, 500)]
+    again.operator.on_watermark(600)
+    assert again.feed((1, None)) == [(1, 600)]
+    last = keyed()
+    last.feed((1, MAX_WATERMARK_MS))
+    last.operator.on_watermark(MAX_WATERMARK_MS)
+    assert keyed(restored=together(last)).feed((1, None)) == [(1, MAX_WATERMARK_MS - 1)], "there may be more input"
+
+
+def test_the_end_of_time_does_not_take_key_groups_back_that_were_ahead() -> None:
+    subtasks = [keyed(subtask=subtask, parallelism=2) for subtask in range(2)]
+    subtasks[0].operator.on_watermark(100)
+    subtasks[1].operator.on_watermark(50)
+    one = keyed(restored=together(*subtasks))
+    one.operator.on_watermark(MAX_WATERMARK_MS)
+    assert one.feed((1, None)) == [(1, MAX_WATERMARK_MS)]
+    assert keyed(restored=together(one)).feed(*((key, None) for key in KEYS)) == [
+        (key, 100 if first else 50) for key, first in zip(KEYS, FIRST_HALF, strict=True)]

@@ -210,6 +210,19 @@ def test_a_timer_that_a_micro_batch_has_reached_belongs_to_it() -> None:
     assert bench.out.rows == [("a", 99, MIN_WATERMARK_MS, 1)]
 
 
+def test_at_the_end_of_a_micro_batch_event_timers_fire_that_are_due_already() -> None:
+    bench = timed(batch_clock=Clock(100))
+    bench.operator.on_watermark(20)
+    bench.feed(("a", "event_time", 20), ("a", "event_time", 21))
+    bench.operator.before_snapshot()
+    assert bench.out.rows == [("a", 20, 20, 1)]
+    continuous = timed()
+    continuous.operator.on_watermark(20)
+    continuous.feed(("a", "event_time", 20))
+    continuous.operator.before_snapshot()
+    assert continuous.out.rows == [], "there it fires when the watermark moves next"
+
+
 def test_a_deleted_timer_does_not_fire() -> None:
     bench = timed()
     bench.feed(("a", "event_time", 1), ("a", "event_time", 2), ("a", "delete_event_time", 1), ("b", "delete_event_time", 2),

@@ -223,7 +223,8 @@ def test_a_stream_without_records_becomes_idle_once_and_wakes_up() -> None:
     assert bench.operator.deadline_ms() is None, "or the loop would never sleep again"
     bench.clock.now_ms = 50
     bench.feed(("b", 90))
-    assert bench.out.others == [("watermark", 99), ("idle",), ("watermark", 99)], "what woke it up may be filtered away"
+    assert bench.out.events[-2:] == [("watermark", 99), ("batch", ("b", 90))], "what woke it up may be filtered away"
+    assert bench.out.others == [("watermark", 99), ("idle",), ("watermark", 99)]
     assert bench.operator.deadline_ms() == 80
 
 
@@ -256,3 +257,55 @@ def test_a_timestamp_column_makes_watermarks() -> None:
     bench = timed(column="ts timestamp_ntz")
     bench.feed(("a", datetime(1970, 1, 1, 0, 0, 2)))
     assert bench.out.others == [("watermark", 1999)]
+
+
+class _OwnReader(ScriptedReader):
+    """A reader of the user's own: `calls` are what it says of its splits before its batches, poll by poll."""
+
+    def __init__(self, source: Scripted, context: SourceContext, *, discovers: tuple[str, ...], calls: list[Any]) -> None:
+        super().__init__(source, context)
+        self.splits = context.splits.report()
+        for split in discovers:
+            self.splits.discover(split)
+        self.calls = list(calls)
+
+    def poll(self, max_rows: int) -> pa.RecordBatch | None:
+        for method, split in self.calls.pop(0):
+            getattr(self.splits, method)(split)
+        return super().poll(max_rows)
+
+
+def of_its_own(script: list[Any], **reader: Any) -> tuple[Bench, SourceOperator]:
+    class Own(Scripted):
+        def open(self, context: SourceContext) -> SourceReader:
+            return _OwnReader(self, context, **reader)
+
+    bench, operator = reading(Own(script), open=False)
+    operator.splits.is_followed = True          # there is a watermark operator in its chain
+    operator.open(bench.context)
+    return bench, operator
+
+
+@pytest.mark.parametrize(("discovers", "calls"), [
+    ((), [[("read", "a")]]),
+    (("a",), [[("read", "b")]]),
+    (("a",), [[]]),
+    (("a",), [[("read", "a"), ("finish", "a")], [("read", "a")]])])
+def test_a_batch_of_a_split_that_is_not_discovered_is_an_error_that_says_what_to_do(
+        discovers: tuple[str, ...], calls: list[Any]) -> None:
+    bench, operator = of_its_own([2] * len(calls), discovers=discovers, calls=calls)
+    for _ in calls[1:]:
+        operator.poll(1)
+    with pytest.raises(JobError, match=r"source 'the source': its reader gave a batch of split '\w?', which it has not "
+                                       r"discovered, or has finished before\. Call splits\.discover"):
+        operator.poll(1)
+    assert len(bench.out.rows) == 2 * (len(calls) - 1), "nothing of that batch was passed on"
+
+
+def test_a_split_may_be_finished_with_its_last_batch_before_or_after_it_is_read() -> None:
+    for calls in ([("finish", "a"), ("read", "a")], [("read", "a"), ("finish", "a")]):
+        bench, operator = of_its_own([2], discovers=("a",), calls=[calls])
+        assert operator.poll(2) == 2 and len(bench.out.rows) == 2
+    bench, operator = of_its_own([2], discovers=("a",), calls=[[("read", "b")]])
+    operator.splits.is_followed = False
+    assert operator.poll(2) == 2, "where nobody goes by event time it makes no difference"

@@ -53,7 +53,7 @@ def test_a_channel_that_wakes_up_behind_holds_the_merge_until_it_has_caught_up()
     merge = WatermarkMerge([A, B])
     merge.on_idle(B)
     merge.on_watermark(A, 100)
-    assert merge.on_batch(B) is None
+    assert merge.on_watermark(B, MIN_WATERMARK_MS) is None
     assert merge.on_watermark(A, 200) is None
     assert merge.on_watermark(B, 90) is None
     assert merge.on_watermark(B, 120) == Advanced(120)
@@ -72,8 +72,8 @@ def test_waking_up_from_idleness_repeats_the_watermark_so_that_downstream_waits_
     merge.on_watermark(B, 50)
     merge.on_idle(A)
     merge.on_idle(B)
-    assert merge.on_batch(A) == Advanced(50)
-    assert merge.on_batch(A) is None
+    assert merge.on_watermark(A, 50) == Advanced(50)
+    assert merge.on_watermark(A, 50) is None
     merge.on_idle(A)
     assert merge.on_watermark(A, 60) == Advanced(60)
 
@@ -100,7 +100,21 @@ def test_an_ended_channel_can_not_become_idle() -> None:
     merge = WatermarkMerge([A])
     assert merge.on_end(A) == Advanced(MAX_WATERMARK_MS)
     assert merge.on_idle(A) is None
-    assert merge.on_batch(A) is None
+
+
+def test_with_an_epoch_idleness_ends_and_promises_do_not() -> None:
+    """By epochs, a channel that had no record in the last one may have some in this one, and be slower than others."""
+    merge = WatermarkMerge([A, B])
+    merge.on_idle(B)
+    assert merge.on_watermark(A, 100) == Advanced(100)
+    merge.on_epoch()
+    assert merge.on_watermark(A, 200) is None, "nobody knows yet what B has"
+    assert merge.on_watermark(B, 120) == Advanced(120)
+    merge.on_epoch()
+    assert merge.on_idle(A) is None
+    assert merge.on_idle(B) == BecameIdle()
+    merge.on_epoch()
+    assert merge.on_idle(B) == Advanced(200)
 
 
 def test_foreign_channels_and_none_at_all_are_refused() -> None:
@@ -113,7 +127,7 @@ def test_foreign_channels_and_none_at_all_are_refused() -> None:
         merge.on_idle(B)
 
 
-SPEECH = st.lists(st.tuples(st.sampled_from((A, B, C)), st.sampled_from(("watermark", "idle", "batch", "end")),
+SPEECH = st.lists(st.tuples(st.sampled_from((A, B, C)), st.sampled_from(("watermark", "idle", "epoch", "end")),
                             st.integers(-50, 50)), max_size=40)
 
 
@@ -131,8 +145,10 @@ def test_the_merge_never_goes_back_and_never_promises_more_than_its_live_channel
             idle.add(channel)
         else:
             idle.discard(channel)
-            if kind == "batch":
-                progress = merge.on_batch(channel)
+            if kind == "epoch":
+                merge.on_epoch()
+                idle.clear()
+                progress, announced_idle = None, False
             elif kind == "end":
                 progress = merge.on_end(channel)
                 said[channel] = MAX_WATERMARK_MS

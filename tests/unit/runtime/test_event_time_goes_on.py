@@ -60,10 +60,10 @@ class World:
         with (self._in / f"{file}.json").open("a") as lines:
             lines.writelines(json.dumps({"key": key, "at": at}) + "\n" for at in times_ms for key in range(KEYS))
 
-    def start(self, *, slots: int = 2, to: str = "snapshots", **rest: Any) -> tg.Handle:
+    def start(self, *, slots: int = 2, to: str = "snapshots", bounded: bool = False, **rest: Any) -> tg.Handle:
         job = ProcessJob("job", slots=slots, restart=tg.FixedDelay(attempts=20, delay_ms=0), backend=BACKENDS[self.backend],
                          snapshots=tg.Snapshots(to=str(self.bench.folder / to), every="100 ms"), **rest)
-        source = tg.sources.json(self._in, schema=RECORD, discover_every="20 ms")
+        source = tg.sources.json(self._in, schema=RECORD, discover_every="20 ms", stop_at_end=bounded)
         stream = job.source("in", source, parallelism=1).with_watermark("at", "0 s")
         stream.key_by("key").process("minutes", Minutes(), returns="key long, at long, n long").to(
             "out", tg.sinks.parquet(self.bench.out))
@@ -127,3 +127,33 @@ def test_a_late_record_after_a_restart_does_not_open_a_window_that_was_emitted(w
     world.append(3 * MINUTE_MS, 4 * MINUTE_MS + 1)
     world.wait(handle, emitted | rows(2, LATE) | rows(3, 1) | rows(4, 1))
     assert handle.stop() is tg.Status.STOPPED
+
+
+def test_a_window_that_the_end_of_input_has_emitted_stays_closed_when_a_bounded_job_gets_more(world: World) -> None:
+    world.append(0, MINUTE_MS, 2 * MINUTE_MS + 1)
+    assert world.start(bounded=True).wait(60) is tg.Status.FINISHED
+    emitted = rows(1, 1) | rows(2, 1) | rows(3, 1)
+    assert sorted(committed(world.bench.out)) == sorted(emitted)
+    world.append(2 * MINUTE_MS + 2, 4 * MINUTE_MS, 4 * MINUTE_MS + 1, file="more")
+    assert world.start(bounded=True, slots=3).wait(60) is tg.Status.FINISHED
+    assert sorted(committed(world.bench.out)) == sorted(emitted | rows(3, LATE) | rows(5, 2)), "what is later counts as ever"
+    assert world.start(bounded=True, slots=1).wait(60) is tg.Status.FINISHED
+    assert sorted(committed(world.bench.out)) == sorted(emitted | rows(3, LATE) | rows(5, 2))
+
+
+def test_a_window_that_a_drain_has_emitted_stays_closed_after_a_start_and_a_kill(world: World) -> None:
+    world.append(0, MINUTE_MS, 2 * MINUTE_MS + 1)
+    handle = world.start()
+    world.wait(handle, rows(1, 1) | rows(2, 1))
+    assert handle.stop(drain=True) is tg.Status.STOPPED
+    emitted = rows(1, 1) | rows(2, 1) | rows(3, 1)
+    handle = world.start(slots=3)
+    world.append(3 * MINUTE_MS)
+    until(lambda: [epoch for epoch in handle.epochs if epoch.completed_ms is not None], "a snapshot", handle=handle)
+    for pid in handle.attempts[-1].slots.values():
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: len(handle.attempts) == 2, "another attempt", handle=handle)
+    world.append(2 * MINUTE_MS + 2)
+    world.wait(handle, emitted | rows(3, LATE))
+    assert handle.stop(drain=True) is tg.Status.STOPPED
+    assert sorted(committed(world.bench.out)) == sorted(emitted | rows(3, LATE) | rows(4, 1))

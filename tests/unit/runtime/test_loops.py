@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -181,3 +182,61 @@ class Count(tg.KeyedProcess):
     def process(self, record: Any, ctx: Any) -> Any:
         self.count.set(self.count.get() + 1)
         yield record.id, self.count.get()
+
+
+class OnceRound(tg.KeyedProcess):
+    """Goes round when event time has come to it, and tells how far that was."""
+
+    def process(self, record: Any, ctx: Any) -> None:
+        ctx.timers.event_time(record.id)
+
+    def on_timer(self, at: int, ctx: Any) -> Any:
+        ctx.side("done", (at, ctx.watermark_ms))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_event_time_goes_on_in_a_loop_though_one_of_its_inputs_has_ended(bench: Bench, splits: int) -> None:
+    """With one split, one of the two slots has nothing to read. It must not hold time back until the other has ended."""
+    source = tg.sources.generator(make_row=lambda id: (id, id, 0), schema=NUMBER, rows=300, rate=300, splits=splits)
+
+    def body(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+        waited = stream.key_by("n").process("wait", OnceRound(), returns=NUMBER, side_outputs={"done": "id long, at long"})
+        return waited, waited.side_output("done")
+
+    def build(job: ProcessJob) -> None:
+        job.source("in", source).with_watermark("id", 0).iterate("round", body).to("out", tg.sinks.parquet(bench.out))
+
+    bench.finish(build)
+    rows = committed(bench.out)
+    assert sorted(id for id, _ in rows) == list(range(300))
+    assert len({at_ms for _, at_ms in rows}) > 5, "timers fire when they are due, and not all at the end"
+
+
+class RoundFirst(OnceRound):
+    def process(self, record: Any, ctx: Any) -> Any:
+        if record.steps:
+            super().process(record, ctx)
+        else:
+            yield record.id, record.n, 1
+
+
+def test_records_that_come_back_do_not_make_an_idle_slot_hold_time_back(bench: Bench) -> None:
+    """One file: one slot has no split. It is idle, and stays so though records go round in it."""
+    (bench.folder / "in").mkdir()
+    with (bench.folder / "in" / "records.json").open("w") as lines:
+        lines.writelines(json.dumps({"id": id, "n": id % 7, "steps": 0}) + "\n" for id in range(100))
+
+    def body(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+        waited = stream.key_by("n").process("wait", RoundFirst(), returns=NUMBER, side_outputs={"done": "id long, at long"})
+        return waited, waited.side_output("done")
+
+    job = bench.job()
+    source = tg.sources.json(bench.folder / "in", schema=NUMBER, discover_every="20 ms")
+    (job.source("in", source).with_watermark("id", 0, idle_after="50 ms").iterate("round", body)
+        .to("out", tg.sinks.parquet(bench.out)))
+    handle = bench.start(job)
+    until(lambda: committed(bench.out), "the first records", handle=handle)
+    with (bench.folder / "in" / "records.json").open("a") as lines:
+        lines.writelines(json.dumps({"id": id, "n": id % 7, "steps": 0}) + "\n" for id in range(100, 200))
+    until(lambda: len(committed(bench.out)) == 199, "all but the last record", handle=handle, patience_s=20)
+    assert {at_ms for _, at_ms in committed(bench.out)} <= {98, 99, 198}

@@ -88,6 +88,7 @@ class OperatorContext:
     is_native: bool = False                                   # the backend has the keyed state already, in its own files
     batch_now_ms: Callable[[], int] | None = None             # the time of the micro-batch, if these are the epochs
     batch_watermark_ms: Callable[[], int] | None = None       # and the streaming query's watermark
+    on_untimed: Callable[[], None] | None = None              # for the first timer of event time, where this never moves
 
     @property
     def user_now_ms(self) -> Callable[[], int]:
@@ -143,6 +144,18 @@ class Operator:
 
     def maintain(self, budget: int) -> None:
         """A small step of background work between two batches."""
+
+    # Where a plan has loops and epochs are micro-batches, time moves before the marker, when no record is under way
+    # (runtime/moving_time.py).
+
+    def hold_time(self) -> None:
+        """Records that come from now on move time in the next micro-batch, and not in this one."""
+
+    def move_time(self) -> None:
+        """Passes the watermark of the micro-batch on, once in each."""
+
+    def fire_due(self) -> None:
+        """Fires the timers that are due by the time that the micro-batch has reached."""
 
     def before_snapshot(self) -> None:
         """All records of an epoch have come, and its marker will be passed on: what is emitted here is of that epoch yet.

@@ -10,8 +10,10 @@ key-groups come from several others goes by the key until event time has passed 
 a window that was emitted would open again, with the greatest a record would be late that was not. A subtask without keys
 takes its own where the parallelism is the same, else the least.
 
-The end of time (`MAX_WATERMARK_MS`) is not kept. It comes again with the end of the input, and if there is more input than
-before (a bounded job that is started again), event time continues from where it was before the end.
+The end of time (`MAX_WATERMARK_MS`) is not kept as it is, or all that is added to a bounded input afterwards would be late.
+What is kept is the least that agrees with what the function has seen: where event time was before the end, or the instant of
+the last timer that fired at the end, whichever is later (docs/adr/018). So a window that was emitted because the input ended
+stays closed.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class OperatorTime:
         self._groups = key_groups_of(context.subtask, parallelism=context.parallelism,
                                      key_group_count=context.key_group_count) if keyed else None
         self._ahead: np.ndarray[Any, np.dtype[np.int64]] | None = None      # by key-group, of all the job's
-        self._last_ms = MIN_WATERMARK_MS                                   # before the end of time
+        self._last_ms = MIN_WATERMARK_MS                                   # what is kept of `at_ms`: never the end of time
         self.at_ms = MIN_WATERMARK_MS
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -69,26 +71,25 @@ class OperatorTime:
             self.at_ms = at_ms
             if at_ms != MAX_WATERMARK_MS:
                 self._last_ms = at_ms
-            if self._ahead is not None and self._groups is not None and (
-                    self._ahead[self._groups.start:self._groups.stop].max() <= at_ms):
-                self._ahead = None
+                if self._ahead is not None and self._groups is not None and (
+                        self._ahead[self._groups.start:self._groups.stop].max() <= at_ms):
+                    self._ahead = None
         return self.at_ms
+
+    def on_fired(self, at_ms: int) -> None:
+        """Timers up to this instant have fired."""
+        if self.at_ms == MAX_WATERMARK_MS:
+            self._last_ms = max(self._last_ms, min(at_ms, MAX_WATERMARK_MS - 1))
 
     @property
     def is_one(self) -> bool:
         """Whether it is the same for all keys."""
-        return self._ahead is None
+        return self._ahead is None or self.at_ms == MAX_WATERMARK_MS
 
     def of_keys(self, columns: Sequence[pa.Array]) -> Any:
         """The watermark of each record, by its key."""
         assert self._ahead is not None
         return np.maximum(self._ahead[groups_of(hash_columns(columns), self._key_group_count)], self.at_ms)
-
-    def runs(self, batch: pa.RecordBatch, key: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The batch in pieces with one watermark each."""
-        at_ms = self.of_keys([batch.column(name) for name in key])
-        for start, stop in _stretches(at_ms):
-            yield int(at_ms[start]), batch.slice(start, stop - start)
 
     def freeze(self) -> FrozenItems:
         frozen = FrozenItems()

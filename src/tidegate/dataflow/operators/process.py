@@ -12,7 +12,7 @@ by mistake.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
@@ -108,6 +108,22 @@ class UserTimers:
         self._processing.delete(to_ms(at))
 
 
+class UntimedTimers(UserTimers):
+    """Where event time never moves. The first timer of event time is reported."""
+
+    __slots__ = ("_on_first",)
+
+    def __init__(self, event: TimerQueue, processing: TimerQueue, on_first: Callable[[], None]) -> None:
+        super().__init__(event, processing)
+        self._on_first: Callable[[], None] | None = on_first
+
+    def event_time(self, at: int | datetime) -> None:
+        super().event_time(at)
+        if self._on_first is not None:
+            on_first, self._on_first = self._on_first, None
+            on_first()
+
+
 class UserContext:
     """`ctx`, as the user's function sees it."""
 
@@ -184,22 +200,15 @@ class ProcessOperator(Operator):
         self._call(self._function.open, self._context, at="the call of open()")
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
-        if self._time.is_one:
-            self._on_records(batch, port)
-            return
-        for at_ms, run in self._time.runs(batch, self._keys[port]):
-            self._context.watermark_ms = at_ms
-            self._on_records(run, port)
-        self._context.watermark_ms = self._time.at_ms
-
-    def _on_records(self, batch: pa.RecordBatch, port: int) -> None:
-        """A batch with one watermark."""
         columns = list(map(to_list, batch.columns))
-        records = map(tuple.__new__, repeat(self._row_classes[port]), zip(*columns, strict=True))
+        records: Iterable[Any] = map(tuple.__new__, repeat(self._row_classes[port]), zip(*columns, strict=True))
         if self._backend is None:
             self._emit_all(self._process(self._methods[port], records, None))
             return
         keys = self._key_list(batch, columns, port)
+        if not self._time.is_one:
+            at_ms = self._time.of_keys([batch.column(name) for name in self._keys[port]])
+            records = self._each_at_its_time(records, at_ms.tolist())
         self._backend.begin_batch(keys)
         out = self._process(self._methods[port], records, keys)
         self._backend.end_batch()
@@ -223,8 +232,12 @@ class ProcessOperator(Operator):
         return AT_ONCE_MS if at_ms <= self._batch_now_ms() else None
 
     def before_snapshot(self) -> None:
+        self.fire_due()
+
+    def fire_due(self) -> None:
         """A timer that a record has set for a time that the micro-batch has reached belongs to the batch."""
-        if self._processing is not None and self._batch_now_ms is not None:
+        if self._event is not None and self._processing is not None and self._batch_now_ms is not None:
+            self._fire(self._event, self._time.at_ms)
             self._fire(self._processing, self._batch_now_ms())
 
     def maintain(self, budget: int) -> None:
@@ -272,12 +285,21 @@ class ProcessOperator(Operator):
         cursor.key = NO_KEY
         return out
 
+    def _each_at_its_time(self, records: Iterable[Any], at_ms: Sequence[int]) -> Iterator[Any]:
+        """The records; when the function sees one, the context has the watermark of its key."""
+        context = self._context
+        for context.watermark_ms, record in zip(at_ms, records, strict=True):
+            yield record
+        context.watermark_ms = self._time.at_ms
+
     def _open_keyed(self, context: OperatorContext) -> UserTimers:
         schema = self.node.input_schemas[0]
         self._backend = context.make_backend(key_type(schema, self._keys[0]))
         self._cursor = self._backend.cursor
         self._event = TimerQueue(TimeKind.EVENT, self._backend)
         self._processing = TimerQueue(TimeKind.PROCESSING, self._backend)
+        if context.on_untimed is not None:
+            return UntimedTimers(self._event, self._processing, context.on_untimed)
         return UserTimers(self._event, self._processing)
 
     def _load(self, state: str, batches: Iterable[pa.RecordBatch], *, known: bool) -> None:
@@ -307,9 +329,11 @@ class ProcessOperator(Operator):
     def _fire(self, timers: TimerQueue, now_ms: int) -> None:
         out: list[Any] = []
         at_ms: int | None = None
+        latest_ms = MIN_WATERMARK_MS
         try:
             for at_ms in timers.due(now_ms):
                 assert self._on_timer is not None
+                latest_ms = max(latest_ms, at_ms)
                 if not self._time.is_one:
                     self._context.watermark_ms = self._watermark_of_key()
                 rows = self._on_timer(at_ms, self._context)
@@ -317,6 +341,8 @@ class ProcessOperator(Operator):
                     out.extend(rows)
         except Exception as error:
             blame(self.name, error, at=f"the timer at {at_ms} of key {self._context.key!r}")
+        if timers is self._event:
+            self._time.on_fired(latest_ms)
         self._cursor.key = NO_KEY
         self._context.watermark_ms = self._time.at_ms
         self._emit_all(out)

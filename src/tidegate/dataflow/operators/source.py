@@ -10,7 +10,8 @@ is called while the source polls, so the split of the batch at hand is the one t
 a rebalance, a union) the records of a subtask are taken for one split.
 
 Where time moves `by_epoch`, between Spark's DataFrames, records come in an order that says nothing: the watermark moves when
-an epoch ends, and what comes in one epoch is never late against one another. A subtask without records in an epoch is idle.
+an epoch ends, and what comes in one epoch is never late against one another. A subtask without records in an epoch is idle
+in that epoch; it says so at the end. In a plan with loops time moves by order, before the marker (runtime/moving_time.py).
 
 The latest event time of each split is operator state (`union`). A row has the sources and the column that it is of, since a
 generated name may come to mean another operator when the program changes; rows of other streams are left alone.
@@ -45,6 +46,8 @@ _LATEST = pa.struct([pa.field("of", pa.string()), pa.field("split", pa.string())
 SPLIT_WATERMARKS = StateInfo("__split_watermarks", StateKind.UNION, "split watermarks",
                              pa.schema([pa.field("value", _LATEST)]))
 ONE_SPLIT = ""
+# As a split: records that came when the time of their micro-batch had been held already, for the next one.
+NEXT = "next micro-batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,11 @@ class SourceOperator(Operator):
         if not batch.schema.equals(self.node.schema):
             raise SchemaError(f"source {self.name!r} declares the schema {ddl_of(self.node.schema)!r}, and its reader "
                               f"gave a batch of {ddl_of(batch.schema)!r}: they must be the same, in order and nullability")
+        if self.splits.is_followed and self.splits.is_reported and not self.splits.is_current_known:
+            raise JobError(
+                f"source {self.name!r}: its reader gave a batch of split {self.splits.current!r}, which it has not "
+                f"discovered, or has finished before. Call splits.discover(split) for every split as soon as it is known, "
+                f"and splits.read(split) before poll returns a batch of it (SourceContext.splits)")
         self.emit(batch)
         self.splits.tell_finished()
         return int(batch.num_rows)
@@ -165,6 +173,9 @@ class WatermarkOperator(Operator):
         self._splits: Splits | None = None
         self._latest_ms: int | None = None      # in this epoch, where time moves by epochs
         self._is_told = False                   # whether that was passed on; the epoch may be aborted and end again
+        self._is_ordered = False                # whether time is moved by order, and not when an epoch ends
+        self._held_ms: int | None = None        # what an order to hold has found in `_latest_ms`
+        self._is_held = False
         self._over = False
 
     def follow(self, splits: Splits) -> None:
@@ -191,10 +202,12 @@ class WatermarkOperator(Operator):
             self.forward_watermark(self._clock.current_ms)
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
-        self.emit(batch)
         latest_ms = pc.max(event_times_ms(batch.column(self._column))).as_py()
         if latest_ms is None:
+            self.emit(batch)
             return
+        self._act(self._clock.on_awake())
+        self.emit(batch)
         if self._by_epoch:
             if self._is_told:
                 self._begin_epoch()
@@ -219,23 +232,32 @@ class WatermarkOperator(Operator):
     def deadline_ms(self) -> int | None:
         return None if self._over else self._clock.deadline_ms()
 
+    def hold_time(self) -> None:
+        self._is_ordered = self._is_held = True
+        self._held_ms, self._latest_ms = self._latest_ms, None
+
+    def move_time(self) -> None:
+        if not self._is_held:
+            self.hold_time()
+        self._is_held = False
+        self._move_to(self._held_ms)
+
     def before_snapshot(self) -> None:
-        if not self._by_epoch or self._over:
-            return
-        self._is_told = True
-        self._act(self._clock.on_idle(ONE_SPLIT) if self._latest_ms is None else
-                  self._clock.on_batch(ONE_SPLIT, self._latest_ms, self._now_ms()))
+        if self._by_epoch and not self._over and not self._is_ordered:
+            self._is_told = True
+            self._move_to(self._latest_ms)
 
     def on_complete(self, epoch: int) -> None:
         if self._is_told:       # else records of the next epoch have come before this message, by another way
             self._begin_epoch()
 
     def freeze(self, epoch: int) -> FrozenState:
+        found = [(None if self._splits is None else split, at_ms) for split, at_ms in self._clock.latest_ms().items()]
+        if self._is_ordered and self._latest_ms is not None:
+            found.append((NEXT, self._latest_ms))
         frozen = FrozenItems()
-        frozen.put(SPLIT_WATERMARKS, [
-            {"of": self._of, "split": None if self._splits is None else split, "subtask": self._subtask,
-             "parallelism": self._parallelism, "latest_ms": latest_ms}
-            for split, latest_ms in self._clock.latest_ms().items()])
+        frozen.put(SPLIT_WATERMARKS, [{"of": self._of, "split": split, "subtask": self._subtask,
+                                       "parallelism": self._parallelism, "latest_ms": at_ms} for split, at_ms in found])
         return frozen
 
     # What the source says of its splits.
@@ -251,6 +273,14 @@ class WatermarkOperator(Operator):
 
     # Inside.
 
+    def _move_to(self, latest_ms: int | None) -> None:
+        """By what the records of an epoch have shown; None: there were none. It is said in every epoch, moved or not."""
+        if latest_ms is None:
+            super().on_idle()
+            return
+        self._clock.on_batch(ONE_SPLIT, latest_ms, self._now_ms())
+        self.forward_watermark(self._clock.current_ms)
+
     def _begin_epoch(self) -> None:
         self._latest_ms, self._is_told = None, False
 
@@ -263,6 +293,8 @@ class WatermarkOperator(Operator):
         which records, the least that any had, if all had any."""
         rows = [row for rows in context.rows(SPLIT_WATERMARKS.name) for row in rows.column("value").to_pylist()
                 if row["of"] == self._of]
+        self._latest_ms = next((row["latest_ms"] for row in rows if row["split"] == NEXT and self._by_epoch and (
+            (row["subtask"], row["parallelism"]) == (context.subtask, context.parallelism))), None)
         latest_ms = {row["split"]: row["latest_ms"] for row in rows if row["split"] is not None}
         of_one = {row["subtask"]: row["latest_ms"] for row in rows if row["split"] is None}
         count = next((row["parallelism"] for row in rows if row["split"] is None), None)

@@ -18,6 +18,7 @@ from tidegate.connectors.collecting import CollectSink, delivered_rows
 from tidegate.connectors.rows import RowsSource
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
 from tidegate.dataflow.stream import Pipeline
+from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state import descriptors as state
 from tidegate.testing.simulation.faults import Trip
 from tidegate.testing.simulation.loops import Bills, Components, NestedLoops, Retries
@@ -109,7 +110,8 @@ def _moved(pair: list[int], n: int) -> list[int]:
 
 class _Windows(KeyedProcess):
     """Sums per window by event-time timers; per record a maximum, a running pair and the last few numbers. What is late is
-    told, under the window's end with a minus, and counts for no window."""
+    told, under the window's end with a minus, and counts for no window. A key whose event time goes back, or is ahead of a
+    record that isn't one of the `late`, is told with a number that no record has."""
 
     sums = state.map_("long", "long")
     recent = state.list_("long")
@@ -117,12 +119,19 @@ class _Windows(KeyedProcess):
     spread = state.aggregating("array<long>", create=lambda: [0, 0], add=_moved, result=tuple)
     trail = state.value("array<long>")
     looks = state.value("long", default=0)
+    reached = state.value("long", default=MIN_WATERMARK_MS)
 
-    def __init__(self, trip: Trip) -> None:
+    def __init__(self, trip: Trip, late: frozenset[int]) -> None:
         self._trip = trip
+        self._late = late
 
     def process(self, record: Any, ctx: Any) -> Iterable[Row]:
         self._trip.at(record)
+        reached, at_ms = self.reached.get(), ctx.watermark_ms
+        if at_ms < reached or (record.ts <= at_ms and record.n not in self._late):
+            yield record.key, 0, -1 - record.n, reached, at_ms, record.ts
+        if reached < at_ms < MAX_WATERMARK_MS:
+            self.reached.set(at_ms)
         end = record.ts - record.ts % WINDOW_MS + WINDOW_MS
         if end <= ctx.watermark_ms:
             yield record.key, -end, record.n, 0, 0, 0
@@ -172,7 +181,7 @@ class Windows(SimulatedJob):
         (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
             .with_watermark("ts", 8, idle_after=self._idle_after)
             .key_by("key")
-            .process("windows", _Windows(site.trip), parallelism=site.parallelism("windows"),
+            .process("windows", _Windows(site.trip, frozenset(self._late)), parallelism=site.parallelism("windows"),
                      returns="key long, at long, n long, best long, spread long, recent long")
             .key_by("key").to("out", site.sink(), parallelism=site.parallelism("out")))
 

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.testing.simulation.faults import FaultRates
-from tidegate.testing.simulation.simulation import Simulation
+from tidegate.testing.simulation.simulation import Interruption, Simulation
 
 # For mutants that only show after a restore: more of what leads to one.
 RESTORES = FaultRates(kinds=("slot dies", "function raises", "dies at the store", "master dies"), most_faults=12)
+
+# For those that only show when a snapshot is restored at another parallelism: that, again and again.
+RESCALES = tuple(Interruption(90_000, "cancel", slots) for slots in 2 * (3, 2, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Mutant:
     rates: FaultRates | None = None
     job: str | None = None
     modes: tuple[str, ...] = ("exactly_once",)
+    interruptions: tuple[Interruption, ...] = ()        # in place of those that are drawn
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -44,4 +48,6 @@ class Mutant:
 
     def simulation(self, seed: int, mode: str | None = None) -> Simulation:
         """One that may show it. To be run while the mutant is applied."""
-        return Simulation(seed, job=self.job, mode=mode or self.modes[0], rates=self.rates)
+        simulation = Simulation(seed, job=self.job, mode=mode or self.modes[0], rates=self.rates)
+        simulation.interruptions = list(self.interruptions) or simulation.interruptions
+        return simulation

@@ -10,5 +10,6 @@ from collections.abc import Mapping
 from tidegate.testing.simulation.marker_mutants import MARKER_MUTANTS
 from tidegate.testing.simulation.mutant import Mutant
 from tidegate.testing.simulation.store_mutants import STORE_MUTANTS
+from tidegate.testing.simulation.time_mutants import TIME_MUTANTS
 
-MUTANTS: Mapping[str, Mutant] = {mutant.name: mutant for mutant in (*STORE_MUTANTS, *MARKER_MUTANTS)}
+MUTANTS: Mapping[str, Mutant] = {mutant.name: mutant for mutant in (*STORE_MUTANTS, *MARKER_MUTANTS, *TIME_MUTANTS)}

@@ -1,6 +1,8 @@
 """`python -m benchmarks NAME --json`: one JSON object per line, with `name`, `against`, `ratio` and what was run.
 
 With `--pictures FOLDER` those benchmarks that have a picture draw it there, as NAME.png.
+
+`python -m benchmarks compare REV NAME` runs one on two revisions in turns, this checkout and REV, and prints the ratios.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 from benchmarks import (
     alignment,
     backend_throughput,
+    compare,
     drop_in,
     first_batch,
     incremental,
@@ -51,11 +54,19 @@ BENCHMARKS: dict[str, Callable[[float], Iterator[dict[str, Any]]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=[*BENCHMARKS, "all"])
+    parser.add_argument("name", choices=[*BENCHMARKS, "all", "compare"])
+    parser.add_argument("compared", nargs="*", metavar="REV NAME", help="for compare: the revision and the benchmark")
+    parser.add_argument("--rounds", type=int, default=3, help="for compare: how often each revision is run")
     parser.add_argument("--json", action="store_true", help="one JSON object per line (default: a readable line)")
     parser.add_argument("--scale", type=float, default=1.0, help="how much work, as a multiple of the usual")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where to draw what there is a picture of")
     chosen = parser.parse_args()
+    if chosen.name == "compare":
+        if len(chosen.compared) != 2 or chosen.compared[1] not in BENCHMARKS:
+            parser.error("compare takes a revision and the name of a benchmark: compare HEAD~1 keyed-sum")
+        for line in compare.run(*chosen.compared, scale=chosen.scale, rounds=chosen.rounds):
+            print(json.dumps(line) if chosen.json else _readable(line), flush=True)
+        return
     for name in BENCHMARKS if chosen.name == "all" else [chosen.name]:
         print(f"running {name} …", file=sys.stderr, flush=True)
         lines = []

@@ -99,13 +99,15 @@ class Ledger(tg.KeyedProcess):
         yield record.key, number, total
 
 
-def build_ledger(job: Job, sink: tg.Sink, *, rows: int | None, rate: float | None = None, gate: Path | None = None) -> Job:
-    """With a `gate` the job reads at its rate, and doesn't end, until that file is there; then as fast as it can."""
+def build_ledger(job: Job, sink: tg.Sink, *, rows: int | None, rate: float | None = None, gate: Path | None = None,
+                 name: str = "out") -> Job:
+    """`name` is the sink's. With a `gate` the job reads at its rate, and doesn't end, until that file is there; then as fast
+    as it can."""
     source: tg.Source = tg.sources.generator(records, schema=RECORD, rows=rows, rate=rate, splits=SPLITS)
     if gate is not None:
         assert isinstance(source, GeneratorSource)
         source = GatedSource(generator=source, gate=str(gate))
-    job.source("records", source).key_by("key").process("ledger", Ledger(), returns=LEDGER).to("out", sink)
+    job.source("records", source).key_by("key").process("ledger", Ledger(), returns=LEDGER).to(name, sink)
     return job
 
 

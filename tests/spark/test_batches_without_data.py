@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +18,10 @@ from pyspark.errors import StreamingQueryException
 import tidegate as tg
 from tests.spark.processors import EitherWay
 from tests.spark.test_processors_on_both_engines import CASES, Case, Engines, patiently, run_query
-from tidegate.spark.waking import Alarm, _stream
-from tidegate.spark.waking_source import FORMAT, WakingReader
+from tidegate.spark import waking
+from tidegate.spark.waking import Alarm
+from tidegate.spark.waking_source import FORMAT, AlarmFile, WakingReader, source_stream
+from tidegate.spark.waking_stream import NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,11 +155,75 @@ def test_what_is_due_when_a_query_begins_is_available_now(session: SparkSession,
 def test_nothing_is_added_to_a_query_without_time(session: SparkSession, tmp_path: Path) -> None:
     plans = {mode: str(dead_sensors(session, tmp_path, time_mode=mode)._jdf.queryExecution().logical())
              for mode in ("None", "ProcessingTime")}
-    assert FORMAT in plans["ProcessingTime"] and FORMAT not in plans["None"]
+    assert NAME in plans["ProcessingTime"] and NAME not in plans["None"]
+
+
+def test_no_python_process_is_started_for_the_stream(session: SparkSession, tmp_path: Path) -> None:
+    """It would take longer to start than a tiny query takes to run."""
+    query = (dead_sensors(session, tmp_path, patience_ms=3_600_000).writeStream.format("noop").outputMode("update")
+             .option("checkpointLocation", str(tmp_path / "query")).start())
+    try:
+        SENSORS.write(tmp_path / "in", range(1))
+        query.processAllAvailable()
+        assert query.lastProgress["batchId"] == 0
+        assert not [line for line in _command_lines() if "python_streaming_source_runner" in line]
+    finally:
+        query.stop()
+
+
+def test_queries_that_are_over_leave_no_connection(session: SparkSession, tmp_path: Path) -> None:
+    server: Any = session.sparkContext._gateway._callback_server  # type: ignore[union-attr]
+    _, stream = waking.waking(session)
+    open_after = []
+    for number in range(4):
+        query = (stream.writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/{number}")
+                 .trigger(availableNow=True).start())
+        assert query.awaitTermination(60)
+        open_after.append(sum(each.socket is not None for each in list(server.connections)))
+    assert max(open_after[1:]) <= open_after[0] + 1, f"that of the last one: {open_after}"
+
+
+def _command_lines() -> Iterator[str]:
+    """Yield those of all processes below this one: Spark's JVM, and the Python processes that it has started."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):      # it has ended
+            parent = stat
+            while (pid := int(parent.read_text().rpartition(")")[2].split()[1])) > 1:
+                if pid == os.getpid():
+                    yield (stat.parent / "cmdline").read_text().replace("\0", " ")
+                    break
+                parent = Path(f"/proc/{pid}/stat")
+
+
+@pytest.mark.long
+def test_a_query_continues_whichever_stream_wakes_it(session: SparkSession, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a version of Spark that may not take an object of the driver's the stream is a Python data source."""
+    sink, known = Sink(), waking.KNOWN_SPARK
+    sensors = replace(SENSORS, batches=[*SENSORS.batches, [("a",)]])
+    for file, versions, rows in ((0, (), 2), (None, known, 4), (1, known, 5), (None, (), 6)):
+        monkeypatch.setattr(waking, "KNOWN_SPARK", versions)
+        if file is not None:
+            sensors.write(tmp_path / "in", range(file, file + 1))
+        frame = dead_sensors(session, tmp_path, patience_ms=1000)
+        assert (NAME if versions else FORMAT) in frame._jdf.queryExecution().logical().toString()
+        sink.run(frame, tmp_path / "query")
+        assert len(sink.rows) >= rows
+        time.sleep(1)
+    assert sink.rows == sorted([*SAID, ("a", "1 readings"), ("a", "dead")])
+
+
+def test_the_alarm_goes_off_when_its_time_has_come() -> None:
+    alarm = Alarm()
+    now_ms = int(time.time() * 1000)
+    assert not alarm.goes_off()
+    for at_ms, goes_off in ((now_ms, True), (now_ms + 3_600_000, False), (0, True), (None, False)):
+        alarm.set(at_ms)
+        assert alarm.goes_off() is goes_off
 
 
 def test_the_reader_has_a_row_when_the_alarm_goes_off() -> None:
-    alarm = Alarm()
+    alarm = AlarmFile()
     reader = WakingReader(alarm.path)
     rows, begun = reader.read(reader.initialOffset())
     assert _count(rows) == 1, "Spark runs a first batch in any case"
@@ -178,4 +247,4 @@ def test_every_session_has_a_source_of_its_own(spark: SparkSession) -> None:
     """Spark refuses to register a source in a session where the first of all has one of that name, and doesn't find that one
     either."""
     for each in (spark, spark.newSession(), spark, spark.newSession()):
-        assert _stream(Alarm(), each).isStreaming
+        assert source_stream(AlarmFile(), each).isStreaming

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +15,7 @@ import pytest
 
 import tidegate as tg
 from tests.spark.test_transform_streaming import Desk
+from tidegate.spark import processes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,6 +64,103 @@ class Own(Desk):
     @property
     def closed(self) -> set[int]:
         return {int(path.name.split()[-1]) for path in self.folder.glob("closed in *")}
+
+
+def collected(spark: SparkSession) -> None:
+    """What nothing refers to any more is gone, here and in Spark's JVM."""
+    for _ in range(3):
+        gc.collect()
+        spark._jvm.System.gc()
+        time.sleep(0.05)
+
+
+def places() -> int:
+    return len(processes._places)
+
+
+@pytest.fixture
+def no_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the places that other tests have left. Nothing is started in those that a test with this makes."""
+    monkeypatch.setattr(processes, "_places", [])
+
+
+@pytest.mark.usefixtures("no_places")
+def test_transforms_that_are_never_started_leave_their_places_when_they_are_gone(
+        tmp_path: Path, spark: SparkSession) -> None:
+    desk = Own(tmp_path / "built", spark)
+    before = places()
+    first, second = desk.transform(), desk.transform()      # built together, and started together, as far as we know
+    assert places() == before + 2
+    derived = first.select("id")
+    first.createOrReplaceTempView("kept")
+    del first
+    collected(spark)
+    third = desk.transform()
+    assert places() == before + 3, "a query may still be started with what was made of it"
+    del derived
+    collected(spark)
+    fourth = desk.transform()
+    assert places() == before + 4, "or with a view"
+    spark.catalog.dropTempView("kept")
+    del second, third, fourth
+    for _ in range(6):          # as in a notebook
+        collected(spark)
+        desk.transform()
+    assert places() <= before + 5, "what is garbage may be found out one transform later"
+
+
+@pytest.mark.usefixtures("no_places")
+def test_a_transform_that_can_not_be_made_leaves_its_place(spark: SparkSession) -> None:
+    tenant = Resident(has_begun=False, query=None, is_settled=False)
+
+    def fails() -> DataFrame:
+        raise ValueError("no such column")
+
+    before = places()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no such column"):
+            processes.in_own_processes(spark, tenant, SLOTS, fails)
+        assert processes.VARIABLE not in spark.sparkContext.environment
+    assert places() == before + 1
+
+
+@dataclass
+class Resident:
+    """A tenant that a test decides about. `lock` is taken while a batch runs."""
+
+    has_begun: bool = True
+    query: str | None = "00000000-0000-0000-0000-000000000000"      # which doesn't run
+    is_settled: bool = True
+    lock: Any = field(default_factory=threading.Lock)
+
+    def move_out(self) -> bool:
+        return not self.lock.locked()
+
+
+@pytest.fixture
+def rent(spark: SparkSession, no_places: None) -> Callable[..., int]:
+    """The place of a new tenant."""
+    def place(tenant: Resident, *, gone: bool = False) -> int:
+        return processes._place_for(processes._Let(tenant, SLOTS, spark, lambda: gone))
+
+    return place
+
+
+def test_a_place_is_not_taken_over_while_a_batch_runs_and_nobody_waits_for_it(rent: Callable[..., int]) -> None:
+    first, second = Resident(), Resident()
+    place = rent(first)
+    with first.lock:            # it was started again, a moment ago
+        other = rent(second)
+    assert other != place
+    assert rent(Resident(query=None)) == place, "which is over now"
+
+
+@pytest.mark.parametrize("tenant", [Resident(is_settled=False), Resident(query=None, is_settled=False)])
+def test_only_who_has_settled_or_never_began_leaves_a_place_at_once(rent: Callable[..., int], tenant: Resident) -> None:
+    place = rent(tenant, gone=True)
+    assert rent(Resident(is_settled=False)) != place, "there may be more processes than slots"
+    never = rent(Resident(has_begun=False), gone=True)
+    assert rent(Resident(is_settled=False)) == never
 
 
 @pytest.mark.long

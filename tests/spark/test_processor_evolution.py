@@ -163,6 +163,9 @@ SAID = ("balance=(12, 2, 'NOK') items=[(5,), (7,)] "
 @pytest.mark.parametrize("pandas", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_names_and_defaults_are_said_beside_the_processor(query: Query, pandas: bool) -> None:
     query.run(Account(BEFORE, before, pandas=pandas), 5, 7)
+    wrong = {**EVOLVE, "kinds": tg.evolved(renamed={"amount": "cent"}, added={"weight": 0.5})}
+    with pytest.raises(Exception, match=r"value\.amount: the snapshot has neither 'amount' nor 'cent', .* it has 'cents'"):
+        query.run(Account(RENAMED, nothing, pandas=pandas), evolve=wrong)
     assert query.run(Account(RENAMED, nothing, pandas=pandas), 1, evolve=EVOLVE) == SAID
     assert query.run(Account(RENAMED, nothing, pandas=pandas), 1, evolve=EVOLVE) == SAID, "it may stay in the program"
     assert query.run(Account(RENAMED, nothing, pandas=pandas), 1) == SAID, "and may go"

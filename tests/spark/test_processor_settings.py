@@ -40,6 +40,9 @@ class Gives(StatefulProcessor):
     def init(self, handle: Any) -> None:
         handle.getValueState("state", "n int")
 
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        pass
+
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         return iter(self.give(list(rows)))
 
@@ -63,6 +66,13 @@ def seen(given: list[Any]) -> list[Any]:
 
     return [pd.DataFrame({"said": [str([[of(str(name), each.iloc[:, index]) for index, name in enumerate(each.columns)]
                                         for each in given])]})]
+
+
+def sizes(given: list[Any]) -> list[Any]:
+    """How many rows each DataFrame of a key has; or how many a call got, of a processor of rows."""
+    if given and not isinstance(given[0], pd.DataFrame):
+        return [Row(said=str(len(given)))]
+    return [pd.DataFrame({"said": [str(list(map(len, given)))]})]
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,8 @@ SETTINGS = {
     "extension integers": Case(seen, conf={settings.INT_EXTENSIONS: "true"}, input="k string, n int, m long",
                                given=(("a", 1, 2**60 + 1), ("b", None, None), ("b", 2, 2**60 + 3))),
     "rows in a DataFrame": Case(seen, conf={settings.FRAME_ROWS: "3"}, given=(*(("a", n) for n in range(7)), ("b", 1))),
+    "bytes in a DataFrame": Case(sizes, conf={settings.FRAME_BYTES: "25000"}, input="k string, t string",
+                                 given=(*(("a", str(n) * 10_000) for n in range(8)), ("b", "x" * 10_000))),
     "time zone of what comes": Case(seen, conf=NEW_YORK, input=TYPES, given=(FULL,)),
     "time zone of what goes": Case(frame(t=[MOMENT], all=[[MOMENT]], by=[{"a": MOMENT}]),
                                    "t timestamp, all array<timestamp>, by map<string,timestamp>", NEW_YORK),
@@ -127,8 +139,8 @@ REFUSED = {
     "an integer for a text, rows": Case(rows({"s": 1}), "s string", pandas=False),
 }
 IN_MAKE_TEST = {"integers for decimals", "unsafe conversion", "by position", "extension integers", "rows in a DataFrame",
-                "time zone of what comes", "time zone of what goes", "timestamps without a zone, rows",
-                "every type, null in others", "integers beside nothing"}
+                "bytes in a DataFrame", "time zone of what comes", "time zone of what goes",
+                "timestamps without a zone, rows", "every type, null in others", "integers beside nothing"}
 
 
 def some(cases: dict[str, Case]) -> Any:
@@ -136,18 +148,20 @@ def some(cases: dict[str, Case]) -> Any:
                                             for name, case in cases.items()])
 
 
-def result(spark: SparkSession, case: Case, conf: dict[str, str], *, on_spark: bool) -> tuple[str, list[str]]:
+def result(spark: SparkSession, case: Case, conf: dict[str, str], *, on_spark: bool,
+           initial: list[Any] | None = None) -> tuple[str, list[str]]:
     session = spark.newSession()
     for name, value in {**conf, "spark.sql.shuffle.partitions": "1", "spark.sql.streaming.stateStore.providerClass":
                         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}.items():
         session.conf.set(name, value)
     grouped = session.createDataFrame(list(case.given), case.input).coalesce(1).groupBy("k")
+    first = None if initial is None else session.createDataFrame(initial, "k string, n int").groupBy("k")
     if on_spark:
         run = grouped.transformWithStateInPandas if case.pandas else grouped.transformWithState
-        found = run(Gives(case.give), case.output, "Update", "None")
+        found = run(Gives(case.give), case.output, "Update", "None", first)
     else:
         ours = tg.transform_with_state_in_pandas if case.pandas else tg.transform_with_state
-        found = ours(grouped, Gives(case.give), case.output, slots=1)
+        found = ours(grouped, Gives(case.give), case.output, "Update", "None", first, slots=1)
     return found.schema.simpleString(), sorted(str(tuple(row)) for row in found.collect())
 
 
@@ -160,6 +174,16 @@ def test_a_setting_does_what_it_does_in_spark(spark: SparkSession, case: Case) -
     except Exception:       # an error is something else, too
         return
     assert without != theirs, "the case doesn't show what the setting does"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pandas", [False, True])
+def test_with_an_initial_state_spark_calls_a_processor_of_rows_again(spark: SparkSession, pandas: bool) -> None:
+    """In the batch that takes the initial state in, for every maxRecordsPerBatch rows of a key (docs/migrating.md)."""
+    case = Case(sizes, conf={settings.FRAME_ROWS: "4"}, given=tuple(("a", n) for n in range(11)), pandas=pandas)
+    theirs, ours = (result(spark, case, case.conf, on_spark=on_spark, initial=[("a", 1)])[1] for on_spark in (True, False))
+    assert theirs == (["('[3, 4, 4]',)"] if pandas else ["('3',)", "('4',)", "('4',)"])
+    assert ours == (["('[4, 4, 3]',)"] if pandas else ["('11',)"])
 
 
 @some(CONVERSIONS)

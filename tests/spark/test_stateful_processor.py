@@ -357,20 +357,6 @@ def test_timers_need_a_time_mode(spark: SparkSession) -> None:
         tg.transform_with_state(data.groupBy("key"), Timed(), TIMED, slots=1).collect()
 
 
-def test_several_watermarks_are_refused_unless_the_fastest_may_decide(desk: Desk) -> None:
-    """Spark goes by the slowest: with ours, rows of the slower stream would be late."""
-    one, other = (desk.stream().withWatermark("at", "1 second") for _ in range(2))
-    with pytest.raises(JobError, match=r"has 2 watermarks.*withWatermark once.*multipleWatermarkPolicy=max"):
-        desk.transform(Timed(), TIMED, "Append", "EventTime", data=one.union(other))
-    desk.transform(Timed(), TIMED, "Append", "EventTime",
-                   data=desk.stream().union(desk.stream()).withWatermark("at", "1 second"))
-    session = desk.spark.newSession()
-    session.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "max")
-    one, other = (session.readStream.schema(SCHEMA).json(str(desk.folder / "in")).withWatermark("at", "1 second")
-                  for _ in range(2))
-    desk.transform(Timed(), TIMED, "Append", "EventTime", data=one.union(other))
-
-
 def test_event_time_needs_a_watermark(desk: Desk) -> None:
     with pytest.raises(JobError, match="withWatermark"):
         desk.transform(Timed(), TIMED, "Append", "EventTime")

@@ -19,6 +19,7 @@ from tidegate.protocol.ids import SubtaskId
 from tidegate.protocol.recovery import newest_complete
 from tidegate.runtime.restore_plan import declared_operators, plan_restore
 from tidegate.store.catalog import SnapshotCatalog
+from tidegate.store.committed import still_to_commit
 from tidegate.store.layout import parse_state_file_name, shown
 from tidegate.store.manifest import Manifest, MicroBatch, OperatorEntry, PieceEntry, RestoredFrom, StateEntry
 from tidegate.store.savepoints import RestorePoint, find_restore_point, shown_path
@@ -50,6 +51,7 @@ class Opened:
     beginning: Beginning
     next_epoch: int
     superseded: list[int] = field(default_factory=list)     # of a batch that runs again: valid until it is complete again
+    losses: tuple[str, ...] = ()        # what it begins with, and the program doesn't take in
 
 
 def open_attempt(catalog: SnapshotCatalog, named: RestorePoint | NotFound | None, restore: Restore, *, plan: Plan,
@@ -64,19 +66,32 @@ def open_attempt(catalog: SnapshotCatalog, named: RestorePoint | NotFound | None
             own = batch_before(micro_batch, catalog.manifests(), store=catalog.store.address)
         return beginning(own, named, restore, store=catalog.store.address), 0 if own is None else own.epoch
 
-    if named is not None or micro_batch is not None:
-        chosen(catalog.epochs())        # before a driver that runs is fenced off for nothing
+    def losses_of(begun: Beginning) -> tuple[str, ...]:
+        """What the program doesn't take in of it; an error if that isn't allowed."""
+        if begun.manifest is None:
+            return ()
+        # A sink that is gone stands in the way only if it has output that is still to be committed.
+        due = still_to_commit(catalog.store if begun.point is None else begun.point.store, begun.manifest)
+        plan_of = plan_restore(due, operators=declared_operators(plan), drop=drop, key_group_count=plan.key_group_count)
+        plan_of.check()
+        return plan_of.losses
+
+    try:        # before a driver that runs is fenced off for nothing
+        losses_of(chosen(catalog.epochs())[0])
+    except NotFound:
+        if isinstance(named, NotFound):
+            raise
+        # A driver that runs may just have released what was the newest.
     attempt = catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, RestorePoint) else 0)
     epochs = catalog.epochs()
     begun, own_epoch = chosen(epochs)
     highest = max([catalog.highest_epoch_seen(), *epochs], default=0)
+    losses = losses_of(begun)
     if begun.manifest is not None:
-        plan_restore(begun.manifest, operators=declared_operators(plan), drop=drop,
-                     key_group_count=plan.key_group_count).check()
         highest = max(highest, begun.manifest.epoch)
     catalog.sweep(attempt)
     kept = [epoch for epoch in epochs if epoch <= own_epoch]
-    return Opened(attempt, kept, begun, highest + 1, epochs[len(kept):])
+    return Opened(attempt, kept, begun, highest + 1, epochs[len(kept):], losses)
 
 
 def named_point(restore: Restore) -> RestorePoint | NotFound | None:

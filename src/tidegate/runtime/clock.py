@@ -15,13 +15,20 @@ class Clock(Protocol):
 
 
 class BatchTime:
-    """Time as users' functions see it in a micro-batch: it stands still, at the same moment in every run of the batch."""
+    """Time as users' functions see it in a micro-batch: it stands still, at the same moment in every run of the batch. So
+    does the watermark of the streaming query."""
 
-    def __init__(self, at_ms: int) -> None:
-        self.at_ms = at_ms
+    def __init__(self, at_ms: int, watermark_ms: int) -> None:
+        self.set(at_ms, watermark_ms)
+
+    def set(self, at_ms: int, watermark_ms: int) -> None:
+        self._at_ms, self._watermark_ms = at_ms, watermark_ms
 
     def now_ms(self) -> int:
-        return self.at_ms
+        return self._at_ms
+
+    def watermark_ms(self) -> int:
+        return self._watermark_ms
 
 
 class SystemClock:

@@ -56,6 +56,7 @@ from tidegate.runtime.messages import (
     from_wire,
     to_wire,
 )
+from tidegate.runtime.queries import BatchTimes
 
 NAME = "tidegate-gathering"
 SECRET_BYTES = 32
@@ -104,10 +105,11 @@ class Run:
         return all(member.read for member in self._members.values())
 
     def assign(self, attempt: int, slots: Mapping[int, int], *, master: tuple[str, int], store: str,
-               goes_on: bool = False, now_ms: int | None = None) -> None:
-        """`slots`: by task."""
+               goes_on: bool = False, times: BatchTimes | None = None) -> None:
+        """`slots`: by task. `times`: of the micro-batch, if it is one."""
+        now_ms, watermark_ms = (None, 0) if times is None else times
         for task, slot in slots.items():
-            self._send(self._members[task], Assign(attempt, slot, *master, store, goes_on, now_ms))
+            self._send(self._members[task], Assign(attempt, slot, *master, store, goes_on, now_ms, watermark_ms))
 
     def probe(self, number: int) -> None:
         """Asks all slots what they have put on channels and taken from them."""
@@ -164,6 +166,7 @@ class _Transform:
     conduct: Callable[[Run], RunEnd]
     patience_s: float
     abandon: Callable[[int, str], None]
+    begun: Callable[[], None] | None
 
 
 class Gathering:
@@ -192,10 +195,11 @@ class Gathering:
         return self._listening.found_at(self._server.address)
 
     def add(self, transform: str, slots: int, conduct: Callable[[Run], RunEnd], *, patience_s: float,
-            abandon: Callable[[int, str], None] = lambda stage, why: None) -> None:
+            abandon: Callable[[int, str], None] = lambda stage, why: None,
+            begun: Callable[[], None] | None = None) -> None:
         """A task waits for the others no longer than `patience_s`. `abandon(stage, why)` asks Spark not to try a stage
-        again; it is called before the tasks get the verdict."""
-        self._transforms[transform] = _Transform(slots, conduct, patience_s, abandon)
+        again; it is called before the tasks get the verdict. `begun()` is called whenever a task comes."""
+        self._transforms[transform] = _Transform(slots, conduct, patience_s, abandon, begun)
 
     def close(self) -> None:
         """Tasks that are still there lose their links."""
@@ -256,6 +260,8 @@ class Gathering:
         if transform is None or not 0 <= offer.task < transform.slots:
             self._refuse(member.link, "this driver doesn't know the transform that the task is of")
             return
+        if transform.begun is not None:
+            transform.begun()
         stage = self._stages.setdefault((offer.transform, offer.stage), _Stage())
         if stage.failure is not None:
             self._refuse(member.link, stage.failure)

@@ -124,7 +124,7 @@ class _HeldSlot:
     def made(cls, invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector) -> _HeldSlot:
         master = (assigned.host, assigned.port)
         launch, identity = unpacked(invitation.payload, assigned.slot, assigned.attempt, master)
-        time = None if assigned.now_ms is None else BatchTime(assigned.now_ms)
+        time = None if assigned.now_ms is None else BatchTime(assigned.now_ms, assigned.watermark_ms)
         host = SlotHost(assigned.slot, replace(launch, store=assigned.store), identity, master, selector=selector,
                         batch_time=time)
         return cls(assigned.attempt, assigned.slot, identity.job, host, host.rounds(), handover_of(launch.plan), time)
@@ -168,7 +168,7 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
                 slot = _made(invitation, assigned, held.selector, desk)
             assert slot is not None, "only who holds a slot is told to go on with it"
             if slot.time is not None and assigned.now_ms is not None:
-                slot.time.at_ms = assigned.now_ms
+                slot.time.set(assigned.now_ms, assigned.watermark_ms)
             with process_title(slot.index, slot.job, slot.attempt):
                 yield from _drive(slot, desk, batches)
             if offer.batch is not None and slot.host.alive:

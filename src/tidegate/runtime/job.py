@@ -25,6 +25,7 @@ from tidegate.runtime.reports import Status
 from tidegate.runtime.restore_plan import RestorePlan, declared_operators
 from tidegate.runtime.restore_plan import plan_restore as plan_for
 from tidegate.runtime.settings import DEFAULT_RESTART, Backend, Heap, JobSettings, Snapshots, Tuning
+from tidegate.store.committed import still_to_commit
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
 from tidegate.store.savepoints import find_restore_point, resolved, versions_here
@@ -130,5 +131,6 @@ def plan_restore(job: Job, path: str) -> RestorePlan:
     job would fail with.
     """
     plan, settings = job.plan(), job._settings
-    return plan_for(find_restore_point(resolved(path)).manifest, operators=declared_operators(plan),
+    point = find_restore_point(resolved(path))
+    return plan_for(still_to_commit(point.store, point.manifest), operators=declared_operators(plan),
                     key_group_count=plan.key_group_count, drop=settings.drop_state)

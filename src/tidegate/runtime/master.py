@@ -370,6 +370,9 @@ class Master:
         self._links.expect(self.attempt)
         now_ms = self._clock.monotonic_ms()
         self._deadline_ms = now_ms + self._settings.tuning.deploy_timeout_ms
+        if opened.losses:
+            self._speak(logging.WARNING, f"Job {self._settings.name!r}, attempt {self.attempt} does not take in from its "
+                                         f"snapshot: {', '.join(opened.losses)}.")
         manifest, point = self._begun.manifest, self._begun.point
         self._newest_epoch = None if manifest is None else manifest.epoch
         self.attempts.append(AttemptReport(

@@ -190,7 +190,8 @@ class Offer:
 @dataclass(frozen=True, slots=True)
 class Assign:
     """Be this slot of this attempt, whose master listens at host and port; snapshots are in that store. `goes_on`: with the
-    slot that the process holds. `now_ms` is the time of the micro-batch, which users' functions see."""
+    slot that the process holds. `now_ms` is the time of the micro-batch, which users' functions see, and `watermark_ms` the
+    query's watermark."""
 
     attempt: int
     slot: int
@@ -199,6 +200,7 @@ class Assign:
     store: str
     goes_on: bool = False
     now_ms: int | None = None
+    watermark_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from tidegate.runtime.handle import Handle
 from tidegate.runtime.hosting import MasterHost
 from tidegate.runtime.messages import Offer
 from tidegate.runtime.moving_time import Rest, moves_of_time
-from tidegate.runtime.queries import Queries, StoreHolders
+from tidegate.runtime.queries import BatchTimes, Queries, StoreHolders
 from tidegate.runtime.reports import wake_ms_of
 from tidegate.runtime.transforming import POLL_S, TransformJob, told
 from tidegate.store.catalog import SnapshotCatalog
@@ -44,9 +44,9 @@ LOOK_PAUSE_S = 0.002     # slots that are busy with a loop have better things to
 class Slots:
     """The deployment of an attempt that outlives the runs that it is made of: none is lost while nobody is at work."""
 
-    def __init__(self, run: Run, *, now_ms: int) -> None:
+    def __init__(self, run: Run, *, times: BatchTimes) -> None:
         self.run: Run | None = run
-        self.now_ms = now_ms
+        self.times = times
         self._cancelled = False
 
     def ended(self) -> str | None:
@@ -70,7 +70,7 @@ class _SlotsDeployer:
         run = self.slots.run
         assert run is not None
         run.assign(attempt, {offer.task: offer.task for offer in run.offers}, master=self.master, store=self.store,
-                   now_ms=self.slots.now_ms)
+                   times=self.slots.times)
         return self.slots
 
 
@@ -152,16 +152,25 @@ class MicroBatches:
         self._lock = threading.Lock()
         self._live: _Live | None = None
         self._done: MicroBatch | None = None        # what was completed last, by this transform
+        self.has_begun = False              # whether any task of it ever came
         self.query: str | None = None       # whose batches these are; the last one's, if there were several
         self.is_settled = False             # whether the last batch was completed by the slots that the one before had left
 
-    def move_out(self) -> None:
+    def begin(self) -> None:
+        self.has_begun = True
+
+    def move_out(self) -> bool:
         """The query is over, and the processes of its slots are another transform's now. If the query is started again, it
-        restores from the snapshot."""
-        with self._lock:
+        restores from the snapshot. False if it has been: a batch may run for hours, and nobody waits for that here."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             live, self._live = self._live, None
             if live is not None:
                 _give_up(live)
+        finally:
+            self._lock.release()
+        return True
 
     def conduct(self, run: Run) -> RunEnd:
         """Whatever comes of it, a task that waits must hear of it: nothing is raised."""
@@ -178,18 +187,18 @@ class MicroBatches:
         return RunEnd()
 
     def _conduct(self, run: Run) -> None:
-        batch = _batch_of(run.offers)
-        now_ms = self._queries.batch_time_ms(batch)
-        self.query = batch.query
         self.is_settled = False
+        batch = _batch_of(run.offers)
+        times = self._queries.batch_times(batch)
+        self.query = batch.query
         live = self._live
         is_held = live is not None and live.holds(run.offers, batch)
         if live is not None and is_held:
-            live.slots.run, live.slots.now_ms = run, now_ms
+            live.slots.run, live.slots.times = run, times
             live.completed.clear()
             live.host.ask(lambda master: master.go_on(batch))
             run.assign(live.attempt, {offer.task: offer.slot for offer in run.offers if offer.slot is not None},
-                       master=live.host.address, store=self._store, goes_on=True, now_ms=now_ms)
+                       master=live.host.address, store=self._store, goes_on=True, times=times)
         else:
             if live is not None:
                 self._live = None
@@ -197,7 +206,7 @@ class MicroBatches:
             self._holders.take(self._store, name=self._job.name, transform=self._transform, query=batch.query,
                                queries=self._queries)
             self._check_none_was_left_out(batch)
-            live = self._live = self._begin(run, batch, now_ms)
+            live = self._live = self._begin(run, batch, times)
         _end_epoch(run, live, Rest(run, Stillness(run), self._moves) if self._has_loops else None, once=self._ends_once)
         self._set_alarm(wake_ms_of(live.handle.epochs[-1].subtasks))
         live.done = self._done = batch
@@ -215,8 +224,8 @@ class MicroBatches:
         if found and found[-1] == done:
             raise RestoreError(left_out(batch, done, name=self._job.name, store=self._store))
 
-    def _begin(self, run: Run, batch: MicroBatch, now_ms: int) -> _Live:
-        slots = Slots(run, now_ms=now_ms)
+    def _begin(self, run: Run, batch: MicroBatch, times: BatchTimes) -> _Live:
+        slots = Slots(run, times=times)
         completed = threading.Event()
         host = self._job.host(lambda launch, master: _SlotsDeployer(slots, master, self._store), store=self._store,
                               restore=self._restore, micro_batch=batch)

@@ -1,6 +1,6 @@
 """What has to be known of the streaming queries on this driver, and which of them has which folder of snapshots.
 
-Spark knows the time of a micro-batch, by its own log, and whether a query runs (spark/queries.py asks it). `StoreHolders`
+Spark knows the times of a micro-batch, by its own log, and whether a query runs (spark/queries.py asks it). `StoreHolders`
 keeps two transforms from writing to one folder: each would take the other's snapshots for its own, or fence it off.
 
 Not here: drivers that share a folder. They fence each other off (store/catalog.py).
@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tidegate.errors import JobError
 from tidegate.store.layout import shown
 from tidegate.store.manifest import MicroBatch
 
 
+class BatchTimes(NamedTuple):
+    """The time of a micro-batch, and the query's watermark, by which the batch's timers of event time are due."""
+
+    now_ms: int
+    watermark_ms: int
+
+
 class Queries(Protocol):
     """The streaming queries of a Spark session, by their ids."""
 
-    def batch_time_ms(self, batch: MicroBatch) -> int:
-        """The time of a micro-batch that is running, as Spark's log has it: the same whenever the batch runs."""
+    def batch_times(self, batch: MicroBatch) -> BatchTimes:
+        """Those of a micro-batch that is running, as Spark's log has them: the same whenever the batch runs."""
 
     def run_of(self, query: str) -> str | None:
         """The id of the query's present run; None if the query isn't active."""

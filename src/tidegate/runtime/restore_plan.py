@@ -40,6 +40,7 @@ from tidegate.state.sections import StateInfo, StateKind
 from tidegate.store.manifest import ROWS, Manifest, OperatorEntry, StateEntry
 
 EVENT_TIME = frozenset({WATERMARK.name, SPLIT_WATERMARKS.name})
+ALL = ("all",)      # of a state, lost
 
 
 class Fate(Enum):
@@ -66,7 +67,7 @@ class DeclaredOperator:
 @dataclass(frozen=True, slots=True)
 class StatePlan:
     """What becomes of a state. `name` is the job's, and the snapshot's where the job doesn't have it; `was` is its name
-    in the snapshot. `text` says what it is, `why` the rest."""
+    in the snapshot. `text` says what it is, `why` the rest, `lost` what of it is not taken in."""
 
     name: str
     fate: Fate
@@ -74,6 +75,7 @@ class StatePlan:
     why: str = ""
     was: str | None = None
     convert: ConvertRows | None = None
+    lost: tuple[str, ...] = ()
 
     @property
     def taken_in(self) -> bool:
@@ -125,6 +127,12 @@ class RestorePlan:
     def refusals(self) -> tuple[str, ...]:
         """Everything that stands in the way."""
         return (*self.refusals_of_all, *(text for operator in self.operators for text in operator.refusals()))
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """What the snapshot holds and the job doesn't take in, as the program says or allows."""
+        return tuple(f"{what} of state {state.name!r} of operator {operator.name!r}" for operator in self.operators
+                     for state in operator.states for what in state.lost)
 
     def check(self) -> None:
         """Raises `RestoreError` with all that stands in the way of this restore."""
@@ -258,11 +266,11 @@ def _state_plan(was: StateEntry, now: DeclaredState, allows: Callable[[str], boo
         if held_nothing:
             return StatePlan(name, Fate.DROPPED, text, "held nothing", was.name)
         if allows(was.name) or allows(name):
-            return StatePlan(name, Fate.DROPPED, text, f"begins empty, as allowed ({error})", was.name)
+            return StatePlan(name, Fate.DROPPED, text, f"begins empty, as allowed ({error})", was.name, lost=ALL)
         return StatePlan(name, Fate.REFUSED, text, "; ".join(filter(None, (renamed, str(error)))), was.name)
     fate = Fate.CONVERTED if evolved.notes else Fate.RENAMED if renamed else Fate.KEPT
     why = "; ".join(filter(None, (renamed, ", ".join(evolved.notes))))
-    return StatePlan(name, fate, text, why, was.name, evolved.convert)
+    return StatePlan(name, fate, text, why, was.name, evolved.convert, evolved.dropped)
 
 
 def _gone_plan(name: str, entry: OperatorEntry, now: Collection[str], drops: _Drops) -> OperatorPlan:
@@ -291,7 +299,7 @@ def _gone_state(state: StateEntry, entry: OperatorEntry, allows: Callable[[str],
         return StatePlan(state.name, Fate.DROPPED, text, "nothing in the job follows this event time", state.name)
     if allows(state.name):
         lost = "; output that was still to be committed is lost" if state.shape == "committables" else ""
-        return StatePlan(state.name, Fate.DROPPED, text, f"as allowed{lost}", state.name)
+        return StatePlan(state.name, Fate.DROPPED, text, f"as allowed{lost}", state.name, lost=ALL)
     return StatePlan(state.name, Fate.REFUSED, text, why, state.name)
 
 

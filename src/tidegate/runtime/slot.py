@@ -423,10 +423,12 @@ class Slot:
             node.name, store=self._world.store, attempt=self._attempt, subtask=self.index, parallelism=vertex.parallelism,
             key_group_count=self._plan.key_group_count,
             restored=None if point is None or chain is None else (point.manifest.epoch, chain))
+        batch_time = self._world.batch_time
         return OperatorContext(
             job=self._settings.name, subtask=self.index, parallelism=vertex.parallelism, attempt=self._attempt,
             key_group_count=self._plan.key_group_count, now_ms=self._world.clock.now_ms,
-            batch_now_ms=None if self._world.batch_time is None else self._world.batch_time.now_ms,
+            batch_now_ms=None if batch_time is None else batch_time.now_ms,
+            batch_watermark_ms=None if batch_time is None else batch_time.watermark_ms,
             deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
             make_backend=partial(self._make_backend, None if point is None else point.store, files), restored=restored,
             is_restored=point is not None, goes_on=chain is not None, is_native=bool(files),

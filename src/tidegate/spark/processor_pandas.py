@@ -7,6 +7,7 @@ is done here for thousands of rows at once.
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ def frames_of(groups: Groups, settings: ProcessorSettings) -> Iterator[Sequence[
     rows = groups.rows
     whole, retyped = _whole(rows, settings)
     mean = max(rows.nbytes / rows.num_rows, 1) if rows.num_rows else 1
-    limit = max(1, min(settings.frame_rows, round(settings.frame_bytes / mean)))
+    limit = max(1, min(settings.frame_rows, math.ceil(settings.frame_bytes / mean)))     # Spark cuts when it is reached
     start = 0
     for size in groups.sizes:
         yield [_part(whole, first, min(limit, start + size - first), retyped)

@@ -1,7 +1,8 @@
 """What Spark knows of the streaming queries of a session, through the gateway to its JVM.
 
 A batch's time is what Spark logged before it ran the batch for the first time: in `current_timestamp()` and for its own
-stateful operators, and the same when the batch runs again. Python's API doesn't have it; Spark 4.2 and 4.3 do.
+stateful operators, and the same when the batch runs again. So is the query's watermark, which Spark finds by all that
+`withWatermark` says in the query, and by its setting for several of them. Python's API has neither; Spark 4.2 and 4.3 do.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import TidegateError
+from tidegate.runtime.queries import BatchTimes
 from tidegate.store.manifest import MicroBatch
 
 if TYPE_CHECKING:
@@ -21,13 +23,14 @@ class SparkQueries:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def batch_time_ms(self, batch: MicroBatch) -> int:
+    def batch_times(self, batch: MicroBatch) -> BatchTimes:
         query = self._active(batch.query)
         execution = None if query is None else query.streamingQuery().lastExecution()
         if execution is None or execution.currentBatchId() != batch.number:
             raise TidegateError(f"micro-batch {batch.number} of the query {batch.query} is not what the query runs now: it "
                                 f"was stopped, or is run by another session than the transform's DataFrame is of")
-        return int(execution.offsetSeqMetadata().batchTimestampMs())
+        logged = execution.offsetSeqMetadata()
+        return BatchTimes(int(logged.batchTimestampMs()), int(logged.batchWatermarkMs()))
 
     def run_of(self, query: str) -> str | None:
         active = self._active(query)

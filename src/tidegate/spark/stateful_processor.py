@@ -31,7 +31,6 @@ from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.spark.processor_evolution import ADVICE, Evolution, check_aliases, checked_evolve
 from tidegate.spark.processor_settings import ProcessorSettings, has_ntz
 from tidegate.spark.transform import DEFAULT_INPUT, checked_name, transform
-from tidegate.spark.waking import prepare
 from tidegate.state.descriptors import Names
 from tidegate.state.timers import TimeKind
 from tidegate.store.base import Store
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 INITIAL_INPUT = "initial_state"
 DEFAULT_NAME = "transform_with_state"
 WATERMARK_DELAY = "spark.watermarkDelayMs"      # what withWatermark leaves with its column
-WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 TIMERS = {"none": None, "processingtime": TimeKind.PROCESSING, "eventtime": TimeKind.EVENT}
 OUTPUT_MODES = ("append", "update")
 ROWS_IN_A_FILE = 1 << 16
@@ -132,8 +130,6 @@ def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_
     timers = TIMERS[asked.time_mode.lower()]
     data = _grouped_data(asked.grouped, "grouped")
     asked = replace(asked, name=checked_name(asked.name, streaming=data.isStreaming, default=DEFAULT_NAME))
-    if timers is not None and data.isStreaming:
-        prepare(data.sparkSession)
     key = _grouping_key(asked.grouped, data, "grouped")
     returns = _output_schema(asked, data.sparkSession)
     recorded = _recorded(asked, timers)
@@ -256,19 +252,15 @@ def _event_time(data: DataFrame, timers: TimeKind) -> EventTime | None:
             raise JobError("timeMode='EventTime' needs a watermark: use df.withWatermark(column, delay) before groupBy, and "
                            "leave the column among those of the input")
         return None
-    _check_one_watermark(data)
-    return EventTime(found[0].name, int(found[0].metadata[WATERMARK_DELAY]), drops_late=timers is TimeKind.EVENT)
+    return EventTime(found[0].name, int(found[0].metadata[WATERMARK_DELAY]), drops_late=timers is TimeKind.EVENT,
+                     is_of_query=_has_several_watermarks(data))
 
 
-def _check_one_watermark(data: DataFrame) -> None:
-    """Of several Spark takes the slowest, unless told otherwise. Here the latest row of any of them counts."""
+def _has_several_watermarks(data: DataFrame) -> bool:
+    """Those of streams that were united or joined, each with its column and delay. Spark follows them all, and takes the
+    slowest or the fastest."""
     plan: str = data._jdf.queryExecution().analyzed().treeString()
-    count = len(re.findall(r"(?m)^\W*EventTimeWatermark\b", plan))
-    policy = data.sparkSession.conf.get(WATERMARK_POLICY)
-    if count > 1 and str(policy).lower() != "max":
-        raise JobError(f"the input has {count} watermarks, of streams that were united or joined, and Spark would go by the "
-                       f"slowest: use withWatermark once, behind the union or the join, or set {WATERMARK_POLICY}=max if "
-                       f"the fastest may decide what is late")
+    return len(re.findall(r"(?m)^\W*EventTimeWatermark\b", plan)) > 1
 
 
 def _with_event_time(result: DataFrame, asked: _Asked, event_time: EventTime | None) -> DataFrame:

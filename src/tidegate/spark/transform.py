@@ -38,7 +38,7 @@ from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.runtime.transforming import Bounded, TransformJob
 from tidegate.spark.deploy import check_task_slots, placed
 from tidegate.spark.interpreters import SlotTask, guarded
-from tidegate.spark.processes import own_processes
+from tidegate.spark.processes import in_own_processes
 from tidegate.spark.processor_settings import has_ntz
 from tidegate.spark.queries import SparkQueries, abandon_stage
 from tidegate.spark.waking import alarm_of
@@ -137,12 +137,11 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     launch = job.launch()
     gathering = _gathering_at(launch.settings.tuning.master_listening)
     gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
-                  abandon=functools.partial(abandon_stage, spark))
+                  abandon=functools.partial(abandon_stage, spark), begun=None if tenant is None else tenant.begin)
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
     together = _together(inputs, ticks, slots, observed_as=f"tidegate {name} in {shown(kept.to)}" if streaming else None)
-    with own_processes(spark, tenant, slots):
-        task = guarded(_task(invitation, transform_id, slots))
-        handed = together.mapInArrow(task, _spark_schema(spark, job.output_schema), barrier=True)
+    task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
+    handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
     given = handed.repartitionById(slots, SLOT)
     if outputs is None:

@@ -1,31 +1,47 @@
 # ruff: noqa: N802  (Spark's names)
-"""The stream that wakes the slots where there is no data: Spark asks it at every trigger (spark/waking.py says for what).
+"""The stream that wakes the slots when there is no data, as a Python data source: the public way, and the slow one.
 
-It runs in a Python process that Spark starts beside the driver for each query. An offset counts the rows that were given.
+It runs in a Python process that Spark starts beside the driver for each query, and looks at an alarm in a file. An offset
+counts the rows that were given. A query's very first batch has a row in any case: Spark runs one as soon as it meets such a
+source that it doesn't know.
 
-A query waits for that process, and the first one of a session for three more. So its code travels by value, and uses nothing
-that imports Tidegate or pandas: each of the two takes longer to import than everything that the process does.
+A query waits half a second for that process, and the first one of a session two more for three others. A version of Spark
+that takes an object of the driver's has no need of them (waking_stream.py). The code travels by value, and uses nothing that
+imports Tidegate or pandas: each of the two takes longer to import than everything that the process does.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import sys
+import tempfile
+import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from pyspark import cloudpickle
-from pyspark.sql.datasource import DataSource, DataSourceReader, SimpleDataSourceStreamReader
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-from tidegate.spark.waking import ALARM, COLUMN, NEVER, SCHEMA
+from tidegate.spark.waking import COLUMN, COUNT, SCHEMA
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 FORMAT = "tidegate_waking"
-COUNT = "wakings"
+ALARM = "alarm"         # the option that names the alarm's file
+NEVER = "never"
+
+_registered: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
+_lock = threading.Lock()
+_folder: Path | None = None
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -44,18 +60,8 @@ class WakingSource(DataSource):
     def schema(self) -> str:
         return SCHEMA
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return NoRows()
-
     def simpleStreamReader(self, schema: StructType) -> WakingReader:
         return WakingReader(Path(self.options[ALARM]))
-
-
-class NoRows(DataSourceReader):
-    """The source as a table, for `waking.prepare`."""
-
-    def read(self, partition: Any) -> Iterator[Any]:
-        return iter(())
 
 
 class WakingReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -88,3 +94,42 @@ class WakingReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         except FileNotFoundError:
             return True
         return at != NEVER and time.time() * 1000 >= int(at)
+
+
+class AlarmFile:
+    """An alarm that a reader in another process looks at.
+
+    The file is in a folder of the driver's own, which goes with its process. It is replaced as a whole. If it is gone
+    (some machines tidy such folders up) a reader takes the alarm to go off, and the batch that follows sets it again.
+    """
+
+    def __init__(self) -> None:
+        self.path = _own_folder() / uuid.uuid4().hex
+        self.set(None)
+
+    def set(self, at_ms: int | None) -> None:
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        written = self.path.with_suffix(".new")
+        written.write_text(NEVER if at_ms is None else str(at_ms))
+        os.replace(written, self.path)
+
+
+def source_stream(alarm: AlarmFile, spark: SparkSession) -> DataFrame:
+    """With a schema, so that Spark doesn't ask a Python process for it."""
+    with _lock:
+        if spark not in _registered:
+            # A name of its own for each session: Spark 4.3.0 neither knows what another session has registered, nor lets it
+            # be registered once more, where the other one is the first of its process.
+            source = waking_source(uuid.uuid4().hex)
+            spark.dataSource.register(source)
+            _registered[spark] = source.name()
+    return spark.readStream.format(_registered[spark]).schema(SCHEMA).option(ALARM, str(alarm.path)).load()
+
+
+def _own_folder() -> Path:
+    global _folder
+    with _lock:
+        if _folder is None or not _folder.is_dir():
+            _folder = Path(tempfile.mkdtemp(prefix="tidegate-alarms-"))
+            atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+        return _folder

@@ -76,10 +76,12 @@ class DeclaredState:
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """`convert` brings rows of the snapshot to the present schema; None where they have it. `notes` says how."""
+    """`convert` brings rows of the snapshot to the present schema; None where they have it. `notes` says how, `dropped`
+    which fields the present schema doesn't have."""
 
     convert: ConvertRows | None = None
     notes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 def evolve(was: StateInfo, now: DeclaredState) -> Evolved:
@@ -121,7 +123,7 @@ def evolve(was: StateInfo, now: DeclaredState) -> Evolved:
                    for name, column in zip(schema.names, rows.columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    return Evolved(convert_rows, tuple(notes))
+    return Evolved(convert_rows, tuple(notes), tuple(walk.dropped))
 
 
 def _check_map_key(was: pa.Schema, now: pa.Schema) -> None:
@@ -163,6 +165,22 @@ def check_changes(declared: pa.DataType, changes: Changes) -> None:
     for path, old in changes.renamed.items():
         if type(old) is not str or old in ("", fields[path].name):
             raise JobError(f"renamed={{{path!r}: {old!r}}}: give the name that the field had before")
+    for path in changes.renamed:
+        ring = _ring(path, changes.renamed)
+        if ring:
+            raise JobError(f"by renamed= the fields {', '.join(map(repr, ring))} take each other's names, and a snapshot "
+                           f"doesn't show whether that has happened. Rename one of them to a third name, start the program "
+                           f"with that, and rename the rest then")
+
+
+def _ring(path: str, renamed: Mapping[str, str]) -> list[str]:
+    """The fields that a field gets its name back from, if it is one of those that take each other's names."""
+    parent, dot, _ = path.rpartition(".")
+    ring, at = [path], f"{parent}{dot}{renamed[path]}"
+    while at in renamed and at not in ring:
+        ring.append(at)
+        at = f"{parent}{dot}{renamed[at]}"
+    return ring if at == path else []
 
 
 def described(kind: str, shape: str, schema: pa.Schema) -> str:
@@ -187,6 +205,7 @@ class _Walk:
         self._added = {prefix + path: default for path, default in changes.added.items()}
         self._renamed = {prefix + path: old for path, old in changes.renamed.items()}
         self.notes: list[str] = []
+        self.dropped: list[str] = []
         self.problems: list[str] = []
 
     def check(self) -> None:
@@ -219,7 +238,7 @@ class _Walk:
             at = f"{path}.{declared.name}" if path else declared.name
             index = self._source(old, new, declared.name, at)
             if index is None:
-                parts.append((None, self._new(declared, at)))
+                parts.append((None, None if at in self._renamed else self._new(declared, at)))
                 continue
             was = old.field(index)
             if index in used:
@@ -229,12 +248,14 @@ class _Walk:
                 self.notes.append(f"{self._shown(at)} was {was.name!r}")
             self._check_null(was, declared, at, "it")
             parts.append((index, self.between(was.type, declared.type, at)))
-        self.notes += [f"{self._shown(f'{path}.{was.name}' if path else was.name)} dropped"
-                       for index, was in enumerate(old) if index not in used]
+        gone = [self._shown(f"{path}.{was.name}" if path else was.name)
+                for index, was in enumerate(old) if index not in used]
+        self.notes += [f"{each} dropped" for each in gone]
+        self.dropped += gone
         return _over_structs(new, parts)
 
     def _source(self, old: pa.DataType, new: pa.DataType, name: str, path: str) -> int | None:
-        """Which field of the old struct it is: the one of its name, else the one of its former name."""
+        """Which field of the old struct it is: the one of its name, else the one of its former name. None: it is new."""
         names = [was.name for was in old]
         former = self._renamed.get(path)
         if former is not None and former in names and name in names and new.get_field_index(former) < 0:
@@ -243,6 +264,10 @@ class _Walk:
         for candidate in (name, former):
             if candidate in names:
                 return names.index(candidate)
+        if former is not None:      # or the value under its real name would be dropped
+            self._problem(path, f"the snapshot has neither {name!r} nor {former!r}, its name in renamed=; it has "
+                                f"{', '.join(map(repr, names)) or 'no fields'}. Give the name that the field had, or take "
+                                f"it out of renamed= if it is new")
         return None
 
     def _new(self, declared: pa.Field, path: str) -> Convert | None:

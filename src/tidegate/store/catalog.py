@@ -61,7 +61,7 @@ class SnapshotCatalog:
         self._claimant = claimant if claimant is not None else uuid.uuid4().hex
         self._claims: dict[int, bytes] = {}
         self._newest_epoch = 0
-        # Manifests never change, so what one lists is read once.
+        # Manifests never change, so what one lists is read once. `release` forgets those that are gone.
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
         self._discarded: deque[str] = deque(maxlen=REMEMBERED_DISCARDS)
         self._confirmed: set[ManifestName] = set()      # those whose notes are ours to delete
@@ -188,10 +188,12 @@ class SnapshotCatalog:
         live = self._live_manifests()
         doomed = [manifest for manifest in live if manifest.epoch in epochs]
         assert not doomed or doomed[-1] != live[-1], "the newest snapshot is what a failure goes back to"
-        needed = self._files_listed_by(manifest for manifest in live if manifest not in doomed)
-        unneeded = self._files_listed_by(doomed) - needed
+        kept = [manifest for manifest in live if manifest not in doomed]
+        unneeded = self._files_listed_by(doomed) - self._files_listed_by(kept)
         self._forget_confirmed(self._confirmed.intersection(doomed))
-        return self._delete(doomed, unneeded)
+        deleted = self._delete(doomed, unneeded)
+        self._listed_files = {manifest: self._listed_files[manifest] for manifest in kept}
+        return deleted
 
     def discard(self, files: Collection[str], *, attempt: int) -> list[str]:
         """Deletes state files of aborted epochs, except what a snapshot lists. The caller vouches that no manifest will

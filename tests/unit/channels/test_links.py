@@ -20,17 +20,11 @@ from tidegate.errors import HandshakeError, ProtocolError
 SECRET = b"a secret of the job, 32 bytes xx"
 PATIENCE_S = 20.0
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
+
 
 def identity(attempt: int = 1) -> Identity:
     return Identity("job", attempt, SECRET)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left_behind() -> Iterator[None]:
-    files, threads = set(os.listdir("/proc/self/fd")), set(threading.enumerate())
-    yield
-    assert set(os.listdir("/proc/self/fd")) <= files
-    assert set(threading.enumerate()) <= threads
 
 
 class Driver:

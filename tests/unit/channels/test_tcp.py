@@ -26,13 +26,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 CHANNEL = ChannelId(2, 0, 1)
 PATIENCE_S = 20.0
 
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left_behind() -> Iterator[None]:
-    files, threads = set(os.listdir("/proc/self/fd")), set(threading.enumerate())
-    yield
-    assert set(os.listdir("/proc/self/fd")) <= files
-    assert set(threading.enumerate()) <= threads
+pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
 class Slot:

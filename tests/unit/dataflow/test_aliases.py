@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.dataflow.test_stream import Collect, Count, Join, Nowhere, Records, Rules
+from tests.unit.dataflow.described import Nowhere, Records
+from tests.unit.dataflow.test_stream import BIDS, Collect, Count, Join, Rules
 from tidegate.dataflow.stream import Pipeline
 from tidegate.errors import GraphError, JobError
 from tidegate.state import descriptors as tg
@@ -15,7 +16,7 @@ from tidegate.state.descriptors import descriptors_of
 
 def test_whatever_has_state_can_have_been_called_something_else() -> None:
     pipeline = Pipeline()
-    bids = pipeline.source("bids", Records(), alias="offers")
+    bids = pipeline.source("bids", Records(BIDS), alias="offers")
     bids.process("collect", Collect(), alias=["gather", "heap"])
     counts = bids.key_by("auction").process("count", Count(), "auction long, n long", alias="counts")
     counts.to("out", Nowhere(), alias="log")
@@ -32,12 +33,12 @@ def test_whatever_has_state_can_have_been_called_something_else() -> None:
     (5, "give the name"), (["a/b"], "neither slashes"), ([5], "give a text")])
 def test_an_alias_is_a_name_that_it_had_before(alias: Any, told: str) -> None:
     with pytest.raises(GraphError, match=told):
-        Pipeline().source("bids", Records(), alias=alias)
+        Pipeline().source("bids", Records(BIDS), alias=alias)
 
 
 def test_a_name_goes_to_one_operator() -> None:
     pipeline = Pipeline()
-    bids = pipeline.source("bids", Records(), alias="offers")
+    bids = pipeline.source("bids", Records(BIDS), alias="offers")
     with pytest.raises(GraphError, match=r"sink 'out', alias='bids': that is a name or alias of the source 'bids'"):
         bids.to("out", Nowhere(), alias="bids")
     with pytest.raises(GraphError, match=r"sink 'out', alias='offers': that is a name or alias of the source 'bids'"):
@@ -48,7 +49,7 @@ def test_a_name_goes_to_one_operator() -> None:
 
 def test_a_generated_name_is_no_alias_of_another() -> None:
     pipeline = Pipeline()
-    bids = pipeline.source("bids", Records(), alias="filter-1").filter(lambda bid: True)
+    bids = pipeline.source("bids", Records(BIDS), alias="filter-1").filter(lambda bid: True)
     bids.to("out", Nowhere())
     assert [node.name for node in pipeline.build().nodes] == ["bids", "filter-2", "out"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.dataflow.contracts import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
+from tests.unit.dataflow.described import Nowhere, Records
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedProcess, Process
 from tidegate.dataflow.stream import Pipeline, Stream
 from tidegate.errors import GraphError, JobError, SchemaError
@@ -17,27 +17,6 @@ from tidegate.state.descriptors import broadcast_map, list_, operator_list, valu
 from tidegate.types import parse_schema
 
 BIDS = "auction long, price double, at string, tags map<string,string>, ts timestamp"
-
-
-class Records(Source):
-    def __init__(self, schema: str | pa.Schema = BIDS) -> None:
-        self._schema = parse_schema(schema) if isinstance(schema, str) else schema
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._schema
-
-    @property
-    def bounded(self) -> bool:
-        return True
-
-    def open(self, context: SourceContext) -> SourceReader:
-        raise AssertionError("building a graph opens nothing")
-
-
-class Nowhere(Sink):
-    def open(self, context: SinkContext) -> SinkWriter:
-        raise AssertionError("building a graph opens nothing")
 
 
 class OnlyLongs(Nowhere):
@@ -127,7 +106,7 @@ def pipeline() -> Pipeline:
 
 @pytest.fixture
 def bids(pipeline: Pipeline) -> Stream:
-    return pipeline.source("bids", Records())
+    return pipeline.source("bids", Records(BIDS))
 
 
 def complaint(kind: type[JobError], write: Callable[[], Any]) -> str:
@@ -173,7 +152,7 @@ def test_names_may_have_spaces_and_letters_of_any_language(bids: Stream, name: s
 
 
 def test_a_name_is_text(pipeline: Pipeline) -> None:
-    message = complaint(GraphError, lambda: pipeline.source(Records(), Records()))      # type: ignore[arg-type]
+    message = complaint(GraphError, lambda: pipeline.source(Records(BIDS), Records(BIDS)))      # type: ignore[arg-type]
     assert says(message, "source's name", "give a text")
 
 
@@ -464,7 +443,7 @@ def test_an_operator_without_output_can_not_be_read(bids: Stream, use: Callable[
 
 
 def test_streams_of_two_jobs_do_not_mix(bids: Stream) -> None:
-    other = Pipeline().source("other", Records())
+    other = Pipeline().source("other", Records(BIDS))
     for write in (lambda: bids.union(other), lambda: bids.connect(other), lambda: bids.connect(other.broadcast()),
                   lambda: bids.key_by("at").connect(other.key_by("at"))):
         assert says(complaint(GraphError, write), "after 'bids'", "different jobs", "of one")

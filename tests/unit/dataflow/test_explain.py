@@ -7,37 +7,14 @@ from functools import partial
 from textwrap import dedent
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from tidegate.dataflow.contracts import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
+from tests.unit.dataflow.described import Nowhere, Records
 from tidegate.dataflow.explain import WIDTH, explain_logical, explain_optimised, explain_physical
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.stream import Pipeline, Stream
 from tidegate.state.descriptors import aggregating, broadcast_map, list_, map_, operator_list, reducing, value
-from tidegate.types import parse_schema
-
-
-class Records(Source):
-    def __init__(self, ddl: str) -> None:
-        self._schema = parse_schema(ddl)
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._schema
-
-    @property
-    def bounded(self) -> bool:
-        return True
-
-    def open(self, context: SourceContext) -> SourceReader:
-        raise AssertionError("explaining opens nothing")
-
-
-class Nowhere(Sink):
-    def open(self, context: SinkContext) -> SinkWriter:
-        raise AssertionError("explaining opens nothing")
 
 
 class ApplyRules(BroadcastProcess):

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.dataflow.contracts import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
+from tests.unit.dataflow.described import Nowhere, Records
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
 from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
@@ -22,29 +22,6 @@ from tidegate.types import parse_schema
 BIDS = "auction long, price double, ts timestamp"
 FORWARD, HASH, BROADCAST, REBALANCE = (Partitioning.FORWARD, Partitioning.HASH, Partitioning.BROADCAST,
                                        Partitioning.REBALANCE)
-
-
-class Records(Source):
-    """A source that is only described, never opened."""
-
-    def __init__(self, ddl: str = BIDS) -> None:
-        self._schema = parse_schema(ddl)
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._schema
-
-    @property
-    def bounded(self) -> bool:
-        return True
-
-    def open(self, context: SourceContext) -> SourceReader:
-        raise AssertionError("building a graph opens nothing")
-
-
-class Nowhere(Sink):
-    def open(self, context: SinkContext) -> SinkWriter:
-        raise AssertionError("building a graph opens nothing")
 
 
 class Count(KeyedProcess):
@@ -83,7 +60,7 @@ def pipeline() -> Pipeline:
 
 @pytest.fixture
 def bids(pipeline: Pipeline) -> Stream:
-    return pipeline.source("bids", Records())
+    return pipeline.source("bids", Records(BIDS))
 
 
 def build(pipeline: Pipeline) -> LogicalGraph:
@@ -175,7 +152,7 @@ def test_a_keyed_stream_can_go_to_a_sink_by_key(pipeline: Pipeline, bids: Stream
 
 
 def test_a_union_is_several_edges_into_one_port(pipeline: Pipeline, bids: Stream) -> None:
-    more = pipeline.source("more bids", Records())
+    more = pipeline.source("more bids", Records(BIDS))
     bids.union(more.rebalance()).to("out", Nowhere())
     assert by_name(pipeline.build(), "out").inputs == (Edge(0, None, 0, FORWARD), Edge(1, None, 0, REBALANCE))
 
@@ -190,7 +167,7 @@ def test_a_union_of_nothing_is_the_stream(bids: Stream) -> None:
 
 
 def test_a_union_is_keyed_edge_by_edge(pipeline: Pipeline, bids: Stream) -> None:
-    more = pipeline.source("more bids", Records())
+    more = pipeline.source("more bids", Records(BIDS))
     bids.union(more).key_by("auction").process("count", Count(), returns="a long, n long").to("out", Nowhere())
     assert [edge.partitioning for edge in by_name(pipeline.build(), "count").inputs] == [HASH, HASH]
 
@@ -260,15 +237,15 @@ def test_time_can_be_a_long_a_timestamp_or_a_date(pipeline: Pipeline, kind: str)
 
 
 def test_a_watermark_is_as_parallel_as_its_source(pipeline: Pipeline) -> None:
-    one = pipeline.source("one", Records(), parallelism=1)
-    two = pipeline.source("two", Records(), parallelism=2)
+    one = pipeline.source("one", Records(BIDS), parallelism=1)
+    two = pipeline.source("two", Records(BIDS), parallelism=2)
     for stream in (one, one.union(one), one.union(two), one.rebalance()):
         stream.with_watermark("ts", "1 s")
     assert [node.parallelism for node in pipeline._nodes[2:]] == [1, 1, None, None]
 
 
 def test_every_operator_can_be_given_a_parallelism(pipeline: Pipeline) -> None:
-    stream = pipeline.source("s", Records(), parallelism=1)
+    stream = pipeline.source("s", Records(BIDS), parallelism=1)
     stream = stream.map(lambda row: row, returns=BIDS, parallelism=2).filter(bool, parallelism=3)
     stream = stream.flat_map(lambda row: [row], returns=BIDS, parallelism=4)
     stream = stream.map_batches(lambda batch: batch, returns=BIDS, parallelism=5)

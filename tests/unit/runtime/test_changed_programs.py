@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tests.jobs import committed
+from tests.jobs import check_ledger, committed, completed, until
 from tests.unit.runtime.conftest import Bench
 from tidegate.state.pickled import pickled
 from tidegate.testing.processes import ProcessJob
@@ -83,7 +83,8 @@ def after(job: ProcessJob, bench: Bench, function: tg.KeyedProcess, **names: Any
     counted.to("written", tg.sinks.parquet(bench.out), alias="out")
 
 
-def test_a_job_goes_on_under_other_names_and_types_at_another_number_of_slots(bench: Bench) -> None:
+def test_a_job_goes_on_under_other_names_and_types_at_another_number_of_slots(
+        bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.finish(lambda job: before(job, bench))
     job = ProcessJob("job", slots=3, restart=tg.NoRestart(), drop_state=["hoard", "count.useless"],
                      snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"))
@@ -96,6 +97,10 @@ def test_a_job_goes_on_under_other_names_and_types_at_another_number_of_slots(be
         last, note = (n, "before") if n < 200 else (n - KEYS, "restored" if n < 200 + KEYS else "new")
         expected.append((n % KEYS, n // KEYS + 1, float(last), note))
     assert sorted(committed(bench.out)) == sorted(expected)
+    (lost,) = [record.message for record in caplog.records if "does not take in" in record.message]
+    for part in ("value.old of state 'last' of operator 'counts'", "all of state 'useless' of operator 'counts'",
+                 "of operator 'hoard'"):
+        assert part in lost, lost
 
 
 def test_a_program_that_doesn_t_fit_is_refused_before_anything_is_deployed(bench: Bench) -> None:
@@ -120,6 +125,60 @@ def test_a_program_that_doesn_t_fit_is_refused_before_anything_is_deployed(bench
                  "drop_state=['hoard']", "What is possible"):
         assert part in told, told
     assert not handle.attempts, "something was deployed"
+
+
+def test_a_program_that_doesn_t_fit_ends_no_job_that_runs(bench: Bench) -> None:
+    """To claim an attempt is to fence off whoever has the one before."""
+    running = bench.ledger(rows=1_000, rate=1_000, gated=True)
+    until(lambda: completed(running), "a snapshot", handle=running)
+    other = bench.job(restart=tg.NoRestart())
+    other.source("in", records(10)).to("out", tg.sinks.parquet(bench.folder / "other"))
+    handle = bench.start(other)
+    with pytest.raises(tg.JobFailed, match="can't be taken in by the job as it is now"):
+        handle.wait(60)
+    bench.open_gate()
+    assert running.wait(60) is tg.Status.FINISHED and running.failures == []
+    check_ledger(committed(bench.out), 1_000)
+
+
+@pytest.mark.parametrize("backend", [tg.heap(), tg.rocksdb()], ids=["heap", "rocksdb"])
+def test_a_wrong_name_in_renamed_loses_nothing(bench: Bench, backend: Any) -> None:
+    """It is refused, the right one takes effect, and then either does no harm."""
+    class Kept(tg.KeyedProcess):
+        last = tg.value("struct<n: int>")
+        all = tg.list("struct<n: int>")
+
+        def process(self, record: Any, ctx: Any) -> None:
+            self.last.set((record.n,))
+            self.all.add((record.n,))
+
+    def renamed(old: str) -> tg.KeyedProcess:
+        class Renamed(tg.KeyedProcess):
+            last = tg.value("struct<number: int>", renamed={"number": old})
+            all = tg.list("struct<number: int>", renamed={"number": old})
+
+            def process(self, record: Any, ctx: Any) -> None:
+                held = [each["number"] for each in self.all.get()]
+                assert held == list(range(record.key, record.n, KEYS)), held
+                assert self.last.get()["number"] == held[-1]
+                self.last.set((record.n,))
+                self.all.add((record.n,))
+
+        return Renamed()
+
+    def run(function: tg.KeyedProcess, rows: int) -> tg.Handle:
+        job = ProcessJob("job", slots=2, backend=backend, restart=tg.NoRestart(),
+                         snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"))
+        job.source("in", records(rows)).key_by("key").process("keep", function)
+        handle = bench.start(job)
+        handle.wait(60)
+        return handle
+
+    run(Kept(), 100)
+    with pytest.raises(tg.JobFailed, match=r"value\.number: the snapshot has neither 'number' nor 'N', .* it has 'n'\."):
+        run(renamed("N"), 200)
+    assert run(renamed("n"), 200).failures == []
+    assert run(renamed("n"), 300).failures == run(renamed("N"), 400).failures == []
 
 
 def sums(bench: Bench, function: tg.KeyedProcess, *, rows: int) -> None:

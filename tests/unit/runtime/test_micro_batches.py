@@ -16,7 +16,8 @@ from tidegate.runtime.attempts import batch_before
 from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.messages import Decline, Failed
-from tidegate.runtime.micro_batches import Stillness, _end_epoch
+from tidegate.runtime.micro_batches import MicroBatches, Stillness, _end_epoch
+from tidegate.runtime.queries import BatchTimes
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest, MicroBatch
 from tidegate.store.memory import MemoryStore
@@ -135,6 +136,35 @@ def test_whatever_fails_a_batch_finds_the_newest_snapshot_of_the_one_before(seed
         assert {each for each, _ in kept(store)} >= {each for each in newest if number - 1 <= each} - {-1}
         if number in newest and chance.random() < 0.7:
             number += 1
+
+
+def test_who_takes_the_place_of_a_transform_does_not_wait_for_its_batch() -> None:
+    """A query was started again: a batch begins, and may take hours."""
+    begun, release = threading.Event(), threading.Event()
+
+    class Hangs:
+        def batch_times(self, batch: MicroBatch) -> BatchTimes:
+            begun.set()
+            release.wait(60)
+            raise TidegateError("stopped")
+
+    batches: Any = object.__new__(MicroBatches)
+    batches._lock, batches._live, batches._queries, batches.is_settled = threading.Lock(), None, Hangs(), True
+    run: Any = SimpleNamespace(offers=[SimpleNamespace(query="q", batch=7)])
+    conducting = threading.Thread(target=lambda: batches.conduct(run))
+    conducting.start()
+    try:
+        assert begun.wait(60)
+        assert not batches.is_settled, "nobody takes it over"
+        asked = threading.Thread(target=lambda: answers.append(batches.move_out()))
+        answers: list[bool] = []
+        asked.start()
+        asked.join(30)
+        assert answers == [False], "it waits"
+    finally:
+        release.set()
+        conducting.join(60)
+    assert batches.move_out() and not batches.is_settled
 
 
 class Script:

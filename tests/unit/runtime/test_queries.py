@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate.errors import JobError
-from tidegate.runtime.queries import StoreHolders
+from tidegate.runtime.queries import BatchTimes, StoreHolders
 from tidegate.store.manifest import MicroBatch
 
 
@@ -15,8 +15,8 @@ class Active:
     def __init__(self, **runs: str) -> None:
         self.runs = runs
 
-    def batch_time_ms(self, batch: MicroBatch) -> int:
-        return 0
+    def batch_times(self, batch: MicroBatch) -> BatchTimes:
+        return BatchTimes(0, 0)
 
     def run_of(self, query: str) -> str | None:
         return self.runs.get(query)

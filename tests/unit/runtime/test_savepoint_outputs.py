@@ -21,6 +21,7 @@ from tests.unit.runtime.conftest import Bench
 from tidegate.connectors.parquet_sink import OutputFolder, ParquetSink, ParquetSinkWriter
 from tidegate.dataflow.contracts import SinkContext, SinkWriter
 from tidegate.errors import CommitError, JobFailed, TidegateError
+from tidegate.store.committed import committable_count
 from tidegate.store.savepoints import find_restore_point
 from tidegate.testing.processes import ProcessJob
 
@@ -30,12 +31,12 @@ BACKENDS = {"heap": tg.heap, "rocksdb": tg.rocksdb}
 
 def ledger(bench: Bench, out: Path | tg.Sink, *, to: str = "snapshots", gate: str = "gate", every: Any = "100 ms",
            backend: str = "heap", slots: int = 2, make: Any = None, memory: Path | None = None, restart: Any = None,
-           **rest: Any) -> tg.Handle:
+           name: str = "out", **rest: Any) -> tg.Handle:
     job = ProcessJob("job", slots=slots, restart=restart or tg.FixedDelay(attempts=3, delay_ms=0),
                      backend=BACKENDS[backend](), snapshots=tg.Snapshots(to=str(bench.folder / to), every=every), **rest)
     sink = out if isinstance(out, tg.Sink) else tg.sinks.parquet(out) if make is None else make(
         address=str(out), row_group_rows=65_536, compression="zstd", memory=str(memory))
-    build_ledger(job, sink, rows=ROWS, rate=5_000, gate=bench.folder / gate)
+    build_ledger(job, sink, rows=ROWS, rate=5_000, gate=bench.folder / gate, name=name)
     return bench.start(job)
 
 
@@ -222,6 +223,37 @@ def test_output_that_is_really_gone_is_an_error_at_once(bench: Bench) -> None:
         with pytest.raises(JobFailed, match=rf"can't commit part-out-3-.* in {bench.out}: its pending file .* is gone"):
             handle.wait(60)
         assert len(handle.failures) == 1, "no restart brings it back"
+
+
+# A sink that is taken out of the program, or gets another name.
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sink_is_taken_out_when_its_output_is_committed(bench: Bench, backend: str) -> None:
+    first = ledger(bench, bench.out, backend=backend)
+    until(lambda: completed(first), "a snapshot", handle=first)
+    first.stop()
+    assert committable_count(find_restore_point(str(bench.snapshots / "job")).manifest), "the case is not what it should be"
+    assert not tg.plan_restore(_renamed_sink(bench), str(bench.snapshots / "job")).refusals
+    again = ledger(bench, bench.folder / "new", name="other", backend=backend)
+    finishes(bench, again, bench.out, bench.folder / "new")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sink_is_not_taken_out_while_it_has_output_to_commit(bench: Bench, backend: str) -> None:
+    doomed = subprocess.run([sys.executable, "-c", DRIVER, str(bench.folder), backend], timeout=60, check=False)
+    assert doomed.returncode == -signal.SIGKILL
+    without = ledger(bench, bench.folder / "new", name="other", backend=backend)
+    with pytest.raises(JobFailed, match=r"drop_state=\['out'\]"):
+        without.wait(60)
+    assert tg.plan_restore(_renamed_sink(bench), str(bench.snapshots / "job")).refusals
+    finishes(bench, ledger(bench, bench.out, backend=backend), bench.out)
+
+
+def _renamed_sink(bench: Bench) -> ProcessJob:
+    job = ProcessJob("job", slots=2, snapshots=tg.Snapshots(to=str(bench.folder / "nowhere")))
+    build_ledger(job, tg.sinks.parquet(bench.folder / "new"), rows=ROWS, name="other")
+    return job
 
 
 # A two-phase sink of a user's own.

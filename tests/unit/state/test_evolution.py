@@ -95,11 +95,52 @@ def test_a_rename_that_has_happened_is_no_matter() -> None:
     assert converted("struct<b: int, a: long>", "struct<b: long, a: long>", (5, 6), renamed={"b": "a"}) == [{"b": 5, "a": 6}]
 
 
-def test_two_fields_change_their_names_in_a_ring() -> None:
-    assert converted("struct<a: long>", "struct<b: long>", (1,), renamed={"b": "a"}) == [{"b": 1}]
-    # By name they are what they were: a swap can't be told, and isn't guessed.
+@pytest.mark.parametrize("renamed", [{"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "a"}, {"in.x": "y", "in.y": "x"}])
+def test_fields_that_take_each_other_s_names_are_refused(renamed: dict[str, str]) -> None:
+    """By name they are what they were: nothing tells what was before the swap from what came after it."""
+    with pytest.raises(JobError, match=r"take each other's names, .* Rename one of them to a third name"):
+        tg.value("struct<a: long, b: long, c: long, in: struct<x: long, y: long>>", renamed=renamed)
+    steps = {"a": "b", "b": "t"}        # what is left in the program when it was done in steps
     assert conversion(parse_type("struct<a: long, b: long>"), parse_type("struct<a: long, b: long>"),
-                      changes=Changes(renamed={"a": "b", "b": "a"})) is None
+                      changes=tg.value("struct<a: long, b: long>", renamed=steps).changes) is None
+
+
+NEITHER = [
+    ("struct<n: long>", "struct<amount: long>", {"amount": "m"}, "value.amount: the snapshot has neither 'amount' nor 'm', "
+     "its name in renamed=; it has 'n'. Give the name that the field had, or take it out of renamed= if it is new"),
+    ("struct<n: long>", "struct<n: long, amount: long NOT NULL>", {"amount": "N"}, "value.amount: the snapshot has neither"),
+    ("struct<at: struct<x: int, y: int>>", "struct<place: struct<x: int, z: int>>", {"place": "at", "place.z": "at.y"},
+     "value.place.z: the snapshot has neither 'z' nor 'at.y', its name in renamed=; it has 'x', 'y'."),
+    ("array<struct<n: long>>", "array<struct<amount: long>>", {"amount": "m"}, "value.amount: the snapshot has neither"),
+    ("map<string, struct<n: long>>", "map<string, struct<amount: long>>", {"amount": "m"}, "value.amount: the snapshot has"),
+    ("array<map<string, struct<at: struct<x: int>>>>", "array<map<string, struct<at: struct<y: int>>>>", {"at.y": "z"},
+     "value.at.y: the snapshot has neither 'y' nor 'z', its name in renamed=; it has 'x'.")]
+
+
+@pytest.mark.parametrize(("old", "new", "renamed", "told"), NEITHER)
+def test_a_renamed_field_that_the_snapshot_has_under_neither_name_is_refused(
+        old: str, new: str, renamed: dict[str, str], told: str) -> None:
+    """It would be null, and the value under the real name dropped."""
+    problem = refused(old, new, renamed=renamed)
+    assert problem.startswith(told) and problem.count("value.") == 1, problem
+
+
+def test_a_renamed_field_of_a_struct_that_is_new_or_null_is_no_matter() -> None:
+    assert converted("struct<n: long>", "struct<n: long, at: struct<y: int>>", (1,), renamed={"at.y": "x"}) == [
+        {"n": 1, "at": None}]
+    assert converted("struct<n: long, at: struct<x: int>>", "struct<n: long, at: struct<y: int>>", (1, None), (2, (3,)),
+                     renamed={"at.y": "x"}) == [{"n": 1, "at": None}, {"n": 2, "at": {"y": 3}}]
+
+
+@pytest.mark.parametrize("make", [tg.value, tg.list_, tg.operator_list, lambda kind, **more: tg.map_("int", kind, **more),
+                                  lambda kind, **more: tg.broadcast_map("int", kind, **more)])
+def test_no_shape_of_state_loses_a_field_by_a_wrong_name(make: Any) -> None:
+    with pytest.raises(RestoreError, match=r"value\.b: the snapshot has neither 'b' nor 'c', .* it has 'a'\."):
+        evolved(make("struct<a: int>"), make("struct<b: int>", renamed={"b": "c"}))
+    renamed = evolved(make("struct<a: int>"), make("struct<b: int>", renamed={"b": "a"}))
+    assert renamed.convert is not None and renamed.dropped == ()
+    dropping = evolved(make("struct<a: int, b: struct<c: int, d: int>>"), make("struct<b: struct<d: long>>"))
+    assert dropping.dropped == ("value.b.c", "value.a"), "what is let go is named"
 
 
 def test_fields_inside_lists_maps_and_structs_are_reached_by_a_path() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -340,6 +341,46 @@ def test_releasing_deletes_what_only_the_released_snapshots_need() -> None:
     assert _state_files(store) == {base.name, last.name}
     catalog.verify(3)
     assert catalog.release([1, 2], attempt=attempt) == []
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_a_job_that_runs_for_months_takes_no_more_memory_and_loses_no_shared_file(aborts: bool) -> None:
+    """Chains of one base and up to 20 deltas, as incremental snapshots have them; three snapshots are retained."""
+    store = MemoryStore()
+    catalog = SnapshotCatalog(store)
+    catalog.claim_attempt()
+    chain: list[FileEntry] = []
+    listed: dict[int, set[str]] = {}
+    sizes: list[int] = []
+
+    def epochs(numbers: range) -> None:
+        nonlocal chain
+        for epoch in numbers:
+            if aborts and epoch % 3 == 0:
+                catalog.discard([_write(store, attempt=1, epoch=epoch).name], attempt=1)
+                continue
+            chain = [] if len(chain) > 20 else chain
+            file = _complete(catalog, store, attempt=1, epoch=epoch, also=chain)
+            chain = [*chain, file]
+            listed[epoch] = {each.name for each in chain}
+            for old in [old for old in listed if old < sorted(listed)[-3:][0]]:
+                catalog.release([old], attempt=1)
+                del listed[old]
+            assert _state_files(store) == set().union(*listed.values())
+            sizes.append(len(catalog._listed_files))
+
+    tracemalloc.start()
+    try:
+        epochs(range(1, 200))
+        before, _ = tracemalloc.get_traced_memory()
+        epochs(range(200, 2500))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    discarded = 2300 // 3 * 250 if aborts else 0        # those are remembered, up to a bound of their own
+    assert after - before < 100_000 + discarded and max(sizes) <= 4, (after - before, max(sizes))
+    assert catalog.epochs() == sorted(listed)
+    catalog.verify(max(listed))
 
 
 def test_the_newest_snapshot_is_never_released() -> None:

@@ -87,6 +87,7 @@ class OperatorContext:
     goes_on: bool = False                                     # whether the next snapshot builds on the restored one
     is_native: bool = False                                   # the backend has the keyed state already, in its own files
     batch_now_ms: Callable[[], int] | None = None             # the time of the micro-batch, if these are the epochs
+    batch_watermark_ms: Callable[[], int] | None = None       # and the streaming query's watermark
     on_untimed: Callable[[], None] | None = None              # for the first timer of event time, where this never moves
 
     @property

@@ -116,11 +116,13 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class EventTime:
-    """Where it comes from: `delay_ms` behind the latest in this column."""
+    """Where it comes from: `delay_ms` behind the latest in this column. Of several watermarks only the query knows what they
+    come to (`is_of_query`)."""
 
     column: str
     delay_ms: int
     drops_late: bool
+    is_of_query: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,7 @@ class Progress:
         self._states = states
         self._items = states.state(progress_descriptor())
         self.latest_ms: int | None = None       # of what has come so far
+        self.wants_more = False                 # whether event time has moved, or may have, in the epoch that ended
 
     @property
     def begun(self) -> bool:
@@ -200,11 +203,16 @@ class Progress:
     def hear(self, latest_ms: int) -> None:
         self.latest_ms = latest_ms if self.latest_ms is None else max(self.latest_ms, latest_ms)
 
-    def end_epoch(self, event_time: EventTime | None) -> None:
+    def end_epoch(self, event_time: EventTime | None, watermark_ms: int) -> None:
+        """`watermark_ms`: of the epoch that ends. If it is the query's, that of the next epoch isn't known yet; it is behind
+        the latest time, whatever the delays."""
         items = {"begun": 1}
         if event_time is not None:
-            reached_ms = 0 if self.latest_ms is None else self.latest_ms - event_time.delay_ms
-            items |= {"late": self.watermark_ms, "watermark": max(self.watermark_ms, reached_ms)}
+            delay_ms = 0 if event_time.is_of_query else event_time.delay_ms
+            reached_ms = 0 if self.latest_ms is None else self.latest_ms - delay_ms
+            self.wants_more = reached_ms > watermark_ms
+            items |= {"late": watermark_ms,
+                      "watermark": watermark_ms if event_time.is_of_query else max(watermark_ms, reached_ms)}
         self.latest_ms = None
         self._states.set_writable(True)
         for name, value in items.items():
@@ -272,7 +280,7 @@ class GroupedOperator(Operator):
             return None
         if self._spec.timers is TimeKind.PROCESSING:
             return self._timers.next_ms()
-        return AT_ONCE_MS if self._progress.watermark_ms > self._progress.late_ms else None
+        return AT_ONCE_MS if self._progress.wants_more else None
 
     def maintain(self, budget: int) -> None:
         self._backend.maintain(budget)
@@ -301,10 +309,17 @@ class GroupedOperator(Operator):
             due_ms = times.now_ms if self._spec.timers is TimeKind.PROCESSING else times.watermark_ms
             self._emit_all(self._function.take_expired(self._timers.expired(due_ms), times))
         self._cursor.key = NO_KEY
-        self._progress.end_epoch(self._spec.event_time)
+        self._progress.end_epoch(self._spec.event_time, self._watermark_ms())
 
     def _times(self) -> Times:
-        return Times(self._context.user_now_ms(), NO_TIME_MS if self._spec.is_bounded else self._progress.watermark_ms)
+        return Times(self._context.user_now_ms(), NO_TIME_MS if self._spec.is_bounded else self._watermark_ms())
+
+    def _watermark_ms(self) -> int:
+        """Of the epoch. That of a query that begins with a savepoint may be behind."""
+        event_time, of_query = self._spec.event_time, self._context.batch_watermark_ms
+        if event_time is None or not event_time.is_of_query or of_query is None:
+            return self._progress.watermark_ms
+        return max(self._progress.watermark_ms, of_query())
 
     def _emit_all(self, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in in_runs(batches):

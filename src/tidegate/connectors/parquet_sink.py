@@ -30,6 +30,7 @@ import contextlib
 import hashlib
 import os
 import re
+import socket
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ from tidegate.connectors.receipts import (
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
 from tidegate.errors import CommitError, JobError, SchemaError
 from tidegate.store.layout import shown
+from tidegate.system_errors import lasts, user_here, what_to_do
 
 MAX_BUFFERED_BYTES = 64 << 20
 
@@ -92,7 +94,17 @@ class OutputFolder:
         self._local = isinstance(self._files, arrow_fs.LocalFileSystem)
         self._receipts: dict[Writer, int] = {}      # the highest that was created here
         if make:
+            self._make()
+
+    def _make(self) -> None:
+        try:
             self._files.create_dir(self._path(PENDING_FOLDER), recursive=True)
+        except OSError as error:
+            if lasts(error) or isinstance(error, FileNotFoundError):
+                raise JobError(f"output can't be written to {self.shown}: user {user_here()} on host {socket.gethostname()} "
+                               f"can't make a folder there ({error}). {what_to_do(error, made=True)}, "
+                               f"tg.sinks.parquet(…)") from error
+            raise
 
     @property
     def shown(self) -> str:

@@ -62,7 +62,7 @@ from tidegate.runtime.claiming import Claim
 from tidegate.runtime.clock import Clock
 from tidegate.runtime.committing import Commits
 from tidegate.runtime.deployment import Deployer, Deployment, Layout, Links, Rescaling
-from tidegate.runtime.failing import FailureLog, Speak, is_final, keep_silent
+from tidegate.runtime.failing import FailureLog, Speak, described, is_final, keep_silent
 from tidegate.runtime.messages import (
     Abort,
     Acknowledge,
@@ -342,9 +342,10 @@ class Master:
         if self._final is not None or self.status.terminal:
             return
         if opened is None:
-            why = f"{type(error).__name__}: {error}"
-            if self.attempts and isinstance(error, StoreError) and not isinstance(error, CorruptFile):
-                self._attempt_failed(Failure(why))       # it worked before: the store may come back
+            why = "" if error is None else described(error)
+            may_come_back = isinstance(error, StoreError) and not isinstance(error, CorruptFile) and not is_final(error)
+            if self.attempts and may_come_back:
+                self._attempt_failed(Failure(why))       # it worked before
                 return
             self._failed_for_good(why, permanent=error is not None and is_final(error))
             self._job_over("failed", cancel=True)
@@ -489,6 +490,9 @@ class Master:
         elif isinstance(error, FencedOff):
             # Another driver runs this job now. To restart would be to fence it in turn, and so on.
             self._failed_for_good(f"{type(error).__name__}: {error}")
+            self._wind_down(Status.FAILED)
+        elif is_final(error):
+            self._failed_for_good(described(error), permanent=True)
             self._wind_down(Status.FAILED)
         else:
             self._feed(ManifestFailed(manifest.epoch, f"{type(error).__name__}: {error}"))

@@ -35,7 +35,7 @@ from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.background import Background
 from tidegate.runtime.clock import BatchTime, Clock
 from tidegate.runtime.exchange import EdgeWriter, Traffic
-from tidegate.runtime.failing import failed
+from tidegate.runtime.failing import failed, is_final
 from tidegate.runtime.in_flight import Place, Replay, own_records, places_of, waits_in
 from tidegate.runtime.laps import Laps
 from tidegate.runtime.messages import (
@@ -299,7 +299,7 @@ class Slot:
         vertex, index = subtask.id.vertex, subtask.id.subtask
         if written is not None:
             self._world.tell(Acknowledge(vertex, index, epoch, written, stats))
-        elif isinstance(error, StoreError):
+        elif isinstance(error, StoreError) and not is_final(error):
             self._world.tell(Decline(vertex, index, epoch, f"{type(error).__name__}: {error}"))
         else:
             # A sink that couldn't pre-commit has lost track of its epoch: only a rollback puts that right.

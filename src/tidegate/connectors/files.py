@@ -66,8 +66,8 @@ class FolderReader(SourceReader):
         if source.stop_at_end and not folder.exists():
             raise SourceError(
                 f"there is no {source.address} on host {socket.gethostname()} to read to its end. Give the source the path "
-                f"of a folder or file that every host of the job finds before the job starts, or leave stop_at_end out: then "
-                f"it waits for files")
+                f"of a folder or file that every host finds before the job starts, or leave stop_at_end out: then it waits "
+                f"for files")
         self._source = source
         self._folder = folder
         self._context = context

@@ -67,6 +67,7 @@ from tidegate.state.sections import StateKind
 from tidegate.store.base import CountedReads, Readable, Store
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.committed import still_to_commit
+from tidegate.store.layout import shown
 from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.manifest import FileEntry, Manifest
 from tidegate.store.savepoints import load_savepoint
@@ -415,7 +416,8 @@ class Slot:
             batch_now_ms=None if self._world.batch_time is None else self._world.batch_time.now_ms,
             deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
             make_backend=partial(self._make_backend, None if point is None else point.store, files), restored=restored,
-            is_restored=point is not None, goes_on=chain is not None, is_native=bool(files))
+            is_restored=point is not None, goes_on=chain is not None, is_native=bool(files),
+            snapshots=shown(self._world.store.address))
 
     def _make_backend(self, store: Readable | None, files: Sequence[FileEntry], key_type: pa.DataType) -> KeyedBackend:
         backend = self._settings.backend

@@ -87,6 +87,7 @@ class OperatorContext:
     goes_on: bool = False                                     # whether the next snapshot builds on the restored one
     is_native: bool = False                                   # the backend has the keyed state already, in its own files
     batch_now_ms: Callable[[], int] | None = None             # the time of the micro-batch, if these are the epochs
+    snapshots: str = ""                                       # where the job's are, without secrets
 
     @property
     def user_now_ms(self) -> Callable[[], int]:

@@ -59,7 +59,7 @@ class SinkOperator(Operator):
             self._writer = writer = self._sink.open(SinkContext(
                 job=context.job, sink=self.name, subtask=context.subtask, parallelism=context.parallelism,
                 attempt=context.attempt, schema=self.node.input_schemas[0],
-                deliver=lambda committable: context.deliver(self.name, committable)))
+                deliver=lambda committable: context.deliver(self.name, committable), snapshots=context.snapshots))
             if again:
                 writer.commit(self._pending.restored(again))
         # Not now: the other subtasks may not have committed what they restored. No epoch ends before all are open.

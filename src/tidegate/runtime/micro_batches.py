@@ -124,10 +124,12 @@ class Stillness:
 
 class MicroBatches:
     """The runs of one streaming transform, one after the other. `transform` tells it from others, `store` is where its
-    snapshots are. `set_alarm` is told, before a batch can end, when the next one is wanted though there may be no data."""
+    snapshots are. `observed_as` is how the name of what it observes begins in a query's plan. `set_alarm` is told, before a
+    batch can end, when the next one is wanted though there may be no data."""
 
     def __init__(self, job: TransformJob, *, transform: str, store: str, restore: Restore, queries: Queries,
-                 holders: StoreHolders, set_alarm: Callable[[int | None], None] = lambda at_ms: None) -> None:
+                 holders: StoreHolders, observed_as: str,
+                 set_alarm: Callable[[int | None], None] = lambda at_ms: None) -> None:
         self._job = job
         self._transform = transform
         self._store = store
@@ -135,6 +137,7 @@ class MicroBatches:
         self._queries = queries
         self._holders = holders
         self._set_alarm = set_alarm
+        self._observed_as = observed_as
         plan = job.plan()
         self._has_loops = bool(plan.loops)
         self._ends_once = any(isinstance(node.spec, GroupedSpec) for node in plan.nodes)
@@ -184,7 +187,7 @@ class MicroBatches:
                 self._live = None
                 _give_up(live)
             self._holders.take(self._store, name=self._job.name, transform=self._transform, query=batch.query,
-                               queries=self._queries)
+                               queries=self._queries, observed_as=self._observed_as)
             self._check_none_was_left_out(batch)
             live = self._live = self._begin(run, batch, now_ms)
         _end_epoch(run, live, Stillness(run) if self._has_loops else None, once=self._ends_once)

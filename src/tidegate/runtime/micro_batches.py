@@ -147,6 +147,11 @@ class MicroBatches:
         self.query: str | None = None       # whose batches these are; the last one's, if there were several
         self.is_settled = False             # whether the last batch was completed by the slots that the one before had left
 
+    @property
+    def done(self) -> MicroBatch | None:
+        """What this transform completed last."""
+        return self._done
+
     def move_out(self) -> None:
         """The query is over, and the processes of its slots are another transform's now. If the query is started again, it
         restores from the snapshot."""

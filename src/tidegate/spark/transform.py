@@ -41,6 +41,7 @@ from tidegate.spark.interpreters import SlotTask, guarded
 from tidegate.spark.processes import own_processes
 from tidegate.spark.processor_settings import has_ntz
 from tidegate.spark.queries import SparkQueries, abandon_stage, transforms_in
+from tidegate.spark.unused_batches import watch
 from tidegate.spark.waking import alarm_of
 from tidegate.store.layout import job_address, shown
 from tidegate.store.opening import open_store
@@ -130,6 +131,7 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
         tenant = MicroBatches(job, transform=transform_id, store=store.address, restore=restore,
                               queries=SparkQueries(spark), holders=_holders, set_alarm=set_alarm, observed_as=observed)
         conduct = tenant.conduct
+        watch(spark, observed_as, name, tenant)
     else:
         # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
         ticks = spark.range(0, slots, 1, slots)

@@ -2,7 +2,8 @@
 
 Of a generator function everything is taken as it comes, since what it yields are rows or doesn't fit the declared schema
 (user_code.fit). A function that returns something may have returned one row instead of a list of them, a text (whose
-letters would be rows) or a dict (whose keys would be); then nothing of it is taken.
+letters would be rows) or a dict (whose keys would be); then nothing of it is taken. What is in a list is looked at when the
+rows become columns (user_code.fit).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def taker(function: Callable[..., Any], out: list[Any], *, item: str = "row") ->
 
 def _check(function: Callable[..., Any], given: Any, item: str) -> None:
     if _is_one(given) or isinstance(given, Mapping) or (
-            isinstance(given, tuple | list) and len(given) > 0 and _is_value(given[0])):
+            isinstance(given, tuple) and len(given) > 0 and _is_value(given[0])):
         name = str(getattr(function, "__qualname__", type(function).__name__)).rpartition("<locals>.")[2]
         what = f"one {type(given).__name__}" if hasattr(given, "columns") else shown(given)
         raise SchemaError(f"{name} returned {what}, and not several {item}s. Give each {item} with `yield {item}`, "

@@ -516,11 +516,11 @@ def _misfit(values: Sequence[Any], arrow: pa.DataType) -> str:
                 continue
         except _REFUSALS as refusal:
             reason = str(refusal)
-        return f"{_shown(value)} at index {index} is no {ddl_of(arrow)}: {reason}"
+        return f"{shown(value)} at index {index} is no {ddl_of(arrow)}: {reason}"
     return f"the {len(values)} values, each of which fits alone, are together no column of type {ddl_of(arrow)}"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 100 else text[:97] + "..."
 
@@ -561,7 +561,7 @@ def batch_of(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
         columns = []
     if len(columns) != len(schema):
         index, row = next((index, row) for index, row in enumerate(rows) if len(row) != len(schema))
-        raise SchemaError(f"row {index} {_shown(row)} has {len(row)} values; expected {len(schema)}: {ddl_of(schema)}")
+        raise SchemaError(f"row {index} {shown(row)} has {len(row)} values; expected {len(schema)}: {ddl_of(schema)}")
     arrays = [_column_of(values, field) for values, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -581,8 +581,8 @@ def _positional(row: Any, index: int, schema: pa.Schema) -> Sequence[Any]:
         return row
     if not isinstance(row, dict):
         hint = ", also where there is one column: (value,)" if len(schema) == 1 else ""
-        raise SchemaError(f"row {index} is {_shown(row)}, of type {type(row).__name__}; expected a tuple, list or dict "
+        raise SchemaError(f"row {index} is {shown(row)}, of type {type(row).__name__}; expected a tuple, list or dict "
                           f"of the columns {ddl_of(schema)}{hint}")
     if row.keys() != set(schema.names):
-        raise SchemaError(f"row {index} {_shown(row)} doesn't have exactly the columns {ddl_of(schema)}")
+        raise SchemaError(f"row {index} {shown(row)} doesn't have exactly the columns {ddl_of(schema)}")
     return [row[name] for name in schema.names]

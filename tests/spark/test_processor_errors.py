@@ -8,11 +8,13 @@ Spark's engine can't continue after most of these, so each is a query of its own
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
@@ -234,3 +236,41 @@ def test_spark_says_so(spark: SparkSession, tmp_path: Path, name: str) -> None:
     except Exception as error:
         print(error)
     assert came_of(tmp_path, name) == case.comes
+
+
+class Gives(StatefulProcessor):
+    """Returns what the text says."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def init(self, handle: Any) -> None: ...
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Any:
+        return eval(self.what, {"Row": Row, "pd": pd, "sys": sys})
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("what", "says"), [
+    ("Row(n=5)", r"Gives.handleInputRows returned Row\(n=5\), and not several rows. Give each row with `yield row`"),
+    ("5", "Gives.handleInputRows returned 5, and not several rows"),
+    ("sys.exit(3)", r"SystemExit: 3\nA function must not end its process"),
+    ("pd.DataFrame({'n': [5]})", "Gives.handleInputRows returned one DataFrame, and not several DataFrames. Give"),
+])
+def test_what_a_processor_must_not_do_is_said_and_not_tried_again(spark: SparkSession, what: str, says: str) -> None:
+    grouped = spark.range(4).groupBy("id")
+    form = tg.transform_with_state_in_pandas if "pd" in what else tg.transform_with_state
+    result = form(grouped, Gives(what), "n long", "Append", "None", slots=2)
+    with pytest.raises(Exception, match=says) as failed:
+        result.collect()
+    assert "maximum allowable" not in str(failed.value) and "guest.py" not in str(failed.value)
+
+
+def test_an_init_that_is_a_generator_is_refused_when_the_query_is_built(spark: SparkSession) -> None:
+    class Yields(Gives):
+        def init(self, handle: Any) -> Any:
+            yield handle
+
+    with pytest.raises(tg.JobError, match=r"Yields.init is a generator.*nothing of it would run. Remove its yield"):
+        tg.transform_with_state(spark.range(4).groupBy("id"), Yields("()"), "n long", "Append", "None", slots=2)

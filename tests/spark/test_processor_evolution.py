@@ -203,10 +203,10 @@ def test_what_can_not_be_is_refused_with_what_can_be_written(query: Query) -> No
     with pytest.raises(Exception) as failed:
         query.run(Account(changed, nothing), 1)
     told = str(failed.value)
-    for advice in ("evolve={'a state': tg.evolved(alias='account')} for the state that goes on with it",
+    for advice in ("let another state go on with it, by evolve={'balance': tg.evolved(alias='account')}, or let it go",
                    "drop_state=['accounts.account']", "int can't become string",
-                   "evolve={'state': tg.evolved(added={'field': default})}",
-                   "evolve={'state': tg.evolved(renamed={'new': 'old'})}", "arguments of tg.transform_with_state"):
+                   "evolve={<state>: tg.evolved(added={<field>: <default>})}",
+                   "evolve={<state>: tg.evolved(renamed={<new>: <old>})}", "arguments of tg.transform_with_state"):
         assert advice in told, advice
     changed["items"] = BEFORE["items"]
     assert query.run(Account(changed, nothing), 1, evolve={"balance": tg.evolved(alias="account")}).startswith(

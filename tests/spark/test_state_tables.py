@@ -139,6 +139,33 @@ def test_what_makes_no_sense_is_told_when_it_is_loaded(session: SparkSession, ma
         load(session, made.path, **options)
 
 
+@pytest.mark.parametrize(("path", "options", "error", "says"), [
+    ("", {"state": "cuont"}, NotFound, r"has no state 'cuont' \(did you mean 'count'\?\)\. Give one of these:\n  operator"),
+    ("", {"state": "count", "operator": "cuonting"}, NotFound, r"no operator 'cuonting' \(did you mean 'counting'\?\)"),
+    ("", {"state": "count", "epoch": 7}, NotFound, r"epoch 7 is not a complete snapshot in .*; there are: 1, 2"),
+    ("", {"state": "count", "per": "row"}, JobError, "a row is for each 'entry' of a list or map, or for each 'key'"),
+    ("none", {"state": "count"}, NotFound, r"nothing is there\. Give the folder of a savepoint, or a job's folder"),
+    ("state", {"state": "count"}, NotFound, r"it holds other files\. Give the folder of a savepoint, or a job's folder"),
+    ("..", {"state": "count"}, NotFound, "has folders of the jobs .*: give the path of one, such as file://"),
+    ("state/file", {"state": "count"}, NotFound, "no snapshots in .*A part of the path is a file and not a folder"),
+])
+def test_read_state_says_what_there_is_in_its_own_words(session: SparkSession, made: Made, path: str,
+                                                        options: dict[str, Any], error: type[Exception], says: str) -> None:
+    folder = Path(str(made.path))
+    (folder / "state" / "file").write_bytes(b"")
+    state = options.pop("state")
+    with pytest.raises(error, match=says) as refused:
+        tg.read_state(session, str(folder / path), state, **options)
+    assert str(refused.value).startswith(("the snapshot", "epoch", "the option", "file://", "there are"))
+
+
+def test_spark_shows_no_frames_of_ours_with_what_cant_be_loaded(session: SparkSession, made: Made) -> None:
+    with pytest.raises(AnalysisException) as refused:
+        load(session, made.path, state="cuont")
+    assert "instance: tidegate.errors.NotFound: the snapshot has no state 'cuont'" in str(refused.value).splitlines()[0]
+    assert "state_source.py" not in str(refused.value)
+
+
 def test_options_of_keys_are_checked(made: Made) -> None:
     for options, says in (({"keys": "k7"}, "not JSON"), ({"keys": "[7]"}, r"a key is \(key string\)"),
                           ({"key_groups": "3-x"}, "write numbers and ranges")):

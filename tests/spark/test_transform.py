@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
@@ -272,6 +273,33 @@ def test_an_error_in_a_users_function_is_told_and_not_tried_again(spark: SparkSe
     assert "maximum allowable" not in told and "guest.py" not in told
     assert len(runs) == 1
     check_counts(tg.transform(events(spark), counted, slots=2).collect(), range(600))
+
+
+def test_the_users_error_comes_first_whatever_the_action(spark: SparkSession) -> None:
+    """In front of it stands what py4j and Spark say of any error, in two lines."""
+    result = tg.transform(events(spark), lambda s: s.key_by("key").process("divide", Divides(), returns="r double"), slots=2)
+    for action in (lambda frame: frame.count(), lambda frame: frame.write.format("noop").mode("overwrite").save()):
+        with pytest.raises(FAILED) as failed:
+            action(result)
+        lines = str(failed.value).splitlines()
+        assert "in operator 'divide', at record" in lines[1] and lines[2].startswith("Traceback"), lines[:4]
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ("5", "Gives.process returned 5, and not several rows. Give each row with `yield row`"),
+    ("(1, 2)", r"Gives.process returned \(1, 2\), and not several rows"),
+    ("sys.exit(3)", r"SystemExit: 3\nA function must not end its process"),
+])
+def test_what_a_function_must_not_do_is_said_and_not_tried_again(spark: SparkSession, runs: list[Run], given: str,
+                                                                 says: str) -> None:
+    class Gives(tg.KeyedProcess):
+        def process(self, record: Any, ctx: Any) -> Any:
+            return eval(given, {"sys": sys})
+
+    result = tg.transform(events(spark), lambda s: s.key_by("key").process("give", Gives(), returns="n long"), slots=2)
+    with pytest.raises(FAILED, match=says):
+        result.collect()
+    assert len(runs) == 1
 
 
 class DiesOnce(Count):

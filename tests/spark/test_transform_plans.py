@@ -4,6 +4,8 @@ no data for them. The output is that of the same query without the transform, an
 
 from __future__ import annotations
 
+import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,9 +19,11 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as tg
+from tests.jobs import until
 from tests.spark.test_transform import check_counts, counted
 from tests.spark.test_transform_streaming import ROWS, Desk, batches, noted_runs
 from tidegate.runtime.gathering import Run
+from tidegate.spark import unused_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -118,6 +122,37 @@ def test_a_function_of_foreach_batch_may_use_a_batch_more_than_once(desk: Desk, 
 
     run_foreach(desk, write)
     check_counts([row for rows in found.values() for row in rows], range(3 * ROWS))
+
+
+@pytest.mark.long
+def test_that_no_batch_is_used_is_logged_while_the_query_runs(desk: Desk, runs: list[Run], caplog: pytest.LogCaptureFixture,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unused_batches, "LOOK_EVERY_S", 0.1)
+    desk.spark.conf.set(ADAPTIVE, "false")
+    desk.add(3)
+
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "without running the transform" in each.getMessage()]
+
+    def wait(batch: DataFrame, number: int) -> None:
+        until(lambda: number < 2 or told(), "the warning", patience_s=20)
+        time.sleep(0.5)
+
+    run_foreach(desk, wait)
+    (warning,) = told()
+    assert ran(runs) == [] and desk.snapshots() == []
+    assert re.match(r"Job 'counts': Spark has committed micro-batch [01] of the query .*batch.count\(\) does", warning)
+    caplog.clear()
+    desk.add(3)
+    other = Desk(desk.folder / "other", desk.spark)
+    other.add(3)
+
+    def use_and_wait(batch: DataFrame, number: int) -> None:
+        batch.count()
+        time.sleep(0.5)
+
+    run_foreach(other, use_and_wait)
+    assert told() == []
 
 
 @pytest.mark.long

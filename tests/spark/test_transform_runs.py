@@ -242,8 +242,12 @@ def test_transforms_do_not_share_a_folder_unnoticed(desk: Desk) -> None:
     with pytest.raises(JobError, match=r"give name=…, another one for each transform"):
         tg.transform(desk.stream(), lambda s: s, slots=2, snapshots=tg.Snapshots(to=str(desk.folder)))
     one, other = desk.transform(), desk.transform(lambda s: s.filter(lambda row: row.id >= 0))
-    with pytest.raises(Exception, match=r"The metric name is not unique: tidegate counts in "):
+    with pytest.raises(StreamingQueryException, match=r"cancelled because JobError: this query has another transform named "
+                                                      r"'counts' with the same folder .* a name of its own"):
         desk.run(one.drop("n").union(other))
+    assert desk.snapshots() == [], "neither has written anything"
+    with pytest.raises(JobError, match="this query has another transform named 'counts'"):
+        desk.transform(data=one)
     also = tg.transform(desk.stream(), lambda s: s, name="counts", slots=2,
                         snapshots=tg.Snapshots(to=f"{desk.folder}/./snapshots"))
     with pytest.raises(StreamingQueryException, match=r"this query has another transform named 'counts' with the same"):

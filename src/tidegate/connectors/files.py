@@ -18,6 +18,7 @@ price of their latency.
 
 from __future__ import annotations
 
+import socket
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,7 +64,10 @@ class FolderReader(SourceReader):
 
     def __init__(self, source: FolderSource, folder: InputFolder, context: SourceContext) -> None:
         if source.stop_at_end and not folder.exists():
-            raise SourceError(f"there is no {source.address} to read to its end")
+            raise SourceError(
+                f"there is no {source.address} on host {socket.gethostname()} to read to its end. Give the source the path "
+                f"of a folder or file that every host finds before the job starts, or leave stop_at_end out: then it waits "
+                f"for files")
         self._source = source
         self._folder = folder
         self._context = context

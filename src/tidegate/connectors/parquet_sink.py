@@ -6,8 +6,8 @@
 
 The records of an epoch go to a pending file. `pre_commit` closes it and makes it durable; its committable says the
 names, the size and the folder; `commit` renames it, in the folder where it was written, whatever folder the sink has by
-now. `<owner>` is a hash of job and sink; `<token>` is random, one for each writer, because attempts count from one again
-where a job starts without its snapshots, and its old output must stay.
+now. `<owner>` is a hash of job, sink and the address of the job's snapshots; `<token>` is random, one for each writer,
+because attempts count from one again where a job starts without its snapshots, and its old output must stay.
 
 Invariants:
 - Committed files are never changed or removed, so `spark.read.parquet(path)` is right at every moment. A file without
@@ -15,8 +15,9 @@ Invariants:
 - `commit` is idempotent, also after consumers have moved or deleted committed files: a pending file that is gone was
   committed if a receipt says that its commit was begun, or if the final file is there with the size expected. Anything
   else that isn't a rename that worked is a `CommitError`.
-- Leftovers are pending files of this job and sink from older attempts, never the present one's, and receipts that nobody
-  needs any more.
+- Leftovers are pending files of this owner from older attempts, never the present one's, and receipts that nobody needs any
+  more. Two jobs of one name with different folders of snapshots count attempts of their own, so neither may take the
+  other's files for its leftovers. If the folder of snapshots is moved, what was left over before stays.
 
 A rename is one step on local disks and HDFS. On object stores it is a copy and a deletion: if the process dies between
 the two, the repeated commit copies the file once more, to the same name.
@@ -30,6 +31,7 @@ import contextlib
 import hashlib
 import os
 import re
+import socket
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +56,7 @@ from tidegate.connectors.receipts import (
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
 from tidegate.errors import CommitError, JobError, SchemaError
 from tidegate.store.layout import shown
+from tidegate.system_errors import lasts, user_here, what_to_do
 
 MAX_BUFFERED_BYTES = 64 << 20
 
@@ -92,7 +95,17 @@ class OutputFolder:
         self._local = isinstance(self._files, arrow_fs.LocalFileSystem)
         self._receipts: dict[Writer, int] = {}      # the highest that was created here
         if make:
+            self._make()
+
+    def _make(self) -> None:
+        try:
             self._files.create_dir(self._path(PENDING_FOLDER), recursive=True)
+        except OSError as error:
+            if lasts(error) or isinstance(error, FileNotFoundError):
+                raise JobError(f"output can't be written to {self.shown}: user {user_here()} on host {socket.gethostname()} "
+                               f"can't make a folder there ({error}). {what_to_do(error, made=True)}, "
+                               f"tg.sinks.parquet(…)") from error
+            raise
 
     @property
     def shown(self) -> str:
@@ -237,7 +250,7 @@ class ParquetSinkWriter(SinkWriter):
         self._compression = sink.compression
         self._folder = folder
         self._context = context
-        owner = hashlib.sha256(f"{context.job}\0{context.sink}".encode()).hexdigest()[:12]
+        owner = hashlib.sha256("\0".join((context.job, context.sink, context.snapshots)).encode()).hexdigest()[:12]
         self._writer = Writer(owner, context.attempt, context.subtask, uuid.uuid4().hex[:8])
         self._file_count = 0
         self._file: PendingFile | None = None

@@ -76,8 +76,9 @@ def schema_in(address: str) -> pa.Schema:
                                field.nullable) for field in file.schema_arrow]
             file.close()
             return parse_schema(pa.schema(fields))
-    raise SchemaError(f"no Parquet file in {address} to take the schema from: give the source a schema, such as "
-                      "schema=\"id long, name string\"")
+    there = f"no Parquet file in {address}" if folder.exists() else f"there is no {address}, and so no file"
+    raise SchemaError(f"{there} to take the schema from: give another path, or give the source a schema, such as "
+                      "schema=\"id long, name string\", if the files come later")
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

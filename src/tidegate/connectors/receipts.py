@@ -38,7 +38,7 @@ _RECEIPT = re.compile(r"([0-9a-f]{12})-(\d+)-(\d+)-([0-9a-f]{8})-(\d+)\.receipt"
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """One writer of pending files. `owner` stands for the job and its sink; `token` is the writer's own."""
+    """One writer of pending files. `owner` stands for the job, its snapshots and its sink; `token` is the writer's own."""
 
     owner: str
     attempt: int

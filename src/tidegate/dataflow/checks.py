@@ -46,6 +46,7 @@ _METHODS: dict[str, tuple[str, ...]] = {
     "process_broadcast": ("record", "ctx"),
     "on_timer": ("at", "ctx"),
 }
+_WITHOUT_ROWS = ("open", "close", "on_snapshot_complete")       # no rows come from them
 
 
 # ---------------------------------------------------------------------------------------------- names and numbers
@@ -240,6 +241,9 @@ def check_function(operator: str, function: object, *, expected: type[Function],
             if not callable(bound):
                 raise GraphError(f"{there} must be a method, not {_shown(bound)}")
             _check_plain(there, bound)
+            if method in _WITHOUT_ROWS and inspect.isgeneratorfunction(bound):
+                raise GraphError(f"{there} is a generator, which is called for what it does and not for rows: nothing of it "
+                                 f"would run. Remove its yield; rows come from process and on_timer")
             given = ", ".join(("self", *arguments))
             _check_arguments(there, bound, arguments, f"write it as {method}({given})")
 

@@ -170,7 +170,9 @@ Committable = str
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """Which subtask writes. `attempt` makes names unique: an older attempt may still be alive and writing."""
+    """Which subtask writes. `attempt` makes names unique: an older attempt may still be alive and writing. `snapshots` is
+    where the job's snapshots are, without secrets: two jobs of one name with different folders count attempts of their own,
+    and must leave each other's output alone."""
 
     job: str
     sink: str
@@ -179,6 +181,7 @@ class SinkContext:
     attempt: int
     schema: pa.Schema
     deliver: Callable[[Committable], None]    # hands a committable to the driver, for sinks that end there (collect)
+    snapshots: str = ""
 
 
 class SinkWriter(ABC):

@@ -48,8 +48,10 @@ class Layout:
 
 @dataclass(slots=True, eq=False)
 class Rescaling:
-    """A change to another layout. When `done`, it runs, or `error` says why it never will; other threads may look."""
+    """A change to another layout. When `done`, it runs, or `error` says why it never will; other threads may look.
+    `job_ends`: because the job does."""
 
     layout: Layout
     error: str | None = None
+    job_ends: bool = False
     done: bool = False

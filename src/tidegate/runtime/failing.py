@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from tidegate.dataflow.operators.user_code import missing_module_advice
+from tidegate.dataflow.operators.user_code import final_advice
 from tidegate.errors import CommitError, JobError, RestoreError, SourceError, UserFunctionError
 from tidegate.protocol.restart import ErrorAtRecord, GiveUp, RestartAfter, RestartStrategy, decide, repeats
 from tidegate.runtime.messages import Failed
 from tidegate.runtime.reports import Failure
+from tidegate.system_errors import lasts
 
 Speak: TypeAlias = Callable[[int, str], None]       # a level of `logging`, and a text
 
@@ -28,15 +29,18 @@ def failed(slot: int, error: Exception) -> Failed:
     """The message about an error that ended this slot."""
     if isinstance(error, UserFunctionError):
         return Failed(slot, str(error), error.operator, error.user_traceback, error.record, error.final, error.signature)
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, ImportError):
-        text = f"{text}. {missing_module_advice(error)}"
-    return Failed(slot, text, permanent=is_final(error))
+    return Failed(slot, described(error), permanent=is_final(error))
+
+
+def described(error: BaseException) -> str:
+    """With what to do about it, if no restart cures it and it doesn't say so itself."""
+    text, what_to_do = f"{type(error).__name__}: {error}", final_advice(error)
+    return text if what_to_do is None else f"{text}. {what_to_do.rstrip()}"
 
 
 def is_final(error: BaseException) -> bool:
     """Whether any other attempt would end in the same way: the program, its input or its surroundings are wrong."""
-    return isinstance(error, JobError | SourceError | RestoreError | ImportError) or (
+    return isinstance(error, JobError | SourceError | RestoreError | ImportError) or lasts(error) or (
         isinstance(error, CommitError | UserFunctionError) and error.final)
 
 

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import logging
 import selectors
+import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,7 @@ from tidegate.runtime.messages import (
 from tidegate.runtime.process_title import process_title
 
 _OVER = object()
+VERDICT_TIMEOUT_S = 10.0
 
 _logger = logging.getLogger(__name__)
 
@@ -79,10 +81,11 @@ class _Desk:
             self.check()
         return self._assigned
 
-    def wait(self) -> None:
-        """For the verdict."""
-        while self.verdict is None:
-            serve(self._selector, None)
+    def wait(self, timeout_s: float | None = None) -> None:
+        """For the verdict, no longer than that."""
+        give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.verdict is None and (give_up_s is None or time.monotonic() < give_up_s):
+            serve(self._selector, None if give_up_s is None else max(give_up_s - time.monotonic(), 0.0))
             self.check()
 
     def check(self) -> None:
@@ -184,12 +187,13 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
 
 
 def _made(invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector, desk: _Desk) -> _HeldSlot:
-    """Where it can't be, the master knows, and its verdict is what the task fails with."""
+    """Where it can't be, the master knows, and its verdict is what the task fails with. Where another slot has told it so
+    before, the master may be gone already, and the verdict is on its way."""
     try:
         return _HeldSlot.made(invitation, assigned, selector)
-    except JobError:
+    except TidegateError as error:
         desk.tell(Left())
-        desk.wait()
+        desk.wait(None if isinstance(error, JobError) else VERDICT_TIMEOUT_S)
         desk.check()
         raise
 

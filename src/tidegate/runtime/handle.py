@@ -56,7 +56,8 @@ class Handle:
 
     @property
     def slots(self) -> list[SlotReport]:
-        """The slots of the present attempt: host, process id and what runs in each. `ps` shows them by their names."""
+        """The slots of the present attempt: host, process id and what runs in each. `ps` shows them by their names. There
+        are none while no attempt runs: when the job has ended, and between two attempts."""
         return list(self._master.slots)
 
     @property
@@ -135,14 +136,17 @@ class Handle:
         """Goes on at another number of slots, from a final snapshot at the present one, and waits until that runs.
 
         `operators` gives the parallelism of single operators by name. `JobError` where there is no such plan; then
-        nothing was stopped. Where an attempt fails meanwhile, the job is restarted as ever, at the new parallelism.
+        nothing was stopped. Where an attempt fails meanwhile, the job is restarted as ever, at the new parallelism. After a
+        failure, and for a job that was restarting, it waits for a complete snapshot at the new parallelism: slots that were
+        deployed may fail again at the same record. `JobFailed` if the job gives up, with the reason.
         """
         rescaling = Rescaling(self._relayout(slots, operators or {}))
         self._post(lambda: self._master.rescale(rescaling))
         deadline = time.monotonic() + timeout_s
-        while not rescaling.done and not self.status.terminal:
+        while (not rescaling.done or rescaling.job_ends) and not self.status.terminal:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s} s")
+                raise TimeoutError(f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s} s. "
+                                   f"{self._trouble()}".rstrip())
             time.sleep(_POLL_S)
         if rescaling.done and rescaling.error is None:
             return

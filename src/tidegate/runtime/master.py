@@ -62,7 +62,7 @@ from tidegate.runtime.claiming import Claim
 from tidegate.runtime.clock import Clock
 from tidegate.runtime.committing import Commits
 from tidegate.runtime.deployment import Deployer, Deployment, Layout, Links, Rescaling
-from tidegate.runtime.failing import FailureLog, Speak, is_final, keep_silent
+from tidegate.runtime.failing import FailureLog, Speak, described, is_final, keep_silent
 from tidegate.runtime.messages import (
     Abort,
     Acknowledge,
@@ -85,6 +85,7 @@ from tidegate.runtime.messages import (
     Trigger,
 )
 from tidegate.runtime.reports import AttemptReport, EpochReport, EpochReports, Failure, SlotReport, Status, slots_of
+from tidegate.runtime.rescaling import Rescales
 from tidegate.runtime.savepoints import SavepointDesk, SavepointOrder
 from tidegate.runtime.settings import JobSettings
 from tidegate.store.catalog import SnapshotCatalog
@@ -127,7 +128,7 @@ class Master:
         self._versions = dict(versions or {})
         self._desk = SavepointDesk(catalog=catalog, background=self._copies, clock=clock, want=self._want_full_epoch,
                                    release=self._release)
-        self._rescaling: Rescaling | None = None
+        self._rescales = Rescales()
         self._has_own = False                           # a snapshot, so that it doesn't matter what it began with
         self._claim = Claim(self._restore, catalog=catalog, background=self._copies)
         self._subtasks: frozenset[SubtaskId] = frozenset()
@@ -164,14 +165,15 @@ class Master:
 
     @property
     def slots(self) -> list[SlotReport]:
-        """Those of the present attempt that have registered."""
-        return slots_of(self.attempts[-1], self._plan) if self.attempts else []
+        """Those of the present attempt that have registered; none once it has ended."""
+        is_over = self.status.terminal or not self.attempts or self.attempts[-1].ended_ms is not None
+        return [] if is_over else slots_of(self.attempts[-1], self._plan)
 
     # What the user asks for.
 
     def start(self) -> None:
-        if self._rescaling is not None:
-            self._layout = self._rescaling.layout
+        if self._rescales.wanted is not None:
+            self._layout = self._rescales.wanted.layout
             self._plan = self._layout.plan
             self.metrics = {}
         self._opening = True
@@ -211,14 +213,9 @@ class Master:
         self._desk.withdraw(order, error)
 
     def rescale(self, rescaling: Rescaling) -> None:
-        if self._final is not None or self.status.terminal:
-            rescaling.error, rescaling.done = "it is at its end", True
-        elif self._rescaling is not None:
-            rescaling.error, rescaling.done = "it is being rescaled already", True
-        else:
-            self._rescaling = rescaling
-            if self._coordinator is not None:
-                self._feed(StopRequested(drain=False))
+        if self._rescales.ask(rescaling, at_its_end=self._final is not None or self.status.terminal) and (
+                self._coordinator is not None):
+            self._feed(StopRequested(drain=False))
 
     def cancel(self) -> None:
         if not self.status.terminal and self._final is None:
@@ -324,6 +321,8 @@ class Master:
                 self._check_heartbeats(now_ms)
             if self._coordinator is not None:
                 self._feed(TimePassed(now_ms))
+                if self._rescales.wants_snapshot(now_ms):
+                    self._feed(SnapshotRequested())
                 if self._micro_batch is None:       # else an epoch ends where a micro-batch does, and nowhere else
                     self._desk.look_for_requests(self.attempt)
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
@@ -348,9 +347,10 @@ class Master:
         if self._final is not None or self.status.terminal:
             return
         if opened is None:
-            why = f"{type(error).__name__}: {error}"
-            if self.attempts and isinstance(error, StoreError) and not isinstance(error, CorruptFile):
-                self._attempt_failed(Failure(why))       # it worked before: the store may come back
+            why = "" if error is None else described(error)
+            may_come_back = isinstance(error, StoreError) and not isinstance(error, CorruptFile) and not is_final(error)
+            if self.attempts and may_come_back:
+                self._attempt_failed(Failure(why))       # it worked before
                 return
             self._failed_for_good(why, permanent=error is not None and is_final(error))
             self._job_over("failed", cancel=True)
@@ -409,9 +409,8 @@ class Master:
         self._speak(logging.INFO, f"Job {self._settings.name!r}, attempt {self.attempt} runs: "
                                   f"{', '.join(map(str, self.slots))}.")
         self._tell_all(Start())
-        if self._rescaling is not None and self._rescaling.layout is self._layout:
-            self._rescaling.done, self._rescaling = True, None
-        if self._stop_asked is not None or self._rescaling is not None:
+        self._rescales.on_ready(self._layout, self._clock.monotonic_ms())
+        if self._stop_asked is not None or self._rescales.wanted is not None:
             self._feed(StopRequested(bool(self._stop_asked)))
         if self._desk.wanted:
             self._want_full_epoch()
@@ -448,6 +447,7 @@ class Master:
             case NotifyComplete(epoch, ending):
                 self.epochs.of(epoch).completed_ms = now_ms
                 self._newest_epoch = epoch
+                self._rescales.on_complete()
                 self._tell_all(Complete(epoch, None if ending is None else ending.value))
                 self._has_own = True
                 self._claim.settle(self._begun, self.attempt)
@@ -499,12 +499,16 @@ class Master:
             # Another driver runs this job now. To restart would be to fence it in turn, and so on.
             self._failed_for_good(f"{type(error).__name__}: {error}")
             self._wind_down(Status.FAILED)
+        elif is_final(error):
+            self._failed_for_good(described(error), permanent=True)
+            self._wind_down(Status.FAILED)
         else:
             self._feed(ManifestFailed(manifest.epoch, f"{type(error).__name__}: {error}"))
 
     # An attempt ends.
 
     def _attempt_failed(self, failure: Failure) -> None:
+        self._rescales.on_failed()
         now_ms = self._clock.monotonic_ms()
         decision = self._failures.take(replace(failure, attempt=self.attempt, at_ms=self._clock.now_ms()), now_ms=now_ms,
                                        epoch=self._newest_epoch, expected=self._parked)
@@ -522,7 +526,7 @@ class Master:
         """The final epoch is committed everywhere."""
         if ending == "input-ended":
             self._wind_down(Status.FINISHED)
-        elif self._rescaling is not None and (self._stop_asked is None or (self._stop_asked and ending == "stop")):
+        elif self._rescales.wanted is not None and (self._stop_asked is None or (self._stop_asked and ending == "stop")):
             # A job that is to be drained as well is drained when it runs again.
             self.status = Status.RESCALING
             self._deadline_ms = self._clock.monotonic_ms()
@@ -538,9 +542,7 @@ class Master:
     def _job_over(self, how: str, *, cancel: bool) -> None:
         """What was asked for and never will be is told so."""
         self._desk.on_job_over(f"the job {self._settings.name!r} has {_PAST[how]}", cancel=cancel)
-        if self._rescaling is not None:
-            self._rescaling.error, self._rescaling.done = f"it has {_PAST[how]} before", True
-            self._rescaling = None
+        self._rescales.give_up(f"it has {_PAST[how]} before")
 
     def _let_go(self, now_ms: int, *, cancel: bool = True) -> None:
         self.epochs.attempt_over()

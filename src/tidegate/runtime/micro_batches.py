@@ -134,10 +134,12 @@ class Stillness:
 
 class MicroBatches:
     """The runs of one streaming transform, one after the other. `transform` tells it from others, `store` is where its
-    snapshots are. `set_alarm` is told, before a batch can end, when the next one is wanted though there may be no data."""
+    snapshots are. `observed_as` is how the name of what it observes begins in a query's plan. `set_alarm` is told, before a
+    batch can end, when the next one is wanted though there may be no data."""
 
     def __init__(self, job: TransformJob, *, transform: str, store: str, restore: Restore, queries: Queries,
-                 holders: StoreHolders, set_alarm: Callable[[int | None], None] = lambda at_ms: None) -> None:
+                 holders: StoreHolders, observed_as: str,
+                 set_alarm: Callable[[int | None], None] = lambda at_ms: None) -> None:
         self._job = job
         self._transform = transform
         self._store = store
@@ -145,6 +147,7 @@ class MicroBatches:
         self._queries = queries
         self._holders = holders
         self._set_alarm = set_alarm
+        self._observed_as = observed_as
         plan = job.plan()
         self._has_loops = bool(plan.loops)
         self._moves = moves_of_time(plan)
@@ -155,6 +158,11 @@ class MicroBatches:
         self.has_begun = False              # whether any task of it ever came
         self.query: str | None = None       # whose batches these are; the last one's, if there were several
         self.is_settled = False             # whether the last batch was completed by the slots that the one before had left
+
+    @property
+    def done(self) -> MicroBatch | None:
+        """What this transform completed last."""
+        return self._done
 
     def begin(self) -> None:
         self.has_begun = True
@@ -204,7 +212,7 @@ class MicroBatches:
                 self._live = None
                 _give_up(live)
             self._holders.take(self._store, name=self._job.name, transform=self._transform, query=batch.query,
-                               queries=self._queries)
+                               queries=self._queries, observed_as=self._observed_as)
             self._check_none_was_left_out(batch)
             live = self._live = self._begin(run, batch, times)
         _end_epoch(run, live, Rest(run, Stillness(run), self._moves) if self._has_loops else None, once=self._ends_once)

@@ -30,6 +30,9 @@ class Queries(Protocol):
     def batch_times(self, batch: MicroBatch) -> BatchTimes:
         """Those of a micro-batch that is running, as Spark's log has them: the same whenever the batch runs."""
 
+    def transforms_of(self, query: str, observed_as: str) -> set[str]:
+        """What is behind that text in the names of what transforms observe, in the plan that the query runs."""
+
     def run_of(self, query: str) -> str | None:
         """The id of the query's present run; None if the query isn't active."""
 
@@ -48,9 +51,11 @@ class StoreHolders:
         self._holders: dict[str, _Holder] = {}
         self._lock = threading.Lock()
 
-    def take(self, store: str, *, name: str, transform: str, query: str, queries: Queries) -> None:
-        """For a query that runs; `JobError` if a query that runs has the store for something else. Whoever had it in a query
-        that was stopped has it no more."""
+    def take(self, store: str, *, name: str, transform: str, query: str, queries: Queries, observed_as: str) -> None:
+        """For a query that runs; `JobError` if a query that runs has the store for something else, or has two transforms for
+        it. Whoever had it in a query that was stopped has it no more."""
+        if len(queries.transforms_of(query, observed_as)) > 1:
+            raise JobError(twice_in_a_query(name, shown(store)))
         with self._lock:
             held = self._holders.get(store)
             if held is not None and (held.transform, held.query) != (transform, query) and (
@@ -64,7 +69,14 @@ def _in_use(held: _Holder, *, name: str, transform: str, query: str, store: str)
         return (f"the transform {name!r} is in two streaming queries that run, {held.query} and {query}, and its state "
                 f"belongs to one of them. Build it once for each query, under names of their own (name=…) or with folders "
                 f"of their own (Snapshots(to=…))")
-    whose = "this query" if held.query == query else f"the query {held.query}, which runs,"
-    return (f"{whose} has another transform named {name!r} with the same folder of snapshots, {shown(store)}. Give each "
-            f"transform a name of its own (name=…), under which its state is kept" + (
-                "" if held.query == query else ", or stop that query first"))
+    if held.query == query:
+        return twice_in_a_query(name, shown(store))
+    return (f"the query {held.query}, which runs, has another transform named {name!r} with the same folder of snapshots, "
+            f"{shown(store)}. {_A_NAME_EACH}, or stop that query first")
+
+
+def twice_in_a_query(name: str, folder: str) -> str:
+    return f"this query has another transform named {name!r} with the same folder of snapshots, {folder}. {_A_NAME_EACH}"
+
+
+_A_NAME_EACH = "Give each transform a name of its own (name=…), under which its state is kept"

@@ -241,9 +241,10 @@ def _operator_plan(operator: DeclaredOperator, was: str | None, manifest: Manife
             states.append(_state_plan(found, each, allows, held_nothing=_held_nothing(found, entry)))
         else:
             states.append(_new(each.info))
+    new = [each.name for each in states if each.fate is Fate.NEW and not each.name.startswith("__")]
     left = set(before) - set(match.found.values()) - match.disputed
     states += [_gone_state(each, entry, allows, f"the operator no longer declares it: declare it again, or "
-                           f"{operator.advice.alias.format(was=each.name)}, or let it go with "
+                           f"{operator.advice.alias_of(each.name, new)}, or let it go with "
                            f"drop_state=['{operator.name}.{each.name}']") for each in entry.states if each.name in left]
     fate = Fate.KEPT if was == operator.name else Fate.RENAMED
     about = [f"was {was!r}"] if fate is Fate.RENAMED else []

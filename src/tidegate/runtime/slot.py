@@ -35,7 +35,7 @@ from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.background import Background
 from tidegate.runtime.clock import BatchTime, Clock
 from tidegate.runtime.exchange import EdgeWriter, Traffic
-from tidegate.runtime.failing import failed
+from tidegate.runtime.failing import failed, is_final
 from tidegate.runtime.in_flight import Place, Replay, own_records, places_of, waits_in
 from tidegate.runtime.laps import Laps
 from tidegate.runtime.messages import (
@@ -70,6 +70,7 @@ from tidegate.state.sections import StateKind
 from tidegate.store.base import CountedReads, Readable, Store
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.committed import still_to_commit
+from tidegate.store.layout import shown
 from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.manifest import FileEntry, Manifest
 from tidegate.store.savepoints import load_savepoint
@@ -311,7 +312,7 @@ class Slot:
         vertex, index = subtask.id.vertex, subtask.id.subtask
         if written is not None:
             self._world.tell(Acknowledge(vertex, index, epoch, written, stats))
-        elif isinstance(error, StoreError):
+        elif isinstance(error, StoreError) and not is_final(error):
             self._world.tell(Decline(vertex, index, epoch, f"{type(error).__name__}: {error}"))
         else:
             # A sink that couldn't pre-commit has lost track of its epoch: only a rollback puts that right.
@@ -432,7 +433,8 @@ class Slot:
             deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
             make_backend=partial(self._make_backend, None if point is None else point.store, files), restored=restored,
             is_restored=point is not None, goes_on=chain is not None, is_native=bool(files),
-            on_untimed=partial(self._notice, warning_of(node.name)) if node.name in self._untimed else None)
+            on_untimed=partial(self._notice, warning_of(node.name)) if node.name in self._untimed else None,
+            snapshots=shown(self._world.store.address))
 
     def _notice(self, text: str) -> None:
         self._world.tell(Noticed(self.index, text))

@@ -16,6 +16,7 @@ files can only be opened as a whole; pieces of rows are cut further, or put toge
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -90,14 +91,15 @@ def find_snapshot(path: str, *, epoch: int | None = None) -> RestorePoint:
 def find_state(manifest: Manifest, state: str | None, operator: str | None) -> tuple[str, StateEntry]:
     """The operator and the state that are meant. Errors list what there is."""
     if operator is not None and operator not in manifest.operators:
-        raise NotFound(f"the snapshot has no operator {operator!r}. {listed(manifest)}")
+        raise NotFound(f"the snapshot has no operator {operator!r}{_near(operator, manifest.operators)}. {listed(manifest)}")
     names = [operator] if operator is not None else list(manifest.operators)
     found = [(name, entry) for name in names for entry in manifest.operators[name].states if entry.name == state]
     if state is None:
         raise JobError(f"say which state is meant, with the option 'state'. {listed(manifest)}")
     if not found:
         of_it = "" if operator is None else f" in operator {operator!r}"
-        raise NotFound(f"the snapshot has no state {state!r}{of_it}. {listed(manifest)}")
+        near = _near(state, [entry.name for name in names for entry in manifest.operators[name].states])
+        raise NotFound(f"the snapshot has no state {state!r}{of_it}{near}. {listed(manifest)}")
     if len(found) > 1:
         raise JobError(f"state {state!r} is in the operators {', '.join(repr(name) for name, _ in found)}: say which one "
                        f"is meant, with the option 'operator'")
@@ -105,9 +107,18 @@ def find_state(manifest: Manifest, state: str | None, operator: str | None) -> t
 
 
 def listed(manifest: Manifest) -> str:
+    """What can be asked for: the states of the job's functions, and the names of the engine's own."""
+    states = [(name, entry) for name, operator in manifest.operators.items() for entry in operator.states]
     lines = [f"  operator {name!r}, state {entry.name!r}: {described(entry.kind, entry.shape, entry.arrow_schema())}"
-             for name, operator in manifest.operators.items() for entry in operator.states]
-    return "There are:\n" + "\n".join(lines) if lines else "It holds no state at all."
+             for name, entry in states if not entry.name.startswith("__")]
+    own = [f"{entry.name} of {name!r}" for name, entry in states if entry.name.startswith("__")]
+    said = "Give one of these:\n" + "\n".join(lines) if lines else "Its functions have no state."
+    return said + (f"\nThe engine's own states are {', '.join(own)}." if own else "")
+
+
+def _near(word: str, words: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, words, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 # Columns.

@@ -19,15 +19,15 @@ from tidegate.state.descriptors import Names
 from tidegate.state.evolution import Advice
 
 ADVICE = Advice(
-    alias="give evolve={{'a state': tg.evolved(alias={was!r})}} for the state that goes on with it",
+    alias="let another state go on with it, by evolve={{{state}: tg.evolved(alias={was!r})}}",
     possible=(
-        "What is possible: add a field (evolve={'state': tg.evolved(added={'field': default})} where null won't do), drop "
-        "a field, rename one (evolve={'state': tg.evolved(renamed={'new': 'old'})}), change the order of fields, widen a "
+        "What is possible: add a field (evolve={<state>: tg.evolved(added={<field>: <default>})} where null won't do), drop "
+        "a field, rename one (evolve={<state>: tg.evolved(renamed={<new>: <old>})}), change the order of fields, widen a "
         "number (byte → short → int → long; float → double; byte, short and int → double; byte and short → float; a decimal "
         "to one with as many digits on both sides of the point, or more); rename a state "
-        "(evolve={'state': tg.evolved(alias='old name')}) or the operator (alias='old name'); let state go by its name "
-        "(deleteIfExists in init, or drop_state=['operator.state'] or ['operator']). evolve=, alias= and drop_state= are "
-        "arguments of tg.transform_with_state"))
+        "(evolve={<state>: tg.evolved(alias=<old name>)}) or the operator (alias=<old name>); let state go by its name "
+        "(deleteIfExists in init, or drop_state=['<operator>.<state>'] or ['<operator>']). evolve=, alias= and drop_state= "
+        "are arguments of tg.transform_with_state"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,8 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulP
 from pyspark.sql.types import Row
 
 from tidegate.dataflow.operators.grouped import NO_TIME_MS, GroupFunction, Groups, Times
-from tidegate.dataflow.operators.user_code import blame
+from tidegate.dataflow.operators.returned import taker
+from tidegate.dataflow.operators.user_code import RAISED, blame
 from tidegate.errors import SchemaError
 from tidegate.spark import processor_pandas
 from tidegate.spark.processor_errors import NoKey
@@ -42,7 +43,10 @@ _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeE
 
 
 class ProcessorFunction(GroupFunction):
-    """`settings` are the session's. Without a `time` (time mode None) a processor is told no times."""
+    """`settings` are the session's. Without a `time` (time mode None) a processor is told no times. `gives` is the word for
+    what a processor yields."""
+
+    gives: str
 
     def __init__(self, processor: StatefulProcessor, declared: Mapping[str, DeclaredState], *, returns: pa.Schema,
                  key_types: Sequence[pa.DataType], settings: ProcessorSettings, time: TimeKind | None) -> None:
@@ -74,40 +78,44 @@ class ProcessorFunction(GroupFunction):
             try:
                 for part in group:
                     handle(user_key, part, values)
-            except Exception as error:
+            except RAISED as error:
                 blame(self._operator, error, at=f"the initial state of key {user_key!r}, {group[0]!r}")
 
     def take_records(self, groups: Groups, times: Times) -> Iterator[pa.RecordBatch]:
         handle, values, cursor = self._processor.handleInputRows, self._timer_values(times), self._cursor
         out: list[Any] = []
+        take = taker(handle, out, item=self.gives)
         for key, user_key, group in zip(groups.keys, self._user_keys(groups.keys), self._parts(groups), strict=True):
             cursor.key = key
             try:
                 given = handle(user_key, iter(group), values)
                 if given is not None:
-                    out.extend(given)
-            except Exception as error:
+                    take(given)
+            except RAISED as error:
                 blame(self._operator, error, at=f"the records of key {user_key!r}, the first of them {group[0]!r}")
             if len(out) >= FLUSH_ROWS:
                 yield from self._batches(out)
                 out = []
+                take = taker(handle, out, item=self.gives)
         if out:
             yield from self._batches(out)
 
     def take_expired(self, expired: Iterator[int], times: Times) -> Iterator[pa.RecordBatch]:
         handle, values, cursor = self._processor.handleExpiredTimer, self._timer_values(times), self._cursor
         out: list[Any] = []
+        take = taker(handle, out, item=self.gives)
         for at_ms in expired:
             (user_key,) = self._user_keys([cursor.key])
             try:
                 given = handle(key=user_key, timerValues=values, expiredTimerInfo=ExpiredTimerInfo(at_ms))
                 if given is not None:
-                    out.extend(given)
-            except Exception as error:
+                    take(given)
+            except RAISED as error:
                 blame(self._operator, error, at=f"the timer at {at_ms} of key {user_key!r}")
             if len(out) >= FLUSH_ROWS:
                 yield from self._batches(out)
                 out = []
+                take = taker(handle, out, item=self.gives)
         if out:
             yield from self._batches(out)
 
@@ -135,6 +143,8 @@ class ProcessorFunction(GroupFunction):
 
 class RowFunction(ProcessorFunction):
     """Rows in, rows out."""
+
+    gives = "row"
 
     def open(self, operator: str, tables: Mapping[str, Any], timers: TimerQueue | None, cursor: Any) -> None:
         self._classes: dict[tuple[str, ...], type[Row]] = {}
@@ -210,6 +220,8 @@ def _is_of(value: Any, kind: pa.DataType) -> bool:
 
 class PandasFunction(ProcessorFunction):
     """DataFrames in, DataFrames out."""
+
+    gives = "DataFrame"
 
     def _parts(self, groups: Groups) -> Iterator[Sequence[Any]]:
         return processor_pandas.frames_of(groups, self._settings)

@@ -7,6 +7,7 @@ stateful operators, and the same when the batch runs again. So is the query's wa
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import TidegateError
@@ -32,6 +33,12 @@ class SparkQueries:
         logged = execution.offsetSeqMetadata()
         return BatchTimes(int(logged.batchTimestampMs()), int(logged.batchWatermarkMs()))
 
+    def transforms_of(self, query: str, observed_as: str) -> set[str]:
+        active = self._active(query)
+        execution = None if active is None else active.streamingQuery().lastExecution()
+        plan = "" if execution is None else str(execution.analyzed().toString())
+        return transforms_in(plan, observed_as)
+
     def run_of(self, query: str) -> str | None:
         active = self._active(query)
         return None if active is None else str(active.runId().toString())
@@ -39,6 +46,11 @@ class SparkQueries:
     def _active(self, query: str) -> Any:
         session: Any = self._spark._jsparkSession
         return session.streams().get(query)
+
+
+def transforms_in(plan: str, observed_as: str) -> set[str]:
+    """In the text of a plan."""
+    return set(re.findall(rf"CollectMetrics {re.escape(observed_as)}(\w+)", plan))
 
 
 def abandon_stage(spark: SparkSession, stage: int, why: str) -> None:

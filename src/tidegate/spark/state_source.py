@@ -25,8 +25,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -50,7 +52,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tidegate.errors import JobError, SchemaError
+from tidegate.errors import JobError, SchemaError, TidegateError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import MAX_KEY_GROUP_COUNT, groups_of
 from tidegate.runtime.snapshot_tables import SnapshotTable
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT = "tidegate"
+HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 OPTIONS = ("path", "state", "operator", "per", "key", "keys", "key_groups", "diff", "table", "epoch", "partitions")
 # Whether Spark keeps what came of a query's filters to that query.
 FILTERS_ARE_SAFE = hasattr(DataSourceReader, "pushLimit")
@@ -125,7 +128,8 @@ class StateSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        return ddl_of(self._chosen().open()[1].schema)
+        with _without_frames():
+            return ddl_of(self._chosen().open()[1].schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         kind = PushingReader if FILTERS_ARE_SAFE else StateReader
@@ -140,6 +144,16 @@ class StateSource(DataSource):
         if self._request is None:
             self._request = requested(self.options)
         return self._request
+
+
+@contextmanager
+def _without_frames() -> Iterator[None]:
+    """An error of ours says what is wrong: Spark is to show it without the frames above. The process ends with it."""
+    try:
+        yield
+    except TidegateError:
+        os.environ[HIDE_TRACEBACK] = "1"
+        raise
 
 
 def requested(options: Any) -> TableRequest:

@@ -15,6 +15,7 @@ to the folder of snapshots once, by a job of Spark's own when the query is built
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -172,6 +173,11 @@ def _check_modes(asked: _Asked) -> None:
     if isinstance(asked.processor, type) or not isinstance(asked.processor, StatefulProcessor):
         raise JobError(f"the processor is {asked.processor!r}: give an instance of a subclass of "
                        f"pyspark.sql.streaming.StatefulProcessor")
+    for method in ("init", "close", "handleInitialState"):
+        if inspect.isgeneratorfunction(getattr(asked.processor, method)):
+            raise JobError(f"{type(asked.processor).__name__}.{method} is a generator, which is called for what it does and "
+                           f"not for rows: nothing of it would run. Remove its yield; rows come from handleInputRows and "
+                           f"handleExpiredTimer")
     if not isinstance(asked.output_mode, str) or asked.output_mode.lower() not in OUTPUT_MODES:
         raise JobError(f"outputMode={asked.output_mode!r}: what a processor yields is what is written, once; give 'Append' "
                        f"or 'Update', which mean the same here")

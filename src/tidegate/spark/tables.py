@@ -39,11 +39,17 @@ def read_state(spark: SparkSession, path: str, state: str, *, operator: str | No
 
     `keys` is a key or a list of them (a key of several columns is a tuple), `key_groups` some key-groups: nothing else is
     read. `diff` is an older snapshot: then it is what changed since.
+
+    What can't be read is an error here, `NotFound` or `JobError`, which says what there is.
     """
+    from tidegate.spark.state_source import requested
+
     register(spark)
     options: dict[str, Any] = {"state": state, "operator": operator, "per": per, "epoch": epoch, "diff": diff,
                                "key": key if isinstance(key, str) else ", ".join(key),
                                "keys": None if keys is None else json.dumps(keys, default=str),
                                "key_groups": None if key_groups is None else ", ".join(map(str, key_groups)) or "none"}
     given = {name: str(value) for name, value in options.items() if value not in (None, "")}
+    # Spark would ask a Python process, and wrap what is wrong in errors of its own.
+    requested({"path": path, **given}).open()
     return spark.read.format("tidegate").options(**given).load(path)

@@ -33,14 +33,15 @@ from tidegate.runtime.guest import Invitation, run_task
 from tidegate.runtime.listening import Listening
 from tidegate.runtime.messages import Offer
 from tidegate.runtime.micro_batches import MicroBatches
-from tidegate.runtime.queries import StoreHolders
+from tidegate.runtime.queries import StoreHolders, twice_in_a_query
 from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.runtime.transforming import Bounded, TransformJob
 from tidegate.spark.deploy import check_task_slots, placed
 from tidegate.spark.interpreters import SlotTask, guarded
 from tidegate.spark.processes import in_own_processes
 from tidegate.spark.processor_settings import has_ntz
-from tidegate.spark.queries import SparkQueries, abandon_stage
+from tidegate.spark.queries import SparkQueries, abandon_stage, transforms_in
+from tidegate.spark.unused_batches import watch
 from tidegate.spark.waking import alarm_of
 from tidegate.store.layout import job_address, shown
 from tidegate.store.opening import open_store
@@ -120,13 +121,17 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
         find_restore_point(restore.path)
     transform_id = uuid.uuid4().hex
     tenant: MicroBatches | None = None
+    observed_as: str | None = None
     if streaming:
+        observed = _observed_in(inputs, name, shown(kept.to))
+        observed_as = f"{observed}{transform_id[:8]}"
         store = open_store(job_address(kept.to, name))
         check_writable(store)
         set_alarm, ticks = alarm_of(job.plan(), store, spark)
         tenant = MicroBatches(job, transform=transform_id, store=store.address, restore=restore,
-                              queries=SparkQueries(spark), holders=_holders, set_alarm=set_alarm)
+                              queries=SparkQueries(spark), holders=_holders, set_alarm=set_alarm, observed_as=observed)
         conduct = tenant.conduct
+        watch(spark, observed_as, name, tenant)
     else:
         # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
         ticks = spark.range(0, slots, 1, slots)
@@ -139,7 +144,7 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
                   abandon=functools.partial(abandon_stage, spark), begun=None if tenant is None else tenant.begin)
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
-    together = _together(inputs, ticks, slots, observed_as=f"tidegate {name} in {shown(kept.to)}" if streaming else None)
+    together = _together(inputs, ticks, slots, observed_as=observed_as)
     task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
     handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
@@ -257,6 +262,18 @@ def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None,
         raise JobError(f"Snapshots(retain={snapshots.retain}): a query needs the snapshots of its last two micro-batches, "
                        f"since Spark may run the last one again: retain={MIN_RETAINED} or more")
     return replace(snapshots, every=None)
+
+
+def _observed_in(inputs: Mapping[str, DataFrame], name: str, folder: str) -> str:
+    """How the name of what is observed begins. It ends with the transform's own id, or Spark refuses two of one name and
+    folder in a query with words of its own. If one is in the other's input, that is refused here, else in the query's first
+    batch."""
+    observed = f"tidegate {name} in {folder}, transform "
+    for frame in inputs.values():
+        plan: Any = frame._jdf
+        if transforms_in(plan.queryExecution().analyzed().toString(), observed):
+            raise JobError(twice_in_a_query(name, folder))
+    return observed
 
 
 def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: int, *,

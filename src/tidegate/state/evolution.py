@@ -36,23 +36,32 @@ ConvertRows: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 MAP_KEY = b"tidegate.map_key"
 """In a schema's metadata: the types of which a map's key is made."""
 
-POSSIBLE = ("What is possible: add a field of a struct (with added={'field': default} where None won't do), drop a field, "
-            "rename one (renamed={'new': 'old'}), widen a number (byte → short → int → long; float → double; byte, short "
+POSSIBLE = ("What is possible: add a field of a struct (with added={<field>: <default>} where None won't do), drop a field, "
+            "rename one (renamed={<new>: <old>}), widen a number (byte → short → int → long; float → double; byte, short "
             "and int → double; byte and short → float; a decimal to one with as many digits on both sides of the point, "
-            "or more), let a field be null; rename a state or an operator (alias='old name'); let state go by its name "
-            "(drop_state=['operator.state'] or ['operator'])")
+            "or more), let a field be null; rename a state or an operator (alias=<old name>); let state go by its name "
+            "(drop_state=['<operator>.<state>'] or ['<operator>'])")
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
     """How a program says what became of its state: `alias` for a state whose name {was} is not declared any more, and all
-    that is `possible`."""
+    that is `possible`. What is between < and > is for the user to put in; {state} is the state that goes on."""
 
     alias: str = "give alias={was!r} to the state that goes on with it"
     possible: str = POSSIBLE
 
+    def alias_of(self, was: str, new: Sequence[str]) -> str:
+        """`new` are the states that the snapshot doesn't have: one of them may go on with the state that `was`."""
+        state = repr(new[0]) if len(new) == 1 else "<state>"
+        said = self.alias.format(was=was, state=state)
+        if state not in said or len(new) == 1:
+            return said
+        return f"{said}, where <state> is {' or '.join(map(repr, new)) or 'a state that is new'}"
+
 
 IN_A_CLASS = Advice()
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:

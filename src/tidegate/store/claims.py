@@ -6,19 +6,13 @@ the first two decide anything; claims of older versions have no more. There is n
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import socket
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-
-def user_here() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):        # a container may run as a user who has no name
-        return str(os.getuid())
+from tidegate.system_errors import user_here
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from tidegate.store.committed import holds_more
 from tidegate.store.local import LocalStore
 from tidegate.store.manifest import ROWS, FileEntry, Manifest, OperatorEntry, PieceEntry, RestoredFrom, SavepointEntry
 from tidegate.store.opening import open_store
+from tidegate.system_errors import lasts, what_to_do
 
 REQUEST_TIMEOUT_S = 600.0
 
@@ -202,7 +203,7 @@ def find_restore_point(path: str) -> RestorePoint:
     named = layout.split_manifest_address(path)
     store = open_store(path if named is None else named[0])
     if named is None:
-        if layout.SAVEPOINT in store.list(""):
+        if layout.SAVEPOINT in _names(store):
             named = store.address, layout.SAVEPOINT
         else:
             named = store.address, _newest_manifest(store)
@@ -237,13 +238,26 @@ def _newest_manifest(store: Store) -> str:
     if epochs:
         newest = catalog.load(epochs[-1])
         return layout.manifest_name(epoch=newest.epoch, attempt=newest.attempt)
-    where, names = layout.shown(store.address), store.list("")
+    where, names = layout.shown(store.address), _names(store)
     if layout.INCOMPLETE in names:
         raise NotFound(f"the savepoint in {where} was never finished: whoever wrote it was interrupted")
     jobs = sorted({name.partition("/")[0] for name in names if f"/{layout.MANIFESTS}/" in name})
-    hint = f"; it has folders of the jobs {jobs}: give the path of one" if jobs else "" if names else ": nothing is there"
-    raise NotFound(f"{where} is neither a savepoint ({layout.SAVEPOINT}) nor a job's folder of snapshots "
-                   f"({layout.MANIFESTS}/){hint}")
+    if jobs:
+        raise NotFound(f"{where} has folders of the jobs {jobs}: give the path of one, such as {where}/{jobs[0]}")
+    what = f"neither a savepoint ({layout.SAVEPOINT}) nor a job's folder of snapshots ({layout.MANIFESTS}/)"
+    raise NotFound(f"{where} is {what}: {'it holds other files' if names else 'nothing is there'}. Give the folder of a "
+                   f"savepoint, or a job's folder, which is named after it in Snapshots(to=…); a job has none before its "
+                   f"first snapshot is complete")
+
+
+def _names(store: Store) -> list[str]:
+    try:
+        return store.list("")
+    except StoreError as error:
+        if not lasts(error):
+            raise
+        raise NotFound(f"there are no snapshots in {layout.shown(store.address)}: {error.__cause__}. "
+                       f"{what_to_do(error)}") from error
 
 
 # Deleting, by the job that claimed it.

@@ -9,9 +9,9 @@ import socket
 
 from tidegate.errors import JobError
 from tidegate.store.base import Store
-from tidegate.store.claims import user_here
 from tidegate.store.layout import shown
 from tidegate.store.local import LocalStore
+from tidegate.system_errors import user_here, what_to_do
 
 
 def check_writable(store: Store) -> None:
@@ -25,4 +25,4 @@ def check_writable(store: Store) -> None:
 
 def unwritable(address: str, error: Exception) -> str:
     return (f"snapshots can't be kept in {shown(address)}: user {user_here()} on host {socket.gethostname()} can't write "
-            f"there ({error}). Give that user the right to write to the folder, or give another one, Snapshots(to=…)")
+            f"there ({error}). {what_to_do(error, made=True)}, Snapshots(to=…)")

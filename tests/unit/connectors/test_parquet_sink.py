@@ -21,9 +21,10 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 def _open(folder: Path | str, *, job: str = "job", sink: str = "out", subtask: int = 0, attempt: int = 1,
-          **options: Any) -> SinkWriter:
+          snapshots: str = "file:///snapshots/job", **options: Any) -> SinkWriter:
     return sinks.parquet(folder, **options).open(SinkContext(
-        job=job, sink=sink, subtask=subtask, parallelism=4, attempt=attempt, schema=SCHEMA, deliver=lambda _: None))
+        job=job, sink=sink, subtask=subtask, parallelism=4, attempt=attempt, schema=SCHEMA, deliver=lambda _: None,
+        snapshots=snapshots))
 
 
 def _batch(*numbers: int) -> pa.RecordBatch:
@@ -252,6 +253,22 @@ def test_two_jobs_may_write_into_one_folder(tmp_path: Path) -> None:
     for writer, committable in zip(writers, committables, strict=True):
         writer.commit([committable])
     assert _visible(tmp_path) == [0, 1, 2]
+
+
+def test_two_jobs_of_one_name_with_snapshots_of_their_own_leave_each_others_output_alone(tmp_path: Path) -> None:
+    one = _open(tmp_path, snapshots="file:///one/job")
+    promised = _prepared(one, 1, 1)
+    begun = _prepared(one, 2, 2)
+    other = _open(tmp_path, attempt=2, snapshots="file:///other/job")
+    other.discard_leftovers()
+    one.commit([promised, begun])
+    other.discard_leftovers()
+    one.commit([promised, begun])
+    assert _visible(tmp_path) == [1, 2]
+    left = _prepared(_open(tmp_path, attempt=3, snapshots="file:///one/job"), 3, 3)
+    assert len(_pending(tmp_path)) == 1
+    _open(tmp_path, attempt=4, snapshots="file:///one/job").discard_leftovers()
+    assert _pending(tmp_path) == [], f"a former run of the same job has left {left}"
 
 
 def test_leftovers_of_older_attempts_go_and_nothing_else(tmp_path: Path) -> None:

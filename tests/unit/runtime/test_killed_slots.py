@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tests.jobs import alive, build_ledger, check_clean, check_ledger, check_order, committed, completed, until
+from tests.jobs import alive, build_ledger, check_clean, check_ledger, check_order, committed, completed, ledger_of, until
 from tests.unit.runtime.conftest import Bench
 from tidegate.runtime import master
 from tidegate.runtime.hosting import SlotLaunch
@@ -182,3 +182,32 @@ def test_slots_end_themselves_when_their_driver_is_gone(tmp_path: Path) -> None:
     assert job.run() is tg.Status.FINISHED
     check_ledger(committed(tmp_path / "out"), rows)
     check_clean(tmp_path / "snapshots", "orphans", tmp_path / "out")
+
+
+@pytest.mark.parametrize("backend", [tg.heap(), tg.rocksdb()], ids=["heap", "rocksdb"])
+def test_two_jobs_of_one_name_that_share_a_sinks_folder_leave_each_others_output_alone(
+        bench: Bench, tmp_path: Path, backend: Any) -> None:
+    """Each has snapshots of its own, and so attempts of its own: those of one are no older than those of the other."""
+    rows = 6_000
+
+    def started(name: str, every: str | None) -> tg.Handle:
+        job = ProcessJob("job", slots=1, backend=backend, restart=tg.FixedDelay(attempts=9, delay_ms=0), tuning=QUICK,
+                         snapshots=tg.Snapshots(to=str(tmp_path / name), every=every))
+        return bench.start(build_ledger(job, tg.sinks.parquet(bench.out, row_group_rows=50), rows=rows, rate=3_000,
+                                        gate=tmp_path / f"gate {name}"))
+
+    other = started("other", None)
+    until(lambda: [*(bench.out / "_tidegate").glob("*.parquet")], "output that is pending until the end", handle=other)
+    one = started("one", "60 ms")
+    for kill in range(2):
+        until(lambda kill=kill: len(one.attempts) == kill + 1 and one.status is tg.Status.RUNNING and any(
+            each.attempt == kill + 1 and each.completed_ms is not None for each in one.epochs), "a snapshot", handle=one)
+        os.kill(one.attempts[-1].slots[0], signal.SIGKILL)
+        until(lambda kill=kill: len(one.failures) == kill + 1, "the loss", handle=one)
+    for name in ("one", "other"):
+        (tmp_path / f"gate {name}").touch()
+    assert [handle.wait(60) for handle in (one, other)] == [tg.Status.FINISHED] * 2
+    assert other.failures == []
+    assert sorted(committed(bench.out)) == sorted(2 * ledger_of(rows))
+    for name in ("one", "other"):
+        check_clean(tmp_path / name, "job", bench.out)

@@ -14,16 +14,21 @@ class Active:
 
     def __init__(self, **runs: str) -> None:
         self.runs = runs
+        self.transforms = {"a"}
 
     def batch_times(self, batch: MicroBatch) -> BatchTimes:
         return BatchTimes(0, 0)
+
+    def transforms_of(self, query: str, observed_as: str) -> set[str]:
+        assert observed_as == "counts in "
+        return self.transforms
 
     def run_of(self, query: str) -> str | None:
         return self.runs.get(query)
 
 
 def take(holders: StoreHolders, transform: str, query: str, queries: Active, store: str = "memory://s") -> None:
-    holders.take(store, name="counts", transform=transform, query=query, queries=queries)
+    holders.take(store, name="counts", transform=transform, query=query, queries=queries, observed_as="counts in ")
 
 
 def test_two_transforms_of_one_query_need_two_stores() -> None:
@@ -52,3 +57,12 @@ def test_a_transform_that_is_built_again_takes_the_store_when_the_query_was_stop
     take(holders, "b", "q", queries)
     queries.runs = {"r": "run 3"}
     take(holders, "a", "r", queries)
+
+
+def test_two_transforms_in_the_plan_of_a_query_are_refused_before_either_has_run() -> None:
+    holders, queries = StoreHolders(), Active(q="run 1")
+    queries.transforms = {"a", "b"}
+    with pytest.raises(JobError, match="this query has another transform named 'counts'"):
+        take(holders, "a", "q", queries)
+    queries.transforms = {"a"}
+    take(holders, "a", "q", queries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tests.jobs import committed, until
+from tests.jobs import committed, completed, until
 from tests.unit.runtime.conftest import Bench
 from tidegate.dataflow.contracts import SourceContext, SourceReader
 from tidegate.errors import JobFailed
@@ -251,3 +252,41 @@ def test_a_restarting_job_cant_be_drained_nor_leave_a_savepoint_and_says_why(ben
     assert handle.status is tg.Status.RESTARTING
     with pytest.raises(TimeoutError, match=r"(?s)still restarting after 0.1 s. Its last failure .*the prices are away"):
         handle.wait(0.1)
+
+
+def test_a_restarting_job_is_rescaled_when_it_is_known_to_run(bench: Bench) -> None:
+    """That its slots are ready says nothing: it fails again at the first record."""
+    job = bench.job(restart=tg.FixedDelay(attempts=2, delay_ms=300))
+    failing("service")(job)
+    handle = bench.start(job)
+    until(lambda: handle.status is tg.Status.RESTARTING, "the failure", handle=handle)
+    with pytest.raises(JobFailed, match="the prices are away"):
+        handle.rescale(slots=3)
+    assert handle.status is tg.Status.FAILED and len(handle.attempts) == 3
+    assert sorted(handle.attempts[-1].slots) == [0, 1, 2]
+    assert handle.slots == [], "their processes have ended"
+
+
+def test_a_job_that_comes_back_at_another_parallelism_is_rescaled_with_a_snapshot(bench: Bench) -> None:
+    is_back = bench.folder / "is-back"
+
+    def look_up(record: Any) -> tuple[Any, ...]:
+        if not is_back.exists():
+            raise ConnectionError("the prices are away")
+        return tuple(record)
+
+    job = bench.job(restart=tg.FixedDelay(attempts=9, delay_ms=300), every=None)
+    source = tg.sources.generator(make_row=lambda i: (i,), schema="n long", rate=500)
+    job.source("in", source).map(look_up, returns="n long", name="look up").to("out", tg.sinks.parquet(bench.out))
+    handle = bench.start(job)
+    until(lambda: handle.status is tg.Status.RESTARTING, "the failure", handle=handle)
+    threading.Timer(1.0, is_back.touch).start()
+    handle.rescale(slots=3)
+    assert is_back.exists() and handle.status is tg.Status.RUNNING and completed(handle)
+    assert [each.slot for each in handle.slots] == [0, 1, 2]
+    assert committed(bench.out), "the snapshot is of a job that has got somewhere"
+    assert handle.stop() is tg.Status.STOPPED and handle.slots == []
+    numbers: dict[int, list[int]] = {}
+    for (number,) in committed(bench.out):
+        numbers.setdefault(number % 8, []).append(number)
+    assert all(sorted(of) == list(range(split, split + 8 * len(of), 8)) for split, of in numbers.items())

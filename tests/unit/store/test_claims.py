@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tidegate import system_errors
 from tidegate.errors import FencedOff
-from tidegate.store import claims, layout
+from tidegate.store import layout
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.claims import Claim, Program
 from tidegate.store.memory import MemoryStore
@@ -30,7 +31,7 @@ def test_who_has_no_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody() -> Any:
         raise KeyError("getpwuid(): uid not found: 4711")
 
-    monkeypatch.setattr(claims.getpass, "getuser", nobody)
+    monkeypatch.setattr(system_errors.getpass, "getuser", nobody)
     assert Program.this("job").user == str(os.getuid())
 
 

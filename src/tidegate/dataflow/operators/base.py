@@ -89,6 +89,7 @@ class OperatorContext:
     batch_now_ms: Callable[[], int] | None = None             # the time of the micro-batch, if these are the epochs
     batch_watermark_ms: Callable[[], int] | None = None       # and the streaming query's watermark
     on_untimed: Callable[[], None] | None = None              # for the first timer of event time, where this never moves
+    snapshots: str = ""                                       # where the job's are, without secrets
 
     @property
     def user_now_ms(self) -> Callable[[], int]:

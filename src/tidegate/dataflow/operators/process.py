@@ -24,7 +24,8 @@ from tidegate.channels.elements import MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import AT_ONCE_MS, KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.event_time import WATERMARK, OperatorTime
-from tidegate.dataflow.operators.user_code import blame, fit
+from tidegate.dataflow.operators.returned import taker
+from tidegate.dataflow.operators.user_code import RAISED, blame, fit
 from tidegate.errors import GraphError, JobError
 from tidegate.state.descriptors import descriptors_of
 from tidegate.state.heap import NO_KEY, Cursor, held_as_it_is, key_list, keys_to_arrow
@@ -268,19 +269,19 @@ class ProcessOperator(Operator):
         context, cursor = self._context, self._cursor
         record: Any = None
         out: list[Any] = []
-        extend = out.extend
+        take = taker(method, out)
         try:
             if keys is None:
                 for record in records:
                     rows = method(record, context)
                     if rows is not None:
-                        extend(rows)
+                        take(rows)
             else:
                 for cursor.key, record in zip(keys, records, strict=True):
                     rows = method(record, context)
                     if rows is not None:
-                        extend(rows)
-        except Exception as error:
+                        take(rows)
+        except RAISED as error:
             blame(self.name, error, record)
         cursor.key = NO_KEY
         return out
@@ -328,6 +329,7 @@ class ProcessOperator(Operator):
 
     def _fire(self, timers: TimerQueue, now_ms: int) -> None:
         out: list[Any] = []
+        take = taker(self._on_timer, out) if self._on_timer is not None else out.extend
         at_ms: int | None = None
         latest_ms = MIN_WATERMARK_MS
         try:
@@ -338,8 +340,8 @@ class ProcessOperator(Operator):
                     self._context.watermark_ms = self._watermark_of_key()
                 rows = self._on_timer(at_ms, self._context)
                 if rows is not None:
-                    out.extend(rows)
-        except Exception as error:
+                    take(rows)
+        except RAISED as error:
             blame(self.name, error, at=f"the timer at {at_ms} of key {self._context.key!r}")
         if timers is self._event:
             self._time.on_fired(latest_ms)
@@ -365,7 +367,7 @@ class ProcessOperator(Operator):
         self._cursor.key = NO_KEY
         try:
             method(*arguments)
-        except Exception as error:
+        except RAISED as error:
             blame(self.name, error, at=at)
 
 

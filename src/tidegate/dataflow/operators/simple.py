@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
-from tidegate.dataflow.operators.user_code import blame, fit
+from tidegate.dataflow.operators.returned import taker
+from tidegate.dataflow.operators.user_code import RAISED, blame, fit
 from tidegate.errors import SchemaError
 from tidegate.state.sections import StateInfo
 from tidegate.types import ddl_of, rows_of
@@ -89,7 +90,7 @@ class MapOperator(Operator):
         try:
             for record in rows_of(batch):
                 append(function(record))
-        except Exception as error:
+        except RAISED as error:
             blame(self.name, error, record)
         if out:
             self.emit(fit(self.name, out, self.node.schema))
@@ -104,13 +105,13 @@ class FlatMapOperator(Operator):
         record = None
         function = self._function
         out: list[Any] = []
-        extend = out.extend
+        take = taker(function, out)
         try:
             for record in rows_of(batch):
                 rows = function(record)
                 if rows is not None:
-                    extend(rows)
-        except Exception as error:
+                    take(rows)
+        except RAISED as error:
             blame(self.name, error, record)
         if out:
             self.emit(fit(self.name, out, self.node.schema))
@@ -129,7 +130,7 @@ class FilterOperator(Operator):
         try:
             for record in rows_of(batch):
                 append(bool(function(record)))
-        except Exception as error:
+        except RAISED as error:
             blame(self.name, error, record)
         kept = batch.filter(pa.array(keep, pa.bool_()))
         if kept.num_rows:
@@ -144,8 +145,8 @@ class MapBatchesOperator(Operator):
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         try:
             given = self._function(batch)
-            batches = () if given is None else (given,) if isinstance(given, pa.RecordBatch) else tuple(given)
-        except Exception as error:
+            batches = () if given is None else tuple(given) if _is_several(given) else (given,)
+        except RAISED as error:
             blame(self.name, error, at=f"a batch of {batch.num_rows} records")
         for out in batches:
             if not isinstance(out, pa.RecordBatch) or not out.schema.equals(self.node.schema):
@@ -155,3 +156,7 @@ class MapBatchesOperator(Operator):
                                   f"(RecordBatch.cast may help), or change returns=.")
             if out.num_rows:
                 self.emit(out)
+
+
+def _is_several(given: Any) -> bool:
+    return isinstance(given, Iterable) and not isinstance(given, pa.RecordBatch | pa.Table | Mapping | str)

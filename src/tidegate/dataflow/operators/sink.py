@@ -19,7 +19,7 @@ import pyarrow as pa
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator, OperatorContext
-from tidegate.dataflow.operators.user_code import blame, blaming
+from tidegate.dataflow.operators.user_code import RAISED, blame, blaming
 from tidegate.errors import CommitError
 from tidegate.protocol.commit import PendingCommits
 from tidegate.state.operator_state import FrozenItems
@@ -59,7 +59,7 @@ class SinkOperator(Operator):
             self._writer = writer = self._sink.open(SinkContext(
                 job=context.job, sink=self.name, subtask=context.subtask, parallelism=context.parallelism,
                 attempt=context.attempt, schema=self.node.input_schemas[0],
-                deliver=lambda committable: context.deliver(self.name, committable)))
+                deliver=lambda committable: context.deliver(self.name, committable), snapshots=context.snapshots))
             if again:
                 writer.commit(self._pending.restored(again))
         # Not now: the other subtasks may not have committed what they restored. No epoch ends before all are open.
@@ -116,7 +116,7 @@ class _Prepared:
         if finish is not None:
             try:
                 self.committables = tuple(finish())
-            except Exception as error:
+            except RAISED as error:
                 blame(self._sink, error)        # also where it is a StoreError: that would only abort the epoch
         if self.committables is None:
             raise CommitError(f"sink {self._sink!r} failed to pre-commit an epoch before this one")

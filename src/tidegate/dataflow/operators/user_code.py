@@ -3,7 +3,8 @@
 The error carries the operator's name, the record at hand and the traceback of the user's own frames, without the
 engine's; so do the errors that led to it (`raise … from …`).
 
-It also says what a restart can do about it. A module that isn't there is final. An error of the world outside (a service
+It also says what a restart can do about it. A module that isn't there is final, and so are errors of the system that last
+(system_errors.py) and `sys.exit()`. An error of the world outside (a service
 that is down, a network, a disk) may be over at the next attempt, however often it comes at the same record; any other
 error that does is the program's or the record's (protocol/restart.py). What counts as outside: `OSError`, of which
 `ConnectionError` and `TimeoutError` are kinds; `MemoryError`; classes that their libraries call so; and whatever has such
@@ -24,13 +25,18 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from tidegate.errors import SchemaError, TidegateError, UserFunctionError
+from tidegate.errors import JobError, SchemaError, TidegateError, UserFunctionError
+from tidegate.system_errors import advice, lasts
 from tidegate.types import batch_of, ddl_of
 
 _ENGINE = str(Path(__file__).resolve().parents[2]) + os.sep
 _RECORD_TEXT_LIMIT = 500
+# What may come out of a user's function.
+RAISED = (Exception, SystemExit)
 # What drivers and clients call their own errors of the world outside. All database drivers have an `OperationalError` for
 # what isn't the program's fault (PEP 249).
+EXIT_ADVICE = ("A function must not end its process, which holds the state of other keys, too. To skip a record, return; to "
+               "let the job fail, raise an exception; to end the job, call handle.stop() in the program.\n")
 _OUTSIDE = {"ConnectionError", "TimeoutError", "OperationalError", "InterfaceError", "RpcError"}
 
 
@@ -40,13 +46,25 @@ def blame(operator: str, error: BaseException, record: Any = None, *, at: str | 
     Where there is no record, `at` says what was being processed.
     """
     told = traceback.TracebackException.from_exception(error)
-    _leave_engine_out(told, seen=set())
+    is_theirs = _leave_engine_out(told, seen=set())
     if record is not None:
         at = _text_of(record)
-    user_traceback = "".join(told.format()) + (missing_module_advice(error) if isinstance(error, ImportError) else "")
-    raise UserFunctionError(operator=operator, user_traceback=user_traceback, record=None if at is None else _shown(at),
+    what_to_do = final_advice(error)
+    explains_itself = isinstance(error, TidegateError) and not is_theirs
+    said = f"{type(error).__name__}: {error}\n" if explains_itself else "".join(told.format())
+    raise UserFunctionError(operator=operator, user_traceback=said + (what_to_do or ""),
+                            record=None if at is None else _shown(at),
                             signature=None if _is_outside(error) else _signature(error, told, at),
-                            final=isinstance(error, ImportError)) from error
+                            final=what_to_do is not None or isinstance(error, JobError)) from error
+
+
+def final_advice(error: BaseException) -> str | None:
+    """What to do about an error that no restart cures, in lines; None for an error of another kind."""
+    if isinstance(error, SystemExit):
+        return EXIT_ADVICE
+    if isinstance(error, ImportError):
+        return missing_module_advice(error)
+    return f"{advice(error)}\n" if lasts(error) and not isinstance(error, JobError) else None
 
 
 def missing_module_advice(error: ImportError) -> str:
@@ -84,7 +102,7 @@ def blaming(operator: str, *, at: str | None = None) -> Iterator[None]:
         yield
     except TidegateError:
         raise
-    except Exception as error:
+    except RAISED as error:
         blame(operator, error, at=at)
 
 
@@ -98,15 +116,17 @@ def fit(operator: str, rows: list[Any], schema: pa.Schema, *, side: str | None =
                           f"gave doesn't fit: {error}. Change the function or the declaration.") from error
 
 
-def _leave_engine_out(told: traceback.TracebackException | None, *, seen: set[int]) -> None:
+def _leave_engine_out(told: traceback.TracebackException | None, *, seen: set[int]) -> bool:
+    """Whether there is a frame of the user's. If there is none, the engine's are all that there is to show."""
     if told is None or id(told) in seen:
-        return
+        return False
     seen.add(id(told))
     theirs = [frame for frame in told.stack if not frame.filename.startswith(_ENGINE)]
     if theirs:
         told.stack = traceback.StackSummary.from_list(theirs)
     _leave_engine_out(told.__cause__, seen=seen)
     _leave_engine_out(told.__context__, seen=seen)
+    return bool(theirs)
 
 
 def _text_of(record: Any) -> str:

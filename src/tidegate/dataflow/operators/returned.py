@@ -1,0 +1,47 @@
+"""What a user's function returned: rows to take, or an error that says what it should have been.
+
+Of a generator function everything is taken as it comes, since what it yields are rows or doesn't fit the declared schema
+(user_code.fit). A function that returns something may have returned one row instead of a list of them, a text (whose
+letters would be rows) or a dict (whose keys would be); then nothing of it is taken. What is in a list is looked at when the
+rows become columns (user_code.fit).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tidegate.errors import SchemaError
+from tidegate.types import shown
+
+
+def taker(function: Callable[..., Any], out: list[Any], *, item: str = "row") -> Callable[[Any], None]:
+    """What puts into `out` that which the function returned, if that isn't None."""
+    extend = out.extend
+    if inspect.isgeneratorfunction(function):
+        return extend
+
+    def take(given: Any) -> None:
+        _check(function, given, item)
+        extend(given)
+
+    return take
+
+
+def _check(function: Callable[..., Any], given: Any, item: str) -> None:
+    if _is_one(given) or isinstance(given, Mapping) or (
+            isinstance(given, tuple) and len(given) > 0 and _is_value(given[0])):
+        name = str(getattr(function, "__qualname__", type(function).__name__)).rpartition("<locals>.")[2]
+        what = f"one {type(given).__name__}" if hasattr(given, "columns") else shown(given)
+        raise SchemaError(f"{name} returned {what}, and not several {item}s. Give each {item} with `yield {item}`, "
+                          f"all of them with `return [{item}, …]`, or none with `return`")
+
+
+def _is_one(given: Any) -> bool:
+    """Whether there are no rows in it, or it is a single DataFrame, which would be taken for the names of its columns."""
+    return _is_value(given) or hasattr(given, "columns")
+
+
+def _is_value(given: Any) -> bool:
+    return isinstance(given, str | bytes) or not hasattr(given, "__iter__")

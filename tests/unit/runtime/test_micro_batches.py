@@ -15,7 +15,7 @@ from tidegate.errors import JobFailed, RestoreError, TidegateError
 from tidegate.runtime.attempts import batch_before
 from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.handle import Handle
-from tidegate.runtime.messages import Decline, Failed, Offer
+from tidegate.runtime.messages import Decline, Failed
 from tidegate.runtime.micro_batches import MicroBatches, Stillness, _end_epoch
 from tidegate.runtime.queries import BatchTimes
 from tidegate.store.catalog import SnapshotCatalog
@@ -211,31 +211,6 @@ def test_an_epoch_that_was_aborted_is_no_error_of_the_users() -> None:
     script: Any = Script(lambda: world.master.on_message(0, decline))
     with pytest.raises(TidegateError, match=r"the micro-batch has to run again, .*no space left"):
         _end_epoch(script, live, None, once=True)
-
-
-def test_nobody_who_moves_in_waits_for_a_batch_that_is_being_given_up() -> None:
-    """A query that is over, whose last batch hangs, say in a store that doesn't answer: others are built meanwhile."""
-    asked, answered = threading.Event(), threading.Event()
-
-    def batch_times(batch: MicroBatch) -> BatchTimes:
-        asked.set()
-        answered.wait(60)
-        raise TidegateError("the query is over")
-
-    job: Any = SimpleNamespace(plan=lambda: SimpleNamespace(loops=(), nodes=()))
-    queries, nothing, run = (SimpleNamespace(batch_times=batch_times), SimpleNamespace(),
-                             SimpleNamespace(offers=[Offer("t", 0, 0, 0, "q", 0)]))
-    tenant = MicroBatches(job, transform="t", store="memory://s", restore=nothing, queries=queries,  # type: ignore[arg-type]
-                          holders=nothing)  # type: ignore[arg-type]
-    conducting = threading.Thread(target=tenant.conduct, args=[run], daemon=True)
-    conducting.start()
-    assert asked.wait(60)
-    moving = threading.Thread(target=tenant.move_out, daemon=True)
-    moving.start()
-    moving.join(5)
-    assert not moving.is_alive()
-    answered.set()
-    conducting.join(60)
 
 
 def test_a_manifest_tells_its_micro_batch_and_one_without_looks_as_ever() -> None:

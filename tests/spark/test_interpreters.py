@@ -15,6 +15,7 @@ import pytest
 import tidegate as tg
 from tidegate.errors import JobError, JobFailed
 from tidegate.spark import interpreters
+from tidegate.spark.tables import register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,6 +55,12 @@ class OtherPython:
         self.program.chmod(0o755)
 
 
+def executors_run(other: OtherPython, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the end of the test. What is registered in a session keeps the Python that it was registered with."""
+    register(spark)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(other.program))
+
+
 @pytest.fixture(scope="module")
 def without_tidegate(tmp_path_factory: pytest.TempPathFactory) -> OtherPython:
     return OtherPython(tmp_path_factory.mktemp("other"))
@@ -74,7 +81,7 @@ def told_of_the_pythons(text: str, other: OtherPython) -> None:
 @pytest.mark.usefixtures("no_questions")
 def test_executors_without_tidegate_end_a_job_at_the_first_try(
         spark: SparkSession, tmp_path: Path, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(without_tidegate.program))
+    executors_run(without_tidegate, spark, monkeypatch)
     handle = counting(spark, tmp_path).start()
     with pytest.raises(JobFailed) as failed:
         handle.wait(60)
@@ -86,7 +93,7 @@ def test_executors_without_tidegate_end_a_job_at_the_first_try(
 @pytest.mark.usefixtures("no_questions")
 def test_executors_without_tidegate_end_a_transform(
         spark: SparkSession, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(without_tidegate.program))
+    executors_run(without_tidegate, spark, monkeypatch)
     with pytest.raises(Exception) as failed:
         tg.transform(spark.range(10), count, slots=2).collect()
     told_of_the_pythons(str(failed.value), without_tidegate)
@@ -97,7 +104,7 @@ def test_executors_without_tidegate_end_a_transform(
 def test_executors_without_pyarrow_end_a_job_at_the_first_try(
         spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = OtherPython(tmp_path, lambda name: name in ("pyspark", "py4j"))
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare.program))
+    executors_run(bare, spark, monkeypatch)
     handle = counting(spark, tmp_path).start()
     with pytest.raises(JobFailed, match=r"No module named 'pyarrow'.*PYSPARK_PYTHON"):
         handle.wait(60)
@@ -107,7 +114,7 @@ def test_executors_without_pyarrow_end_a_job_at_the_first_try(
 def test_on_one_machine_it_is_found_out_before_anything_is_deployed(
         spark: SparkSession, tmp_path: Path, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch) -> None:
     job = counting(spark, tmp_path)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(without_tidegate.program))
+    executors_run(without_tidegate, spark, monkeypatch)
     with pytest.raises(JobError) as refused:
         job.start()
     assert "No module named 'tidegate'" in str(refused.value) and str(without_tidegate.python) in str(refused.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidegate as tg
-from tests.spark.test_transform_streaming import noted_runs
+from tests.spark.test_transform_streaming import batches, noted_runs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +32,13 @@ class Minutes(tg.KeyedProcess):
 
     counts = tg.map("long", "long")
 
+    def __init__(self, slots: Path | None) -> None:
+        self._slots = slots
+
+    def open(self, ctx: Any) -> None:
+        if self._slots is not None:
+            (self._slots / str(os.getpid())).touch()
+
     def process(self, record: Any, ctx: Any) -> Iterator[tuple[int, int, int]]:
         end = (record.at // MINUTE_MS + 1) * MINUTE_MS
         if end <= ctx.watermark_ms:
@@ -44,8 +52,9 @@ class Minutes(tg.KeyedProcess):
         self.counts.remove(at)
 
 
-def minutes(stream: Any) -> Any:
-    return stream.with_watermark("at", "0 s").key_by("key").process("minutes", Minutes(), returns=OUT)
+def minutes(stream: Any, slots: Path | None = None) -> Any:
+    """`slots` is a folder, to which each slot adds a file with its process id as its name."""
+    return stream.with_watermark("at", "0 s").key_by("key").process("minutes", Minutes(slots), returns=OUT)
 
 
 def backwards(*seconds: int) -> list[tuple[int, int]]:
@@ -64,7 +73,8 @@ class Query:
         self._spark = spark
         self._folder = folder
         self._backend = backend
-        (folder / "in").mkdir()
+        for name in ("in", "slots"):
+            (folder / name).mkdir()
 
     def add(self, name: str, records: list[tuple[int, int]]) -> None:
         keys, times = zip(*records, strict=True)
@@ -74,10 +84,18 @@ class Query:
 
     def start(self, *, slots: int = 2, **trigger: Any) -> Any:
         stream = self._spark.readStream.schema(RECORD).option("maxFilesPerTrigger", 1).parquet(str(self._folder / "in"))
-        frame = tg.transform(stream, minutes, name="minutes", slots=slots, backend=BACKENDS[self._backend],
+        pipeline = functools.partial(minutes, slots=self._folder / "slots")
+        frame = tg.transform(stream, pipeline, name="minutes", slots=slots, backend=BACKENDS[self._backend],
                              tuning=tg.Tuning(max_batch_rows=10), snapshots=tg.Snapshots(to=str(self._folder / "state")))
         return (frame.writeStream.format("parquet").option("checkpointLocation", str(self._folder / "query"))
                 .trigger(**(trigger or {"availableNow": True})).start(str(self._folder / "out")))
+
+    def kill_slots(self) -> None:
+        """Kill the Python processes in which Spark runs the slots; not the process that forks them."""
+        found = [int(each.name) for each in (self._folder / "slots").iterdir()]
+        assert found
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
 
     def run(self, **rest: Any) -> None:
         query = self.start(**rest)
@@ -106,20 +124,6 @@ def test_a_query_that_is_started_again_opens_no_window_that_was_emitted(query: Q
     query.check(rows(1, 60), rows(1, LATE), rows(2, 31))
 
 
-def kill_workers(transform: str) -> int:
-    """The Python processes in which Spark ran the tasks of this transform; not the process that forks them."""
-    variable, killed = f"TIDEGATE_TRANSFORM={transform}".encode(), 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environment, parent = (folder / "environ").read_bytes(), (folder / "stat").read_text().split()[3]
-            if variable in environment and variable in Path(f"/proc/{parent}/environ").read_bytes():
-                os.kill(int(folder.name), signal.SIGKILL)
-                killed += 1
-        except OSError:
-            continue
-    return killed
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("query", BACKENDS, indirect=True)
 def test_a_query_whose_slots_were_lost_between_two_batches_opens_no_window_that_was_emitted(
@@ -129,12 +133,13 @@ def test_a_query_whose_slots_were_lost_between_two_batches_opens_no_window_that_
     try:
         query.add("1", backwards(*range(90)))
         running.processAllAvailable()
-        assert kill_workers(runs[0].offers[0].transform)
+        query.kill_slots()
         time.sleep(1)
         query.add("2", backwards(30, 100, 150))
         running.processAllAvailable()
     finally:
         running.stop()
+    assert batches(runs) == [(0, False), (1, False)]
     query.check(rows(1, 60), rows(1, LATE), rows(2, 31))
 
 

@@ -19,8 +19,10 @@ import pytest
 import tidegate as tg
 from tests.servers.jars import JarsMissing, Program, jars_of
 from tests.servers.spark_process import SparkProcess
+from tests.spark.test_batches_without_data import SAID, SENSORS, dead_sensors
 from tests.spark.test_transform import Count, DiesOnce, check_counts, counted
 from tests.spark.test_transform_connectors import rows_in, run
+from tidegate.spark.waking_stream import NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,6 +83,15 @@ def run_batch(spark: SparkSession, *, folder: str) -> None:
     tg.transform(events, counted, slots=2).write.format("delta").save(f"{folder}/batch")
 
 
+def run_timers(spark: SparkSession, *, folder: str) -> list[str]:
+    """A query whose timers fire when no data comes any more. Gives the names of the sources in its progress."""
+    frame = dead_sensors(spark, Path(folder), patience_ms=1000)
+    query = (frame.writeStream.format("parquet").option("checkpointLocation", f"{folder}/query")
+             .trigger(availableNow=True).start(f"{folder}/out"))
+    assert query.awaitTermination(120)
+    return [source["description"] for progress in query.recentProgress for source in progress["sources"]]
+
+
 # --- tests -------------------------------------------------------------------------------------------------------------
 
 
@@ -103,3 +114,11 @@ def test_delta_is_source_and_sink_of_a_batch(tmp_path: Path, process: SparkProce
     process.call(add, table=str(tmp_path / "in"), first=0, stop=500)
     process.call(run_batch, folder=str(tmp_path))
     check(process, tmp_path / "batch", range(500))
+
+
+def test_a_query_with_timers_is_woken_by_the_driver_on_this_spark_too(tmp_path: Path, process: SparkProcess) -> None:
+    SENSORS.write(tmp_path / "in", range(1))
+    sources = process.call(run_timers, folder=str(tmp_path))
+    assert any(source.startswith(NAME) for source in sources), sources
+    found = process.call(rows_in, format="parquet", path=str(tmp_path / "out"))
+    assert sorted(tuple(row.values()) for row in found) == SAID

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +16,17 @@ import pytest
 
 import tidegate as tg
 from tests.spark.test_transform_streaming import Desk
-from tidegate.spark import processes
+from tidegate.spark import processes, unused_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SLOTS = 3       # as no other test has them: none of its processes are waiting here
 COUNTS = "id long, key long, n long, pid long"
+
+
+def doubled(rows: Any) -> Any:
+    return rows.map(lambda row: (2 * row.id,), returns="id long")
 
 
 class CountsInItsProcess(tg.KeyedProcess):
@@ -185,3 +190,27 @@ def test_transforms_that_may_run_at_the_same_time_have_processes_of_their_own(tm
     first.run(frames[0])
     second.run(frames[1])
     assert len(first.processes | second.processes) == 2 * SLOTS
+
+
+def test_the_driver_keeps_nothing_of_transforms_that_nobody_can_run(spark: SparkSession, tmp_path: Path) -> None:
+    """Streaming ones and those of batches, whether they were run or not."""
+    def known() -> tuple[int, int]:
+        gatherings = sys.modules["tidegate.spark.transform"]._gatherings.values()
+        return sum(len(each._transforms) for each in gatherings), len(unused_batches._watched)
+
+    def build(number: int) -> None:
+        tg.transform(spark.range(3), doubled, slots=2).collect()
+        Own(tmp_path / str(number), spark).transform()
+
+    def counted() -> tuple[int, int]:
+        collected(spark)
+        tg.transform(spark.range(3), doubled, slots=2)      # whoever builds one looks through the others
+        return known()
+
+    before = counted()
+    for number in range(3):
+        build(number)
+    assert known() > before
+    for _ in range(3):
+        after = counted()       # what is garbage may be found out one transform later
+    assert after[0] <= before[0] + 1 and after[1] <= before[1]

@@ -201,6 +201,10 @@ class Gathering:
         again; it is called before the tasks get the verdict. `begun()` is called whenever a task comes."""
         self._transforms[transform] = _Transform(slots, conduct, patience_s, abandon, begun)
 
+    def remove(self, transform: str) -> None:
+        """No task of it will ever come."""
+        self._transforms.pop(transform, None)
+
     def close(self) -> None:
         """Tasks that are still there lose their links."""
         self._closed = True
@@ -287,7 +291,9 @@ class Gathering:
         """Those whose others don't come."""
         now_s = time.monotonic()
         for (name, _), stage in self._stages.items():
-            transform = self._transforms[name]
+            transform = self._transforms.get(name)
+            if transform is None:
+                continue
             for task, member in list(stage.waiting.items()):
                 if now_s - member.came_s > transform.patience_s:
                     del stage.waiting[task]

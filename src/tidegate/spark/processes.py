@@ -87,7 +87,7 @@ def in_own_processes(spark: SparkSession, tenant: Tenant | None, slots: int, mak
                 made = make()
             finally:
                 del environment[VARIABLE]
-        let.is_out_of_use = _unreferenced(spark, made)
+        let.is_out_of_use = unreferenced(spark, made)
     except BaseException:
         let.is_out_of_use = lambda: True
         raise
@@ -137,7 +137,7 @@ def _is_over(let: _Let) -> bool:
         return True
 
 
-def _unreferenced(spark: SparkSession, made: DataFrame) -> Callable[[], bool]:
+def unreferenced(spark: SparkSession, made: DataFrame) -> Callable[[], bool]:
     """Whether the function of that `mapInArrow` is garbage in the JVM, or as good as that. Plans may be copied; all copies
     have the one function."""
     jvm: Any = spark._jvm

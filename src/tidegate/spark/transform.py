@@ -37,11 +37,12 @@ from tidegate.runtime.queries import StoreHolders, twice_in_a_query
 from tidegate.runtime.settings import Backend, Snapshots, Tuning
 from tidegate.runtime.transforming import Bounded, TransformJob
 from tidegate.spark.deploy import check_task_slots, placed
+from tidegate.spark.forgetting import forget_when
 from tidegate.spark.interpreters import SlotTask, guarded
-from tidegate.spark.processes import in_own_processes
+from tidegate.spark.processes import in_own_processes, unreferenced
 from tidegate.spark.processor_settings import has_ntz
 from tidegate.spark.queries import SparkQueries, abandon_stage, transforms_in
-from tidegate.spark.unused_batches import watch
+from tidegate.spark.unused_batches import unwatch, watch
 from tidegate.spark.waking import alarm_of
 from tidegate.store.layout import job_address, shown
 from tidegate.store.opening import open_store
@@ -147,6 +148,8 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     together = _together(inputs, ticks, slots, observed_as=observed_as)
     task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
     handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
+    forget_when(unreferenced(spark, handed), functools.partial(gathering.remove, transform_id),
+                functools.partial(unwatch, observed_as or ""))
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
     given = handed.repartitionById(slots, SLOT)
     if outputs is None:

@@ -64,6 +64,12 @@ def watch(spark: SparkSession, observed: str, name: str, transform: Transform) -
             _thread.start()
 
 
+def unwatch(observed: str) -> None:
+    """No query can be started with it any more."""
+    with _lock:
+        _watched.pop(observed, None)
+
+
 def _look_again_and_again() -> None:
     global _thread
     seen: dict[str, _Seen] = {}
@@ -75,9 +81,12 @@ def _look_again_and_again() -> None:
                 _thread = None
                 return
             watched = dict(_watched)
+        active: set[str] = set()
         for spark in {id(each.spark): each.spark for each in watched.values()}.values():
             with contextlib.suppress(Exception):        # a session or query that ends meanwhile
-                _look(spark, watched, seen)
+                active |= _look(spark, watched, seen)
+        for run in seen.keys() - active:
+            del seen[run]
 
 
 def _forget_those_of_stopped_sessions() -> None:
@@ -86,22 +95,26 @@ def _forget_those_of_stopped_sessions() -> None:
             del _watched[observed]
 
 
-def _look(spark: SparkSession, watched: dict[str, _Watched], seen: dict[str, _Seen]) -> None:
+def _look(spark: SparkSession, watched: dict[str, _Watched], seen: dict[str, _Seen]) -> set[str]:
+    """Return the runs of queries that are active."""
     session: Any = spark._jsparkSession
+    active: set[str] = set()
     for query in session.streams().active():
         execution = query.streamingQuery().lastExecution()
         if execution is None:
             continue
         number, run = int(execution.currentBatchId()), str(query.runId().toString())
+        active.add(run)
         if run not in seen:
             plan = str(execution.analyzed().toString())
             seen[run] = _Seen(number, {each for each in watched if f"CollectMetrics {each}," in plan})
-        for observed in list(seen[run].transforms):
+        for observed in seen[run].transforms & watched.keys():
             done = watched[observed].transform.done
             is_done = done is not None and done.query == str(query.id().toString()) and done.number >= number - 1
             if number > seen[run].first and not is_done:
                 seen[run].transforms.discard(observed)
                 log(logging.WARNING, left_out(watched[observed].name, str(query.id().toString()), number - 1))
+    return active
 
 
 def left_out(name: str, query: str, number: int) -> str:

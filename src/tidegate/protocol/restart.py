@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
+from tidegate.errors import JobError
+
 
 @dataclass(frozen=True, slots=True)
 class NoRestart:
@@ -40,7 +42,8 @@ class FixedDelay:
     delay_ms: int
 
     def __post_init__(self) -> None:
-        assert self.attempts >= 0 and self.delay_ms >= 0, self
+        if self.attempts < 0 or self.delay_ms < 0:
+            raise JobError(f"FixedDelay(attempts={self.attempts}, delay_ms={self.delay_ms}): give 0 or more of each")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +61,15 @@ class Exponential:
     reset_after_ms: int = 600_000
 
     def __post_init__(self) -> None:
-        assert 0 < self.initial_ms <= self.maximum_ms, self
-        assert self.multiplier >= 1.0, self
-        assert self.attempts is None or self.attempts >= 0, self
-        assert self.reset_after_ms >= 0, self
+        if not 0 < self.initial_ms <= self.maximum_ms:
+            raise JobError(f"Exponential(initial_ms={self.initial_ms}, maximum_ms={self.maximum_ms}): the first delay is at "
+                           f"least 1 and at most the longest")
+        if self.multiplier < 1.0:
+            raise JobError(f"Exponential(multiplier={self.multiplier}): delays don't become shorter, give 1 or more")
+        if self.attempts is not None and self.attempts < 0:
+            raise JobError(f"Exponential(attempts={self.attempts}): give 0 or more, or None for any number")
+        if self.reset_after_ms < 0:
+            raise JobError(f"Exponential(reset_after_ms={self.reset_after_ms}): give 0 or more")
 
 
 RestartStrategy: TypeAlias = NoRestart | FixedDelay | Exponential

@@ -24,7 +24,7 @@ from tidegate.runtime.hosting import MasterHost, SlotLaunch
 from tidegate.runtime.reports import Status
 from tidegate.runtime.restore_plan import RestorePlan, declared_operators
 from tidegate.runtime.restore_plan import plan_restore as plan_for
-from tidegate.runtime.settings import DEFAULT_RESTART, Backend, Heap, JobSettings, Snapshots, Tuning
+from tidegate.runtime.settings import DEFAULT_RESTART, Backend, Heap, JobSettings, Snapshots, Tuning, check_slots
 from tidegate.store.committed import still_to_commit
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
@@ -49,6 +49,7 @@ class Job(Pipeline):
         super().__init__()
         if not name or not isinstance(name, str):
             raise JobError(f"a job needs a name: its snapshots are kept under it (got {name!r})")
+        check_slots(slots)
         if slots < 1:
             raise JobError(f"slots={slots}: a job needs at least one")
         if claim and restore_from is None:

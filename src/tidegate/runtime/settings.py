@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from numbers import Integral
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -15,7 +16,7 @@ from tidegate.dataflow.operators.base import KeyedBackend
 from tidegate.errors import JobError
 from tidegate.protocol.alignment import AlignmentMode
 from tidegate.protocol.coordinator import CoordinatorSettings
-from tidegate.protocol.restart import Exponential, RestartStrategy
+from tidegate.protocol.restart import Exponential, FixedDelay, NoRestart, RestartStrategy
 from tidegate.runtime.listening import Listening, master_listening, parse_ports, slot_listening
 from tidegate.state.heap import HeapBackend
 from tidegate.types import parse_duration_ms
@@ -198,3 +199,25 @@ class JobSettings:
     keeps_state: bool = True        # False: epochs end as ever, and nothing is written of their state
     writers_rest: bool = True       # False: nothing is processed while a snapshot is written, so nobody needs to give way
     at_the_end: str = "the job ends"        # what the log says follows a failure after which there is no restart
+
+    def __post_init__(self) -> None:
+        """What isn't of its class would be an error of Python's much later."""
+        check_snapshots(self.snapshots)
+        _check("restart", self.restart, isinstance(self.restart, NoRestart | FixedDelay | Exponential),
+               "tg.NoRestart(), tg.FixedDelay(attempts=3, delay_ms=1_000) or tg.Exponential(…)")
+        _check("tuning", self.tuning, isinstance(self.tuning, Tuning), "tg.Tuning(…)")
+        is_backend = all(hasattr(self.backend, name) for name in ("native", "folder", "create"))
+        _check("backend", self.backend, is_backend and not isinstance(self.backend, type), "tg.heap() or tg.rocksdb()")
+
+
+def check_snapshots(snapshots: object) -> None:
+    _check("snapshots", snapshots, isinstance(snapshots, Snapshots), 'tg.Snapshots(to="snapshots/")')
+
+
+def check_slots(slots: object) -> None:
+    _check("slots", slots, isinstance(slots, Integral) and not isinstance(slots, bool), "a number")
+
+
+def _check(name: str, value: object, is_one: bool, give: str) -> None:
+    if not is_one:
+        raise JobError(f"{name}={value!r}: give {give}")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tidegate.errors import JobError
 from tidegate.protocol.restart import RestartStrategy
 from tidegate.runtime import job
 from tidegate.runtime.deployment import Deployer
@@ -34,6 +35,9 @@ class Job(job.Job):
                  backend: Backend | None = None, snapshots: Snapshots | None = None,
                  restart: RestartStrategy = DEFAULT_RESTART, tuning: Tuning | None = None, restore_from: str | None = None,
                  claim: bool = False, drop_state: Sequence[str] = ()) -> None:
+        if spark is not None and not hasattr(spark, "sparkContext"):
+            raise JobError(f"tg.Job({name!r}, {spark!r}): the second argument is a SparkSession, or nothing for one on this "
+                           f"machine")
         if slots is None:
             slots = DEFAULT_LOCAL_SLOTS if spark is None else spark.sparkContext.defaultParallelism
         super().__init__(name, slots=slots, backend=backend, snapshots=snapshots, restart=restart, tuning=tuning,

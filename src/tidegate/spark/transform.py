@@ -34,7 +34,7 @@ from tidegate.runtime.listening import Listening
 from tidegate.runtime.messages import Offer
 from tidegate.runtime.micro_batches import MicroBatches
 from tidegate.runtime.queries import StoreHolders, twice_in_a_query
-from tidegate.runtime.settings import Backend, Snapshots, Tuning
+from tidegate.runtime.settings import Backend, Snapshots, Tuning, check_snapshots
 from tidegate.runtime.transforming import Bounded, TransformJob
 from tidegate.spark.deploy import check_task_slots, placed
 from tidegate.spark.forgetting import forget_when
@@ -254,6 +254,7 @@ def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None,
     if snapshots is None:
         raise JobError("a transform of a streaming DataFrame keeps its state in snapshots, one for each micro-batch: give "
                        "snapshots=tg.Snapshots(to=…), a folder that belongs to the query as its checkpointLocation does")
+    check_snapshots(snapshots)
     if savepoint_to is not None or drain is not None:
         raise JobError("savepoint_to= and drain= are for batch DataFrames: a streaming query has no end. To take its state "
                        "elsewhere, stop it and give its folder of snapshots as start_from= or restore_from=")

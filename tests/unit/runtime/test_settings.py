@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -75,3 +76,17 @@ def test_the_mode_of_snapshots() -> None:
 def test_modes_that_contradict_each_other_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(JobError, match=message):
         tg.Snapshots(to="x", **wrong)
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    ({"backend": "rocksdb"}, "backend='rocksdb': give tg.heap() or tg.rocksdb()"),
+    ({"backend": tg.rocksdb}, "backend=<function rocksdb"),
+    ({"restart": 3}, "restart=3: give tg.NoRestart()"),
+    ({"snapshots": "folder"}, "snapshots='folder': give tg.Snapshots(to="),
+    ({"tuning": 8192}, "tuning=8192: give tg.Tuning("),
+    ({"slots": "2"}, "slots='2': give a number"),
+    ({"slots": True}, "slots=True: give a number"),
+])
+def test_what_isnt_of_its_class_is_refused_when_a_job_is_built(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(JobError, match=re.escape(told)):
+        ProcessJob("j", **({"slots": 1} | wrong))

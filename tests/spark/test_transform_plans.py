@@ -5,6 +5,7 @@ no data for them. The output is that of the same query without the transform, an
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -127,6 +128,14 @@ def test_a_function_of_foreach_batch_may_use_a_batch_more_than_once(desk: Desk, 
 @pytest.mark.long
 def test_that_no_batch_is_used_is_logged_while_the_query_runs(desk: Desk, runs: list[Run], caplog: pytest.LogCaptureFixture,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    look, runs_seen = unused_batches._look, threading.Event()
+
+    def noted(*args: Any) -> set[str]:
+        if found := look(*args):
+            runs_seen.set()
+        return found
+
+    monkeypatch.setattr(unused_batches, "_look", noted)
     monkeypatch.setattr(unused_batches, "LOOK_EVERY_S", 0.1)
     desk.spark.conf.set(ADAPTIVE, "false")
     desk.add(3)
@@ -135,8 +144,8 @@ def test_that_no_batch_is_used_is_logged_while_the_query_runs(desk: Desk, runs: 
         return [each.getMessage() for each in caplog.records if "without running the transform" in each.getMessage()]
 
     def wait(batch: DataFrame, number: int) -> None:
+        assert runs_seen.wait(20), "someone looks at the queries that run"
         until(lambda: number < 2 or told(), "the warning", patience_s=20)
-        time.sleep(0.5)
 
     run_foreach(desk, wait)
     (warning,) = told()

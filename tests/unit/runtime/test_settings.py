@@ -80,7 +80,7 @@ def test_modes_that_contradict_each_other_are_refused(wrong: dict[str, Any], mes
 
 @pytest.mark.parametrize(("wrong", "told"), [
     ({"backend": "rocksdb"}, "backend='rocksdb': give tg.heap() or tg.rocksdb()"),
-    ({"backend": tg.rocksdb}, "backend=<function rocksdb"),
+    ({"backend": tg.rocksdb}, "backend=<class "),
     ({"restart": 3}, "restart=3: give tg.NoRestart()"),
     ({"snapshots": "folder"}, "snapshots='folder': give tg.Snapshots(to="),
     ({"tuning": 8192}, "tuning=8192: give tg.Tuning("),

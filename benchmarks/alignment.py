@@ -26,11 +26,11 @@ from tidegate.runtime.reports import EpochReport
 
 EPOCHS = 150
 WARM_UP_EPOCHS = 10
-PAUSE_S = 0.1               # between two snapshots
+PAUSE_S = 0.1  # between two snapshots
 
 STATE_BYTES = (10_000_000, 100_000_000, 1_000_000_000)
 VALUE_BYTES = 10_000
-STATE_RATE = 100_000        # records per second
+STATE_RATE = 100_000  # records per second
 
 SLOTS = (2, 4, 8)
 SHUFFLES = (1, 2, 3, 4, 5)
@@ -40,8 +40,10 @@ RATE = 40_000
 
 def against_state(scale: float) -> Iterator[dict[str, Any]]:
     sizes = [int(size * scale) for size in STATE_BYTES]
-    what = (f"2 slots, one shuffle, {STATE_RATE:,} records per second over all keys, values of {VALUE_BYTES:,} bytes on the "
-            f"heap, median over the epochs")
+    what = (
+        f"2 slots, one shuffle, {STATE_RATE:,} records per second over all keys, values of {VALUE_BYTES:,} bytes on the "
+        f"heap, median over the epochs"
+    )
     lines: list[dict[str, Any]] = []
     for size in sizes:
         source = Filling(keys=size // VALUE_BYTES, rate=STATE_RATE)
@@ -49,13 +51,21 @@ def against_state(scale: float) -> Iterator[dict[str, Any]]:
         lines.append({"name": "alignment-vs-state", "state_bytes": size} | _measures(epochs) | {"what": what})
         yield _compared(lines[-1], lines[0], f"{sizes[0] / 1e6:g} MB of state")
     medians = [line["alignment_ms"] for line in lines]
-    yield {"name": "alignment-vs-state", "against": "the shortest of the sizes", "what": what,
-           "ratio": round(max(medians) / min(medians), 3), "alignment_ms_by_size": medians, "goal": "at most 1.5"}
+    yield {
+        "name": "alignment-vs-state",
+        "against": "the shortest of the sizes",
+        "what": what,
+        "ratio": round(max(medians) / min(medians), 3),
+        "alignment_ms_by_size": medians,
+        "goal": "at most 1.5",
+    }
 
 
 def against_parallelism(scale: float) -> Iterator[dict[str, Any]]:
-    what = (f"one shuffle, {RATE:,} records per second in all over {KEYS:,} keys, median over the epochs; all slots on "
-            f"the cores of one machine")
+    what = (
+        f"one shuffle, {RATE:,} records per second in all over {KEYS:,} keys, median over the epochs; all slots on "
+        f"the cores of one machine"
+    )
     lines: list[dict[str, Any]] = []
     for slots in SLOTS:
         epochs = _epochs(_records(), slots=slots, shuffles=1, count=int(EPOCHS * scale))
@@ -91,8 +101,14 @@ class Hop(tg.KeyedProcess):
 
 
 def _job(source: tg.Source, folder: str, *, slots: int, shuffles: int) -> tg.Job:
-    job = tg.Job("alignment", session(slots), slots=slots, restart=tg.NoRestart(), tuning=tg.Tuning(heartbeat_ms=200),
-                 snapshots=tg.Snapshots(every=None, to=folder))
+    job = tg.Job(
+        "alignment",
+        session(slots),
+        slots=slots,
+        restart=tg.NoRestart(),
+        tuning=tg.Tuning(heartbeat_ms=200),
+        snapshots=tg.Snapshots(every=None, to=folder),
+    )
     stream = job.source("records", source)
     for number in range(1, shuffles + 1):
         stream = stream.key_by("key").process(f"hop {number}", Hop(), returns=SCHEMA)
@@ -125,9 +141,14 @@ def _alignment_ms(epoch: EpochReport) -> float:
 def _measures(epochs: Sequence[EpochReport]) -> dict[str, Any]:
     alignments_ms = [_alignment_ms(epoch) for epoch in epochs]
     p25, p50, p75 = (round(float(np.percentile(alignments_ms, at)), 3) for at in (25, 50, 75))
-    return {"alignment_ms": p50, "alignment_p25_ms": p25, "alignment_p75_ms": p75, "epochs": len(epochs),
-            "snapshot_ms": statistics.median(epoch.duration_ms or 0 for epoch in epochs),
-            "snapshot_bytes": epochs[-1].bytes}
+    return {
+        "alignment_ms": p50,
+        "alignment_p25_ms": p25,
+        "alignment_p75_ms": p75,
+        "epochs": len(epochs),
+        "snapshot_ms": statistics.median(epoch.duration_ms or 0 for epoch in epochs),
+        "snapshot_bytes": epochs[-1].bytes,
+    }
 
 
 def _compared(line: dict[str, Any], smallest: Mapping[str, Any], against: str) -> dict[str, Any]:
@@ -172,7 +193,7 @@ class _FillingReader(tg.SourceReader):
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
         if len(self._to_fill):
-            some, self._to_fill = self._to_fill[:max_rows // 8], self._to_fill[max_rows // 8:]
+            some, self._to_fill = self._to_fill[: max_rows // 8], self._to_fill[max_rows // 8 :]
             return pa.record_batch([some, np.full(len(some), -VALUE_BYTES)], schema=self._schema)
         now_s = time.monotonic()
         self._started_s = self._started_s or now_s

@@ -16,7 +16,7 @@ from benchmarks import peers
 from benchmarks.workloads import SCHEMA, Discard, KeyedSum, Records, measure, session
 
 KEYS = 1_000_000
-HOT_SHARE, HOT_RECORDS = 10, 80       # of a hundred
+HOT_SHARE, HOT_RECORDS = 10, 80  # of a hundred
 ROWS = 8_000_000
 MEMORY = "128 MB"
 
@@ -37,22 +37,41 @@ class Skewed:
 
 def run(scale: float) -> Iterator[dict[str, Any]]:
     keys, rows = int(KEYS * scale), int(ROWS * scale)
-    what = (f"running sum over {keys:,} keys, {HOT_RECORDS} % of the records of {HOT_SHARE} % of them, 2 slots, hash "
-            f"exchange, snapshots every second")
-    measure(_job(tg.heap(), keys, rows // 8), rows // 8)        # warm up
+    what = (
+        f"running sum over {keys:,} keys, {HOT_RECORDS} % of the records of {HOT_SHARE} % of them, 2 slots, hash "
+        f"exchange, snapshots every second"
+    )
+    measure(_job(tg.heap(), keys, rows // 8), rows // 8)  # warm up
     heap = measure(_job(tg.heap(), keys, rows), rows).records_per_s
     rocks = measure(_job(tg.rocksdb(memory=MEMORY), keys, rows), rows).records_per_s
-    common = {"name": "backend-throughput", "backend": "rocksdb", "memory": MEMORY, "what": what, "records": rows,
-              "records_per_s": round(rocks)}
+    common = {
+        "name": "backend-throughput",
+        "backend": "rocksdb",
+        "memory": MEMORY,
+        "what": what,
+        "records": rows,
+        "records_per_s": round(rocks),
+    }
     yield common | {"against": "the heap backend", "ratio": round(rocks / heap, 4), "peer_records_per_s": round(heap)}
     peer = peers.transform_with_state(rows_per_batch=int(100_000 * scale), batches=2, keys=keys)
-    yield common | {"against": "pyspark transformWithState (rows)", "ratio": round(rocks / peer["records_per_s"], 1),
-                    "peer_records_per_s": round(peer["records_per_s"]), "peer": peer}
+    yield common | {
+        "against": "pyspark transformWithState (rows)",
+        "ratio": round(rocks / peer["records_per_s"], 1),
+        "peer_records_per_s": round(peer["records_per_s"]),
+        "peer": peer,
+    }
 
 
 def _job(backend: Any, keys: int, rows: int) -> tg.Job:
-    job = tg.Job("backends", session(), slots=2, restart=tg.NoRestart(), backend=backend,
-                 snapshots=tg.Snapshots(every="1 s", to=tempfile.mkdtemp(prefix="tidegate-bench-")))
+    job = tg.Job(
+        "backends",
+        session(),
+        slots=2,
+        restart=tg.NoRestart(),
+        backend=backend,
+        snapshots=tg.Snapshots(every="1 s", to=tempfile.mkdtemp(prefix="tidegate-bench-")),
+    )
     job.source("records", tg.sources.generator(Skewed(keys), schema=SCHEMA, rows=rows)).key_by("key").process(
-        "sum", KeyedSum(), returns="key long, total long").to("out", Discard())
+        "sum", KeyedSum(), returns="key long, total long"
+    ).to("out", Discard())
     return job

@@ -34,14 +34,20 @@ def run(revision: str, name: str, *, scale: float, rounds: int) -> Iterator[Line
         runs: dict[Path, list[list[Line]]] = {_CHECKOUT: [], theirs: []}
         for number in range(rounds):
             for tree in (_CHECKOUT, theirs) if number % 2 == 0 else (theirs, _CHECKOUT):
-                print(f"round {number + 1} of {rounds}: {'this checkout' if tree == _CHECKOUT else revision} …",
-                      file=sys.stderr, flush=True)
+                print(
+                    f"round {number + 1} of {rounds}: {'this checkout' if tree == _CHECKOUT else revision} …",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 runs[tree].append(_measured(tree, name, scale))
         commit = _git("rev-parse", "--short", revision)
         same = not _git("diff", "--name-only", revision, "--", "benchmarks")
         for line in compared(runs[_CHECKOUT], runs[theirs]):
-            yield {"name": "compare", "against": f"{revision} ({commit})", "benchmark": name} | line | {
-                "rounds": rounds, "definition": "the same" if same else "files in benchmarks/ differ"}
+            yield (
+                {"name": "compare", "against": f"{revision} ({commit})", "benchmark": name}
+                | line
+                | {"rounds": rounds, "definition": "the same" if same else "files in benchmarks/ differ"}
+            )
 
 
 def compared(ours: list[list[Line]], theirs: list[list[Line]]) -> Iterator[Line]:

@@ -47,21 +47,35 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
         for case in CASES:
             ours = _tidegate(case, folder, warm_up, batches)
             peer = peers.drop_in(case, folder=f"{folder}/peer", warm_up_batches=PEER_WARM_UP_BATCHES, batches=peer_batches)
-            yield {"name": "drop-in", "against": "pyspark transformWithState (rows)", "processor": case,
-                   "ratio": round(ours["records_per_s"] / peer["records_per_s"], 1),
-                   "what": f"one StatefulProcessor, {WHAT[case]} over {KEYS:,} keys, on one streaming query, "
-                           f"each once in a micro-batch, 2 cores; steady state, {batches} batches, of Spark's "
-                           f"{peer_batches}",
-                   "settings": {ADAPTIVE: "false", LOG_FILES[0]: LOG_FILES[1]},
-                   "records_per_s": round(ours["records_per_s"]), "peer_records_per_s": round(peer["records_per_s"]),
-                   "tidegate": ours, "peer": peer}
+            yield {
+                "name": "drop-in",
+                "against": "pyspark transformWithState (rows)",
+                "processor": case,
+                "ratio": round(ours["records_per_s"] / peer["records_per_s"], 1),
+                "what": f"one StatefulProcessor, {WHAT[case]} over {KEYS:,} keys, on one streaming query, "
+                f"each once in a micro-batch, 2 cores; steady state, {batches} batches, of Spark's "
+                f"{peer_batches}",
+                "settings": {ADAPTIVE: "false", LOG_FILES[0]: LOG_FILES[1]},
+                "records_per_s": round(ours["records_per_s"]),
+                "peer_records_per_s": round(peer["records_per_s"]),
+                "tidegate": ours,
+                "peer": peer,
+            }
 
 
 def _tidegate(name: str, folder: str, warm_up_batches: int, batches: int) -> dict[str, Any]:
     spark, case = session(), CASES[name]
     spark.conf.set(ADAPTIVE, "false")
-    result = tg.transform_with_state(grouped(spark, f"{folder}/in", case), case.processor, case.output, "Update",
-                                     case.time_mode, name=name, slots=2, snapshots=tg.Snapshots(to=f"{folder}/state"))
+    result = tg.transform_with_state(
+        grouped(spark, f"{folder}/in", case),
+        case.processor,
+        case.output,
+        "Update",
+        case.time_mode,
+        name=name,
+        slots=2,
+        snapshots=tg.Snapshots(to=f"{folder}/state"),
+    )
     measured = measure(result, f"{folder}/query-{name}", warm_up_batches=warm_up_batches, batches=batches)
     _check(name, tg.read_state(spark, f"{folder}/state/{name}", case.state), f"{folder}/in")
     spark.stop()

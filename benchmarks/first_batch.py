@@ -41,24 +41,38 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="tidegate-first-batch-") as folder:
         write_files(Path(folder) / "in")
         for case in CASES:
-            runs = [{engine: measure(engine, case, f"{folder}/in", f"{folder}/{case}-{number}-{engine}")
-                     for engine in ENGINES} for number in range(rounds)]
+            runs = [
+                {engine: measure(engine, case, f"{folder}/in", f"{folder}/{case}-{number}-{engine}") for engine in ENGINES}
+                for number in range(rounds)
+            ]
             for index, session in enumerate(SESSIONS):
                 ours, theirs = (_medians([each[engine][index] for each in runs]) for engine in ENGINES)
-                yield {"name": "first-batch", "against": "pyspark transformWithState (rows)", "processor": case,
-                       "session": session, "ratio": round(ours["to_first_batch_s"] / theirs["to_first_batch_s"], 3),
-                       "ratio_whole": round(ours["to_end_s"] / theirs["to_end_s"], 3), "goal": f"at most {GOAL}",
-                       "what": f"time until a tiny streaming query is built and its first micro-batch committed; {FILES} "
-                               f"files of {KEYS} rows, one for each micro-batch, 2 cores, median of {rounds}",
-                       "tidegate": ours, "peer": theirs}
+                yield {
+                    "name": "first-batch",
+                    "against": "pyspark transformWithState (rows)",
+                    "processor": case,
+                    "session": session,
+                    "ratio": round(ours["to_first_batch_s"] / theirs["to_first_batch_s"], 3),
+                    "ratio_whole": round(ours["to_end_s"] / theirs["to_end_s"], 3),
+                    "goal": f"at most {GOAL}",
+                    "what": f"time until a tiny streaming query is built and its first micro-batch committed; {FILES} "
+                    f"files of {KEYS} rows, one for each micro-batch, 2 cores, median of {rounds}",
+                    "tidegate": ours,
+                    "peer": theirs,
+                }
 
 
 def measure(engine: str, case: str, files: str, folder: str) -> list[dict[str, float]]:
     """Return what the queries of one process took, in their order, in seconds."""
     scripts = str(here() / "peers_scripts")
     paths = os.pathsep.join([scripts, *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run([sys.executable, f"{scripts}/first_batch.py", engine, case, files, folder], check=False, text=True,
-                          capture_output=True, env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": paths})
+    done = subprocess.run(
+        [sys.executable, f"{scripts}/first_batch.py", engine, case, files, folder],
+        check=False,
+        text=True,
+        capture_output=True,
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": paths},
+    )
     if done.returncode:
         raise RuntimeError(f"the tiny query on {engine} failed:\n{done.stderr[-4000:]}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

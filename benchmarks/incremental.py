@@ -28,17 +28,32 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     for name, backend in BACKENDS.items():
         full_bytes, written = _written_bytes(backend, keys)
         mean = sum(written) / len(written)
-        yield {"name": "incremental", "backend": name, "against": "a full snapshot", "ratio": round(mean / full_bytes, 4),
-               "what": f"state of {keys:,} keys, {CHANGED:.0%} changed per epoch, mean over {EPOCHS} epochs",
-               "full_bytes": full_bytes, "mean_bytes": round(mean), "largest_bytes": max(written)}
+        yield {
+            "name": "incremental",
+            "backend": name,
+            "against": "a full snapshot",
+            "ratio": round(mean / full_bytes, 4),
+            "what": f"state of {keys:,} keys, {CHANGED:.0%} changed per epoch, mean over {EPOCHS} epochs",
+            "full_bytes": full_bytes,
+            "mean_bytes": round(mean),
+            "largest_bytes": max(written),
+        }
 
 
 def _written_bytes(backend: Any, keys: int) -> tuple[int, list[int]]:
     folder = tempfile.mkdtemp(prefix="tidegate-bench-")
-    job = tg.Job("incremental", session(), slots=2, restart=tg.NoRestart(), backend=backend,
-                 tuning=tg.Tuning(heartbeat_ms=100), snapshots=tg.Snapshots(every=None, to=folder, retain=2))
+    job = tg.Job(
+        "incremental",
+        session(),
+        slots=2,
+        restart=tg.NoRestart(),
+        backend=backend,
+        tuning=tg.Tuning(heartbeat_ms=100),
+        snapshots=tg.Snapshots(every=None, to=folder, retain=2),
+    )
     job.source("records", Rounds(keys=keys, per_round=int(keys * CHANGED))).key_by("key").process(
-        "sum", KeyedSum(), returns="key long, total long").to("out", Discard())
+        "sum", KeyedSum(), returns="key long, total long"
+    ).to("out", Discard())
     handle = job.start()
     catalog = SnapshotCatalog(open_store(job_address(folder, "incremental")))
     written: list[int] = []

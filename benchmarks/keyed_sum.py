@@ -19,17 +19,29 @@ WHAT = f"running sum over {KEYS:,} keys, record-wise, 2 slots, hash exchange, ex
 
 def run(scale: float) -> Iterator[dict[str, Any]]:
     rows = int(ROWS * scale)
-    measure(keyed_sum_job(session(), rows=rows // 8, every="1 s"), rows // 8)          # warm up
+    measure(keyed_sum_job(session(), rows=rows // 8, every="1 s"), rows // 8)  # warm up
     ours = measure(keyed_sum_job(session(), rows=rows, every="1 s"), rows)
-    common = {"name": "keyed-sum", "what": WHAT, "records": rows, "records_per_s": round(ours.records_per_s),
-              "snapshots": ours.epochs}
+    common = {
+        "name": "keyed-sum",
+        "what": WHAT,
+        "records": rows,
+        "records_per_s": round(ours.records_per_s),
+        "snapshots": ours.epochs,
+    }
     bare = bare_loop(int(BARE_ROWS * scale))
-    yield common | {"against": "bare python loop", "ratio": round(ours.records_per_s / bare, 4),
-                    "peer_records_per_s": round(bare)}
+    yield common | {
+        "against": "bare python loop",
+        "ratio": round(ours.records_per_s / bare, 4),
+        "peer_records_per_s": round(bare),
+    }
     peer = peers.transform_with_state(rows_per_batch=int(100_000 * scale), batches=2, keys=KEYS)
     ratio = ours.records_per_s / peer["records_per_s"]
-    yield common | {"against": "pyspark transformWithState (rows)", "ratio": round(ratio, 1), "peer": peer,
-                    "peer_records_per_s": round(peer["records_per_s"])}
+    yield common | {
+        "against": "pyspark transformWithState (rows)",
+        "ratio": round(ratio, 1),
+        "peer": peer,
+        "peer_records_per_s": round(peer["records_per_s"]),
+    }
 
 
 def bare_loop(rows: int) -> float:
@@ -47,7 +59,7 @@ def _take_barrier(ready: Any) -> None:
 
 def _bare(task: tuple[int, int]) -> float:
     index, rows = task
-    records = Records(KEYS // 2)                    # each process has its half of the keys
+    records = Records(KEYS // 2)  # each process has its half of the keys
     batches = [records(index, start, min(BATCH, rows - start)) for start in range(0, rows, BATCH)]
     totals: dict[int, int] = {}
     _ready.wait()

@@ -31,11 +31,18 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     rate = capacity / 2
     latencies_ms = _latencies_ms(rate, SECONDS * max(1.0, scale))
     p50, p99 = (float(np.percentile(latencies_ms, at)) for at in (50, 99))
-    yield {"name": "latency", "against": "20 ms", "ratio": round(p99 / 20, 3), "p50_ms": round(p50, 2),
-           "p99_ms": round(p99, 2),
-           "p999_ms": round(float(np.percentile(latencies_ms, 99.9)), 2), "records_per_s": round(rate),
-           "capacity_records_per_s": round(capacity), "records": len(latencies_ms),
-           "what": f"running sum over {KEYS:,} keys, 2 slots, hash exchange, snapshots every second, half of the capacity"}
+    yield {
+        "name": "latency",
+        "against": "20 ms",
+        "ratio": round(p99 / 20, 3),
+        "p50_ms": round(p50, 2),
+        "p99_ms": round(p99, 2),
+        "p999_ms": round(float(np.percentile(latencies_ms, 99.9)), 2),
+        "records_per_s": round(rate),
+        "capacity_records_per_s": round(capacity),
+        "records": len(latencies_ms),
+        "what": f"running sum over {KEYS:,} keys, 2 slots, hash exchange, snapshots every second, half of the capacity",
+    }
 
 
 class Latest(tg.KeyedProcess):
@@ -54,10 +61,16 @@ def _latencies_ms(rate: float, seconds: float) -> np.ndarray[Any, Any]:
 
 
 def _job(source: Clocked, folder: str) -> tg.Job:
-    job = tg.Job("latency", session(), slots=2, restart=tg.NoRestart(),
-                 snapshots=tg.Snapshots(every="1 s", to=tempfile.mkdtemp(prefix="tidegate-bench-")))
-    job.source("records", source).key_by("key").process(
-        "sum", Latest(), returns="key long, total long, created_ns long").to("out", Stopwatch(folder))
+    job = tg.Job(
+        "latency",
+        session(),
+        slots=2,
+        restart=tg.NoRestart(),
+        snapshots=tg.Snapshots(every="1 s", to=tempfile.mkdtemp(prefix="tidegate-bench-")),
+    )
+    job.source("records", source).key_by("key").process("sum", Latest(), returns="key long, total long, created_ns long").to(
+        "out", Stopwatch(folder)
+    )
     return job
 
 

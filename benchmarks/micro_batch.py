@@ -45,25 +45,44 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
             for name in times:
                 times[name] += _batch_times_ms(name, f"{folder}/{name}-{number}", f"{folder}/savepoint", batches)
     medians = {name: statistics.median(of) for name, of in times.items()}
-    yield {"name": "micro-batch-overhead", "against": "plain mapInArrow",
-           "ratio": round(medians["tidegate"] / medians["plain"], 3), "what": "time of an empty micro-batch",
-           "batches": len(times["plain"]), "keys": KEYS,
-           "median_ms": {name: round(of, 1) for name, of in medians.items()}}
+    yield {
+        "name": "micro-batch-overhead",
+        "against": "plain mapInArrow",
+        "ratio": round(medians["tidegate"] / medians["plain"], 3),
+        "what": "time of an empty micro-batch",
+        "batches": len(times["plain"]),
+        "keys": KEYS,
+        "median_ms": {name: round(of, 1) for name, of in medians.items()},
+    }
 
 
 def _batch_times_ms(name: str, folder: str, savepoint: str, batches: int) -> list[float]:
-    source = (session().readStream.format("rate-micro-batch").option("rowsPerBatch", 2).option("numPartitions", 2).load()
-              .where("value < 0").selectExpr("value as key"))
+    source = (
+        session()
+        .readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", 2)
+        .option("numPartitions", 2)
+        .load()
+        .where("value < 0")
+        .selectExpr("value as key")
+    )
     if name == "plain":
         result = source.mapInArrow(lambda rows: rows, "key long")
     else:
-        result = tg.transform(source, counted, name="counts", slots=2, start_from=savepoint,
-                              snapshots=tg.Snapshots(to=f"{folder}/snapshots"))
-    query = (result.writeStream.format("noop").option("checkpointLocation", f"{folder}/query")
-             .trigger(processingTime="0 seconds").start())
+        result = tg.transform(
+            source, counted, name="counts", slots=2, start_from=savepoint, snapshots=tg.Snapshots(to=f"{folder}/snapshots")
+        )
+    query = (
+        result.writeStream.format("noop")
+        .option("checkpointLocation", f"{folder}/query")
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
     try:
-        wait_until(lambda: query.exception() is not None or (query.lastProgress or {"batchId": -1})["batchId"] >= batches,
-                   timeout_s=300)
+        wait_until(
+            lambda: query.exception() is not None or (query.lastProgress or {"batchId": -1})["batchId"] >= batches,
+            timeout_s=300,
+        )
         if query.exception() is not None:
             raise RuntimeError(str(query.exception()))
         progress = [each for each in query.recentProgress if FIRST_BATCHES <= each["batchId"] <= batches]

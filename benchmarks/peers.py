@@ -30,8 +30,13 @@ def statestore(*, keys: int, runs: int) -> dict[str, Any]:
 
 def _run(script: str, *arguments: str) -> dict[str, Any]:
     python = _environment()
-    done = subprocess.run([python, str(_HERE / "peers_scripts" / script), *arguments], check=False, text=True,
-                          capture_output=True, env=os.environ | {"PYSPARK_PYTHON": str(python)})
+    done = subprocess.run(
+        [python, str(_HERE / "peers_scripts" / script), *arguments],
+        check=False,
+        text=True,
+        capture_output=True,
+        env=os.environ | {"PYSPARK_PYTHON": str(python)},
+    )
     if done.returncode:
         raise RuntimeError(f"the peer {script} failed:\n{done.stderr[-4000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

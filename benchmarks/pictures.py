@@ -15,8 +15,16 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 INK, SOFT, GRID = "#1f2933", "#616e7c", "#e4e7eb"
 WATER, DEEP, CRASH = "#7cc4e8", "#1b6ca8", "#c53030"
 STYLE: dict[Any, Any] = {
-    "font.size": 11, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": SOFT, "xtick.color": SOFT,
-    "ytick.color": SOFT, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": GRID,
+    "font.size": 11,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": SOFT,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
     "axes.axisbelow": True,
 }
 EXPERIMENTS = ("Chandy-Lamport", "stop the world")
@@ -28,7 +36,7 @@ def draw(name: str, lines: Lines, folder: Path) -> Path | None:
     """The picture of a benchmark's lines, as a file in the folder; None where it has no picture."""
     if name not in DRAWINGS:
         return None
-    matplotlib.use("agg")       # draws to files; needs no display
+    matplotlib.use("agg")  # draws to files; needs no display
     path = folder / f"{name}.png"
     with plt.rc_context(STYLE):
         figure = DRAWINGS[name](lines)
@@ -51,35 +59,48 @@ def _alignment(lines: Lines, *, label: Callable[[Mapping[str, Any]], str], axis:
     figure, axes = plt.subplots(figsize=(8, 3.9))
     points = [line for line in lines if "alignment_p75_ms" in line]
     medians = [line["alignment_ms"] for line in points]
-    spread = [[line["alignment_ms"] - line["alignment_p25_ms"] for line in points],
-              [line["alignment_p75_ms"] - line["alignment_ms"] for line in points]]
+    spread = [
+        [line["alignment_ms"] - line["alignment_p25_ms"] for line in points],
+        [line["alignment_p75_ms"] - line["alignment_ms"] for line in points],
+    ]
     axes.errorbar(range(len(points)), medians, yerr=spread, fmt="o-", color=DEEP, ecolor=WATER, elinewidth=6, markersize=7)
     for place, line in enumerate(points):
-        axes.annotate(f"{line['alignment_ms']:.2f} ms", (place, line["alignment_p75_ms"]), xytext=(0, 5),
-                      textcoords="offset points", ha="center", fontweight="bold", color=DEEP)
+        axes.annotate(
+            f"{line['alignment_ms']:.2f} ms",
+            (place, line["alignment_p75_ms"]),
+            xytext=(0, 5),
+            textcoords="offset points",
+            ha="center",
+            fontweight="bold",
+            color=DEEP,
+        )
     axes.set_xticks(range(len(points)), [label(line) for line in points])
     axes.set_xlim(-0.4, len(points) - 0.4)
     axes.set_ylim(0, 1.2 * max(line["alignment_p75_ms"] for line in points))
     axes.set_xlabel(axis)
     axes.set_ylabel("alignment (ms)")
-    _titled(figure, f"Alignment against {what}: {medians[-1] / medians[0]:.2f} times from {label(points[0])} to "
-                    f"{label(points[-1])}", f"{points[0]['epochs']} epochs each; dot: median, bar: the middle half of them")
+    _titled(
+        figure,
+        f"Alignment against {what}: {medians[-1] / medians[0]:.2f} times from {label(points[0])} to {label(points[-1])}",
+        f"{points[0]['epochs']} epochs each; dot: median, bar: the middle half of them",
+    )
     return figure
 
 
 def _against_state(lines: Lines) -> Figure:
-    return _alignment(lines, label=lambda line: f"{line['state_bytes'] / 1e6:,.0f} MB", axis="state of the job",
-                      what="state")
+    return _alignment(
+        lines, label=lambda line: f"{line['state_bytes'] / 1e6:,.0f} MB", axis="state of the job", what="state"
+    )
 
 
 def _against_parallelism(lines: Lines) -> Figure:
-    return _alignment(lines, label=lambda line: f"{line['slots']} slots", axis="parallelism, on 2 cores",
-                      what="parallelism")
+    return _alignment(lines, label=lambda line: f"{line['slots']} slots", axis="parallelism, on 2 cores", what="parallelism")
 
 
 def _against_shuffles(lines: Lines) -> Figure:
-    return _alignment(lines, label=lambda line: f"{line['shuffles']}", axis="shuffles, one behind the other",
-                      what="shuffles")
+    return _alignment(
+        lines, label=lambda line: f"{line['shuffles']}", axis="shuffles, one behind the other", what="shuffles"
+    )
 
 
 # Protocols.
@@ -92,17 +113,26 @@ def _protocols(lines: Lines) -> Figure:
     _bars(panels[0][0], usual, lambda line: line["ratio"], "{:.2f}", "throughput, over that without snapshots")
     _bars(panels[0][1], usual, lambda line: line["p99_ms"], "{:,.0f} ms", "99th percentile of latency during snapshots (ms)")
     _bars(panels[1][0], slow, lambda line: line["snapshot_ms"] / 1e3, "{:.2f} s", "with a slow sink: a snapshot takes (s)")
-    _bars(panels[1][1], slow, lambda line: line["in_flight_bytes"] / 1e6, "{:.1f} MB",
-          "with a slow sink: records kept in a snapshot (MB)")
-    _titled(figure, "Ways to take a snapshot, at the usual load and under back-pressure",
-            "2 slots on 2 cores; grey: the protocols that the paper argues against")
+    _bars(
+        panels[1][1],
+        slow,
+        lambda line: line["in_flight_bytes"] / 1e6,
+        "{:.1f} MB",
+        "with a slow sink: records kept in a snapshot (MB)",
+    )
+    _titled(
+        figure,
+        "Ways to take a snapshot, at the usual load and under back-pressure",
+        "2 slots on 2 cores; grey: the protocols that the paper argues against",
+    )
     return figure
 
 
 def _bars(axes: Axes, lines: Lines, value: Callable[[Mapping[str, Any]], float], text: str, label: str) -> None:
     values = [value(line) for line in lines]
-    colours = [SOFT if line["protocol"] in EXPERIMENTS else WATER if line["protocol"] == "no snapshots" else DEEP
-               for line in lines]
+    colours = [
+        SOFT if line["protocol"] in EXPERIMENTS else WATER if line["protocol"] == "no snapshots" else DEEP for line in lines
+    ]
     bars = axes.barh([line["protocol"] for line in lines], values, color=colours, height=0.62)
     axes.bar_label(bars, [text.format(each) for each in values], padding=4, color=INK, fontsize=10)
     axes.set_xlim(0, 1.22 * max(values))

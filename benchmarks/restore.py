@@ -35,11 +35,18 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
         size_bytes = sum(file.bytes for file in files)
         plain_s = min(_plain_s(store, files) for _ in range(3))
         restore_s = min(_restore_s(settings, store, manifest, keys) for _ in range(3))
-        yield {"name": "restore", "backend": name, "against": "plain reads of the same files",
-               "ratio": round(restore_s / plain_s, 2), "bytes": size_bytes,
-               "what": f"{keys:,} keys (long to long), one subtask, {len(files)} files",
-               "restore_s": round(restore_s, 3), "s_per_gb": round(restore_s / size_bytes * 1e9, 1),
-               "plain_s_per_gb": round(plain_s / size_bytes * 1e9, 2), "keys_per_s": round(keys / restore_s)}
+        yield {
+            "name": "restore",
+            "backend": name,
+            "against": "plain reads of the same files",
+            "ratio": round(restore_s / plain_s, 2),
+            "bytes": size_bytes,
+            "what": f"{keys:,} keys (long to long), one subtask, {len(files)} files",
+            "restore_s": round(restore_s, 3),
+            "s_per_gb": round(restore_s / size_bytes * 1e9, 1),
+            "plain_s_per_gb": round(plain_s / size_bytes * 1e9, 2),
+            "keys_per_s": round(keys / restore_s),
+        }
 
 
 def _table(settings: Any, native: Path | None = None) -> tuple[Any, Any]:
@@ -63,10 +70,20 @@ def _written(settings: Any, store: Any, keys: int) -> Manifest:
         written = writer.write(frozen, epoch=epoch, base=epoch - 1, full=False)
         frozen.release()
     backend.close()
-    entry = OperatorEntry(parallelism=1, states=tuple(StateEntry.from_json(state) for state in written["states"]),
-                          pieces=(PieceEntry.from_json(written["piece"]),))
-    return Manifest(job="restore", epoch=DELTAS + 1, attempt=1, created_ms=0, key_group_count=GROUPS, ending=None,
-                    operators={"sum": entry})
+    entry = OperatorEntry(
+        parallelism=1,
+        states=tuple(StateEntry.from_json(state) for state in written["states"]),
+        pieces=(PieceEntry.from_json(written["piece"]),),
+    )
+    return Manifest(
+        job="restore",
+        epoch=DELTAS + 1,
+        attempt=1,
+        created_ms=0,
+        key_group_count=GROUPS,
+        ending=None,
+        operators={"sum": entry},
+    )
 
 
 def _plain_s(store: Any, files: list[FileEntry]) -> float:
@@ -94,4 +111,3 @@ def _restore_s(settings: Any, store: Any, manifest: Manifest, keys: int) -> floa
     assert total.get(), "the last key is there"
     backend.close()
     return seconds
-

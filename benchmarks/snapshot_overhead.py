@@ -19,7 +19,7 @@ from tidegate.runtime.handle import Handle
 PAIRS = 24
 TURN_S = 4
 LEFT_OUT_S = 1
-HEARTBEAT_MS = 50           # how often the slots tell what they have done
+HEARTBEAT_MS = 50  # how often the slots tell what they have done
 
 
 def run(scale: float) -> Iterator[dict[str, Any]]:
@@ -35,12 +35,16 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     snapshots = len(handle.epochs) - 3
     handle.cancel()
     ratios = [taken / without for taken, without in pairs]
-    yield {"name": "snapshot-overhead", "against": "the same job without snapshots",
-           "ratio": round(statistics.median(ratios), 4),
-           "what": f"running sum over {KEYS:,} keys, all of which change, 2 slots; turns of {TURN_S} s with a snapshot "
-                   f"every second and without, median of the pairs",
-           "pairs": [round(ratio, 4) for ratio in ratios], "snapshots": snapshots,
-           "records_per_s": round(statistics.median(taken for taken, _ in pairs))}
+    yield {
+        "name": "snapshot-overhead",
+        "against": "the same job without snapshots",
+        "ratio": round(statistics.median(ratios), 4),
+        "what": f"running sum over {KEYS:,} keys, all of which change, 2 slots; turns of {TURN_S} s with a snapshot "
+        f"every second and without, median of the pairs",
+        "pairs": [round(ratio, 4) for ratio in ratios],
+        "snapshots": snapshots,
+        "records_per_s": round(statistics.median(taken for taken, _ in pairs)),
+    }
 
 
 def _records_per_s(handle: Handle, *, snapshots: bool) -> float:

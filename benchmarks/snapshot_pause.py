@@ -32,23 +32,39 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
 def _rocksdb(scale: float) -> Iterator[dict[str, Any]]:
     measured = {keys: _pause_ms(keys, max(3, int(SNAPSHOTS * scale)), tg.rocksdb(memory="512 MB")) for keys in SIZES}
     pauses = {keys: freeze_ms for keys, (_, freeze_ms, _) in measured.items()}
-    yield {"name": "snapshot-pause", "backend": "rocksdb", "against": f"the pause at {SIZES[0]:,} keys", "keys": SIZES[-1],
-           "ratio": round(pauses[SIZES[-1]] / pauses[SIZES[0]], 3), "what": "the synchronous part of a snapshot",
-           "pause_ms": {f"{keys:,}": round(pause, 3) for keys, pause in pauses.items()},
-           "stop_ms": {f"{keys:,}": round(stop, 3) for keys, (stop, _, _) in measured.items()}}
+    yield {
+        "name": "snapshot-pause",
+        "backend": "rocksdb",
+        "against": f"the pause at {SIZES[0]:,} keys",
+        "keys": SIZES[-1],
+        "ratio": round(pauses[SIZES[-1]] / pauses[SIZES[0]], 3),
+        "what": "the synchronous part of a snapshot",
+        "pause_ms": {f"{keys:,}": round(pause, 3) for keys, pause in pauses.items()},
+        "stop_ms": {f"{keys:,}": round(stop, 3) for keys, (stop, _, _) in measured.items()},
+    }
 
 
 def _heap(scale: float) -> Iterator[dict[str, Any]]:
     pauses: dict[int, float] = {}
     for keys in SIZES:
         pauses[keys], freeze_ms, snapshots = _pause_ms(keys, max(3, int(SNAPSHOTS * scale)), tg.heap())
-        yield {"name": "snapshot-pause", "against": "the loop without a snapshot", "keys": keys,
-               "ratio": round(pauses[keys], 3), "unit": "ms longer", "freeze_ms": round(freeze_ms, 3),
-               "snapshots": snapshots}
-    yield {"name": "snapshot-pause", "against": f"the pause at {SIZES[0]:,} keys", "keys": SIZES[-1],
-           "ratio": round(pauses[SIZES[-1]] / pauses[SIZES[0]], 3),
-           "what": "longest stop of the hot loop caused by a snapshot",
-           "pause_ms": {f"{keys:,}": round(pause, 3) for keys, pause in pauses.items()}}
+        yield {
+            "name": "snapshot-pause",
+            "against": "the loop without a snapshot",
+            "keys": keys,
+            "ratio": round(pauses[keys], 3),
+            "unit": "ms longer",
+            "freeze_ms": round(freeze_ms, 3),
+            "snapshots": snapshots,
+        }
+    yield {
+        "name": "snapshot-pause",
+        "against": f"the pause at {SIZES[0]:,} keys",
+        "keys": SIZES[-1],
+        "ratio": round(pauses[SIZES[-1]] / pauses[SIZES[0]], 3),
+        "what": "longest stop of the hot loop caused by a snapshot",
+        "pause_ms": {f"{keys:,}": round(pause, 3) for keys, pause in pauses.items()},
+    }
 
 
 def _pause_ms(keys: int, snapshots: int, backend: Any) -> tuple[float, float, int]:

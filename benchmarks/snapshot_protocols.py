@@ -41,7 +41,7 @@ ROUNDS = 3
 SECONDS = 10
 WARM_UP_S = 4
 
-SINK_RATE = 10_000          # records per second that the slow sink takes
+SINK_RATE = 10_000  # records per second that the slow sink takes
 SLOW_KEYS = 10_000
 PADDED = "key long, created_ns long, pad string"
 PAD_BYTES = 1_000
@@ -61,26 +61,36 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
 
 
 def _at_usual_load(scale: float) -> Iterator[dict[str, Any]]:
-    what = (f"two keyed sums over {KEYS:,} keys, one behind the other, 2 slots, a snapshot every second; latency at a third "
-            f"of the throughput without snapshots, of records under way during a snapshot")
+    what = (
+        f"two keyed sums over {KEYS:,} keys, one behind the other, 2 slots, a snapshot every second; latency at a third "
+        f"of the throughput without snapshots, of records under way during a snapshot"
+    )
     per_s = _throughputs(int(ROWS * scale))
     full = per_s["no snapshots"]
     for name, settings in PROTOCOLS.items():
         ages, epochs = _latencies(settings, rate=full / 3)
         during = _under_way(ages, epochs) if epochs else ages
-        yield {"name": "snapshot-protocols", "load": "usual", "protocol": name, "against": "no snapshots", "what": what,
-               "ratio": round(per_s[name] / full, 4), "records_per_s": round(per_s[name]),
-               "p99_ms": _percentile_ms(during, 99), "p50_ms": _percentile_ms(during, 50),
-               "p99_of_all_ms": _percentile_ms(ages, 99)} | _costs(epochs)
+        yield {
+            "name": "snapshot-protocols",
+            "load": "usual",
+            "protocol": name,
+            "against": "no snapshots",
+            "what": what,
+            "ratio": round(per_s[name] / full, 4),
+            "records_per_s": round(per_s[name]),
+            "p99_ms": _percentile_ms(during, 99),
+            "p50_ms": _percentile_ms(during, 50),
+            "p99_of_all_ms": _percentile_ms(ages, 99),
+        } | _costs(epochs)
 
 
 def _throughputs(rows: int) -> dict[str, float]:
     """Records per second, the better of the rounds, each in another order."""
     measured: dict[str, list[float]] = {name: [] for name in PROTOCOLS}
     unpaced = Clocked(rate=1e12, seconds=rows / 1e12)
-    measure(_job(unpaced, {}, Discard()), rows)                # warm up
+    measure(_job(unpaced, {}, Discard()), rows)  # warm up
     for turn in range(ROUNDS):
-        for name in list(PROTOCOLS)[::-1 if turn % 2 else 1]:
+        for name in list(PROTOCOLS)[:: -1 if turn % 2 else 1]:
             measured[name].append(measure(_job(unpaced, PROTOCOLS[name], Discard()), rows).records_per_s)
     return {name: max(each) for name, each in measured.items()}
 
@@ -91,8 +101,11 @@ def _latencies(settings: Mapping[str, Any], *, rate: float) -> tuple[Ages, list[
     handle.wait(600)
     ages = _ages(folder)
     ages = ages[:, ages[1] > ages[1].min() + WARM_UP_S * 1e9]
-    return ages, [epoch for epoch in handle.epochs if epoch.completed_ms is not None and epoch.ending is None
-                  and epoch.triggered_ms * 1e6 > ages[1].min()]
+    return ages, [
+        epoch
+        for epoch in handle.epochs
+        if epoch.completed_ms is not None and epoch.ending is None and epoch.triggered_ms * 1e6 > ages[1].min()
+    ]
 
 
 class Total(tg.KeyedProcess):
@@ -117,23 +130,39 @@ def _job(source: tg.Source, settings: Mapping[str, Any], sink: tg.Sink) -> tg.Jo
 
 
 def _under_back_pressure(scale: float) -> Iterator[dict[str, Any]]:
-    what = (f"two keyed functions in 2 slots before one sink that takes {SINK_RATE:,} records of {PAD_BYTES:,} bytes per "
-            f"second, all queues full; how long a snapshot takes, median of {SLOW_SNAPSHOTS}")
+    what = (
+        f"two keyed functions in 2 slots before one sink that takes {SINK_RATE:,} records of {PAD_BYTES:,} bytes per "
+        f"second, all queues full; how long a snapshot takes, median of {SLOW_SNAPSHOTS}"
+    )
     took_ms: dict[str, float] = {}
     for name, settings in (PROTOCOLS | TIMED_OUT).items():
         ages, epochs = _slow(settings, max(1, int(SLOW_SNAPSHOTS * scale)))
         per_s = ages.shape[1] / np.ptp(ages[0]) * 1e9
-        line = {"name": "snapshot-protocols", "load": "back-pressure", "protocol": name, "what": what,
-                "records_per_s": round(per_s), "p99_ms": _percentile_ms(ages, 99), "p50_ms": _percentile_ms(ages, 50)}
+        line = {
+            "name": "snapshot-protocols",
+            "load": "back-pressure",
+            "protocol": name,
+            "what": what,
+            "records_per_s": round(per_s),
+            "p99_ms": _percentile_ms(ages, 99),
+            "p50_ms": _percentile_ms(ages, 50),
+        }
         if name == "no snapshots":
             yield line | {"against": "what the sink could take", "ratio": round(per_s / SINK_RATE, 4)}
             continue
         costs = _costs(epochs)
         took_ms[name] = costs["snapshot_ms"]
         yield line | costs | {"against": "aligned", "ratio": round(took_ms[name] / took_ms["aligned"], 4)}
-    yield {"name": "snapshot-protocols", "load": "back-pressure", "against": "an unaligned snapshot",
-           "ratio": round(took_ms["aligned"] / took_ms["unaligned"], 1), "goal": "at least 5", "what": what,
-           "aligned_ms": took_ms["aligned"], "unaligned_ms": took_ms["unaligned"]}
+    yield {
+        "name": "snapshot-protocols",
+        "load": "back-pressure",
+        "against": "an unaligned snapshot",
+        "ratio": round(took_ms["aligned"] / took_ms["unaligned"], 1),
+        "goal": "at least 5",
+        "what": what,
+        "aligned_ms": took_ms["aligned"],
+        "unaligned_ms": took_ms["unaligned"],
+    }
 
 
 class PassOn(tg.KeyedProcess):
@@ -147,8 +176,14 @@ class PassOn(tg.KeyedProcess):
 def _slow(settings: Mapping[str, Any], snapshots: int) -> tuple[Ages, list[EpochReport]]:
     """From when the queues are full."""
     folder = tempfile.mkdtemp(prefix="tidegate-ages-")
-    job = tg.Job("slow sink", session(), slots=2, restart=tg.NoRestart(), snapshots=_snapshots({**settings, "every": None}),
-                 tuning=tg.Tuning(max_batch_rows=SLOW_BATCH_ROWS))
+    job = tg.Job(
+        "slow sink",
+        session(),
+        slots=2,
+        restart=tg.NoRestart(),
+        snapshots=_snapshots({**settings, "every": None}),
+        tuning=tg.Tuning(max_batch_rows=SLOW_BATCH_ROWS),
+    )
     stream = job.source("records", tg.sources.generator(_padded, schema=PADDED))
     for name in ("first", "second"):
         stream = stream.key_by("key").process(name, PassOn(), returns=PADDED)
@@ -186,9 +221,14 @@ def _costs(epochs: Sequence[EpochReport]) -> dict[str, Any]:
     if not epochs:
         return {}
     of = {name: statistics.median(epoch.measured[name] for epoch in epochs) for name in epochs[0].measured}
-    return {"snapshots": len(epochs), "snapshot_ms": statistics.median(epoch.duration_ms or 0 for epoch in epochs),
-            "alignment_ms": round(of["alignment_ms"], 3), "logging_ms": round(of["logging_ms"], 3),
-            "write_ms": round(of["write_ms"], 1), "in_flight_bytes": round(of["in_flight_bytes"])}
+    return {
+        "snapshots": len(epochs),
+        "snapshot_ms": statistics.median(epoch.duration_ms or 0 for epoch in epochs),
+        "alignment_ms": round(of["alignment_ms"], 3),
+        "logging_ms": round(of["logging_ms"], 3),
+        "write_ms": round(of["write_ms"], 1),
+        "in_flight_bytes": round(of["in_flight_bytes"]),
+    }
 
 
 def _under_way(ages: Ages, epochs: Sequence[EpochReport]) -> Ages:
@@ -219,7 +259,7 @@ class Watch(tg.Sink):
 
 class _WatchWriter(tg.SinkWriter):
     def __init__(self, path: Path, rate: float | None) -> None:
-        self._file = path.open("wb", buffering=0)       # nothing is lost when the job is cancelled
+        self._file = path.open("wb", buffering=0)  # nothing is lost when the job is cancelled
         self._rate = rate
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -35,14 +35,25 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     assert ours().count() == keys
     ours().write.parquet(f"{folder}/parquet")
     ours_s, parquet_s = _best_s(ours, lambda: spark.read.parquet(f"{folder}/parquet"))
-    common = {"name": "state-read", "what": f"{keys:,} keys (long to long) as a DataFrame, all columns, 2 slots",
-              "read_s": round(ours_s, 3), "keys_per_s": round(keys / ours_s)}
-    yield common | {"against": "spark.read.parquet of the same rows", "ratio": round(ours_s / parquet_s, 2),
-                    "peer_read_s": round(parquet_s, 3)}
+    common = {
+        "name": "state-read",
+        "what": f"{keys:,} keys (long to long) as a DataFrame, all columns, 2 slots",
+        "read_s": round(ours_s, 3),
+        "keys_per_s": round(keys / ours_s),
+    }
+    yield common | {
+        "against": "spark.read.parquet of the same rows",
+        "ratio": round(ours_s / parquet_s, 2),
+        "peer_read_s": round(parquet_s, 3),
+    }
     spark.stop()
     peer = peers.statestore(keys=keys, runs=RUNS)
-    yield common | {"against": "spark's statestore reader", "ratio": round(ours_s / peer["read_s"], 3),
-                    "peer_read_s": peer["read_s"], "peer": peer}
+    yield common | {
+        "against": "spark's statestore reader",
+        "ratio": round(ours_s / peer["read_s"], 3),
+        "peer_read_s": peer["read_s"],
+        "peer": peer,
+    }
 
 
 def _best_s(*frames: Callable[[], DataFrame]) -> list[float]:

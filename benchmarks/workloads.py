@@ -70,18 +70,36 @@ class Throughput:
         return self.records / self.seconds
 
 
-def keyed_sum_job(spark: Any, *, rows: int | None, every: str | None, keys: int = KEYS, slots: int = 2,
-                  rate: float | None = None, folder: str | None = None, max_batch_rows: int = 8192,
-                  backend: Any = None, heartbeat_ms: int | None = None) -> tg.Job:
+def keyed_sum_job(
+    spark: Any,
+    *,
+    rows: int | None,
+    every: str | None,
+    keys: int = KEYS,
+    slots: int = 2,
+    rate: float | None = None,
+    folder: str | None = None,
+    max_batch_rows: int = 8192,
+    backend: Any = None,
+    heartbeat_ms: int | None = None,
+) -> tg.Job:
     """source → hash exchange → KeyedSum → sink, on Spark."""
     tuning = tg.Tuning(max_batch_rows=max_batch_rows)
     if heartbeat_ms is not None:
         tuning = replace(tuning, heartbeat_ms=heartbeat_ms)
-    job = tg.Job("keyed sum", spark, slots=slots, restart=tg.NoRestart(), backend=backend, tuning=tuning,
-                 snapshots=tg.Snapshots(every=every, to=folder or tempfile.mkdtemp(prefix="tidegate-bench-")))
+    job = tg.Job(
+        "keyed sum",
+        spark,
+        slots=slots,
+        restart=tg.NoRestart(),
+        backend=backend,
+        tuning=tuning,
+        snapshots=tg.Snapshots(every=every, to=folder or tempfile.mkdtemp(prefix="tidegate-bench-")),
+    )
     source = tg.sources.generator(Records(keys), schema=SCHEMA, rows=rows, rate=rate)
     job.source("records", source).key_by("key").process("sum", KeyedSum(), returns="key long, total long").to(
-        "out", Discard())
+        "out", Discard()
+    )
     return job
 
 

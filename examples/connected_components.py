@@ -13,7 +13,7 @@ import random
 
 import tidegate as tg
 
-NODES, EDGES = 3_000, 1_500         # about as many as it takes for the first large components
+NODES, EDGES = 3_000, 1_500  # about as many as it takes for the first large components
 MESSAGE = "node long, sender long, label long"
 
 
@@ -23,7 +23,7 @@ def edge(number):
 
 class Label(tg.KeyedProcess):
     label = tg.value("long")
-    neighbours = tg.map("long", "long")             # neighbour → the smallest label that it has, or was told from here
+    neighbours = tg.map("long", "long")  # neighbour → the smallest label that it has, or was told from here
 
     def process(self, message, ctx):
         before = self.label.get()
@@ -41,7 +41,8 @@ class Label(tg.KeyedProcess):
 def spread(messages):
     """The body of the loop: what goes round again, and what leaves it."""
     labelled = messages.key_by("node").process(
-        "label", Label(), returns=MESSAGE, side_outputs={"labels": "node long, label long"})
+        "label", Label(), returns=MESSAGE, side_outputs={"labels": "node long, label long"}
+    )
     return labelled, labelled.side_output("labels")
 
 
@@ -50,10 +51,12 @@ def edges(**rest):
 
 
 def build(job, source):
-    (job.source("edges", source)
+    (
+        job.source("edges", source)
         .flat_map(lambda edge: [(edge.a, edge.b, edge.b), (edge.b, edge.a, edge.a)], returns=MESSAGE)
         .iterate("spread", spread)
-        .to("labels", tg.sinks.collect()))
+        .to("labels", tg.sinks.collect())
+    )
     return job
 
 
@@ -87,8 +90,10 @@ def main():
     labels = labels_of(handle.results("labels"))
     assert labels == in_sequence()
     sizes = sorted(list(labels.values()).count(component) for component in set(labels.values()))
-    print(f"{EDGES:,} edges join {len(labels):,} nodes to {len(sizes):,} components, as union-find does; "
-          f"the largest has {sizes[-1]:,} nodes.")
+    print(
+        f"{EDGES:,} edges join {len(labels):,} nodes to {len(sizes):,} components, as union-find does; "
+        f"the largest has {sizes[-1]:,} nodes."
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import tidegate as tg
 
 
 class Count(tg.KeyedProcess):
-    count = tg.value("long", default=0)         # state: one number for each word
+    count = tg.value("long", default=0)  # state: one number for each word
 
     def process(self, record, ctx):
         self.count.set(self.count.get() + 1)
@@ -12,9 +12,11 @@ class Count(tg.KeyedProcess):
 
 
 job = tg.Job("word count", slots=2)
-(job.source("lines", tg.sources.rows([("the tide comes in",), ("the tide goes out",)], "line string"))
+(
+    job.source("lines", tg.sources.rows([("the tide comes in",), ("the tide goes out",)], "line string"))
     .flat_map(lambda record: [(word,) for word in record.line.split()], returns="word string")
     .key_by("word")
     .process("count", Count(), returns="word string, n long")
-    .to("counts", tg.sinks.print()))
+    .to("counts", tg.sinks.print())
+)
 job.run()

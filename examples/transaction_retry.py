@@ -53,8 +53,15 @@ def transfers(**rest):
 def build(job, source):
     def visits(stream):
         """The body of the loop: what goes round again, and what leaves it."""
-        visited = stream.key_by("account").process("accounts", Account(), returns=VISIT, side_outputs={
-            "decided": "id long, done boolean, tries long", "bookings": "account long, id long, change long, balance long"})
+        visited = stream.key_by("account").process(
+            "accounts",
+            Account(),
+            returns=VISIT,
+            side_outputs={
+                "decided": "id long, done boolean, tries long",
+                "bookings": "account long, id long, change long, balance long",
+            },
+        )
         visited.side_output("bookings").to("bookings", tg.sinks.collect())
         return visited, visited.side_output("decided")
 
@@ -84,8 +91,10 @@ def main():
     decided = handle.results("decided")
     balances = prove(decided, handle.results("bookings"))
     tries = [row.tries for row in decided if row.done]
-    print(f"{len(decided):,} transfers: {tries.count(1):,} done at once, {len(tries) - tries.count(1):,} later, "
-          f"{len(decided) - len(tries):,} given up; {ACCOUNTS} accounts hold {sum(balances.values()):,} in sum, as ever.")
+    print(
+        f"{len(decided):,} transfers: {tries.count(1):,} done at once, {len(tries) - tries.count(1):,} later, "
+        f"{len(decided) - len(tries):,} given up; {ACCOUNTS} accounts hold {sum(balances.values()):,} in sum, as ever."
+    )
 
 
 if __name__ == "__main__":

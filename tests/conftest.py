@@ -32,7 +32,7 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ["SPARK_HOME"] = str(quick.spark_home())
 os.environ.setdefault("SPARK_SUBMIT_OPTS", quick.JAVA_OPTIONS)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", quick.JAVA_OPTIONS)
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)      # or every process compiles what it imports
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process compiles what it imports
 
 # The same examples at every run, so that a red build is about the change. `HYPOTHESIS_PROFILE=explore` looks further.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

@@ -99,8 +99,9 @@ class Ledger(tg.KeyedProcess):
         yield record.key, number, total
 
 
-def build_ledger(job: Job, sink: tg.Sink, *, rows: int | None, rate: float | None = None, gate: Path | None = None,
-                 name: str = "out") -> Job:
+def build_ledger(
+    job: Job, sink: tg.Sink, *, rows: int | None, rate: float | None = None, gate: Path | None = None, name: str = "out"
+) -> Job:
     """`name` is the sink's. With a `gate` the job reads at its rate, and doesn't end, until that file is there; then as fast
     as it can."""
     source: tg.Source = tg.sources.generator(records, schema=RECORD, rows=rows, rate=rate, splits=SPLITS)
@@ -138,8 +139,10 @@ def check_ledger(rows_written: list[tuple[Any, ...]], rows: int) -> None:
     got = sorted(rows_written)
     if got != expected:
         missing, surplus = sorted(set(expected) - set(got)), sorted(set(got) - set(expected))
-        raise AssertionError(f"{len(got)} rows of {len(expected)}; {len(got) - len(set(got))} doubled; "
-                             f"missing {len(missing)}: {missing[:5]}…; wrong {len(surplus)}: {surplus[:5]}…")
+        raise AssertionError(
+            f"{len(got)} rows of {len(expected)}; {len(got) - len(set(got))} doubled; "
+            f"missing {len(missing)}: {missing[:5]}…; wrong {len(surplus)}: {surplus[:5]}…"
+        )
 
 
 def check_order(rows_written: list[tuple[Any, ...]]) -> None:
@@ -173,8 +176,9 @@ def check_clean(snapshots: Path, job: str, out: Path | None = None) -> None:
         assert not left, "pending output after a clean end"
 
 
-def until(condition: Callable[[], Any], what: str, *, handle: tg.Handle | None = None,
-          patience_s: float = PATIENCE_S) -> Any:
+def until(
+    condition: Callable[[], Any], what: str, *, handle: tg.Handle | None = None, patience_s: float = PATIENCE_S
+) -> Any:
     """Waits for something to be true (and gives it); not for a job that has ended meanwhile."""
     give_up_s = time.monotonic() + patience_s
     while True:

@@ -26,7 +26,7 @@ MODES: dict[str, dict[str, Any]] = {
     "at least once": {"mode": "at_least_once"},
 }
 EXACT = [mode for mode in MODES if mode != "at least once"]
-KEEPING_NOTHING = ("exactly once", "stop the world", "at least once")       # of what is under way where there is no loop
+KEEPING_NOTHING = ("exactly once", "stop the world", "at least once")  # of what is under way where there is no loop
 
 
 class SlowLedger(Ledger):
@@ -47,5 +47,6 @@ def build_slow_ledger(job: Job, sink: tg.Sink, *, rows: int | None, rate: float,
     source = tg.sources.generator(records, schema=RECORD, rows=rows, rate=rate, splits=SPLITS)
     assert isinstance(source, GeneratorSource)
     job.source("records", GatedSource(generator=source, gate=str(gate))).key_by("key").process(
-        "ledger", SlowLedger(str(gate), pause_s), returns=LEDGER).to("out", sink)
+        "ledger", SlowLedger(str(gate), pause_s), returns=LEDGER
+    ).to("out", sink)
     return job

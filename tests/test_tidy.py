@@ -25,13 +25,28 @@ FUNCTION_LINES, FUNCTION_LINES_HARD = 60, 80
 
 # All that the protocol needs of Python. Nothing here reads a clock, draws a number, logs, waits or touches the world.
 PURE_MODULES = {
-    "__future__", "abc", "bisect", "collections", "copy", "dataclasses", "enum", "functools", "heapq", "itertools",
-    "json", "math", "operator", "re", "string", "types", "typing",
+    "__future__",
+    "abc",
+    "bisect",
+    "collections",
+    "copy",
+    "dataclasses",
+    "enum",
+    "functools",
+    "heapq",
+    "itertools",
+    "json",
+    "math",
+    "operator",
+    "re",
+    "string",
+    "types",
+    "typing",
 }
 IMPURE_BUILTINS = {"open", "print", "input", "exec", "eval", "hash", "id", "__import__"}
 
 BANNED_CLASS_NAMES = re.compile(r"(Manager|Helper|Util|Impl|Base)s?$")
-THEIR_WORDS_ALLOWED = ("src/tidegate/spark/", "src/tidegate/state/rocks_db.py")      # those who call Spark and RocksDB
+THEIR_WORDS_ALLOWED = ("src/tidegate/spark/", "src/tidegate/state/rocks_db.py")  # those who call Spark and RocksDB
 SPARKS_WORDS = re.compile(r"checkpoint|barrier", re.IGNORECASE)
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.~*})])/(?:work|root|home)/")
@@ -41,14 +56,26 @@ LOCK_FILE = re.compile(r"(\.lock|-lock\.(json|yaml))$")
 # and 4 of the design). A file is added here with the way that its bytes take.
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PICKLE_ALLOWED = {
-    "src/tidegate/state/pickled.py",        # opt-in state of a job, from its own store
-    "src/tidegate/spark/interpreters.py",   # packs a task into Spark's closure
-    "src/tidegate/runtime/hosting.py",      # unpacks it in the slot's process
+    "src/tidegate/state/pickled.py",  # opt-in state of a job, from its own store
+    "src/tidegate/spark/interpreters.py",  # packs a task into Spark's closure
+    "src/tidegate/runtime/hosting.py",  # unpacks it in the slot's process
 }
 
 GLOSSARY = {
-    "marker", "epoch", "snapshot", "savepoint", "key-group", "vertex", "subtask", "slot", "channel", "coordinator",
-    "attempt", "alignment", "backend", "store",
+    "marker",
+    "epoch",
+    "snapshot",
+    "savepoint",
+    "key-group",
+    "vertex",
+    "subtask",
+    "slot",
+    "channel",
+    "coordinator",
+    "attempt",
+    "alignment",
+    "backend",
+    "store",
 }
 
 
@@ -80,8 +107,7 @@ def functions_are_short(module: Module) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             lines = node.end_lineno - node.lineno + 1
-            yield from _too_long(_at(module, node, f"{node.name}()"), lines,
-                                 soft=FUNCTION_LINES, hard=FUNCTION_LINES_HARD)
+            yield from _too_long(_at(module, node, f"{node.name}()"), lines, soft=FUNCTION_LINES, hard=FUNCTION_LINES_HARD)
 
 
 def modules_say_what_they_are(module: Module) -> Iterator[str]:
@@ -90,10 +116,13 @@ def modules_say_what_they_are(module: Module) -> Iterator[str]:
 
 
 def annotations_are_lazy(module: Module) -> Iterator[str]:
-    beyond_docstring = module.tree.body[1 if ast.get_docstring(module.tree) is not None else 0:]
+    beyond_docstring = module.tree.body[1 if ast.get_docstring(module.tree) is not None else 0 :]
     if beyond_docstring and not any(
-            isinstance(node, ast.ImportFrom) and node.module == "__future__"
-            and any(alias.name == "annotations" for alias in node.names) for node in beyond_docstring):
+        isinstance(node, ast.ImportFrom)
+        and node.module == "__future__"
+        and any(alias.name == "annotations" for alias in node.names)
+        for node in beyond_docstring
+    ):
         yield f"{module.path} lacks `from __future__ import annotations`"
 
 
@@ -140,8 +169,15 @@ def nothing_is_left_undone(module: Module) -> Iterator[str]:
 
 
 RULES: list[Rule] = [
-    files_are_short, functions_are_short, modules_say_what_they_are, annotations_are_lazy, the_protocol_is_pure,
-    class_names_say_something, sparks_words_stay_in_spark, pickle_is_for_deploying_only, nothing_is_left_undone,
+    files_are_short,
+    functions_are_short,
+    modules_say_what_they_are,
+    annotations_are_lazy,
+    the_protocol_is_pure,
+    class_names_say_something,
+    sparks_words_stay_in_spark,
+    pickle_is_for_deploying_only,
+    nothing_is_left_undone,
 ]
 
 _ANYWHERE, _PROTOCOL = "src/tidegate/state/x.py", "src/tidegate/protocol/x.py"
@@ -228,8 +264,15 @@ def _bound_names(tree: ast.Module) -> set[str]:
 
 
 def test_no_file_knows_the_machine_it_was_written_on() -> None:
-    _none([f"{path}:{number} {line.strip()}" for path in _tracked() if (text := _text_of(path)) is not None
-           for number, line in enumerate(text.splitlines(), start=1) if MACHINE_PATH.search(line)])
+    _none(
+        [
+            f"{path}:{number} {line.strip()}"
+            for path in _tracked()
+            if (text := _text_of(path)) is not None
+            for number, line in enumerate(text.splitlines(), start=1)
+            if MACHINE_PATH.search(line)
+        ]
+    )
 
 
 @pytest.mark.parametrize("folder", ["work", "root", "home"])
@@ -320,8 +363,9 @@ def _walk(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if path.is_file():
             yield path
-        elif path.is_dir() and (path.name == ".ci" or not (path.name.startswith(".") or path.name in made
-                                                           or path.name.endswith(".egg-info"))):
+        elif path.is_dir() and (
+            path.name == ".ci" or not (path.name.startswith(".") or path.name in made or path.name.endswith(".egg-info"))
+        ):
             yield from _walk(path)
 
 

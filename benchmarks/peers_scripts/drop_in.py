@@ -23,9 +23,11 @@ from pyspark.sql.streaming import StatefulProcessor
 FILES_PER_BATCH = 2
 # On a local disk, and without Hadoop's native library, Spark starts ten processes for each file of its own log (readlink and
 # chmod), which takes a tenth of a second from every micro-batch on any engine. Written in this way a file needs two.
-LOG_FILES = ("spark.sql.streaming.checkpointFileManagerClass",
-             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager")
-SILENCE_MS = 3_600_000      # no timer fires: how many would is a matter of how long the batches take
+LOG_FILES = (
+    "spark.sql.streaming.checkpointFileManagerClass",
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+)
+SILENCE_MS = 3_600_000  # no timer fires: how many would is a matter of how long the batches take
 
 
 class RunningSum(StatefulProcessor):
@@ -70,23 +72,28 @@ class Case(NamedTuple):
 
 CASES = {
     "sum": Case(RunningSum(), "sum", "key long, amount long", "key long, total long, n long", "None"),
-    "downtime": Case(DowntimeDetector(), "last_seen", "key long, at_ms long", "key long, seen_ms long, gap_ms long",
-                     "ProcessingTime"),
+    "downtime": Case(
+        DowntimeDetector(), "last_seen", "key long, at_ms long", "key long, seen_ms long, gap_ms long", "ProcessingTime"
+    ),
 }
 
 
 def grouped(spark: SparkSession, folder: str, case: Case) -> GroupedData:
     """The input. A micro-batch is `FILES_PER_BATCH` files."""
-    return (spark.readStream.schema(case.reads).option("maxFilesPerTrigger", FILES_PER_BATCH).parquet(folder)
-            .groupBy("key"))
+    return spark.readStream.schema(case.reads).option("maxFilesPerTrigger", FILES_PER_BATCH).parquet(folder).groupBy("key")
 
 
 def measure(result: DataFrame, folder: str, *, warm_up_batches: int, batches: int) -> dict[str, Any]:
     """Runs the query over so many batches; what those behind the first ones took. It is stopped when they are done, since
     Spark goes on with empty ones as long as there are timers."""
     result.sparkSession.conf.set(*LOG_FILES)
-    query = (result.writeStream.format("noop").outputMode("update").option("checkpointLocation", folder)
-             .trigger(availableNow=True).start())
+    query = (
+        result.writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", folder)
+        .trigger(availableNow=True)
+        .start()
+    )
     while query.isActive and not _has_done(query, warm_up_batches + batches):
         time.sleep(0.2)
     counted = [progress for progress in query.recentProgress if progress["numInputRows"]][-batches:]
@@ -96,8 +103,12 @@ def measure(result: DataFrame, folder: str, *, warm_up_batches: int, batches: in
         raise error
     rows = sum(progress["numInputRows"] for progress in counted)
     seconds = sum(progress["durationMs"]["triggerExecution"] for progress in counted) / 1000
-    return {"records": rows, "batches": len(counted), "seconds": round(seconds, 2),
-            "records_per_s": round(rows / seconds, 1)}
+    return {
+        "records": rows,
+        "batches": len(counted),
+        "seconds": round(seconds, 2),
+        "records_per_s": round(rows / seconds, 1),
+    }
 
 
 def _has_done(query: Any, batches: int) -> bool:

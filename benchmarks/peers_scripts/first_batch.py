@@ -29,8 +29,16 @@ def on_spark(grouped: GroupedData, case: Case, folder: str) -> DataFrame:
 def on_tidegate(grouped: GroupedData, case: Case, folder: str) -> DataFrame:
     import tidegate as tg
 
-    return tg.transform_with_state(grouped, case.processor, case.output, "Update", case.time_mode, name="tiny", slots=2,
-                                   snapshots=tg.Snapshots(to=f"{folder}/state"))
+    return tg.transform_with_state(
+        grouped,
+        case.processor,
+        case.output,
+        "Update",
+        case.time_mode,
+        name="tiny",
+        slots=2,
+        snapshots=tg.Snapshots(to=f"{folder}/state"),
+    )
 
 
 ENGINES = {"spark": on_spark, "tidegate": on_tidegate}
@@ -43,8 +51,13 @@ def run_through(spark: SparkSession, engine: str, case: Case, files: str, folder
     grouped = spark.readStream.schema(case.reads).option("maxFilesPerTrigger", 1).parquet(files).groupBy("key")
     result = ENGINES[engine](grouped, case, folder)
     built = time.time()
-    query = (result.writeStream.format("noop").outputMode("update").option("checkpointLocation", f"{folder}/query")
-             .trigger(availableNow=True).start())
+    query = (
+        result.writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", f"{folder}/query")
+        .trigger(availableNow=True)
+        .start()
+    )
     commits = [Path(folder, "query", "commits", str(number)) for number in range(batches)]
     while query.isActive and not commits[-1].exists() and time.time() - built < TIMEOUT_S:
         time.sleep(POLL_S)
@@ -55,8 +68,12 @@ def run_through(spark: SparkSession, engine: str, case: Case, files: str, folder
     ended = time.time()
     if not commits[-1].exists():
         raise query.exception() or RuntimeError(f"the query hasn't run its {batches} batches")
-    return {"build_s": built - began, "first_batch_s": commits[0].stat().st_mtime - built, "whole_s": ended - built,
-            "cpu_s": _cpu_s() - cpu_s}
+    return {
+        "build_s": built - began,
+        "first_batch_s": commits[0].stat().st_mtime - built,
+        "whole_s": ended - built,
+        "cpu_s": _cpu_s() - cpu_s,
+    }
 
 
 def _cpu_s() -> float:
@@ -67,7 +84,7 @@ def _cpu_s() -> float:
             try:
                 stats[int(entry.name)] = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue        # it has ended
+                continue  # it has ended
     mine = {os.getpid()}
     while more := {pid for pid, of in stats.items() if int(of[1]) in mine} - mine:
         mine |= more

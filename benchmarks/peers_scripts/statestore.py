@@ -18,8 +18,16 @@ def main(keys: int, runs: int) -> None:
     folder = tempfile.mkdtemp()
     spark.range(keys).selectExpr("id AS key", "id % 64 AS amount").write.parquet(f"{folder}/in")
     records = spark.readStream.schema("key long, amount long").parquet(f"{folder}/in")
-    (records.groupBy("key").sum("amount").writeStream.format("noop").outputMode("update")
-     .option("checkpointLocation", f"{folder}/state").trigger(availableNow=True).start().awaitTermination())
+    (
+        records.groupBy("key")
+        .sum("amount")
+        .writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", f"{folder}/state")
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination()
+    )
     times = []
     for _ in range(runs + 1):
         started = time.perf_counter()

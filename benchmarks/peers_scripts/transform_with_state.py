@@ -39,22 +39,41 @@ def main(rows_per_batch: int, batches: int, keys: int) -> None:
     from peer_session import peer_session  # beside this script
 
     spark = peer_session("transformWithState")
-    source = (spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch).load()
-              .select(F.pmod(F.xxhash64("value"), F.lit(keys)).alias("key"), (F.col("value") % 64).alias("amount")))
-    query = (source.groupBy("key")
-             .transformWithState(statefulProcessor=KeyedSum(), outputStructType="key long, total long", outputMode="Update",
-                                 timeMode="None")
-             .writeStream.format("noop").outputMode("update").option("checkpointLocation", tempfile.mkdtemp()).start())
+    source = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", rows_per_batch)
+        .load()
+        .select(F.pmod(F.xxhash64("value"), F.lit(keys)).alias("key"), (F.col("value") % 64).alias("amount"))
+    )
+    query = (
+        source.groupBy("key")
+        .transformWithState(
+            statefulProcessor=KeyedSum(), outputStructType="key long, total long", outputMode="Update", timeMode="None"
+        )
+        .writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", tempfile.mkdtemp())
+        .start()
+    )
     while len(query.recentProgress) < WARM_UP_BATCHES + batches:
         if query.exception() is not None:
             raise query.exception()
         time.sleep(0.2)
-    counted = query.recentProgress[WARM_UP_BATCHES:WARM_UP_BATCHES + batches]
+    counted = query.recentProgress[WARM_UP_BATCHES : WARM_UP_BATCHES + batches]
     query.stop()
     rows = sum(progress.numInputRows for progress in counted)
     seconds = sum(progress.durationMs["triggerExecution"] for progress in counted) / 1000
-    print(json.dumps({"records": rows, "seconds": round(seconds, 2), "records_per_s": round(rows / seconds, 1),
-                      "rows_per_batch": rows_per_batch, "keys": keys}))
+    print(
+        json.dumps(
+            {
+                "records": rows,
+                "seconds": round(seconds, 2),
+                "records_per_s": round(rows / seconds, 1),
+                "rows_per_batch": rows_per_batch,
+                "keys": keys,
+            }
+        )
+    )
     spark.stop()
 
 

@@ -29,9 +29,9 @@ class Play(tg.BroadcastProcess):
     rules = tg.broadcast_map("string", "struct<watches:string,at_least:long,action:string,since:long,until:long>")
     waiting = tg.list("struct<n:long,kind:string,cents:long,ts:long>")
     level = tg.value("long", default=1)
-    tries = tg.map("long", "long")                  # by level
-    losses = tg.value("long", default=0)            # since the last win
-    spent = tg.value("long", default=0)             # in cents
+    tries = tg.map("long", "long")  # by level
+    losses = tg.value("long", default=0)  # since the last win
+    spent = tg.value("long", default=0)  # in cents
 
     def process_broadcast(self, tick: Any, ctx: Any) -> None:
         """The stream of rules, to every subtask: most ticks bring nothing but their time."""
@@ -40,8 +40,13 @@ class Play(tg.BroadcastProcess):
         if tick.watches is None:
             rule = self.rules.get(tick.rule) | {"until": tick.ts}
         else:
-            rule = {"watches": tick.watches, "at_least": tick.at_least, "action": tick.action,
-                    "since": tick.ts, "until": rules.FOREVER_MS}
+            rule = {
+                "watches": tick.watches,
+                "at_least": tick.at_least,
+                "action": tick.action,
+                "since": tick.ts,
+                "until": rules.FOREVER_MS,
+            }
         self.rules.put(tick.rule, rule)
 
     def process(self, event: Any, ctx: Any) -> None:
@@ -50,9 +55,9 @@ class Play(tg.BroadcastProcess):
 
     def on_timer(self, at: int, ctx: Any) -> Iterator[tuple[Any, ...]]:
         """Event time has passed `at` on both streams."""
-        waiting = self.waiting.get()                # in order of time: all events of a player are in one split
+        waiting = self.waiting.get()  # in order of time: all events of a player are in one split
         due = [event for event in waiting if event["ts"] <= at]
-        self.waiting.replace(waiting[len(due):])
+        self.waiting.replace(waiting[len(due) :])
         for event in due:
             before = self.numbers()
             self.play(event)
@@ -79,17 +84,16 @@ class Play(tg.BroadcastProcess):
     def numbers(self) -> dict[str, int]:
         """What rules can watch."""
         level = self.level.get()
-        return {"level": level, "tries": self.tries.get(level, 0), "losses": self.losses.get(),
-                "spent": self.spent.get()}
+        return {"level": level, "tries": self.tries.get(level, 0), "losses": self.losses.get(), "spent": self.spent.get()}
 
 
 def build(job: tg.Job, game: events.Game, out: Path) -> None:
     """Adds the dataflow to the job. Its output goes to the folders `progress` and `alerts` in `out`."""
     ticks = rules.Ticks(game)
-    all_events = tg.sources.generator(game.make, schema=events.SCHEMA, rows=game.event_count, rate=game.rate,
-                                      splits=events.SPLITS)
-    all_ticks = tg.sources.generator(make_row=ticks, schema=rules.SCHEMA, rows=ticks.count, rate=rules.TICKS_PER_S,
-                                     splits=1)
+    all_events = tg.sources.generator(
+        game.make, schema=events.SCHEMA, rows=game.event_count, rate=game.rate, splits=events.SPLITS
+    )
+    all_ticks = tg.sources.generator(make_row=ticks, schema=rules.SCHEMA, rows=ticks.count, rate=rules.TICKS_PER_S, splits=1)
 
     by_player = job.source("events", all_events).with_watermark("ts", "0 s").key_by("player")
     to_all = job.source("rules", all_ticks).with_watermark("ts", "0 s").broadcast()

@@ -36,10 +36,10 @@ from watch import EVERY_S, Watch
 import tidegate as tg
 
 SLOTS = 2
-VICTIM = 1                      # the slot that is killed …
-KILL_AFTER = 0.4                # … when so much of the season is over
+VICTIM = 1  # the slot that is killed …
+KILL_AFTER = 0.4  # … when so much of the season is over
 EPOCHS_BEFORE_KILL = 1
-PLAIN_WIDTH = 120               # of the lines where there is no terminal
+PLAIN_WIDTH = 120  # of the lines where there is no terminal
 
 INTRODUCTION = """\
 {events:,} events of {players:,} players in {seconds} s, while analysts publish and withdraw rules. Two slots on \
@@ -87,21 +87,28 @@ def start_spark(log: Path) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{SLOTS}]").appName("game analytics")
     for key, value in {
-        "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parent),     # the slots import `app`, too
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parent),  # the slots import `app`, too
     }.items():
         builder = builder.config(key, value)
-    with _stderr_to(log):       # Java inherits it, and keeps it
+    with _stderr_to(log):  # Java inherits it, and keeps it
         spark = builder.getOrCreate()
-    logging.getLogger("tidegate").addHandler(logging.FileHandler(log))      # the screen shows the crash itself
+    logging.getLogger("tidegate").addHandler(logging.FileHandler(log))  # the screen shows the crash itself
     return spark
 
 
 def run(spark: SparkSession, game: Game, out: Path, screen: Screen) -> Watch:
     """Runs the season to its end and kills a slot on the way."""
-    job = tg.Job("game analytics", spark, slots=SLOTS, snapshots=tg.Snapshots(every="1 s", to=str(out / "snapshots")),
-                 tuning=tg.Tuning(linger_ms=20, heartbeat_ms=50))
+    job = tg.Job(
+        "game analytics",
+        spark,
+        slots=SLOTS,
+        snapshots=tg.Snapshots(every="1 s", to=str(out / "snapshots")),
+        tuning=tg.Tuning(linger_ms=20, heartbeat_ms=50),
+    )
     app.build(job, game, out)
     vertex = next(vertex.id for vertex in job.plan().vertices if vertex.head.name == "play")
     handle = job.start()
@@ -124,8 +131,11 @@ def run(spark: SparkSession, game: Game, out: Path, screen: Screen) -> Watch:
 
 
 def _is_time_to_kill(watch: Watch, game: Game) -> bool:
-    return (watch.handle.status is tg.Status.RUNNING and len(watch.complete) >= EPOCHS_BEFORE_KILL
-            and watch.now_s() >= KILL_AFTER * game.seconds)
+    return (
+        watch.handle.status is tg.Status.RUNNING
+        and len(watch.complete) >= EPOCHS_BEFORE_KILL
+        and watch.now_s() >= KILL_AFTER * game.seconds
+    )
 
 
 def tamper(how: str, folder: Path) -> None:
@@ -145,22 +155,32 @@ def summary(watch: Watch, proof: Proof, out: Path) -> Panel:
     table.add_row("proof", f"[bold]{'it holds' if proof.holds else 'IT FAILS'}[/]")
     table.add_row("events", outcome(proof.progress, "events in"))
     table.add_row("alerts", outcome(proof.alerts, "alerts due"))
-    table.add_row("epochs", f"{len(took)} complete snapshots, each within {took[-1]} ms, half of them within "
-                            f"{took[len(took) // 2]} ms")
+    table.add_row(
+        "epochs", f"{len(took)} complete snapshots, each within {took[-1]} ms, half of them within {took[len(took) // 2]} ms"
+    )
     if crash is not None and crash.seconds is not None:
-        table.add_row("crash", f"kill -9 of slot {crash.slot} at {crash.at_s:.1f} s; the job ran again "
-                               f"{crash.seconds:.1f} s later, from the snapshot of epoch {crash.restored_epoch}")
+        table.add_row(
+            "crash",
+            f"kill -9 of slot {crash.slot} at {crash.at_s:.1f} s; the job ran again "
+            f"{crash.seconds:.1f} s later, from the snapshot of epoch {crash.restored_epoch}",
+        )
     table.add_row("output", f"{out / 'progress'}/ and {out / 'alerts'}/, Parquet for Spark or anything else to read")
     table.add_row("picture", f"{out / 'demo.png'}")
     table.add_row("next", "read examples/game_analytics/app.py: it is the whole job; add a rule to rules.py")
     table.add_row("", ".venv/bin/python examples/game_analytics/demo.py --tamper lose   spoils the output first")
-    return Panel(table, title="nothing lost, nothing twice" if proof.holds else "THE OUTPUT IS WRONG",
-                 title_align="left", border_style="green" if proof.holds else "red")
+    return Panel(
+        table,
+        title="nothing lost, nothing twice" if proof.holds else "THE OUTPUT IS WRONG",
+        title_align="left",
+        border_style="green" if proof.holds else "red",
+    )
 
 
 def outcome(found: Comparison, what: str) -> str:
-    return (f"{found.expected:,} {what}, {found.accounted:,} accounted for, {found.lost:,} lost, "
-            f"{found.twice:,} twice, {found.wrong:,} wrong")
+    return (
+        f"{found.expected:,} {what}, {found.accounted:,} accounted for, {found.lost:,} lost, "
+        f"{found.twice:,} twice, {found.wrong:,} wrong"
+    )
 
 
 def _options() -> argparse.Namespace:

@@ -14,10 +14,10 @@ import numpy as np
 
 SCHEMA = "n long, player long, kind string, cents long, ts long"
 SPLITS = 8
-START_MS = 1_767_225_600_000        # 2026-01-01 00:00:00 UTC
+START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC
 
 KINDS = np.array(["start", "win", "lose", "purchase"])
-_SHARES = np.array([45, 60, 95, 100])       # percent, cumulated
+_SHARES = np.array([45, 60, 95, 100])  # percent, cumulated
 
 
 @dataclass(frozen=True, slots=True)

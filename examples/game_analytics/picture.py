@@ -16,20 +16,29 @@ from watch import Sample, Watch
 INK, SOFT, GRID = "#1f2933", "#616e7c", "#e4e7eb"
 WATER, DEEP, CRASH, RECOVERED = "#7cc4e8", "#1b6ca8", "#c53030", "#23744d"
 STYLE = {
-    "font.size": 11, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": SOFT, "xtick.color": SOFT,
-    "ytick.color": SOFT, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": GRID,
+    "font.size": 11,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": SOFT,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
     "axes.axisbelow": True,
 }
 CALL_OUT = {"va": "top", "fontweight": "bold", "bbox": {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 2}}
-SMOOTH_OVER = 3                 # samples
+SMOOTH_OVER = 3  # samples
 
 
 def draw(watch: Watch, game: Game, path: Path, *, outcome: str) -> None:
     """`outcome` is the line under the title."""
-    matplotlib.use("agg")       # draws to files; needs no display
+    matplotlib.use("agg")  # draws to files; needs no display
     with plt.rc_context(STYLE):
         figure, (rate, epochs, state) = plt.subplots(
-            3, 1, figsize=(10, 6.6), sharex=True, height_ratios=[3, 1.6, 1.2], layout="constrained")
+            3, 1, figsize=(10, 6.6), sharex=True, height_ratios=[3, 1.6, 1.2], layout="constrained"
+        )
         _draw_rate(rate, watch, game)
         _draw_rules(rate, watch, game)
         _draw_epochs(epochs, watch)
@@ -38,8 +47,13 @@ def draw(watch: Watch, game: Game, path: Path, *, outcome: str) -> None:
         state.set_xlim(0, watch.complete[-1].completed_s + 0.3)
         state.set_xlabel("seconds since the job first ran")
         figure.align_ylabels()
-        figure.suptitle("Tidegate on Spark: one of two slots is killed, the job goes on from its last snapshot",
-                        x=0.008, ha="left", fontsize=13.5, fontweight="bold")
+        figure.suptitle(
+            "Tidegate on Spark: one of two slots is killed, the job goes on from its last snapshot",
+            x=0.008,
+            ha="left",
+            fontsize=13.5,
+            fontweight="bold",
+        )
         rate.set_title(outcome, loc="left", x=-0.115, pad=26, fontsize=11, color=SOFT)
         figure.savefig(path, dpi=130)
         plt.close(figure)
@@ -61,8 +75,10 @@ def _draw_rate(axes: Axes, watch: Watch, game: Game) -> None:
 
 def _rates(samples: list[Sample]) -> list[tuple[float, float]]:
     """Events per second between samples some apart, each at the middle between the two."""
-    return [((before.at_s + after.at_s) / 2, (after.played - before.played) / (after.at_s - before.at_s))
-            for before, after in zip(samples, samples[SMOOTH_OVER:], strict=False)]
+    return [
+        ((before.at_s + after.at_s) / 2, (after.played - before.played) / (after.at_s - before.at_s))
+        for before, after in zip(samples, samples[SMOOTH_OVER:], strict=False)
+    ]
 
 
 def _breaks(watch: Watch) -> tuple[float, ...]:
@@ -90,8 +106,16 @@ def _draw_epochs(axes: Axes, watch: Watch) -> None:
         axes.vlines(epoch.completed_s, 0, epoch.took_ms, color=colour, linewidth=2.5, alpha=0.5)
         axes.plot(epoch.completed_s, epoch.took_ms, "o", color=colour, markersize=5)
         if epoch.number == restored:
-            axes.annotate(f"{restored}", (epoch.completed_s, epoch.took_ms), xytext=(0, 5), textcoords="offset points",
-                          ha="center", va="bottom", color=colour, fontweight="bold")
+            axes.annotate(
+                f"{restored}",
+                (epoch.completed_s, epoch.took_ms),
+                xytext=(0, 5),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                color=colour,
+                fontweight="bold",
+            )
     axes.set_ylim(0, 1.35 * max(epoch.took_ms for epoch in complete))
     axes.set_ylabel("epoch: trigger\nto complete (ms)")
 
@@ -113,7 +137,21 @@ def _draw_crash(rate: Axes, epochs: Axes, state: Axes, watch: Watch) -> None:
         axes.axvline(crash.at_s, color=CRASH, linewidth=1.5)
         axes.axvline(back_s, color=RECOVERED, linewidth=1.5)
     height = 1.45 * rate.get_yticks()[-1]
-    rate.annotate(f"kill -9 of slot {crash.slot}", (crash.at_s, height), xytext=(-8, 0), textcoords="offset points",
-                  ha="right", color=CRASH, **CALL_OUT)
-    rate.annotate(f"runs again {crash.seconds:.1f} s later, from the snapshot of epoch {crash.restored_epoch}",
-                  (back_s, height), xytext=(8, 0), textcoords="offset points", ha="left", color=RECOVERED, **CALL_OUT)
+    rate.annotate(
+        f"kill -9 of slot {crash.slot}",
+        (crash.at_s, height),
+        xytext=(-8, 0),
+        textcoords="offset points",
+        ha="right",
+        color=CRASH,
+        **CALL_OUT,
+    )
+    rate.annotate(
+        f"runs again {crash.seconds:.1f} s later, from the snapshot of epoch {crash.restored_epoch}",
+        (back_s, height),
+        xytext=(8, 0),
+        textcoords="offset points",
+        ha="left",
+        color=RECOVERED,
+        **CALL_OUT,
+    )

@@ -42,9 +42,12 @@ class Comparison:
 
     @classmethod
     def of(cls, expected: Counter[Row], found: Counter[Row]) -> Comparison:
-        return cls(expected=expected.total(), lost=(expected - found).total(),
-                   twice=sum(found[row] - expected[row] for row in found if 0 < expected[row] < found[row]),
-                   wrong=sum(found[row] for row in found if row not in expected))
+        return cls(
+            expected=expected.total(),
+            lost=(expected - found).total(),
+            twice=sum(found[row] - expected[row] for row in found if 0 < expected[row] < found[row]),
+            wrong=sum(found[row] for row in found if row not in expected),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,10 @@ def prove(game: Game, out: Path) -> Proof:
         progress[row] += 1
         for alert in fired:
             alerts[alert] += 1
-    return Proof(progress=Comparison.of(progress, committed(out / "progress")),
-                 alerts=Comparison.of(alerts, committed(out / "alerts")))
+    return Proof(
+        progress=Comparison.of(progress, committed(out / "progress")),
+        alerts=Comparison.of(alerts, committed(out / "alerts")),
+    )
 
 
 def in_sequence(game: Game) -> Iterator[tuple[Row, list[Row]]]:
@@ -85,8 +90,11 @@ def in_sequence(game: Game) -> Iterator[tuple[Row, list[Row]]]:
         else:
             after["spent"] += cents
         players[player] = after
-        fired = [(n, player, rule.name, after[rule.watches], rule.action) for rule, since, until in rules
-                 if since <= ts < until and before[rule.watches] < rule.at_least <= after[rule.watches]]
+        fired = [
+            (n, player, rule.name, after[rule.watches], rule.action)
+            for rule, since, until in rules
+            if since <= ts < until and before[rule.watches] < rule.at_least <= after[rule.watches]
+        ]
         yield (n, player, kind, after["level"], after["tries"], after["losses"], after["spent"]), fired
 
 

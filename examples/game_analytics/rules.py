@@ -24,7 +24,7 @@ class Rule:
     """`published` and `withdrawn` are shares of the season, so that they also fit a short one."""
 
     name: str
-    watches: str            # tries, losses (both at the player's present level), level or spent (in cents)
+    watches: str  # tries, losses (both at the player's present level), level or spent (in cents)
     at_least: int
     action: str
     published: float

@@ -71,8 +71,12 @@ class Screen:
         if crash is not None:
             self._say_once(crash.at_s, f"kill -9 {crash.pid}: slot {crash.slot} is dead", BAD)
             if crash.seconds is not None:
-                self._say_once(crash.at_s + crash.seconds, f"the job runs again, {crash.seconds:.1f} s after the kill, "
-                               f"from the snapshot of epoch {crash.restored_epoch}", GOOD)
+                self._say_once(
+                    crash.at_s + crash.seconds,
+                    f"the job runs again, {crash.seconds:.1f} s after the kill, "
+                    f"from the snapshot of epoch {crash.restored_epoch}",
+                    GOOD,
+                )
 
     def _say_once(self, at_s: float, text: str, style: str = NOTE) -> None:
         if text not in self._said:
@@ -88,23 +92,29 @@ def in_force(game: Game, committed: int) -> list[str]:
 
 def _line(watch: Watch, game: Game) -> str:
     now, complete = watch.samples[-1], watch.complete
-    epoch = (f"epoch {complete[-1].number} took {complete[-1].took_ms} ms, state {_size(complete[-1].state_bytes)}"
-             if complete else "no epoch yet")
-    return (f"{watch.handle.status.value}, attempt {watch.handle.attempts[-1].attempt}: {now.per_s:,.0f} events/s, "
-            f"{epoch}; committed: {now.progress:,} events, {now.alerts:,} alerts; "
-            f"{len(in_force(game, now.progress))} rules")
+    epoch = (
+        f"epoch {complete[-1].number} took {complete[-1].took_ms} ms, state {_size(complete[-1].state_bytes)}"
+        if complete
+        else "no epoch yet"
+    )
+    return (
+        f"{watch.handle.status.value}, attempt {watch.handle.attempts[-1].attempt}: {now.per_s:,.0f} events/s, "
+        f"{epoch}; committed: {now.progress:,} events, {now.alerts:,} alerts; "
+        f"{len(in_force(game, now.progress))} rules"
+    )
 
 
 def _panel(watch: Watch, game: Game) -> Panel:
     now, status = watch.samples[-1], watch.handle.status
-    rates = [sample.per_s for sample in watch.samples[-2 * _BARS_SHOWN::2]]
+    rates = [sample.per_s for sample in watch.samples[-2 * _BARS_SHOWN :: 2]]
     numbers = Table.grid(padding=(0, 2))
     numbers.add_column(style="dim", min_width=10)
     numbers.add_column(justify="right", min_width=8)
     numbers.add_column()
     numbers.add_row("events/s", f"{now.per_s:,.0f}", Text(_spark_line(rates, top=1.25 * game.rate), "cyan"))
-    numbers.add_row("committed", f"{now.progress:,}",
-                    ProgressBar(total=game.event_count, completed=now.progress, width=_BARS_SHOWN))
+    numbers.add_row(
+        "committed", f"{now.progress:,}", ProgressBar(total=game.event_count, completed=now.progress, width=_BARS_SHOWN)
+    )
     rules = in_force(game, now.progress)
     numbers.add_row("rules", f"{len(rules)}", ", ".join(rules))
     numbers.add_row("alerts", f"{now.alerts:,}")
@@ -120,8 +130,7 @@ def _epochs(watch: Watch) -> Table:
     attempt = watch.handle.attempts[-1].attempt
     for epoch in watch.epochs[-EPOCHS_SHOWN:]:
         under_way = "…" if epoch.attempt == attempt else "[red]lost in the crash"
-        took, size = ((under_way, "") if epoch.completed_s is None
-                      else (f"{epoch.took_ms} ms", _size(epoch.state_bytes)))
+        took, size = (under_way, "") if epoch.completed_s is None else (f"{epoch.took_ms} ms", _size(epoch.state_bytes))
         table.add_row(f"{epoch.number}", f"{epoch.attempt}", took, size)
     return table
 

@@ -46,7 +46,7 @@ class Epoch:
     number: int
     attempt: int
     triggered_s: float
-    completed_s: float | None       # None where it wasn't completed
+    completed_s: float | None  # None where it wasn't completed
     state_bytes: int
 
     @property
@@ -59,7 +59,7 @@ class Watch:
     """Follows one job. Seconds are counted from when it first ran; before that there is nothing to see."""
 
     handle: tg.Handle
-    vertex: int                     # the one whose records are counted
+    vertex: int  # the one whose records are counted
     out: Path
     samples: list[Sample] = field(default_factory=list)
     crash: Crash | None = None
@@ -83,8 +83,9 @@ class Watch:
         at_s = self.now_s()
         earlier = next((sample for sample in reversed(self.samples) if at_s - sample.at_s >= _RATE_OVER_S), None)
         per_s = 0.0 if earlier is None else (self._played - earlier.played) / (at_s - earlier.at_s)
-        self.samples.append(Sample(at_s, self._played, per_s, progress=self._committed("progress"),
-                                   alerts=self._committed("alerts")))
+        self.samples.append(
+            Sample(at_s, self._played, per_s, progress=self._committed("progress"), alerts=self._committed("alerts"))
+        )
         self._notice_recovery()
 
     def killed(self, slot: int, pid: int) -> None:
@@ -92,9 +93,16 @@ class Watch:
 
     @property
     def epochs(self) -> list[Epoch]:
-        return [Epoch(number=each.epoch, attempt=each.attempt, triggered_s=self._seconds(each.triggered_ms),
-                      completed_s=None if each.completed_ms is None else self._seconds(each.completed_ms),
-                      state_bytes=each.bytes) for each in self.handle.epochs]
+        return [
+            Epoch(
+                number=each.epoch,
+                attempt=each.attempt,
+                triggered_s=self._seconds(each.triggered_ms),
+                completed_s=None if each.completed_ms is None else self._seconds(each.completed_ms),
+                state_bytes=each.bytes,
+            )
+            for each in self.handle.epochs
+        ]
 
     @property
     def complete(self) -> list[Epoch]:
@@ -124,5 +132,6 @@ class Watch:
             return
         latest = self.handle.attempts[-1]
         if latest.running_ms is not None and len(self.handle.attempts) > 1:
-            self.crash = replace(self.crash, restored_epoch=latest.restored_epoch,
-                                 seconds=self._seconds(latest.running_ms) - self.crash.at_s)
+            self.crash = replace(
+                self.crash, restored_epoch=latest.restored_epoch, seconds=self._seconds(latest.running_ms) - self.crash.at_s
+            )

@@ -1,21 +1,21 @@
 """Every error Tidegate raises, as a tree.
 
-    TidegateError
-    ├── JobError                 the job as written can't run: fix the program
-    │   ├── SchemaError          a declared type or column doesn't fit
-    │   └── GraphError           duplicate or missing name, unconnected stream, impossible parallelism
-    ├── JobFailed                the job ran and gave up: carries the user's traceback, the operator and the record
-    ├── SourceError              input that can't be read as it is: fix it or bring it back, start again; nothing was lost
-    ├── UserFunctionError        a user's function raised: operator, record and traceback
-    ├── ProtocolError            a peer said something that it must not say
-    │   └── HandshakeError       wrong secret, job or attempt
-    ├── StoreError               the snapshot store did not do what was asked
-    │   ├── NotFound
-    │   ├── AlreadyExists
-    │   └── CorruptFile          a length or checksum doesn't match: nothing of it was used
-    ├── RestoreError             a snapshot can't be restored into this job
-    ├── FencedOff                a newer attempt exists; this one must end itself
-    └── CommitError              an external commit has an unknown or failed outcome
+TidegateError
+├── JobError                 the job as written can't run: fix the program
+│   ├── SchemaError          a declared type or column doesn't fit
+│   └── GraphError           duplicate or missing name, unconnected stream, impossible parallelism
+├── JobFailed                the job ran and gave up: carries the user's traceback, the operator and the record
+├── SourceError              input that can't be read as it is: fix it or bring it back, start again; nothing was lost
+├── UserFunctionError        a user's function raised: operator, record and traceback
+├── ProtocolError            a peer said something that it must not say
+│   └── HandshakeError       wrong secret, job or attempt
+├── StoreError               the snapshot store did not do what was asked
+│   ├── NotFound
+│   ├── AlreadyExists
+│   └── CorruptFile          a length or checksum doesn't match: nothing of it was used
+├── RestoreError             a snapshot can't be restored into this job
+├── FencedOff                a newer attempt exists; this one must end itself
+└── CommitError              an external commit has an unknown or failed outcome
 """
 
 from __future__ import annotations
@@ -44,8 +44,15 @@ class UserFunctionError(TidegateError):
     for errors of the world outside, which may be over at the next attempt. `final`: no restart can cure it.
     """
 
-    def __init__(self, *, operator: str, user_traceback: str, record: str | None = None, signature: str | None = None,
-                 final: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        operator: str,
+        user_traceback: str,
+        record: str | None = None,
+        signature: str | None = None,
+        final: bool = False,
+    ) -> None:
         self.operator = operator
         self.user_traceback = user_traceback
         self.record = record
@@ -70,8 +77,9 @@ class SourceError(TidegateError):
 class JobFailed(TidegateError):
     """The restart strategy gave up. The message carries the last failure, in the user's own terms."""
 
-    def __init__(self, message: str, *, operator: str | None = None, record: str | None = None,
-                 user_traceback: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, operator: str | None = None, record: str | None = None, user_traceback: str | None = None
+    ) -> None:
         self.operator = operator
         self.record = record
         self.user_traceback = user_traceback

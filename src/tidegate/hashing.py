@@ -73,11 +73,21 @@ def hash_value(value: Any, type: pa.DataType) -> int:
 
 _INT64 = pa.int64().id
 _STORED_AS = {
-    pa.int8().id: np.int8, pa.int16().id: np.int16, pa.int32().id: np.int32, pa.date32().id: np.int32,
-    pa.float32().id: np.uint32, pa.int64().id: np.uint64, pa.float64().id: np.uint64, pa.timestamp("us").id: np.int64,
+    pa.int8().id: np.int8,
+    pa.int16().id: np.int16,
+    pa.int32().id: np.int32,
+    pa.date32().id: np.int32,
+    pa.float32().id: np.uint32,
+    pa.int64().id: np.uint64,
+    pa.float64().id: np.uint64,
+    pa.timestamp("us").id: np.int64,
 }
-_OFFSETS_OF_TEXTS = {pa.string().id: np.int32, pa.binary().id: np.int32,
-                     pa.large_string().id: np.int64, pa.large_binary().id: np.int64}
+_OFFSETS_OF_TEXTS = {
+    pa.string().id: np.int32,
+    pa.binary().id: np.int32,
+    pa.large_string().id: np.int64,
+    pa.large_binary().id: np.int64,
+}
 _NESTED = {pa.struct([]).id, pa.list_(pa.null()).id, pa.large_list(pa.null()).id}
 _HASHABLE = {*_STORED_AS, *_OFFSETS_OF_TEXTS, pa.bool_().id, pa.decimal128(1).id, pa.null().id}
 
@@ -100,7 +110,7 @@ def _chain(array: pa.Array, seeds: Words) -> Words:
     if pa.types.is_dictionary(array.type):
         return _chain(array.dictionary_decode(), seeds)
     if pa.types.is_struct(array.type):
-        for column in array.flatten():    # flatten() makes the fields of a null struct null, so the seed passes
+        for column in array.flatten():  # flatten() makes the fields of a null struct null, so the seed passes
             seeds = _chain(column, seeds)
         return seeds
     hashes = _hash_valid(array, seeds)
@@ -192,7 +202,7 @@ def _hash_lists(array: pa.Array, seeds: Words) -> Words:
 def _hash_texts(array: pa.Array, seeds: Words) -> Words:
     offsets = _stored(array, _OFFSETS_OF_TEXTS[array.type.id], extra=1).astype(np.int64)
     buffer = array.buffers()[2]
-    data = np.frombuffer(b"" if buffer is None else buffer, dtype=np.uint8)[offsets[0]:offsets[-1]]
+    data = np.frombuffer(b"" if buffer is None else buffer, dtype=np.uint8)[offsets[0] : offsets[-1]]
     return _hash_bytes(data, offsets[:-1] - offsets[0], np.diff(offsets), seeds)
 
 
@@ -208,7 +218,7 @@ def _hash_bytes(data: np.ndarray[Any, Any], starts: Ints, lengths: Ints, seeds: 
         hashes = _hash_many(data, starts, shared, seeds)
     for row in alone.tolist():
         start = int(starts[row])
-        hashes[row] = _hash_one(data[start:start + int(lengths[row])].tobytes(), int(seeds[row]))
+        hashes[row] = _hash_one(data[start : start + int(lengths[row])].tobytes(), int(seeds[row]))
     return hashes
 
 
@@ -223,7 +233,7 @@ def _few_much_longer(lengths: Ints) -> Ints:
 def _hash_many(data: np.ndarray[Any, Any], starts: Ints, lengths: Ints, seeds: Words) -> Words:
     """All rows at once, word by word; a row takes part in a step as long as it has bytes for it."""
     padded = np.concatenate((data, np.zeros(8, dtype=np.uint8)))
-    words = np.ndarray(shape=(len(data) + 1,), dtype=np.uint64, buffer=padded, strides=(1,))    # one at every byte
+    words = np.ndarray(shape=(len(data) + 1,), dtype=np.uint64, buffer=padded, strides=(1,))  # one at every byte
     hashes = seeds + _P5
     long = np.flatnonzero(lengths >= 32)
     if long.size:
@@ -287,7 +297,7 @@ def _hash_one(data: bytes, seed: int) -> int:
     for word in words[striped:]:
         value = rotate(value ^ round_(0, word), 27) * p1 + p4 & _MASK
     if size & 4:
-        value = rotate(value ^ int.from_bytes(data[whole:whole + 4], "little") * p1 & _MASK, 23) * p2 + p3 & _MASK
+        value = rotate(value ^ int.from_bytes(data[whole : whole + 4], "little") * p1 & _MASK, 23) * p2 + p3 & _MASK
         whole += 4
     for byte in data[whole:]:
         value = rotate(value ^ byte * p5 & _MASK, 11) * p1 & _MASK

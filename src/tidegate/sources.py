@@ -32,8 +32,15 @@ from tidegate.types import parse_duration_ms, parse_schema
 __all__ = ["csv", "generator", "json", "parquet", "rows"]
 
 
-def generator(make: Make | None = None, *, schema: Any, make_row: Callable[[int], Sequence[Any]] | None = None,
-              rows: int | None = None, rate: float | None = None, splits: int | None = None) -> Source:
+def generator(
+    make: Make | None = None,
+    *,
+    schema: Any,
+    make_row: Callable[[int], Sequence[Any]] | None = None,
+    rows: int | None = None,
+    rate: float | None = None,
+    splits: int | None = None,
+) -> Source:
     """Computes its records, for benchmarks, demonstrations and tests.
 
         def bids(split, start, count):
@@ -75,8 +82,9 @@ def rows(values: Sequence[Sequence[Any]], schema: Any, *, splits: int = 1) -> So
     return RowsSource.of(list(values), parse_schema(schema), split_count=splits)
 
 
-def parquet(path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bool = False,
-            discover_every: Any = "1 s") -> Source:
+def parquet(
+    path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bool = False, discover_every: Any = "1 s"
+) -> Source:
     """A folder of Parquet files, and the files that are added to it while the job runs.
 
         tg.sources.parquet("events/", schema="player long, level int, at timestamp")
@@ -95,8 +103,7 @@ def parquet(path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bo
     return _folder(address, ParquetFormat(parsed), stop_at_end, discover_every)
 
 
-def json(path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False,
-         discover_every: Any = "1 s") -> Source:
+def json(path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False, discover_every: Any = "1 s") -> Source:
     """A folder of JSON lines files (one object on each line), and what is added to the files and to the folder.
 
         tg.sources.json("logs/", schema="user string, at timestamp, ms long")
@@ -111,8 +118,15 @@ def json(path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False
     return _folder(address_of(path), JsonLines(parse_schema(schema)), stop_at_end, discover_every)
 
 
-def csv(path: str | os.PathLike[str], *, schema: Any, header: bool = True, delimiter: str = ",",
-        stop_at_end: bool = False, discover_every: Any = "1 s") -> Source:
+def csv(
+    path: str | os.PathLike[str],
+    *,
+    schema: Any,
+    header: bool = True,
+    delimiter: str = ",",
+    stop_at_end: bool = False,
+    discover_every: Any = "1 s",
+) -> Source:
     """A folder of CSV files, and what is added to the files and to the folder.
 
         tg.sources.csv("trades/", schema="symbol string, price double, at timestamp", delimiter=";")
@@ -127,5 +141,6 @@ def csv(path: str | os.PathLike[str], *, schema: Any, header: bool = True, delim
 
 
 def _folder(address: str, form: FileFormat, stop_at_end: bool, discover_every: Any) -> Source:
-    return FolderSource(address=address, form=form, stop_at_end=stop_at_end,
-                        discover_every_ms=parse_duration_ms(discover_every))
+    return FolderSource(
+        address=address, form=form, stop_at_end=stop_at_end, discover_every_ms=parse_duration_ms(discover_every)
+    )

@@ -55,7 +55,7 @@ def what_to_do(error: BaseException, *, made: bool = False) -> str:
 def user_here() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):        # a container may run as a user who has no name
+    except (KeyError, OSError, ImportError):  # a container may run as a user who has no name
         return str(os.getuid())
 
 

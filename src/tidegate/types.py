@@ -37,22 +37,39 @@ import pyarrow as pa
 from tidegate.errors import JobError, SchemaError
 
 _ATOMIC: dict[str, pa.DataType] = {
-    "boolean": pa.bool_(), "byte": pa.int8(), "tinyint": pa.int8(), "short": pa.int16(), "smallint": pa.int16(),
-    "int": pa.int32(), "integer": pa.int32(), "long": pa.int64(), "bigint": pa.int64(),
-    "float": pa.float32(), "real": pa.float32(), "double": pa.float64(),
-    "string": pa.string(), "binary": pa.binary(), "date": pa.date32(),
-    "timestamp": pa.timestamp("us", tz="UTC"), "timestamp_ltz": pa.timestamp("us", tz="UTC"),
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "tinyint": pa.int8(),
+    "short": pa.int16(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ltz": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
 _DECIMAL = ("decimal", "dec", "numeric")
 _BOUNDED_STRING = ("varchar", "char", "character")
 _TYPE_NAMES = (*_ATOMIC, *_DECIMAL, *_BOUNDED_STRING, "array", "map", "struct")
-_TYPES_SHOWN = ("boolean, byte, short, int, long, float, double, decimal(p,s), string, binary, date, timestamp, "
-                "timestamp_ntz, array<…>, map<…,…>, struct<…>")
+_TYPES_SHOWN = (
+    "boolean, byte, short, int, long, float, double, decimal(p,s), string, binary, date, timestamp, "
+    "timestamp_ntz, array<…>, map<…,…>, struct<…>"
+)
 _SPARK_NAMES: dict[int, str] = {
-    **{_ATOMIC[name].id: name for name in ("boolean", "byte", "short", "int", "long", "float", "double", "string",
-                                           "binary", "date")},
-    pa.large_string().id: "string", pa.large_binary().id: "binary",
+    **{
+        _ATOMIC[name].id: name
+        for name in ("boolean", "byte", "short", "int", "long", "float", "double", "string", "binary", "date")
+    },
+    pa.large_string().id: "string",
+    pa.large_binary().id: "binary",
 }
 _MAX_DECIMAL_PRECISION = 38
 
@@ -70,8 +87,10 @@ def parse_type(declared: Any) -> pa.DataType:
         return _DdlReader(declared, what="type").whole_type()
     if hasattr(declared, "jsonValue"):
         return _type_of_json(declared.jsonValue())
-    raise SchemaError(f"can't read a type from {declared!r}: give Spark DDL text such as 'long' or 'array<double>', "
-                      "a pyspark DataType or a pyarrow DataType")
+    raise SchemaError(
+        f"can't read a type from {declared!r}: give Spark DDL text such as 'long' or 'array<double>', "
+        "a pyspark DataType or a pyarrow DataType"
+    )
 
 
 def parse_schema(declared: Any) -> pa.Schema:
@@ -86,8 +105,10 @@ def parse_schema(declared: Any) -> pa.Schema:
     elif hasattr(declared, "jsonValue") and pa.types.is_struct(parsed := _type_of_json(declared.jsonValue())):
         schema = pa.schema(list(parsed))
     else:
-        raise SchemaError(f"can't read a schema from {declared!r}: give Spark DDL text such as "
-                          "'auction long, price double', a pyspark StructType or a pyarrow Schema")
+        raise SchemaError(
+            f"can't read a schema from {declared!r}: give Spark DDL text such as "
+            "'auction long, price double', a pyspark StructType or a pyarrow Schema"
+        )
     if not len(schema):
         raise SchemaError("a schema needs at least one column")
     for index, field in enumerate(schema):
@@ -136,19 +157,22 @@ def _type_of_json(declared: Any) -> pa.DataType:
         return parse_type(declared)
     kind = declared.get("type")
     if kind == "struct":
-        return pa.struct([pa.field(f["name"], _type_of_json(f["type"]), nullable=f["nullable"])
-                          for f in declared["fields"]])
+        return pa.struct([pa.field(f["name"], _type_of_json(f["type"]), nullable=f["nullable"]) for f in declared["fields"]])
     if kind == "array":
         return pa.list_(pa.field("item", _type_of_json(declared["elementType"]), nullable=declared["containsNull"]))
     if kind == "map":
-        return pa.map_(_type_of_json(declared["keyType"]),
-                       pa.field("value", _type_of_json(declared["valueType"]), nullable=declared["valueContainsNull"]))
+        return pa.map_(
+            _type_of_json(declared["keyType"]),
+            pa.field("value", _type_of_json(declared["valueType"]), nullable=declared["valueContainsNull"]),
+        )
     raise SchemaError(f"pyspark's type {kind!r} is not supported; the types are {_TYPES_SHOWN}")
 
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_]+")
-_TOKEN = re.compile(r'''\s*(?:(?P<word>\w+)|(?P<quoted>`(?:[^`]|``)+`)|(?P<mark>[<>(),:])|(?P<end>\Z)'''
-                    r'''|(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*")|(?P<other>\S))''')
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<word>\w+)|(?P<quoted>`(?:[^`]|``)+`)|(?P<mark>[<>(),:])|(?P<end>\Z)"""
+    r"""|(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*")|(?P<other>\S))"""
+)
 
 
 class _DdlReader:
@@ -157,8 +181,9 @@ class _DdlReader:
     def __init__(self, text: str, *, what: str) -> None:
         self._text = text
         self._what = what
-        self._tokens = [(kind, found[kind], found.start(kind))
-                        for found in _TOKEN.finditer(text) if (kind := found.lastgroup)]
+        self._tokens = [
+            (kind, found[kind], found.start(kind)) for found in _TOKEN.finditer(text) if (kind := found.lastgroup)
+        ]
         self._next = 0
 
     def whole_type(self) -> pa.DataType:
@@ -169,7 +194,7 @@ class _DdlReader:
 
     def whole_schema(self) -> list[pa.Field]:
         if [text.lower() for _, text, _ in self._tokens[:2]] == ["struct", "<"]:
-            return list(self.whole_type())    # as pyspark's simpleString() writes a schema
+            return list(self.whole_type())  # as pyspark's simpleString() writes a schema
         fields = self._fields("a column")
         if self._kind != "end":
             self._fail("',' or the end of the schema")
@@ -268,13 +293,26 @@ class _DdlReader:
         kind, text, at = self._tokens[self._next]
         found = "the end" if kind == "end" else repr(text)
         shown = re.sub(r"\s", " ", self._text)
-        raise SchemaError(f"can't read the {self._what}: expected {expected} at position {at}, found {found}\n"
-                          f"    {shown}\n    {' ' * at}^")
+        raise SchemaError(
+            f"can't read the {self._what}: expected {expected} at position {at}, found {found}\n    {shown}\n    {' ' * at}^"
+        )
 
 
 _UNITS_MS: dict[str, float] = {
-    "us": 0.001, "microsecond": 0.001, "ms": 1, "millisecond": 1, "s": 1_000, "sec": 1_000, "second": 1_000,
-    "m": 60_000, "min": 60_000, "minute": 60_000, "h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000,
+    "us": 0.001,
+    "microsecond": 0.001,
+    "ms": 1,
+    "millisecond": 1,
+    "s": 1_000,
+    "sec": 1_000,
+    "second": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "minute": 60_000,
+    "h": 3_600_000,
+    "hour": 3_600_000,
+    "d": 86_400_000,
+    "day": 86_400_000,
     "week": 604_800_000,
 }
 _DURATION_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
@@ -285,7 +323,7 @@ def parse_duration_ms(text: str | int | float | timedelta) -> int:
 
     Rounded to whole milliseconds; what isn't zero never becomes zero.
     """
-    total_ms: float = -1    # no duration
+    total_ms: float = -1  # no duration
     if isinstance(text, timedelta):
         total_ms = text / timedelta(milliseconds=1)
     elif isinstance(text, str):
@@ -296,8 +334,10 @@ def parse_duration_ms(text: str | int | float | timedelta) -> int:
     elif type(text) in (int, float):
         total_ms = text
     if not 0 <= total_ms < 2**53 or 0 < total_ms < 0.5:
-        raise JobError(f"{text!r} is no duration from a millisecond up: write it like '5 seconds', '200 ms', "
-                       "'1 minute', '1 day', or as a number of milliseconds")
+        raise JobError(
+            f"{text!r} is no duration from a millisecond up: write it like '5 seconds', '200 ms', "
+            "'1 minute', '1 day', or as a number of milliseconds"
+        )
     return round(total_ms)
 
 
@@ -323,7 +363,7 @@ def _numbers_to_list(array: pa.Array) -> list[Any]:
 def _moments_to_list(array: pa.Array) -> list[Any]:
     moments = array.to_numpy(zero_copy_only=False)
     if moments.dtype == "datetime64[ns]":
-        moments = moments.astype("datetime64[us]")    # finer than Python's, but always within its years
+        moments = moments.astype("datetime64[us]")  # finer than Python's, but always within its years
     # numpy would give bare numbers for these. Nulls are NaT here, which compares false, and become None.
     outside = (moments < _FIRST.astype(moments.dtype)) | (moments > _LAST.astype(moments.dtype))
     if outside.any():
@@ -362,11 +402,12 @@ def _nested_to_list(array: pa.Array) -> list[Any]:
 def _holds_maps_or_moments(arrow: pa.DataType) -> bool:
     """Maps in Arrow's `to_pylist` are lists of pairs, and its dates are slow."""
     return arrow.id in (_MAP, _DATE, _TIMESTAMP) or any(
-        _holds_maps_or_moments(arrow.field(index).type) for index in range(arrow.num_fields))
+        _holds_maps_or_moments(arrow.field(index).type) for index in range(arrow.num_fields)
+    )
 
 
 # Arrow's type ids, by which the tables below are looked up.
-_INTS = {pa.int8().id: "b", pa.int16().id: "h", pa.int32().id: "i", pa.int64().id: "q"}    # with struct's codes
+_INTS = {pa.int8().id: "b", pa.int16().id: "h", pa.int32().id: "i", pa.int64().id: "q"}  # with struct's codes
 _FLOATS = (pa.float32().id, pa.float64().id)
 _STRINGS = (pa.string().id, pa.large_string().id)
 _LISTS = (pa.list_(pa.null()).id, pa.large_list(pa.null()).id)
@@ -384,7 +425,7 @@ _TO_LIST: dict[int, Callable[[pa.Array], list[Any]]] = {
 # From Python to Arrow. pyarrow alone would cut 1.5 to 1 in a long column, make 1.0 of True and text of bytes, so the
 # Python types are checked first: by C code over the whole column, by hand only when there is an error to describe.
 
-_FEW = 256    # below this many values numpy's fixed cost is more than a look at each
+_FEW = 256  # below this many values numpy's fixed cost is more than a look at each
 _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _PYTHON_TYPES: dict[int, tuple[type, ...]] = {
     pa.bool_().id: (bool, np.bool_),
@@ -393,9 +434,11 @@ _PYTHON_TYPES: dict[int, tuple[type, ...]] = {
     pa.decimal128(1).id: (Decimal, int, np.integer),
     **dict.fromkeys(_STRINGS, (str,)),
     **dict.fromkeys((pa.binary().id, pa.large_binary().id), (bytes, bytearray, memoryview)),
-    _DATE: (date,), _TIMESTAMP: (datetime,),
+    _DATE: (date,),
+    _TIMESTAMP: (datetime,),
     **dict.fromkeys(_LISTS, (list, tuple, np.ndarray)),
-    _MAP: (dict,), _STRUCT: (dict, tuple),
+    _MAP: (dict,),
+    _STRUCT: (dict, tuple),
 }
 
 
@@ -442,14 +485,14 @@ def _hides_bools(values: Sequence[Any], array: pa.Array) -> bool:
 
 def _quick_bools(values: Sequence[Any], arrow: pa.DataType) -> pa.Array | None:
     try:
-        return pa.array(values, type=arrow)    # strict by itself here
+        return pa.array(values, type=arrow)  # strict by itself here
     except _REFUSALS:
         return None
 
 
 def _quick_strings(values: Sequence[Any], arrow: pa.DataType) -> pa.Array | None:
     try:
-        "".join(values)    # the fastest way to ask whether all of them are str
+        "".join(values)  # the fastest way to ask whether all of them are str
         return pa.array(values, type=arrow)
     except _REFUSALS:
         return None
@@ -484,12 +527,11 @@ def _fits(values: Sequence[Any], arrow: pa.DataType, *, nullable: bool = True) -
         return {zone is None for zone in set(map(attrgetter("tzinfo"), values))} <= {arrow.tz is None}
     if arrow.id == _STRUCT:
         return _structs_fit(values, arrow)
-    flat = list(chain.from_iterable(values))    # of maps, the keys
+    flat = list(chain.from_iterable(values))  # of maps, the keys
     if arrow.id in _LISTS:
         return _fits(flat, arrow.value_type, nullable=arrow.value_field.nullable)
     items = list(chain.from_iterable(map(dict.values, values)))
-    return (_fits(flat, arrow.key_type, nullable=False)
-            and _fits(items, arrow.item_type, nullable=arrow.item_field.nullable))
+    return _fits(flat, arrow.key_type, nullable=False) and _fits(items, arrow.item_type, nullable=arrow.item_field.nullable)
 
 
 def _structs_fit(values: list[Any], arrow: pa.DataType) -> bool:
@@ -499,8 +541,10 @@ def _structs_fit(values: list[Any], arrow: pa.DataType) -> bool:
     tuples = [value for value in values if isinstance(value, tuple)]
     if any(value.keys() != names.keys() for value in dicts) or any(len(value) != len(names) for value in tuples):
         return False
-    return all(_fits([*map(itemgetter(field.name), dicts), *map(itemgetter(index), tuples)], field.type,
-                     nullable=field.nullable) for index, field in enumerate(arrow))
+    return all(
+        _fits([*map(itemgetter(field.name), dicts), *map(itemgetter(index), tuples)], field.type, nullable=field.nullable)
+        for index, field in enumerate(arrow)
+    )
 
 
 def _misfit(values: Sequence[Any], arrow: pa.DataType) -> str:
@@ -508,8 +552,11 @@ def _misfit(values: Sequence[Any], arrow: pa.DataType) -> str:
     for index, value in enumerate(values):
         reason = f"it is of the Python type {type(value).__name__}"
         if arrow.id == _TIMESTAMP and isinstance(value, datetime):
-            reason = ("give it a time zone, such as datetime.UTC, or declare timestamp_ntz" if value.tzinfo is None
-                      else "drop its time zone, or declare timestamp")
+            reason = (
+                "give it a time zone, such as datetime.UTC, or declare timestamp_ntz"
+                if value.tzinfo is None
+                else "drop its time zone, or declare timestamp"
+            )
         try:
             if _fits((value,), arrow):
                 pa.array([value], type=arrow)
@@ -581,8 +628,10 @@ def _positional(row: Any, index: int, schema: pa.Schema) -> Sequence[Any]:
         return row
     if not isinstance(row, dict):
         hint = ", also where there is one column: (value,)" if len(schema) == 1 else ""
-        raise SchemaError(f"row {index} is {shown(row)}, of type {type(row).__name__}; expected a tuple, list or dict "
-                          f"of the columns {ddl_of(schema)}{hint}")
+        raise SchemaError(
+            f"row {index} is {shown(row)}, of type {type(row).__name__}; expected a tuple, list or dict "
+            f"of the columns {ddl_of(schema)}{hint}"
+        )
     if row.keys() != set(schema.names):
         raise SchemaError(f"row {index} {shown(row)} doesn't have exactly the columns {ddl_of(schema)}")
     return [row[name] for name in schema.names]

@@ -38,7 +38,7 @@ from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.types import parse_type, to_list
 
 GROUPS = 7
-IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None      # thousands of small databases: no disk needs to spin
+IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # thousands of small databases: no disk needs to spin
 
 BACKENDS: dict[str, Callable[[pa.DataType], KeyedBackend]] = {
     "heap": lambda key_type: HeapBackend(key_type=key_type, key_group_count=GROUPS),
@@ -56,8 +56,10 @@ KEYS: dict[str, list[list[Any]]] = {
     "array<double>": [[[]], [[0.0], [-0.0]], [[float("nan"), None]], [None]],
     "struct<a: long, b: string>": [[(1, "x")], [(1, None)], [(None, "x")], [(None, None)], [(2, "x")]],
     "struct<a: double, b: struct<c: double, d: date>>": [
-        [(0.0, (float("nan"), None)), (-0.0, (_OTHER_NAN, None))], [(0.0, (0.0, None)), (0.0, (-0.0, None))],
-        [(1.0, (None, None))]],
+        [(0.0, (float("nan"), None)), (-0.0, (_OTHER_NAN, None))],
+        [(0.0, (0.0, None)), (0.0, (-0.0, None))],
+        [(1.0, (None, None))],
+    ],
 }
 
 
@@ -72,8 +74,12 @@ class Declared:
     lists = tg.map_("long", "array<long>")
     largest = tg.reducing("long", max)
     longest = tg.reducing("array<long>", lambda a, b: b if len(b) > len(a) else a)
-    mean = tg.aggregating("struct<sum: double, n: long>", create=lambda: {"sum": 0, "n": 0},
-                          add=lambda mean, x: _add_to_mean(mean, x), result=lambda mean: mean["sum"] / mean["n"])
+    mean = tg.aggregating(
+        "struct<sum: double, n: long>",
+        create=lambda: {"sum": 0, "n": 0},
+        add=lambda mean, x: _add_to_mean(mean, x),
+        result=lambda mean: mean["sum"] / mean["n"],
+    )
     seen = tg.aggregating("array<array<long>>", create=list, add=lambda seen, x: _append(seen, x))
 
 
@@ -88,8 +94,8 @@ def _append(seen: list[Any], x: list[int]) -> list[Any]:
     return seen
 
 
-Entries = dict[str, dict[int, Any]]      # state → number of the key → what it holds
-Rows = dict[str, list[pa.RecordBatch]]   # state → all its rows
+Entries = dict[str, dict[int, Any]]  # state → number of the key → what it holds
+Rows = dict[str, list[pa.RecordBatch]]  # state → all its rows
 Reading = tuple[FrozenState, Entries, list[Section], threading.Thread]
 
 
@@ -103,8 +109,8 @@ class World:
     states: dict[str, Any] = field(init=False)
     timers: TimerQueue = field(init=False)
     oracle: Entries = field(init=False)
-    newest: Outstanding | None = field(init=False, default=None)      # the newest frozen version
-    spellings: list[list[Any]] = field(init=False)      # of each key, as the cursor takes them
+    newest: Outstanding | None = field(init=False, default=None)  # the newest frozen version
+    spellings: list[list[Any]] = field(init=False)  # of each key, as the cursor takes them
 
     def __post_init__(self) -> None:
         arrow = parse_type(self.key_type)
@@ -305,9 +311,9 @@ def _given(state: str, operation: str, argument: Any) -> tuple[Any, ...]:
             return ({"x": len(argument), "ys": [0, *map(len, argument)]},)
         case "pairs", _:
             return ([{"x": 1, "ys": ys} for ys in argument],)
-        case ("counts" | "lists"), "put":
+        case (("counts" | "lists"), "put"):
             return tuple(argument)
-        case ("counts" | "lists"), "remove":
+        case (("counts" | "lists"), "remove"):
             return (argument[0],)
         case _:
             return (argument,)
@@ -315,7 +321,7 @@ def _given(state: str, operation: str, argument: Any) -> tuple[Any, ...]:
 
 def _on_oracle(held: dict[int, Any], state: str, operation: str, key: int, given: tuple[Any, ...]) -> None:
     match state, operation:
-        case ("number" | "order"), _:
+        case (("number" | "order"), _):
             held[key] = [given[0]]
         case _, "add" if state in ("words", "pairs"):
             held.setdefault(key, []).append(given[0])
@@ -342,7 +348,7 @@ def _on_oracle(held: dict[int, Any], state: str, operation: str, key: int, given
 
 def _handed_out(target: Any) -> list[Any]:
     if hasattr(target, "items"):
-        return [*target.values(), *(target.get(item) for item in target.keys())]      # noqa: SIM118
+        return [*target.values(), *(target.get(item) for item in target.keys())]  # noqa: SIM118
     return [target.get()]
 
 
@@ -364,8 +370,11 @@ def _spoil(thing: Any) -> None:
 def _fire(world: World, now: int) -> None:
     fired: list[tuple[int, int]] = []
     for at_ms in world.timers.due(now):
-        number = next(number for number, spelled in enumerate(world.spellings)
-                      if any(world.backend.cursor.key is each or world.backend.cursor.key == each for each in spelled))
+        number = next(
+            number
+            for number, spelled in enumerate(world.spellings)
+            if any(world.backend.cursor.key is each or world.backend.cursor.key == each for each in spelled)
+        )
         fired.append((at_ms, number))
     held = world.oracle["__event_timers"]
     expected = [(at_ms, key) for key, times in held.items() for at_ms in times if at_ms <= now]
@@ -405,8 +414,10 @@ def entries_of(world: World, rows: Rows) -> Entries:
 
 def _without_empty(entries: Entries) -> Entries:
     """A key without list items, map entries or timers isn't kept. The order of timers within a key means nothing."""
-    kept = {state: {key: value for key, value in held.items() if state not in _EMPTY_IS_NOTHING or value}
-            for state, held in entries.items()}
+    kept = {
+        state: {key: value for key, value in held.items() if state not in _EMPTY_IS_NOTHING or value}
+        for state, held in entries.items()
+    }
     return {**kept, "__event_timers": {key: sorted(times) for key, times in kept["__event_timers"].items()}}
 
 
@@ -442,7 +453,8 @@ def test_what_is_frozen_stays_as_it_was_whatever_follows(name: str, key_type: st
 @pytest.mark.parametrize("key_type", ["long", "double", "struct<a: long, b: string>"])
 @given(before=st.lists(_operations, max_size=40), after=st.lists(_steps, max_size=40))
 def test_a_restored_backend_goes_on_like_the_one_that_was_frozen(
-        name: str, key_type: str, before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]) -> None:
+    name: str, key_type: str, before: list[tuple[Any, ...]], after: list[tuple[Any, ...]]
+) -> None:
     first = World(name, key_type)
     (frozen,) = run(first, [*before, ("freeze",)])
     second = restored(first, frozen.rows(first))
@@ -461,8 +473,12 @@ def test_what_goes_through_a_state_file_is_restored(name: str, steps: list[tuple
     encoder = StateFileEncoder(key_group_count=GROUPS)
     content = b"".join(encoder.chunks(frozen.frozen.states, frozen.sections))
     summary = encoder.summary
-    reader = StateFileReader(lambda offset, length: content[offset:offset + length], bytes=summary.bytes,
-                             index_bytes=summary.index_bytes, index_checksum=summary.index_checksum)
+    reader = StateFileReader(
+        lambda offset, length: content[offset : offset + length],
+        bytes=summary.bytes,
+        index_bytes=summary.index_bytes,
+        index_checksum=summary.index_checksum,
+    )
     rows = {info.name: list(resolved_rows(info.name, [reader], range(GROUPS))) for info in reader.states}
     second = restored(first, rows)
     second.oracle = frozen.expected
@@ -571,7 +587,9 @@ def test_functions_may_change_what_they_are_given_and_keep_what_they_made(name: 
         gathered.add(number)
     assert merged.get() == gathered.get() == [1, 2, 3]
     assert {section.state: to_list(section.rows.column("value")) for section in frozen.sections()} == {
-        "merged": [[1]], "gathered": [[1]]}
+        "merged": [[1]],
+        "gathered": [[1]],
+    }
     assert shared == []
 
 
@@ -587,19 +605,39 @@ def test_an_empty_backend_has_states_and_no_sections(name: str) -> None:
 @backends
 def test_state_can_t_be_touched_where_there_is_no_key(name: str) -> None:
     world = World(name, "long")
-    for use in (world.states["number"].get, world.states["number"].clear, world.states["words"].get,
-                lambda: world.states["number"].set(1), lambda: world.states["words"].add("a"),
-                lambda: world.states["counts"].put("a", 1), lambda: world.timers.set(1)):
+    for use in (
+        world.states["number"].get,
+        world.states["number"].clear,
+        world.states["words"].get,
+        lambda: world.states["number"].set(1),
+        lambda: world.states["words"].add("a"),
+        lambda: world.states["counts"].put("a", 1),
+        lambda: world.timers.set(1),
+    ):
         with pytest.raises(JobError, match="no key here"):
             use()
 
 
 @backends
-@pytest.mark.parametrize(("state", "call", "given"), [
-    ("number", "set", "text"), ("number", "set", 1.5), ("number", "set", True), ("order", "set", {"id": 1}),
-    ("order", "set", {"id": "1", "tags": []}), ("words", "add", 1), ("words", "extend", ["a", b"b"]),
-    ("words", "replace", [1]), ("counts", "put", (1, 1)), ("counts", "put", ("a", "b")), ("counts", "put", (None, 1)),
-    ("largest", "add", "text"), ("mean", "add", "text"), ("longest", "add", [1.5])])
+@pytest.mark.parametrize(
+    ("state", "call", "given"),
+    [
+        ("number", "set", "text"),
+        ("number", "set", 1.5),
+        ("number", "set", True),
+        ("order", "set", {"id": 1}),
+        ("order", "set", {"id": "1", "tags": []}),
+        ("words", "add", 1),
+        ("words", "extend", ["a", b"b"]),
+        ("words", "replace", [1]),
+        ("counts", "put", (1, 1)),
+        ("counts", "put", ("a", "b")),
+        ("counts", "put", (None, 1)),
+        ("largest", "add", "text"),
+        ("mean", "add", "text"),
+        ("longest", "add", [1.5]),
+    ],
+)
 def test_a_value_that_doesn_t_fit_its_declaration_is_refused_at_once(name: str, state: str, call: str, given: Any) -> None:
     world = World(name, "long")
     world.at(1)
@@ -619,10 +657,19 @@ def test_what_doesn_t_fit_its_column_fails_the_snapshot_by_the_state_s_name(name
 
 
 @backends
-@pytest.mark.parametrize(("type", "given", "kept"), [
-    ("double", 3, 3.0), ("float", 0.1, float(np.float32(0.1))), ("long", np.int64(3), 3), ("binary", bytearray(b"x"), b"x"),
-    ("struct<a: long, b: double>", (1, 2), {"a": 1, "b": 2.0}), ("array<double>", (1, 2.5), [1.0, 2.5]),
-    ("array<long>", np.array([1, 2]), [1, 2]), ("map<string, double>", {"a": 1}, {"a": 1.0})])
+@pytest.mark.parametrize(
+    ("type", "given", "kept"),
+    [
+        ("double", 3, 3.0),
+        ("float", 0.1, float(np.float32(0.1))),
+        ("long", np.int64(3), 3),
+        ("binary", bytearray(b"x"), b"x"),
+        ("struct<a: long, b: double>", (1, 2), {"a": 1, "b": 2.0}),
+        ("array<double>", (1, 2.5), [1.0, 2.5]),
+        ("array<long>", np.array([1, 2]), [1, 2]),
+        ("map<string, double>", {"a": 1}, {"a": 1.0}),
+    ],
+)
 def test_a_value_has_the_same_form_before_and_after_a_restore(name: str, type: str, given: Any, kept: Any) -> None:
     backend, second = BACKENDS[name](pa.int64()), BACKENDS[name](pa.int64())
     before, after = (each.table(_named(tg.value(type), "state")) for each in (backend, second))

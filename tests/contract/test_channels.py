@@ -112,8 +112,11 @@ def _simulated() -> Iterator[Ends]:
     yield Ends(channel, channel, turn)
 
 
-BOUNDED = [pytest.param(_in_memory, id="memory"), pytest.param(_over_tcp, id="tcp"),
-           pytest.param(_simulated, id="simulated")]
+BOUNDED = [
+    pytest.param(_in_memory, id="memory"),
+    pytest.param(_over_tcp, id="tcp"),
+    pytest.param(_simulated, id="simulated"),
+]
 REMOTE = BOUNDED[1:]
 
 
@@ -123,8 +126,9 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
 
 
 def batch(first: int, rows: int = 3) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(range(first, first + rows)), pa.array([f"row {i}" for i in range(rows)])],
-                           schema=SCHEMA)
+    return pa.record_batch(
+        [pa.array(range(first, first + rows)), pa.array([f"row {i}" for i in range(rows)])], schema=SCHEMA
+    )
 
 
 def fill(ends: Ends, *, rows: int = 2_000) -> list[Element]:
@@ -147,8 +151,18 @@ def fill(ends: Ends, *, rows: int = 2_000) -> list[Element]:
 
 def test_elements_come_out_as_and_in_the_order_they_went_in(ends: Ends) -> None:
     sent: list[Element] = [
-        batch(0), Watermark(-5), batch(1, rows=0), Idle(), Marker(1), batch(2, rows=20_000),
-        Watermark(MAX_WATERMARK_MS), Lap(2, 7, True), Marker(2**40), Lap(2, 8, False), batch(3).slice(1, 1), End(),
+        batch(0),
+        Watermark(-5),
+        batch(1, rows=0),
+        Idle(),
+        Marker(1),
+        batch(2, rows=20_000),
+        Watermark(MAX_WATERMARK_MS),
+        Lap(2, 7, True),
+        Marker(2**40),
+        Lap(2, 8, False),
+        batch(3).slice(1, 1),
+        End(),
     ]
     for element in sent:
         ends.outlet.send(element)
@@ -374,8 +388,9 @@ def test_no_order_of_overtaking_hurrying_and_taking_loses_or_reorders(ends: Ends
             case 5 if (marker := ends.inlet.marker()) is not None:
                 assert marker == _first_marker(under_way), f"seed {seed}"
                 position = under_way.index(marker)
-                assert ends.inlet.overtake() == [element for element in under_way[:position]
-                                                 if isinstance(element, pa.RecordBatch)], f"seed {seed}"
+                assert ends.inlet.overtake() == [
+                    element for element in under_way[:position] if isinstance(element, pa.RecordBatch)
+                ], f"seed {seed}"
                 del under_way[position]
             case 6:
                 for _ in range(min(chance.randrange(8), len(ends.inlet))):

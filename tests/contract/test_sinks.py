@@ -55,8 +55,17 @@ class World(ABC):
         return 0
 
     def open(self, *, attempt: int, subtask: int, parallelism: int) -> SinkWriter:
-        return self.sink.open(SinkContext(job="job", sink="out", subtask=subtask, parallelism=parallelism,
-                                          attempt=attempt, schema=SCHEMA, deliver=self.delivered.append))
+        return self.sink.open(
+            SinkContext(
+                job="job",
+                sink="out",
+                subtask=subtask,
+                parallelism=parallelism,
+                attempt=attempt,
+                schema=SCHEMA,
+                deliver=self.delivered.append,
+            )
+        )
 
 
 class ParquetWorld(World):
@@ -116,7 +125,7 @@ class Outside:
     committed: dict[str, list[int]] = field(default_factory=dict)
 
 
-OUTSIDES: dict[str, Outside] = {}       # so that a sink which was pickled finds the same one
+OUTSIDES: dict[str, Outside] = {}  # so that a sink which was pickled finds the same one
 
 
 @dataclass(frozen=True)
@@ -198,8 +207,15 @@ class Killed(Exception):
 
 
 class Engine:
-    def __init__(self, world: World, *, kill_before: Sequence[int] = (), abort_epochs: frozenset[int] = frozenset(),
-                 parallelisms: Sequence[int] = (2, 3, 1), zombies: bool = False) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        kill_before: Sequence[int] = (),
+        abort_epochs: frozenset[int] = frozenset(),
+        parallelisms: Sequence[int] = (2, 3, 1),
+        zombies: bool = False,
+    ) -> None:
         self.world = world
         self.complete = Snapshot()
         self.zombies: list[tuple[SinkWriter, list[Committable]]] = []
@@ -259,7 +275,7 @@ class Engine:
         finishes = [writer.pre_commit(self._epoch) for writer in self._writers]
         snapshot = Snapshot(self._written)
         after_marker = self._written
-        if self._written < RECORDS:      # the next epoch's records come while the background is still at work
+        if self._written < RECORDS:  # the next epoch's records come while the background is still at work
             self._writers[0].write(pa.record_batch([[self._written]], SCHEMA))
             after_marker += 1
         for pending, finish in zip(self._pending, finishes, strict=True):
@@ -275,7 +291,7 @@ class Engine:
             self._step()
             writer.commit(pending)
             pending.clear()
-            if self._leftovers_due:             # while the others haven't committed this epoch
+            if self._leftovers_due:  # while the others haven't committed this epoch
                 self._leftovers_due = False
                 self._step()
                 writer.discard_leftovers()
@@ -287,7 +303,7 @@ class Engine:
 def _haunt(writer: SinkWriter, committables: Sequence[Committable]) -> None:
     """What a writer of an older attempt may still do: write, prepare, and commit what was complete in its time."""
     writer.write(pa.record_batch([[-1]], SCHEMA))
-    with contextlib.suppress(CommitError):      # its file was taken away as a leftover: so it fails, as it should
+    with contextlib.suppress(CommitError):  # its file was taken away as a leftover: so it fails, as it should
         writer.pre_commit(10_000)()
     writer.commit(committables)
 
@@ -312,8 +328,17 @@ def test_a_kill_before_any_step_changes_nothing_that_is_visible(tmp_path: Path, 
 class Machine:
     """Everything that a Parquet sink does to its folder, in one order; it can be killed before any of it."""
 
-    DEEDS = ("create", "rename", "make_durable", "make_published_durable", "names", "delete", "_size_of", "_create_receipts",
-             "_replace_receipts")
+    DEEDS = (
+        "create",
+        "rename",
+        "make_durable",
+        "make_published_durable",
+        "names",
+        "delete",
+        "_size_of",
+        "_create_receipts",
+        "_replace_receipts",
+    )
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, look: Callable[[], object]) -> None:
         self.count = 0
@@ -333,7 +358,8 @@ class Machine:
 
 @pytest.mark.parametrize("kind", ["parquet", "parquet-consumed"])
 def test_a_kill_before_anything_that_a_parquet_sink_does_to_its_folder_changes_nothing(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     world: list[World] = [WORLDS[kind](tmp_path / "undisturbed")]
     machine = Machine(monkeypatch, lambda: kind == "parquet-consumed" and world[0].visible())
     Engine(world[0]).run()
@@ -348,12 +374,21 @@ def test_a_kill_before_anything_that_a_parquet_sink_does_to_its_folder_changes_n
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(kills=st.lists(st.integers(1, 60), max_size=4), aborted=st.frozensets(st.integers(1, 6), max_size=3),
-       parallelisms=st.lists(st.integers(1, 5), min_size=1, max_size=4), kind=st.sampled_from(sorted(WORLDS)),
-       zombies=st.booleans())
+@given(
+    kills=st.lists(st.integers(1, 60), max_size=4),
+    aborted=st.frozensets(st.integers(1, 6), max_size=3),
+    parallelisms=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    kind=st.sampled_from(sorted(WORLDS)),
+    zombies=st.booleans(),
+)
 def test_kills_aborts_and_rescaling_together_change_nothing_that_is_visible(
-        tmp_path_factory: pytest.TempPathFactory, kills: list[int], aborted: frozenset[int], parallelisms: list[int],
-        kind: str, zombies: bool) -> None:
+    tmp_path_factory: pytest.TempPathFactory,
+    kills: list[int],
+    aborted: frozenset[int],
+    parallelisms: list[int],
+    kind: str,
+    zombies: bool,
+) -> None:
     world = WORLDS[kind](tmp_path_factory.mktemp("world"))
     Engine(world, kill_before=kills, abort_epochs=aborted, parallelisms=parallelisms, zombies=zombies).run()
     assert world.visible() == list(range(RECORDS))
@@ -368,10 +403,19 @@ class Subtask:
 
     def __init__(self, world: World, index: int, *, attempt: int, restored: Sequence[Section] = ()) -> None:
         self.operator = SinkSpec(world.sink).create(Node(0, "out", SinkSpec(world.sink), (), SCHEMA, (SCHEMA,)))
-        self.operator.open(OperatorContext(
-            job="job", subtask=index, parallelism=2, attempt=attempt, key_group_count=8, now_ms=lambda: 0,
-            deliver=lambda sink, committable: world.delivered.append(committable), make_backend=_no_backend,
-            restored={section.state: [section.rows] for section in restored}))
+        self.operator.open(
+            OperatorContext(
+                job="job",
+                subtask=index,
+                parallelism=2,
+                attempt=attempt,
+                key_group_count=8,
+                now_ms=lambda: 0,
+                deliver=lambda sink, committable: world.delivered.append(committable),
+                make_backend=_no_backend,
+                restored={section.state: [section.rows] for section in restored},
+            )
+        )
 
     def ends(self, epoch: int, *numbers: int) -> list[Section]:
         """Writes, and gives this subtask's part of the snapshot."""
@@ -387,9 +431,9 @@ def test_leftovers_go_when_the_first_snapshot_of_an_attempt_is_complete_and_not_
     old = [Subtask(world, index, attempt=1) for index in range(2)]
     restored = [subtask.ends(1, index) for index, subtask in enumerate(old)]
     for subtask in old:
-        subtask.ends(2, -1)             # nobody will ever commit this
+        subtask.ends(2, -1)  # nobody will ever commit this
     first = Subtask(world, 0, attempt=2, restored=restored[0])
-    first.ends(3, 10)                   # an epoch that is aborted
+    first.ends(3, 10)  # an epoch that is aborted
     assert world.visible() == [0]
     assert world.pending_count() == 4, "another subtask's that is still to be committed, two leftovers and its own"
     second = Subtask(world, 1, attempt=2, restored=restored[1])

@@ -44,6 +44,7 @@ def _records(*counts: int) -> list[Record]:
 def _generator(folder: Path) -> Case:
     def make(split: int, start: int, count: int) -> dict[str, np.ndarray]:
         return {"split": np.full(count, split), "n": np.arange(start, start + count)}
+
     return Case(sources.generator(make, schema=SCHEMA, rows=14, splits=4), _records(4, 4, 3, 3))
 
 
@@ -74,6 +75,7 @@ def _parquet(folder: Path) -> Case:
 def _json(folder: Path) -> Case:
     def line(split: int, n: int) -> str:
         return json.dumps({"n": n, "other": "é\n" * (n % 3), "split": split})
+
     (folder / "a.json").write_text("\n".join(line(0, n) for n in range(5)))
     (folder / "b.json").write_text("\n\n  \n" + "\r\n".join(line(1, n) for n in range(4)) + "\r\n\r\n \n")
     (folder / "c.json").write_text("".join(f"  {line(2, n)}\t\n" for n in range(3)))
@@ -97,7 +99,14 @@ def _csv_without_header(folder: Path) -> Case:
 
 
 CASES: list[Callable[[Path], Case]] = [
-    _generator, _generator_by_row, _rows, _scripted, _parquet, _json, _csv_with_header, _csv_without_header,
+    _generator,
+    _generator_by_row,
+    _rows,
+    _scripted,
+    _parquet,
+    _json,
+    _csv_with_header,
+    _csv_without_header,
 ]
 
 
@@ -121,7 +130,7 @@ class Follower:
         self.splits = Splits()
         self.splits.is_followed = True
         self.live: dict[str, int] = {}
-        self.of: dict[int, str] = {}        # the source's name of a split
+        self.of: dict[int, str] = {}  # the source's name of a split
 
     def on_discovered(self, splits: Mapping[str, bool]) -> None:
         for split in splits:
@@ -224,7 +233,8 @@ def test_everything_is_read_once_and_in_order(case: Case, parallelism: int, max_
 @pytest.mark.parametrize("most_open", [1, 2, 100])
 @pytest.mark.parametrize("max_rows", [1, 2, 1000])
 def test_followed_splits_are_read_once_in_order_and_side_by_side(
-        case: Case, max_rows: int, most_open: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case: Case, max_rows: int, most_open: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for form in (lines.JsonLines, lines.CsvLines, parquet_source.ParquetFormat):
         monkeypatch.setattr(form, "most_open", most_open)
     for parallelism in (1, 2):

@@ -35,10 +35,12 @@ STORES: dict[str, Callable[[Path], Store]] = {
     "arrow-without-links": lambda folder: ArrowStore(pafs._MockFileSystem(), "bucket/job"),
     "local-with-copies": lambda folder: _with_copies(LocalStore(folder), folder),
     "memory-with-copies": lambda folder: _with_copies(MemoryStore(folder.name), folder),
-    "arrow-with-few-copies": lambda folder: _with_copies(ArrowStore(pafs._MockFileSystem(), "bucket/job"), folder,
-                                                         limit_bytes=100_000),
-    "local-with-no-place-for-copies": lambda folder: LocalCopyStore(LocalStore(folder), "/dev/null/copies",
-                                                                    limit_bytes=1 << 30),
+    "arrow-with-few-copies": lambda folder: _with_copies(
+        ArrowStore(pafs._MockFileSystem(), "bucket/job"), folder, limit_bytes=100_000
+    ),
+    "local-with-no-place-for-copies": lambda folder: LocalCopyStore(
+        LocalStore(folder), "/dev/null/copies", limit_bytes=1 << 30
+    ),
 }
 EXCLUSIVE = ("local", "memory", "arrow-local", "local-with-copies")
 
@@ -163,12 +165,35 @@ def test_a_delete_removes_one_name_and_may_be_repeated(store: Store) -> None:
         store.read("state/a")
 
 
-@pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a/..", ".", "./a", "a//b", "a/", "a b",
-                                  "a~b", "ä", "a\n", "a\\b", "a\0b", "x" * 256])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/etc/passwd",
+        "../x",
+        "a/../../x",
+        "a/..",
+        ".",
+        "./a",
+        "a//b",
+        "a/",
+        "a b",
+        "a~b",
+        "ä",
+        "a\n",
+        "a\\b",
+        "a\0b",
+        "x" * 256,
+    ],
+)
 def test_a_name_that_could_leave_the_store_is_refused_everywhere(store: Store, name: str) -> None:
     operations: list[Callable[[], object]] = [
-        lambda: store.write(name, [b"x"]), lambda: store.create(name, b"x"), lambda: store.read(name),
-        lambda: store.delete(name), lambda: store.size(name)]
+        lambda: store.write(name, [b"x"]),
+        lambda: store.create(name, b"x"),
+        lambda: store.read(name),
+        lambda: store.delete(name),
+        lambda: store.size(name),
+    ]
     if name:
         operations.append(lambda: store.list(name))
     for operation in operations:

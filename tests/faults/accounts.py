@@ -54,7 +54,7 @@ BEGIN_S, STEP_S = 100, 10
 DELAY_MS, TIMER_AFTER_MS, OPENING_TIMER_MS = 5_000, 12_000, 116_000
 MODULUS = 1_000_003
 RECENT = 3
-OPENINGS = {f"k{number}": 1000 * number for number in (0, 1, 2, 9)}       # there is no record of k9
+OPENINGS = {f"k{number}": 1000 * number for number in (0, 1, 2, 9)}  # there is no record of k9
 POISON = "this record is poison"
 
 
@@ -63,8 +63,14 @@ def records(batch: int) -> list[dict[str, Any]]:
     for number in range(batch * ROWS, (batch + 1) * ROWS):
         second = BEGIN_S + STEP_S * batch + number % STEP_S
         late = number % 20 == 7 and batch >= 3
-        found.append({"id": number, "key": f"k{number * 5 % KEYS}", "kind": "abc"[number % 3],
-                      "at_ms": 1000 * (second - 3 * STEP_S if late else second)})
+        found.append(
+            {
+                "id": number,
+                "key": f"k{number * 5 % KEYS}",
+                "kind": "abc"[number % 3],
+                "at_ms": 1000 * (second - 3 * STEP_S if late else second),
+            }
+        )
     return found
 
 
@@ -80,8 +86,17 @@ class Account:
     timers: list[int] = field(default_factory=list)
 
     def told(self, key: str, what: str, number: int, watermark_ms: int) -> tuple[Any, ...]:
-        return (key, what, number, self.n, self.sum, json.dumps(self.recent), json.dumps(self.kinds, sort_keys=True),
-                json.dumps(sorted(self.timers)), watermark_ms)
+        return (
+            key,
+            what,
+            number,
+            self.n,
+            self.sum,
+            json.dumps(self.recent),
+            json.dumps(self.kinds, sort_keys=True),
+            json.dumps(sorted(self.timers)),
+            watermark_ms,
+        )
 
 
 def expected(files: int) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
@@ -110,7 +125,8 @@ def expected(files: int) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
         "total": {key: [each.n, each.sum] for key, each in accounts.items()},
         "recent": {key: each.recent for key, each in accounts.items()},
         "kinds": {key: each.kinds for key, each in accounts.items() if each.kinds},
-        "__event_timers": {key: each.timers for key, each in accounts.items() if each.timers}}
+        "__event_timers": {key: each.timers for key, each in accounts.items() if each.timers},
+    }
 
 
 # --- the processor ---------------------------------------------------------------------------------------------------
@@ -159,10 +175,17 @@ class Accounts(StatefulProcessor):
 
     def told(self, key: Any, what: str, number: int, timer_values: Any) -> Row:
         n, total = self.total.get() or (0, 0)
-        return Row(key=key[0], what=what, id=number, n=n, sum=total,
-                   recent=json.dumps([each for each, in self.recent.get()]),
-                   kinds=json.dumps({kind: n for (kind,), (n,) in self.kinds.iterator()}, sort_keys=True),
-                   timers=json.dumps(sorted(self.handle.listTimers())), watermark_ms=timer_values.getCurrentWatermarkInMs())
+        return Row(
+            key=key[0],
+            what=what,
+            id=number,
+            n=n,
+            sum=total,
+            recent=json.dumps([each for (each,) in self.recent.get()]),
+            kinds=json.dumps({kind: n for (kind,), (n,) in self.kinds.iterator()}, sort_keys=True),
+            timers=json.dumps(sorted(self.handle.listTimers())),
+            watermark_ms=timer_values.getCurrentWatermarkInMs(),
+        )
 
     def pass_by(self, place: str) -> None:
         victim = self.strikes.get(place)
@@ -183,7 +206,7 @@ class Driver:
 
     def __init__(self, spark: SparkSession, folder: Path, plan: dict[str, Any]) -> None:
         self.spark = spark
-        self.spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")      # a batch for each file
+        self.spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")  # a batch for each file
         self.folder = folder
         self.strikes: dict[str, str] = plan["strikes"]
         self.slots: list[int] = plan["slots"]
@@ -194,7 +217,7 @@ class Driver:
 
     def run(self) -> None:
         """Until all files went through. A query that failed is started again."""
-        self.give(0)        # or Spark would begin with a batch without data
+        self.give(0)  # or Spark would begin with a batch without data
         for _ in range(len(self.strikes) + 1):
             query = self.start()
             try:
@@ -217,18 +240,42 @@ class Driver:
         (self.folder / "starts" / str(start)).touch()
         slots = self.slots[start % len(self.slots)]
         self.tell(f"start {start} with {slots} slots")
-        stream = (self.spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1).json(str(self.folder / "in"))
-                  .withWatermark("at", f"{DELAY_MS} milliseconds"))
+        stream = (
+            self.spark.readStream.schema(INPUT)
+            .option("maxFilesPerTrigger", 1)
+            .json(str(self.folder / "in"))
+            .withWatermark("at", f"{DELAY_MS} milliseconds")
+        )
         initial = self.spark.createDataFrame(list(OPENINGS.items()), "name string, opening long").groupBy("name")
         rows = tg.transform_with_state(
-            stream.groupBy("key"), Accounts(str(self.folder), self.strikes), OUTPUT, "Append", "EventTime", initial,
-            name="accounts", slots=slots, snapshots=tg.Snapshots(to=str(self.folder / "snapshots")), backend=self.backend)
-        return (self.watched(rows).writeStream.format("parquet").trigger(processingTime="0 seconds")
-                .option("checkpointLocation", str(self.folder / "checkpoint")).start(str(self.folder / "out")))
+            stream.groupBy("key"),
+            Accounts(str(self.folder), self.strikes),
+            OUTPUT,
+            "Append",
+            "EventTime",
+            initial,
+            name="accounts",
+            slots=slots,
+            snapshots=tg.Snapshots(to=str(self.folder / "snapshots")),
+            backend=self.backend,
+        )
+        return (
+            self.watched(rows)
+            .writeStream.format("parquet")
+            .trigger(processingTime="0 seconds")
+            .option("checkpointLocation", str(self.folder / "checkpoint"))
+            .start(str(self.folder / "out"))
+        )
 
     def watched(self, rows: DataFrame) -> DataFrame:
-        folder, victims = str(self.folder), {int(place.removeprefix("behind ")): victim for place, victim in
-                                             self.strikes.items() if place.startswith("behind ")}
+        folder, victims = (
+            str(self.folder),
+            {
+                int(place.removeprefix("behind ")): victim
+                for place, victim in self.strikes.items()
+                if place.startswith("behind ")
+            },
+        )
 
         def look(batches: Iterator[Any]) -> Iterator[Any]:
             for batch in batches:
@@ -242,8 +289,12 @@ class Driver:
         path = self.folder / "in" / f"{number:03}.json"
         if not path.exists():
             hidden = self.folder / f"{number}.json"
-            hidden.write_text("".join(json.dumps({**row, "at": datetime.fromtimestamp(row["at_ms"] / 1000, UTC).isoformat()})
-                                      + "\n" for row in records(number)))
+            hidden.write_text(
+                "".join(
+                    json.dumps({**row, "at": datetime.fromtimestamp(row["at_ms"] / 1000, UTC).isoformat()}) + "\n"
+                    for row in records(number)
+                )
+            )
             hidden.rename(path)
             self.tell(f"file {number}")
 
@@ -289,6 +340,7 @@ class Driver:
 
 def states_of(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """As `expected` gives them."""
+
     def rows(state: str) -> list[Row]:
         return tg.read_state(spark, str(folder / "snapshots" / "accounts"), state).collect()
 
@@ -301,8 +353,12 @@ def states_of(spark: SparkSession, folder: Path) -> dict[str, Any]:
     timers: dict[str, list[int]] = {}
     for row in sorted(rows("__event_timers"), key=lambda row: row.at_ms):
         timers.setdefault(row.key, []).append(row.at_ms)
-    return {"total": {row.key: [row.value.n, row.value.sum] for row in rows("total")}, "recent": recent, "kinds": kinds,
-            "__event_timers": timers}
+    return {
+        "total": {row.key: [row.value.n, row.value.sum] for row in rows("total")},
+        "recent": recent,
+        "kinds": kinds,
+        "__event_timers": timers,
+    }
 
 
 def main() -> None:

@@ -64,9 +64,22 @@ class Cluster:
             self.url = self._start_master()
             for number in range(workers):
                 host = hosts[1 + number % (len(hosts) - 1)]
-                self._start(host, f"worker-{number}", "org.apache.spark.deploy.worker.Worker", "--host", host.address,
-                            "--cores", str(cores), "--memory", "2g", "--webui-port", "0",
-                            "--work-dir", str(folder / f"work-{number}"), self.url)
+                self._start(
+                    host,
+                    f"worker-{number}",
+                    "org.apache.spark.deploy.worker.Worker",
+                    "--host",
+                    host.address,
+                    "--cores",
+                    str(cores),
+                    "--memory",
+                    "2g",
+                    "--webui-port",
+                    "0",
+                    "--work-dir",
+                    str(folder / f"work-{number}"),
+                    self.url,
+                )
         except BaseException:
             self.close()
             raise
@@ -85,17 +98,28 @@ class Cluster:
 
     def log(self) -> str:
         """The ends of all log files, for a failure."""
-        return "\n".join(f"--- {path.relative_to(self.folder)}\n{path.read_text(errors='replace')[-3000:]}"
-                         for path in sorted([*self.folder.glob("*.log"), *self.folder.glob("work-*/*/*/stderr")])
-                         if path.stat().st_size)
+        return "\n".join(
+            f"--- {path.relative_to(self.folder)}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in sorted([*self.folder.glob("*.log"), *self.folder.glob("work-*/*/*/stderr")])
+            if path.stat().st_size
+        )
 
     def _start_master(self) -> str:
         """Spark takes the next free port where the one asked for isn't; the first lines of its log would tell it, if
         they weren't kept quiet. So a port is found first, and another one if somebody else was quicker."""
         for _ in range(5):
             port = free_port()
-            process = self._start(self.host, "master", "org.apache.spark.deploy.master.Master", "--host", self.host.address,
-                                  "--port", str(port), "--webui-port", "0")
+            process = self._start(
+                self.host,
+                "master",
+                "org.apache.spark.deploy.master.Master",
+                "--host",
+                self.host.address,
+                "--port",
+                str(port),
+                "--webui-port",
+                "0",
+            )
             give_up_s = time.monotonic() + 30
             while process.poll() is None and time.monotonic() < give_up_s:
                 if port in listening_ports_of(process.pid):
@@ -108,11 +132,21 @@ class Cluster:
         log = (self.folder / f"{name}.log").open("ab")
         self._logs.append(log)
         env = os.environ | {
-            "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": host.address, "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_LOCAL_IP": host.address,
+            "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": f"{self.java_options} -Dspark.deploy.maxExecutorRetries=-1",
-            "SPARK_LOCAL_DIRS": str(self.folder / "local"), "PYSPARK_PYTHON": sys.executable}
-        process = subprocess.Popen(host.command(str(SPARK_HOME / "bin" / "spark-class"), *command), env=env, stdout=log,
-                                   stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+            "SPARK_LOCAL_DIRS": str(self.folder / "local"),
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        process = subprocess.Popen(
+            host.command(str(SPARK_HOME / "bin" / "spark-class"), *command),
+            env=env,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self._processes.append(process)
         return process
 

@@ -36,9 +36,19 @@ class Driver:
         self._log = (cluster.folder / f"driver-{name}.log").open("wb")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.driver", cluster.url, cluster.java_options, name],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1, start_new_session=True,
-            env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable,
-                              "SPARK_LOCAL_DIRS": str(cluster.folder / "local")})
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
+            env=os.environ
+            | {
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_DIRS": str(cluster.folder / "local"),
+            },
+        )
         self.until("up", within_s=STARTS_WITHIN_S)
 
     def ask(self, **request: Any) -> None:

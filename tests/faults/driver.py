@@ -36,7 +36,7 @@ from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest
 
 DAWDLE_S = 0.06
-LEDGER_LOAD = 0.6       # so much of its time the ledger would need for what comes in, if it only slept: records queue up
+LEDGER_LOAD = 0.6  # so much of its time the ledger would need for what comes in, if it only slept: records queue up
 PATIENCE_S = 120.0
 PHASES = ("idle", "marker", "writing", "prepared", "committing")
 
@@ -80,11 +80,14 @@ class DawdlingCatalog(SnapshotCatalog):
 
 def build(session: Any, request: dict[str, Any]) -> tg.Job:
     folder = Path(request["folder"])
-    job = tg.Job(request["job"], session, slots=request.get("slots", 2),
-                 restart=tg.FixedDelay(attempts=len(request["kills"]) + 5, delay_ms=0),
-                 # The pause makes room for the phase "idle", where records queue up and epochs take long.
-                 snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="500 ms", min_pause="200 ms",
-                                        **MODES[request["mode"]]))
+    job = tg.Job(
+        request["job"],
+        session,
+        slots=request.get("slots", 2),
+        restart=tg.FixedDelay(attempts=len(request["kills"]) + 5, delay_ms=0),
+        # The pause makes room for the phase "idle", where records queue up and epochs take long.
+        snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="500 ms", min_pause="200 ms", **MODES[request["mode"]]),
+    )
     sink = DawdlingSink(address=str(folder / "out"), row_group_rows=65_536, compression="zstd")
     rows, rate, gate = request["rows"], request["rate"], folder / "gate"
     if request["graph"] == "loop":
@@ -113,10 +116,21 @@ class Killer:
         seen = self._await_phase(phase, attempt.attempt)
         os.kill(target, signal.SIGKILL)
         self.struck_ms.append(time.time() * 1000)
-        tell("killed", victim=victim, phase=phase, slot=slot, pid=target, attempt=attempt.attempt,
-             epoch=seen.epoch, acknowledged=len(seen.subtasks), completed=seen.completed_ms is not None)
-        self._await(lambda: any(failure.attempt == attempt.attempt for failure in self.handle.failures) or None,
-                    "the loss to be noticed")
+        tell(
+            "killed",
+            victim=victim,
+            phase=phase,
+            slot=slot,
+            pid=target,
+            attempt=attempt.attempt,
+            epoch=seen.epoch,
+            acknowledged=len(seen.subtasks),
+            completed=seen.completed_ms is not None,
+        )
+        self._await(
+            lambda: any(failure.attempt == attempt.attempt for failure in self.handle.failures) or None,
+            "the loss to be noticed",
+        )
 
     def kill_at_the_end(self) -> None:
         try:
@@ -182,22 +196,30 @@ def run(session: Any, request: dict[str, Any]) -> None:
             if request["at_the_end"]:
                 killer.kill_at_the_end()
         status = handle.wait(PATIENCE_S)
-    except Exception as error:      # noqa: BLE001  (the test shall see it)
+    except Exception as error:  # noqa: BLE001  (the test shall see it)
         trouble = f"{type(error).__name__}: {error}"
         status = handle.status
         if not status.terminal:
             handle.cancel()
-    tell("ended", status=status.value, trouble=trouble, recoveries=recoveries(killer.struck_ms, handle),
-         epochs=[[report.attempt, report.epoch, report.completed_ms is not None] for report in handle.epochs],
-         attempts=[[attempt.attempt, attempt.restored_epoch] for attempt in handle.attempts],
-         failures=[failure.message for failure in handle.failures],
-         in_flight_bytes=most(handle, "in_flight_bytes"), feedback_bytes=most(handle, "feedback_bytes"))
+    tell(
+        "ended",
+        status=status.value,
+        trouble=trouble,
+        recoveries=recoveries(killer.struck_ms, handle),
+        epochs=[[report.attempt, report.epoch, report.completed_ms is not None] for report in handle.epochs],
+        attempts=[[attempt.attempt, attempt.restored_epoch] for attempt in handle.attempts],
+        failures=[failure.message for failure in handle.failures],
+        in_flight_bytes=most(handle, "in_flight_bytes"),
+        feedback_bytes=most(handle, "feedback_bytes"),
+    )
 
 
 def most(handle: tg.Handle, of: str) -> int:
     """The largest of that measurement in any subtask's part of a complete snapshot."""
-    return max((subtask[of] for report in handle.epochs if report.completed_ms is not None
-                for subtask in report.subtasks.values()), default=0)
+    return max(
+        (subtask[of] for report in handle.epochs if report.completed_ms is not None for subtask in report.subtasks.values()),
+        default=0,
+    )
 
 
 def recoveries(struck_ms: list[float], handle: tg.Handle) -> list[dict[str, Any]]:
@@ -205,13 +227,15 @@ def recoveries(struck_ms: list[float], handle: tg.Handle) -> list[dict[str, Any]
     found = []
     for struck, failure in zip(struck_ms, handle.failures, strict=False):
         again = [a.running_ms for a in handle.attempts if a.attempt > failure.attempt and a.running_ms is not None]
-        found.append({"noticed_ms": round(failure.at_ms - struck),
-                      "running_ms": round(min(again) - struck) if again else None})
+        found.append(
+            {"noticed_ms": round(failure.at_ms - struck), "running_ms": round(min(again) - struck) if again else None}
+        )
     return found
 
 
 def watch(handle: tg.Handle) -> None:
     """Tells of attempts and completed epochs, so that the test can follow."""
+
     def follow() -> None:
         running, completed, failed = 0, 0, 0
         while not handle.status.terminal:
@@ -245,14 +269,21 @@ def main() -> None:
     url, java_options, log4j_app = sys.argv[1:4]
     from tidegate.runtime import hosting
 
-    hosting.SnapshotCatalog = DawdlingCatalog       # type: ignore[misc]
+    hosting.SnapshotCatalog = DawdlingCatalog  # type: ignore[misc]
     builder = SparkSession.builder.master(url).appName(log4j_app)
     for key, value in {
-            "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-            "spark.executor.cores": "1", "spark.cores.max": "2", "spark.executor.memory": "512m",
-            "spark.driver.memory": "512m", "spark.driver.extraJavaOptions": java_options,
-            "spark.executor.extraJavaOptions": java_options, "spark.ui.showConsoleProgress": "false",
-            "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"]}.items():
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.cores": "1",
+        "spark.cores.max": "2",
+        "spark.executor.memory": "512m",
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": java_options,
+        "spark.executor.extraJavaOptions": java_options,
+        "spark.ui.showConsoleProgress": "false",
+        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+    }.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     tell("up", pid=os.getpid())

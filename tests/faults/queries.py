@@ -48,13 +48,21 @@ def session_on(url: str, java_options: str, name: str, *, cores: int = 4) -> Spa
 
     builder = SparkSession.builder.master(url).appName(name)
     for key, value in {
-            "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-            "spark.executor.cores": "1", "spark.cores.max": str(cores), "spark.executor.memory": "512m",
-            "spark.driver.memory": "512m", "spark.driver.extraJavaOptions": java_options,
-            "spark.executor.extraJavaOptions": java_options, "spark.ui.showConsoleProgress": "false",
-            "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC",
-            "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
-            "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"]}.items():
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.cores": "1",
+        "spark.cores.max": str(cores),
+        "spark.executor.memory": "512m",
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": java_options,
+        "spark.executor.extraJavaOptions": java_options,
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+    }.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
@@ -64,9 +72,17 @@ def run_driver(cluster: Cluster | OneProcess, module: str, folder: Path, *words:
     driver and its JVM are a process group, which is killed as a whole where it takes too long."""
     driver = subprocess.Popen(
         [sys.executable, "-c", f"from {module} import main; main()", cluster.url, cluster.java_options, str(folder), *words],
-        env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable,
-                          "SPARK_LOCAL_DIRS": str(cluster.folder / "local")},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        env=os.environ
+        | {
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_DIRS": str(cluster.folder / "local"),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     (folder / DRIVER).write_text(str(driver.pid))
     try:
         told, errors = driver.communicate(timeout=DRIVER_ENDS_WITHIN_S)
@@ -90,7 +106,7 @@ def strike_once(folder: str | Path, place: str, victim: str) -> None:
 def strike_slot_once(folder: str | Path, place: str, victim: str, slots: list[int]) -> None:
     """Called in the driver, with the Python processes of slots: the first that lives is the victim, or its executor."""
     if _is_first(folder, place):
-        process = next(pid for pid in slots if alive(pid) and pid != os.getpid())       # a processor's init runs here, too
+        process = next(pid for pid in slots if alive(pid) and pid != os.getpid())  # a processor's init runs here, too
         os.kill(process if victim == "process" else executor_of(process), signal.SIGKILL)
 
 
@@ -101,10 +117,10 @@ def fail_write_once(folder: str | Path, place: str) -> None:
     write = LocalStore.write
 
     def fails(self: LocalStore, name: str, chunks: Any) -> int:
-        LocalStore.write = write                    # type: ignore[method-assign]
+        LocalStore.write = write  # type: ignore[method-assign]
         raise StoreError(f"no space left for {name}")
 
-    LocalStore.write = fails                        # type: ignore[method-assign]
+    LocalStore.write = fails  # type: ignore[method-assign]
 
 
 def strike_driver(folder: str | Path) -> None:

@@ -24,8 +24,9 @@ def test_a_job_whose_driver_was_killed_goes_on_under_another_one(driver: Driver,
     print(f"seed {seed}, {mode}")
     doomed = Driver(cluster, "doomed")
     try:
-        request = dict(job="orphan", graph="ledger", mode=mode, folder=str(tmp_path), rows=ROWS, rate=2_000, kills=[],
-                       seed=seed)
+        request = dict(
+            job="orphan", graph="ledger", mode=mode, folder=str(tmp_path), rows=ROWS, rate=2_000, kills=[], seed=seed
+        )
         doomed.ask(**request)
         slots = doomed.until("running")["slots"]
         executors = [executor_of(slot) for slot in slots]

@@ -27,12 +27,14 @@ from tests.modes import KEEPING_NOTHING, MODES
 
 KILLS = int(os.environ.get("TIDEGATE_FAULT_KILLS", "24"))
 SEED = int(os.environ.get("TIDEGATE_FAULT_SEED", secrets.randbelow(1_000_000)))
-KILLS_PER_JOB = 2 if KILLS < 48 else 4      # few of them are spread, so that every mode gets some
+KILLS_PER_JOB = 2 if KILLS < 48 else 4  # few of them are spread, so that every mode gets some
 ROWS = {"ledger": 30_000, "loop": 8_000}
 RATE = {"ledger": 2_000, "loop": 500}
 CHECKS = {
-    ("ledger", True): check_ledger, ("ledger", False): check_ledger_kept,
-    ("loop", True): check_collatz, ("loop", False): check_collatz_kept,
+    ("ledger", True): check_ledger,
+    ("ledger", False): check_ledger_kept,
+    ("loop", True): check_collatz,
+    ("loop", False): check_collatz_kept,
 }
 
 
@@ -64,19 +66,31 @@ def plan_victims() -> list[Victim]:
     while len(jobs) < len(starts):
         both = [(graph, mode) for graph in ROWS for mode in MODES]
         jobs += chance.sample(both, len(both))
-    return [Victim(graph, mode, kills[start:min(start + KILLS_PER_JOB, KILLS)], at_the_end=number % 2 == 0)
-            for number, (start, (graph, mode)) in enumerate(zip(starts, jobs, strict=False))]
+    return [
+        Victim(graph, mode, kills[start : min(start + KILLS_PER_JOB, KILLS)], at_the_end=number % 2 == 0)
+        for number, (start, (graph, mode)) in enumerate(zip(starts, jobs, strict=False))
+    ]
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(len(plan_victims())))
-def test_kills_dont_change_the_committed_output(driver: Driver, cluster: Cluster, tmp_path: Path, number: int,
-                                                record_property: pytest.RecordProperty) -> None:
+def test_kills_dont_change_the_committed_output(
+    driver: Driver, cluster: Cluster, tmp_path: Path, number: int, record_property: pytest.RecordProperty
+) -> None:
     victim = plan_victims()[number]
     print(f"TIDEGATE_FAULT_SEED={SEED} TIDEGATE_FAULT_KILLS={KILLS}, job {number}: {victim}")
     began = len(driver.story)
-    driver.ask(job=f"job {number}", graph=victim.graph, mode=victim.mode, folder=str(tmp_path), rows=ROWS[victim.graph],
-               rate=RATE[victim.graph], kills=victim.kills, at_the_end=victim.at_the_end, seed=SEED + number)
+    driver.ask(
+        job=f"job {number}",
+        graph=victim.graph,
+        mode=victim.mode,
+        folder=str(tmp_path),
+        rows=ROWS[victim.graph],
+        rate=RATE[victim.graph],
+        kills=victim.kills,
+        at_the_end=victim.at_the_end,
+        seed=SEED + number,
+    )
     ended = driver.until("ended")
     story = driver.story[began:]
     for event in story:

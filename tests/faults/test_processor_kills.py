@@ -18,8 +18,15 @@ from tests.faults.cluster import Cluster
 from tests.faults.queries import OneProcess, run_driver
 
 
-def run(cluster: Cluster | OneProcess, folder: Path, *, files: int, strikes: dict[str, str], slots: tuple[int, ...] = (2,),
-        backend: str = "heap") -> str:
+def run(
+    cluster: Cluster | OneProcess,
+    folder: Path,
+    *,
+    files: int,
+    strikes: dict[str, str],
+    slots: tuple[int, ...] = (2,),
+    backend: str = "heap",
+) -> str:
     """Until a driver comes to the end, and has checked what came of it. What they told."""
     plan = json.dumps({"files": files, "strikes": strikes, "slots": slots, "backend": backend})
     story = []
@@ -51,14 +58,28 @@ def test_a_process_an_executor_and_a_driver_are_killed(cluster: Cluster, tmp_pat
 
 PLANS: dict[str, dict[str, str]] = {
     "in the first batch": {
-        "initial 1000": "process", "rows 10": "executor", "initial 2000": "driver", "rows 40": "driver",
-        "behind 20": "driver"},
+        "initial 1000": "process",
+        "rows 10": "executor",
+        "initial 2000": "driver",
+        "rows 40": "driver",
+        "behind 20": "driver",
+    },
     "within batches": {
-        "rows 100": "process", "timer 116": "process", "rows 200": "executor", "behind 250": "executor",
-        "timer 134": "executor", "rows 400": "driver", "behind 455": "driver"},
+        "rows 100": "process",
+        "timer 116": "process",
+        "rows 200": "executor",
+        "behind 250": "executor",
+        "timer 134": "executor",
+        "rows 400": "driver",
+        "behind 455": "driver",
+    },
     "between batches": {
-        "between 0": "process", "between 1": "executor", "between 2": "driver", "between 4": "process",
-        "between 5": "driver"},
+        "between 0": "process",
+        "between 1": "executor",
+        "between 2": "driver",
+        "between 4": "process",
+        "between 5": "driver",
+    },
 }
 
 
@@ -70,14 +91,21 @@ def test_kills_change_nothing(cluster: Cluster, tmp_path: Path, plan: str, backe
     strikes = PLANS[plan]
     files = {"in the first batch": 3}.get(plan, 9)
     told = run(cluster, tmp_path, files=files, strikes=strikes, slots=(2, 3, 1), backend=backend)
-    assert starts(told) == [2, 3, 1, 2][:1 + [*strikes.values()].count("driver")], "no other query had to be started again"
+    assert starts(told) == [2, 3, 1, 2][: 1 + [*strikes.values()].count("driver")], "no other query had to be started again"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_kills_change_nothing_where_driver_and_executor_are_one(tmp_path: Path) -> None:
-    strikes = {"initial 1000": "process", "rows 40": "driver", "behind 100": "process", "between 2": "process",
-               "timer 116": "process", "between 3": "driver", "behind 250": "driver"}
+    strikes = {
+        "initial 1000": "process",
+        "rows 40": "driver",
+        "behind 100": "process",
+        "between 2": "process",
+        "timer 116": "process",
+        "between 3": "driver",
+        "behind 250": "driver",
+    }
     told = run(OneProcess(tmp_path), tmp_path, files=6, strikes=strikes, slots=(2, 3, 1))
     assert starts(told) == [2, 3, 1, 2], "no other query had to be started again"
 

@@ -58,7 +58,7 @@ def command_with(option: str) -> tuple[dict[str, str], list[str]]:
     (block,) = (block for block in blocks if option in block and SHOWN_MASTER in block)
     words = shlex.split(block.replace("\\\n", " "))
     at = words.index("spark-submit")
-    return dict(word.split("=", 1) for word in words[:at]), words[at + 1:]
+    return dict(word.split("=", 1) for word in words[:at]), words[at + 1 :]
 
 
 def packages_of(python: Path) -> Path:
@@ -73,8 +73,9 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "bin" / "python"
     ours = [path for path in sys.path if path.endswith("site-packages")]
     (packages_of(python) / "libraries.pth").write_text("\n".join(ours) + "\n")
-    tried = subprocess.run([python, "-c", "import pyarrow, pyspark, tidegate"], env=without_paths(), capture_output=True,
-                           text=True, check=False)
+    tried = subprocess.run(
+        [python, "-c", "import pyarrow, pyspark, tidegate"], env=without_paths(), capture_output=True, text=True, check=False
+    )
     assert "No module named 'tidegate'" in tried.stderr, f"this environment was to have no tidegate: {tried}"
     return python
 
@@ -115,30 +116,42 @@ def package_files() -> list[Path]:
     return [path for path in sorted((ROOT / "src" / "tidegate").rglob("*")) if path.suffix in (".py", ".typed")]
 
 
-def submit(cluster: Cluster, folder: Path, *, variables: dict[str, str], words: list[str], before: str = "",
-           **settings: str) -> str:
+def submit(
+    cluster: Cluster, folder: Path, *, variables: dict[str, str], words: list[str], before: str = "", **settings: str
+) -> str:
     """The page's command, on this cluster. What is added is about this machine, and what the test asks for."""
     (folder / "bid_counts.py").write_text(before + program() + APPENDED)
     added = {
-        "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "512m", "spark.driver.extraJavaOptions": cluster.java_options,
-        "spark.executor.memory": "512m", "spark.executor.extraJavaOptions": cluster.java_options,
-        "spark.executorEnv.PYTHONPATH": "",         # which the tests' own workers have from the tests
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": cluster.java_options,
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": cluster.java_options,
+        "spark.executorEnv.PYTHONPATH": "",  # which the tests' own workers have from the tests
     }
     confs = [word for key, value in (added | settings).items() for word in ("--conf", f"{key}={value}")]
     words = [cluster.url if word == SHOWN_MASTER else word for word in words]
     done = subprocess.run(
-        cluster.host.command(str(SPARK_HOME / "bin" / "spark-submit"), *confs, *words), cwd=folder, text=True,
-        capture_output=True, timeout=200, check=False, env=without_paths() | variables | {
-            "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_DIRS": str(cluster.folder / "local")})
+        cluster.host.command(str(SPARK_HOME / "bin" / "spark-submit"), *confs, *words),
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        timeout=200,
+        check=False,
+        env=without_paths() | variables | {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_DIRS": str(cluster.folder / "local")},
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}\n{cluster.log()}"
     return done.stdout
 
 
 def on_this_machine(ports: int) -> dict[str, str]:
     """The driver has a name that isn't what it listens on, and 20 ports."""
-    return {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1",
-            "spark.tidegate.masterPorts": f"{ports}-{ports + 19}"}
+    return {
+        "spark.driver.host": "localhost",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.tidegate.masterPorts": f"{ports}-{ports + 19}",
+    }
 
 
 def check(printed: str, *, origin: str, host: str, ports: range) -> None:
@@ -161,22 +174,29 @@ def test_a_program_runs_with_the_package_shipped_as_a_zip(cluster: Cluster, bare
     packed(tmp_path)
     variables, words = command_with("--py-files")
     port = free_port()
-    printed = submit(cluster, tmp_path, variables=variables | {"PYSPARK_PYTHON": str(bare_python)}, words=words,
-                     **on_this_machine(port))
+    printed = submit(
+        cluster, tmp_path, variables=variables | {"PYSPARK_PYTHON": str(bare_python)}, words=words, **on_this_machine(port)
+    )
     check(printed, origin="tidegate.zip/tidegate/__init__.py", host="localhost", ports=range(port, port + 20))
 
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2")
 def test_a_program_runs_on_three_hosts_with_nothing_said_about_addresses(
-        hosts: list[Host], bare_python: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    hosts: list[Host], bare_python: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
     """Driver, one worker and the other each have a network of their own, and no loopback interface in common."""
     packed(tmp_path)
     variables, words = command_with("--py-files")
     spread = Cluster(tmp_path_factory.mktemp("spread"), hosts=hosts)
     try:
-        printed = submit(spread, tmp_path, variables=variables | {"PYSPARK_PYTHON": str(bare_python)}, words=words,
-                         **{"spark.tidegate.slotPorts": "40100-40101"})
+        printed = submit(
+            spread,
+            tmp_path,
+            variables=variables | {"PYSPARK_PYTHON": str(bare_python)},
+            words=words,
+            **{"spark.tidegate.slotPorts": "40100-40101"},
+        )
         work = [folder.name for folder in spread.folder.glob("work-*") if list(folder.glob("app-*"))]
     finally:
         spread.close()
@@ -200,15 +220,25 @@ def test_a_program_runs_with_an_archive_of_its_environment(cluster: Cluster, bar
         archive.add(env, ".")
     variables, words = command_with("--archives")
     port = free_port()
-    check(submit(cluster, tmp_path, variables=variables, words=words, before=MAKES_SESSION, **on_this_machine(port)),
-          origin="/env/lib/python", host="localhost", ports=range(port, port + 20))
+    check(
+        submit(cluster, tmp_path, variables=variables, words=words, before=MAKES_SESSION, **on_this_machine(port)),
+        origin="/env/lib/python",
+        host="localhost",
+        ports=range(port, port + 20),
+    )
 
 
 @pytest.mark.long
 def test_make_dist_makes_a_zip_of_the_whole_package(tmp_path: Path) -> None:
     """In a copy of the sources; what is installed stays as it is. Needs the package index, for what builds wheels."""
-    for path in [ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE", ROOT / "Makefile", ROOT / "constraints.txt",
-                 *package_files()]:
+    for path in [
+        ROOT / "pyproject.toml",
+        ROOT / "README.md",
+        ROOT / "LICENSE",
+        ROOT / "Makefile",
+        ROOT / "constraints.txt",
+        *package_files(),
+    ]:
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())

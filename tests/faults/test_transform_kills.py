@@ -56,8 +56,9 @@ def main() -> None:
     url, java_options, folder = sys.argv[1:4]
     desk = Desk(Path(folder), session_on(url, java_options, "transform kills"))
     for start in range(STARTS):
-        counts = desk.transform(lambda s: s.key_by("key").process("count", Lethal(folder),
-                                                                  returns="id long, key long, n long"))
+        counts = desk.transform(
+            lambda s: s.key_by("key").process("count", Lethal(folder), returns="id long, key long, n long")
+        )
         try:
             desk.run(counts.mapInPandas(lethal_behind(folder), counts.schema))
         except StreamingQueryException as error:

@@ -21,7 +21,6 @@ CACHE = Path.home() / ".ivy2" / "tidegate-tests"
 GETS_WITHIN_S = 600.0
 
 
-
 @dataclass(frozen=True, slots=True)
 class Program:
     """Artifacts as `group:artifact:version`, and all that they need at run time; or nothing else where they are `alone`."""
@@ -32,9 +31,15 @@ class Program:
 
 KAFKA_BROKER = Program(("org.apache.kafka:kafka_2.13:4.1.2",))
 # The newest that there are for Spark. Of the second one not every version is everywhere; it is for secured clusters.
-SPARK_KAFKA = Program((
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0", "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-    "org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.13.1"), alone=True)
+SPARK_KAFKA = Program(
+    (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+        "org.apache.kafka:kafka-clients:3.9.2",
+        "org.apache.commons:commons-pool2:2.13.1",
+    ),
+    alone=True,
+)
 
 
 class JarsMissing(Exception):
@@ -44,7 +49,7 @@ class JarsMissing(Exception):
 def jars_of(program: Program) -> list[str]:
     """Paths. `JarsMissing` where there is no way to get them."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:        # several processes run tests
+    with (CACHE / "lock").open("w") as lock:  # several processes run tests
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = [path for artifact in program.artifacts for path in _found_or_got(artifact, alone=program.alone)]
     return list(dict.fromkeys(found))
@@ -72,9 +77,30 @@ def _got(artifact: str, listed: Path, options: list[str]) -> list[str]:
     print(f"getting {artifact} …", file=sys.stderr, flush=True)
     try:
         done = subprocess.run(
-            [java(), "-jar", str(ivy), *(["-settings", settings] if settings else []), "-warn", "-types", "jar", "bundle",
-             "-cache", str(CACHE), "-confs", "default", "-cachepath", f"{listed}.part", *options,
-             "-dependency", *artifact.split(":")], capture_output=True, text=True, timeout=GETS_WITHIN_S, check=False)
+            [
+                java(),
+                "-jar",
+                str(ivy),
+                *(["-settings", settings] if settings else []),
+                "-warn",
+                "-types",
+                "jar",
+                "bundle",
+                "-cache",
+                str(CACHE),
+                "-confs",
+                "default",
+                "-cachepath",
+                f"{listed}.part",
+                *options,
+                "-dependency",
+                *artifact.split(":"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=GETS_WITHIN_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JarsMissing(f"{artifact} couldn't be got: {error}") from error
     paths = _paths_in(Path(f"{listed}.part"))

@@ -51,7 +51,7 @@ class KafkaBroker:
         self._logging.write_text(LOGGING)
         for _ in range(5):
             self._settle()
-            with contextlib.suppress(ChildProcessError):        # somebody else was quicker to take a port
+            with contextlib.suppress(ChildProcessError):  # somebody else was quicker to take a port
                 self.start()
                 return
         raise AssertionError(f"no Kafka broker came up:\n{self.log()}")
@@ -67,8 +67,13 @@ class KafkaBroker:
         assert self._process is None, "it runs"
         began_at = self._log_file.stat().st_size if self._log_file.exists() else 0
         self._log = self._log_file.open("ab")
-        self._process = subprocess.Popen([*self._java(), "kafka.Kafka", str(self._properties)], stdin=subprocess.DEVNULL,
-                                         stdout=self._log, stderr=self._log, start_new_session=True)
+        self._process = subprocess.Popen(
+            [*self._java(), "kafka.Kafka", str(self._properties)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
         give_up_s = time.monotonic() + STARTS_WITHIN_S
         while STARTED.encode() not in self._log_file.read_bytes()[began_at:]:
             if self._process.poll() is not None or time.monotonic() > give_up_s:
@@ -100,28 +105,62 @@ class KafkaBroker:
 
     def _java(self) -> list[str]:
         """Kafka says nothing without a logger; Spark's jars have one."""
-        loggers = [str(path) for name in ("slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl")
-                   for path in SPARK_JARS.glob(f"{name}-*.jar")]
-        return [java(), *JAVA_OPTIONS, f"-Dlog4j2.configurationFile=file:{self._logging}",
-                "-cp", os.pathsep.join([*loggers, *self._jars])]
+        loggers = [
+            str(path)
+            for name in ("slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl")
+            for path in SPARK_JARS.glob(f"{name}-*.jar")
+        ]
+        return [
+            java(),
+            *JAVA_OPTIONS,
+            f"-Dlog4j2.configurationFile=file:{self._logging}",
+            "-cp",
+            os.pathsep.join([*loggers, *self._jars]),
+        ]
 
     def _settle(self) -> None:
         """Addresses, and an empty log."""
         broker, controller = free_port(), free_port()
         self.address = f"127.0.0.1:{broker}"
         data = self.folder / f"data-{broker}"
-        self._properties.write_text("\n".join(f"{key}={value}" for key, value in {
-            "process.roles": "broker,controller", "node.id": 1,
-            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://{self.address}",
-            "controller.listener.names": "CONTROLLER", "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "log.dirs": data, "num.partitions": self._partitions, "auto.create.topics.enable": "true",
-            "offsets.topic.num.partitions": 1, "offsets.topic.replication.factor": 1,
-            "transaction.state.log.num.partitions": 1, "transaction.state.log.replication.factor": 1,
-            "transaction.state.log.min.isr": 1, "group.initial.rebalance.delay.ms": 0}.items()))
-        cluster = "t" + urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()[1:]     # no option
-        done = subprocess.run([*self._java(), "kafka.tools.StorageTool", "format", "--standalone", "--cluster-id",
-                               cluster, "--config", str(self._properties)],
-                              capture_output=True, text=True, timeout=STARTS_WITHIN_S, check=False)
+        self._properties.write_text(
+            "\n".join(
+                f"{key}={value}"
+                for key, value in {
+                    "process.roles": "broker,controller",
+                    "node.id": 1,
+                    "listeners": f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{controller}",
+                    "advertised.listeners": f"PLAINTEXT://{self.address}",
+                    "controller.listener.names": "CONTROLLER",
+                    "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
+                    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                    "log.dirs": data,
+                    "num.partitions": self._partitions,
+                    "auto.create.topics.enable": "true",
+                    "offsets.topic.num.partitions": 1,
+                    "offsets.topic.replication.factor": 1,
+                    "transaction.state.log.num.partitions": 1,
+                    "transaction.state.log.replication.factor": 1,
+                    "transaction.state.log.min.isr": 1,
+                    "group.initial.rebalance.delay.ms": 0,
+                }.items()
+            )
+        )
+        cluster = "t" + urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()[1:]  # no option
+        done = subprocess.run(
+            [
+                *self._java(),
+                "kafka.tools.StorageTool",
+                "format",
+                "--standalone",
+                "--cluster-id",
+                cluster,
+                "--config",
+                str(self._properties),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=STARTS_WITHIN_S,
+            check=False,
+        )
         assert done.returncode == 0, f"Kafka's folder couldn't be made:\n{done.stdout}\n{done.stderr}"

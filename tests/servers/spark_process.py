@@ -23,19 +23,38 @@ from typing import Any
 
 
 class SparkProcess:
-    def __init__(self, folder: Path, *, jars: Sequence[str] = (), settings: Mapping[str, str] | None = None,
-                 environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        jars: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._log_file = folder / "spark.log"
         self._log = self._log_file.open("ab")
-        given = {"spark.master": "local[4]", "spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1",
-                 "spark.driver.host": "127.0.0.1", "spark.sql.shuffle.partitions": "2",
-                 "spark.ui.showConsoleProgress": "false", "spark.sql.warehouse.dir": str(folder / "warehouse"),
-                 "spark.jars": ",".join(jars), **(settings or {})}
+        given = {
+            "spark.master": "local[4]",
+            "spark.ui.enabled": "false",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.jars": ",".join(jars),
+            **(settings or {}),
+        }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.servers.spark_process", json.dumps(given)], text=True, bufsize=1,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True,
-            env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, **(environment or {})})
+            [sys.executable, "-m", "tests.servers.spark_process", json.dumps(given)],
+            text=True,
+            bufsize=1,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+            env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, **(environment or {})},
+        )
 
     def __enter__(self) -> SparkProcess:
         return self
@@ -49,8 +68,10 @@ class SparkProcess:
         self._process.stdin.write(json.dumps([function.__module__, function.__qualname__, arguments]) + "\n")
         answer = self._process.stdout.readline()
         if not answer:
-            raise AssertionError(f"the Spark process ended (exit code {self._process.wait()}):\n"
-                                 f"{self._log_file.read_text(errors='replace')[-6000:]}")
+            raise AssertionError(
+                f"the Spark process ended (exit code {self._process.wait()}):\n"
+                f"{self._log_file.read_text(errors='replace')[-6000:]}"
+            )
         result, raised = json.loads(answer)
         if raised is not None:
             raise AssertionError(f"{function.__name__} in the Spark process:\n{raised}")

@@ -15,26 +15,53 @@ from tidegate.testing.simulation.mutants import MUTANTS
 from tidegate.testing.simulation.simulation import MODES
 
 MOST_SEEDS = 80
-MOST_EVENTS = 40_000        # of a run that doesn't come to its end; others have far less
+MOST_EVENTS = 40_000  # of a run that doesn't come to its end; others have far less
 TRIED = [(name, mode) for name in sorted(MUTANTS) for mode in MUTANTS[name].modes]
 
 # In the order of the mutant's modes, where it isn't the first seed in all of them.
 NOTICED_BY: dict[str, tuple[int, ...]] = {
-    "acknowledged in any epoch": (66,), "another hash in the exchange": (3,), "build on the last one written": (23,),
-    "commit this one only": (6, 6, 6, 16, 26, 9), "discard when opened": (10,), "feedback dropped": (0, 5, 3, 3, 3, 0),
-    "feedback not replayed": (0, 0, 3, 1, 3, 5), "feedback replayed in part": (0, 0, 3, 1, 3, 5),
-    "feedback replayed twice": (0, 3, 1, 3, 5), "final without loops": (0, 5, 0, 0, 0, 1), "forget aborted output": (6,),
-    "forget changes": (12,), "forward at the first": (0, 3, 0, 10), "forward before the freeze": (10, 4, 10),
-    "freeze behind the marker": (0, 0, 11, 4, 9, 5), "frozen in name only": (10,),
-    "greatest watermark of the groups": (18,), "inner laps don't count": (1, 1, 1, 5, 1, 0), "items rounded down": (8,),
-    "least watermark of the groups": (15,), "log all": (0, 10, 0),
-    "log begins late": (5, 0, 3, 0, 3, 5), "log not replayed": (0, 10, 0), "log replayed twice": (0, 10, 0),
-    "log what is behind": (6, 6, 1, 6), "loop ends a lap too early": (6, 6, 6, 27, 6, 1),
-    "marker too early": (3, 0, 0, 1, 4, 1), "marker too late": (4, 10, 1, 10, 18), "names without attempt": (11,),
-    "no checksums": (5,), "no fencing": (10,), "offsets of before": (8, 13, 10, 13, 9), "old links are heard": (20,),
-    "quiet relays": (16, 16, 8), "restore an older snapshot": (5,), "restored state is known": (2,),
-    "savepoints supersede": (1,), "shifted ranges": (1,), "skip what is unreadable": (19,),
-    "swallow commit errors": (35,), "triggered again": (10, 16, 16, 16, 12, 12), "union state grows": (7,),
+    "acknowledged in any epoch": (66,),
+    "another hash in the exchange": (3,),
+    "build on the last one written": (23,),
+    "commit this one only": (6, 6, 6, 16, 26, 9),
+    "discard when opened": (10,),
+    "feedback dropped": (0, 5, 3, 3, 3, 0),
+    "feedback not replayed": (0, 0, 3, 1, 3, 5),
+    "feedback replayed in part": (0, 0, 3, 1, 3, 5),
+    "feedback replayed twice": (0, 3, 1, 3, 5),
+    "final without loops": (0, 5, 0, 0, 0, 1),
+    "forget aborted output": (6,),
+    "forget changes": (12,),
+    "forward at the first": (0, 3, 0, 10),
+    "forward before the freeze": (10, 4, 10),
+    "freeze behind the marker": (0, 0, 11, 4, 9, 5),
+    "frozen in name only": (10,),
+    "greatest watermark of the groups": (18,),
+    "inner laps don't count": (1, 1, 1, 5, 1, 0),
+    "items rounded down": (8,),
+    "least watermark of the groups": (15,),
+    "log all": (0, 10, 0),
+    "log begins late": (5, 0, 3, 0, 3, 5),
+    "log not replayed": (0, 10, 0),
+    "log replayed twice": (0, 10, 0),
+    "log what is behind": (6, 6, 1, 6),
+    "loop ends a lap too early": (6, 6, 6, 27, 6, 1),
+    "marker too early": (3, 0, 0, 1, 4, 1),
+    "marker too late": (4, 10, 1, 10, 18),
+    "names without attempt": (11,),
+    "no checksums": (5,),
+    "no fencing": (10,),
+    "offsets of before": (8, 13, 10, 13, 9),
+    "old links are heard": (20,),
+    "quiet relays": (16, 16, 8),
+    "restore an older snapshot": (5,),
+    "restored state is known": (2,),
+    "savepoints supersede": (1,),
+    "shifted ranges": (1,),
+    "skip what is unreadable": (19,),
+    "swallow commit errors": (35,),
+    "triggered again": (10, 16, 16, 16, 12, 12),
+    "union state grows": (7,),
 }
 
 
@@ -77,6 +104,7 @@ def test_a_mutant_leaves_nothing_behind(name: str) -> None:
     mutant = MUTANTS[name]
     before = [owner.__dict__[attribute] for owner, attribute, _ in mutant.patches]
     with mutant.applied():
-        assert all(owner.__dict__[attribute] is not was
-                   for (owner, attribute, _), was in zip(mutant.patches, before, strict=True))
+        assert all(
+            owner.__dict__[attribute] is not was for (owner, attribute, _), was in zip(mutant.patches, before, strict=True)
+        )
     assert [owner.__dict__[attribute] for owner, attribute, _ in mutant.patches] == before

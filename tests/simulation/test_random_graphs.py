@@ -23,8 +23,22 @@ def test_every_kind_of_step_is_drawn_also_within_loops() -> None:
     graphs = [RandomLoops(Random(seed)).graph for seed in range(DRAWN)]
     outside = Counter(type(step) for graph in graphs for step in graph.steps)
     inside = Counter(type(step) for graph in graphs for step in set(graph.all_steps()) - set(graph.steps))
-    assert set(outside) == {steps.Move, steps.Keep, steps.Copy, steps.Deal, steps.Unite, steps.Part, steps.Tally,
-                            steps.Number, steps.Running, steps.Join, steps.Meet, steps.Rules, steps.Note, steps.Loop}
+    assert set(outside) == {
+        steps.Move,
+        steps.Keep,
+        steps.Copy,
+        steps.Deal,
+        steps.Unite,
+        steps.Part,
+        steps.Tally,
+        steps.Number,
+        steps.Running,
+        steps.Join,
+        steps.Meet,
+        steps.Rules,
+        steps.Note,
+        steps.Loop,
+    }
     assert set(inside) >= {steps.Tally, steps.Meet, steps.Rules, steps.Note, steps.Part, steps.Deal, steps.Loop}
 
 
@@ -38,8 +52,7 @@ def test_graphs_differ_in_sources_and_sinks_and_some_have_an_order_to_keep() -> 
 
 def test_most_graphs_have_something_to_tell() -> None:
     """A graph that drops everything would hide whatever is lost."""
-    silent = [seed for seed in range(DRAWN)
-              if not any(interpreted(RandomLoops(Random(seed)).graph)[0].values())]
+    silent = [seed for seed in range(DRAWN) if not any(interpreted(RandomLoops(Random(seed)).graph)[0].values())]
     assert len(silent) < DRAWN / 20, silent
 
 

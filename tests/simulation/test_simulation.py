@@ -26,7 +26,7 @@ SEEDS_PER_MODE = 300
 def test_faults_do_not_change_what_is_committed(mode: str, first: int) -> None:
     """Or, with at_least_once, lose nothing of it."""
     for seed in range(first, first + SEEDS_PER_TEST):
-        Simulation(seed, mode=mode).run()          # the story of a failure tells its seed
+        Simulation(seed, mode=mode).run()  # the story of a failure tells its seed
 
 
 def test_many_of_these_seeds_have_loops_and_many_have_random_graphs() -> None:
@@ -58,10 +58,12 @@ def test_one_seed_gives_one_trace() -> None:
 
 def test_one_seed_gives_one_trace_in_another_process() -> None:
     """Where hashes of strings differ."""
-    script = ("from tidegate.testing.simulation import Simulation\n"
-              "print(*(Simulation(seed).run().digest for seed in range(3)))")
-    there = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": "7"}, check=True,
-                           capture_output=True, text=True).stdout.split()
+    script = (
+        "from tidegate.testing.simulation import Simulation\nprint(*(Simulation(seed).run().digest for seed in range(3)))"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": "7"}, check=True, capture_output=True, text=True
+    ).stdout.split()
     assert there == [Simulation(seed).run().digest for seed in range(3)]
 
 
@@ -84,7 +86,7 @@ def test_a_failure_tells_its_story() -> None:
         raise AssertionError("as the test asked")
 
     simulation = Simulation(4, job="running sums")
-    simulation.job.check = refuse       # type: ignore[method-assign]
+    simulation.job.check = refuse  # type: ignore[method-assign]
     with pytest.raises(SimulationFailed) as failure:
         simulation.run()
     story = str(failure.value)

@@ -134,8 +134,9 @@ class Commands(EitherWay):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         lines = [command for row in self.rows_of(rows) for command in row.commands]
-        yield from self.result(*((key[0], number, f"{command}: {told(self.run(command))}")
-                                 for number, command in enumerate(lines)))
+        yield from self.result(
+            *((key[0], number, f"{command}: {told(self.run(command))}") for number, command in enumerate(lines))
+        )
 
     def run(self, command: str) -> Any:
         match command.split():
@@ -150,7 +151,7 @@ class Commands(EitherWay):
             case ["map", "set", "short"]:
                 return self.words.updateValue(("x",), (1,))
             case ["value", "set", "list"]:
-                return self.value.update([1, "from a list"])                  # type: ignore[arg-type]
+                return self.value.update([1, "from a list"])  # type: ignore[arg-type]
             case ["value", "set", "row"]:
                 return self.value.update(Row(n=2, text="from a row"))
             case ["value", "set", "nulls"]:
@@ -163,7 +164,7 @@ class Commands(EitherWay):
                 return self.items.appendList([(int(n),) for n in numbers])
             case ["list", "get"]:
                 return list(self.items.get())
-            case ["list", "twice"]:                               # two iterators don't disturb each other
+            case ["list", "twice"]:  # two iterators don't disturb each other
                 one, other = self.items.get(), self.items.get()
                 return [next(one), next(one), next(other), list(one), list(other)]
             case ["map", "set", word, part, n]:
@@ -174,7 +175,7 @@ class Commands(EitherWay):
                 return self.words.containsKey((word, int(part)))
             case ["map", "remove", word, part]:
                 return self.words.removeKey((word, int(part)))
-            case ["map", "keys" | "values" | "iterator" as what]:             # in no order that users may rely on
+            case ["map", "keys" | "values" | "iterator" as what]:  # in no order that users may rely on
                 return sorted(getattr(self.words, what)())
             case [state, "get" | "exists" | "clear" as what]:
                 return getattr({"value": self.value, "list": self.items, "map": self.words}[state], what)()
@@ -193,9 +194,9 @@ class Best(EitherWay):
         self.best = handle.getListState("best", "score double")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        scores = [score for score, in self.best.get()] + [row.score for row in self.rows_of(rows)]
+        scores = [score for (score,) in self.best.get()] + [row.score for row in self.rows_of(rows)]
         self.best.put([(score,) for score in sorted(scores, reverse=True)[:3]])
-        yield from self.result(*((key[0], score) for score, in self.best.get()))
+        yield from self.result(*((key[0], score) for (score,) in self.best.get()))
 
 
 class Words(EitherWay):
@@ -222,11 +223,27 @@ TYPES = """flag boolean, tiny byte, small short, n int, big long, ratio float, r
 
 
 def typed(n: int) -> tuple[Any, ...]:
-    return (n % 2 == 0, n, -n, 1000 * n, 2**40 + n, n / 4, n / 3, f"text {n}", bytes([n, 255]),
-            date(2026, 1, 1) + timedelta(days=n), datetime(2026, 1, 1, 12, 30, 15, 123456, tzinfo=UTC) + timedelta(hours=n),
-            datetime(2026, 1, 1, 12, 30, 15, 123456) + timedelta(hours=n), Decimal(n) / 8, ["a", None, f"{n}"], [[1, n], []],
-            Row(road=n, city="Bergen", since=date(2020, 2, 29)), [Row(name="Ada", age=n), Row(name=None, age=None)],
-            {"low": n, "high": None}, {"x": [Decimal("1.25"), None]})
+    return (
+        n % 2 == 0,
+        n,
+        -n,
+        1000 * n,
+        2**40 + n,
+        n / 4,
+        n / 3,
+        f"text {n}",
+        bytes([n, 255]),
+        date(2026, 1, 1) + timedelta(days=n),
+        datetime(2026, 1, 1, 12, 30, 15, 123456, tzinfo=UTC) + timedelta(hours=n),
+        datetime(2026, 1, 1, 12, 30, 15, 123456) + timedelta(hours=n),
+        Decimal(n) / 8,
+        ["a", None, f"{n}"],
+        [[1, n], []],
+        Row(road=n, city="Bergen", since=date(2020, 2, 29)),
+        [Row(name="Ada", age=n), Row(name=None, age=None)],
+        {"low": n, "high": None},
+        {"x": [Decimal("1.25"), None]},
+    )
 
 
 class Typed(EitherWay):
@@ -240,7 +257,7 @@ class Typed(EitherWay):
         self.known = handle.getMapState("known", "day date, price decimal(6, 2), text string", TYPES)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        n, = [int(row.n) for row in self.rows_of(rows)]
+        (n,) = [int(row.n) for row in self.rows_of(rows)]
         before = self.value.get()
         yield from self.result((key[0], "value", told(before)))
         yield from self.result(*((key[0], "item", told(item)) for item in self.items.get()))
@@ -250,13 +267,15 @@ class Typed(EitherWay):
         self.items.appendValue(new)
         self.items.appendList([typed(n + 1)])
         self.known.updateValue((date(2026, 1, 1), Decimal("1.50"), f"{n}"), new)
-        if before is not None:                        # what a state gave back, it takes
+        if before is not None:  # what a state gave back, it takes
             self.items.appendValue(before)
 
 
-NESTED = "id string, tags array<string>, limits map<string, int>, address struct<road: int, city: string>, " \
-         "people array<struct<name: string, age: int>>, by_name map<string, struct<name: string, age: int>>, " \
-         "price decimal(10, 2), day date, at timestamp, raw binary, nothing int"
+NESTED = (
+    "id string, tags array<string>, limits map<string, int>, address struct<road: int, city: string>, "
+    "people array<struct<name: string, age: int>>, by_name map<string, struct<name: string, age: int>>, "
+    "price decimal(10, 2), day date, at timestamp, raw binary, nothing int"
+)
 
 
 class Nested(EitherWay):
@@ -273,8 +292,21 @@ class Nested(EitherWay):
         ada = {"name": "Ada", "age": n} if self.pandas else Row(name="Ada", age=n)
         address = {"road": n, "city": None} if self.pandas else Row(road=n, city=None)
         at = datetime(2026, 1, n, 12, tzinfo=None if self.pandas else UTC)
-        yield from self.result((key[0], ["a", "b"][:n], {"low": n}, address, [ada], {"ada": ada}, Decimal(n) / 4,
-                                date(2026, 1, n), at, b"\x00\xff", None))
+        yield from self.result(
+            (
+                key[0],
+                ["a", "b"][:n],
+                {"low": n},
+                address,
+                [ada],
+                {"ada": ada},
+                Decimal(n) / 4,
+                date(2026, 1, n),
+                at,
+                b"\x00\xff",
+                None,
+            )
+        )
 
 
 class Witness(EitherWay):
@@ -284,8 +316,11 @@ class Witness(EitherWay):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         times = (timerValues.getCurrentProcessingTimeInMs(), timerValues.getCurrentWatermarkInMs())
-        seen = ([f"{list(frame.columns)} {told(list(frame.itertuples(index=False, name=None)))}" for frame in rows]
-                if self.pandas else sorted(told(row) for row in rows))
+        seen = (
+            [f"{list(frame.columns)} {told(list(frame.itertuples(index=False, name=None)))}" for frame in rows]
+            if self.pandas
+            else sorted(told(row) for row in rows)
+        )
         yield from self.result((f"{told(key)} {times} {seen}",))
 
 
@@ -314,8 +349,9 @@ class HighWater(EitherWay):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         self.latest.clear()
         self.handle.deleteTimer(expiredTimerInfo.getExpiryTimeInMs())
-        yield from self.result((f"{key[0]} expired", expiredTimerInfo.getExpiryTimeInMs(),
-                                timerValues.getCurrentWatermarkInMs()))
+        yield from self.result(
+            (f"{key[0]} expired", expiredTimerInfo.getExpiryTimeInMs(), timerValues.getCurrentWatermarkInMs())
+        )
 
 
 class First(EitherWay):
@@ -410,10 +446,15 @@ class Fading(EitherWay):
         numbers = [(int(row.n),) for row in self.rows_of(rows)]
         for name in ("brief", "long", "ever"):
             value, items, words = (getattr(self, f"{kind}_{name}") for kind in ("value", "list", "map"))
-            yield from self.result((key[0], f"value_{name}", told((value.exists(), value.get()))),
-                                   (key[0], f"list_{name}", told((items.exists(), list(items.get())))),
-                                   (key[0], f"map_{name}", told((words.exists(), words.containsKey(("w",)),
-                                                                 words.getValue(("w",)), list(words.iterator())))))
+            yield from self.result(
+                (key[0], f"value_{name}", told((value.exists(), value.get()))),
+                (key[0], f"list_{name}", told((items.exists(), list(items.get())))),
+                (
+                    key[0],
+                    f"map_{name}",
+                    told((words.exists(), words.containsKey(("w",)), words.getValue(("w",)), list(words.iterator()))),
+                ),
+            )
             for number in numbers:
                 value.update(number)
                 items.appendValue(number)

@@ -13,7 +13,7 @@ from tests.jobs import build_ledger
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ASTRAY = tg.Tuning(master_host="127.0.0.9")       # where nobody listens
+ASTRAY = tg.Tuning(master_host="127.0.0.9")  # where nobody listens
 TOLD = r"can't reach the coordinator at \('127\.0\.0\.9', \d+\)(.|\n)*tg\.Tuning\(master_host=…\)"
 
 

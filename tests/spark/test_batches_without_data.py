@@ -70,19 +70,26 @@ class Sink:
         return sorted(row for batch in list(self.batches.values()) for row in batch)
 
     def run(self, frame: DataFrame, checkpoint: Path) -> None:
-        patiently(lambda: run_query(frame.writeStream.foreachBatch(self).outputMode("update").option(
-            "checkpointLocation", str(checkpoint))))
+        patiently(
+            lambda: run_query(
+                frame.writeStream.foreachBatch(self).outputMode("update").option("checkpointLocation", str(checkpoint))
+            )
+        )
 
     def run_until(self, rows: int, frame: DataFrame, checkpoint: Path, *, begun: Callable[[], None]) -> None:
         """Until there are so many, with a trigger of 0.1 s."""
-        query = (frame.writeStream.foreachBatch(self).option("checkpointLocation", str(checkpoint))
-                 .trigger(processingTime="100 milliseconds").start())
+        query = (
+            frame.writeStream.foreachBatch(self)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(processingTime="100 milliseconds")
+            .start()
+        )
         begun()
         try:
             deadline = time.monotonic() + 240
             while len(self.rows) < rows:
                 assert time.monotonic() < deadline, self.batches
-                query.awaitTermination(0.05)        # raises where it has failed
+                query.awaitTermination(0.05)  # raises where it has failed
         finally:
             query.stop()
 
@@ -92,17 +99,27 @@ def session(spark: SparkSession) -> SparkSession:
     """Of the same Spark, with settings of its own. Batches without data are on, as by default."""
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    session.conf.set("spark.sql.streaming.stateStore.providerClass",
-                     "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    session.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
     return session
 
 
-def dead_sensors(session: SparkSession, folder: Path, *, time_mode: str = "ProcessingTime",
-                 patience_ms: int = SOON_MS) -> DataFrame:
+def dead_sensors(
+    session: SparkSession, folder: Path, *, time_mode: str = "ProcessingTime", patience_ms: int = SOON_MS
+) -> DataFrame:
     (folder / "in").mkdir(exist_ok=True)
     return tg.transform_with_state(
-        SENSORS.frame(session, folder / "in").groupBy("id"), DeadSensors(patience_ms), SENSORS.output, "Append", time_mode,
-        name="sensors", slots=2, snapshots=tg.Snapshots(to=str(folder / "state")))
+        SENSORS.frame(session, folder / "in").groupBy("id"),
+        DeadSensors(patience_ms),
+        SENSORS.output,
+        "Append",
+        time_mode,
+        name="sensors",
+        slots=2,
+        snapshots=tg.Snapshots(to=str(folder / "state")),
+    )
 
 
 @pytest.mark.long
@@ -128,12 +145,18 @@ def test_the_watermark_takes_effect_after_the_last_data_as_in_spark(session: Spa
 def test_a_timer_fires_where_nothing_comes_any_more_as_in_spark(session: SparkSession, tmp_path: Path) -> None:
     """The query is there before the data."""
     sinks = {"ours": Sink(), "theirs": Sink()}
-    frames = {"ours": dead_sensors(session, tmp_path, patience_ms=500),
-              "theirs": SENSORS.frame(session, tmp_path / "in").groupBy("id").transformWithState(
-                  DeadSensors(500), SENSORS.output, "Append", "ProcessingTime")}
+    frames = {
+        "ours": dead_sensors(session, tmp_path, patience_ms=500),
+        "theirs": SENSORS.frame(session, tmp_path / "in")
+        .groupBy("id")
+        .transformWithState(DeadSensors(500), SENSORS.output, "Append", "ProcessingTime"),
+    }
     for engine, sink in sinks.items():
-        patiently(lambda sink=sink, engine=engine: sink.run_until(
-            len(SAID), frames[engine], tmp_path / engine, begun=lambda: SENSORS.write(tmp_path / "in", range(1))))
+        patiently(
+            lambda sink=sink, engine=engine: sink.run_until(
+                len(SAID), frames[engine], tmp_path / engine, begun=lambda: SENSORS.write(tmp_path / "in", range(1))
+            )
+        )
     assert sinks["ours"].rows == sinks["theirs"].rows == SAID
     # The first one, that with the data, and one for each slot's timers: none is in vain, unlike in Spark.
     assert len(sinks["ours"].batches) <= 4
@@ -153,15 +176,22 @@ def test_what_is_due_when_a_query_begins_is_available_now(session: SparkSession,
 
 
 def test_nothing_is_added_to_a_query_without_time(session: SparkSession, tmp_path: Path) -> None:
-    plans = {mode: str(dead_sensors(session, tmp_path, time_mode=mode)._jdf.queryExecution().logical())
-             for mode in ("None", "ProcessingTime")}
+    plans = {
+        mode: str(dead_sensors(session, tmp_path, time_mode=mode)._jdf.queryExecution().logical())
+        for mode in ("None", "ProcessingTime")
+    }
     assert NAME in plans["ProcessingTime"] and NAME not in plans["None"]
 
 
 def test_no_python_process_is_started_for_the_stream(session: SparkSession, tmp_path: Path) -> None:
     """It would take longer to start than a tiny query takes to run."""
-    query = (dead_sensors(session, tmp_path, patience_ms=3_600_000).writeStream.format("noop").outputMode("update")
-             .option("checkpointLocation", str(tmp_path / "query")).start())
+    query = (
+        dead_sensors(session, tmp_path, patience_ms=3_600_000)
+        .writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", str(tmp_path / "query"))
+        .start()
+    )
     try:
         SENSORS.write(tmp_path / "in", range(1))
         query.processAllAvailable()
@@ -176,8 +206,12 @@ def test_queries_that_are_over_leave_no_connection(session: SparkSession, tmp_pa
     _, stream = waking.waking(session)
     open_after = []
     for number in range(4):
-        query = (stream.writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/{number}")
-                 .trigger(availableNow=True).start())
+        query = (
+            stream.writeStream.format("noop")
+            .option("checkpointLocation", f"{tmp_path}/{number}")
+            .trigger(availableNow=True)
+            .start()
+        )
         assert query.awaitTermination(60)
         open_after.append(sum(each.socket is not None for each in list(server.connections)))
     assert max(open_after[1:]) <= open_after[0] + 1, f"that of the last one: {open_after}"
@@ -186,7 +220,7 @@ def test_queries_that_are_over_leave_no_connection(session: SparkSession, tmp_pa
 def _command_lines() -> Iterator[str]:
     """Yield those of all processes below this one: Spark's JVM, and the Python processes that it has started."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):      # it has ended
+        with contextlib.suppress(OSError):  # it has ended
             parent = stat
             while (pid := int(parent.read_text().rpartition(")")[2].split()[1])) > 1:
                 if pid == os.getpid():
@@ -196,8 +230,9 @@ def _command_lines() -> Iterator[str]:
 
 
 @pytest.mark.long
-def test_a_query_continues_whichever_stream_wakes_it(session: SparkSession, tmp_path: Path,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_continues_whichever_stream_wakes_it(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a version of Spark that may not take an object of the driver's the stream is a Python data source."""
     sink, known = Sink(), waking.KNOWN_SPARK
     sensors = replace(SENSORS, batches=[*SENSORS.batches, [("a",)]])

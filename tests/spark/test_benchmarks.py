@@ -11,7 +11,8 @@ from benchmarks import compare, first_batch
 def test_first_batch_measures_both_engines_in_a_new_session_and_in_a_warm_one() -> None:
     lines = list(first_batch.run(0.1))
     assert [(line["processor"], line["session"]) for line in lines] == [
-        (case, session) for case in ("sum", "downtime") for session in first_batch.SESSIONS]
+        (case, session) for case in ("sum", "downtime") for session in first_batch.SESSIONS
+    ]
     for line in lines:
         for engine in (line["tidegate"], line["peer"]):
             assert 0 < engine["build_s"] < engine["to_first_batch_s"] < engine["to_end_s"]
@@ -22,13 +23,21 @@ def test_first_batch_measures_both_engines_in_a_new_session_and_in_a_warm_one() 
 def test_compare_runs_a_benchmark_on_two_revisions_and_tells_how_much_faster_this_one_is() -> None:
     lines = list(compare.run("HEAD", "restore", scale=0.001, rounds=1))
     assert {(line["of"], line["figure"]) for line in lines} >= {
-        (f"{backend}, plain reads of the same files", "keys_per_s") for backend in ("heap", "rocksdb")}
+        (f"{backend}, plain reads of the same files", "keys_per_s") for backend in ("heap", "rocksdb")
+    }
     for line in lines:
         faster = line["ours"][0] / line["theirs"][0]
         assert line["ratio"] == pytest.approx(faster if line["figure"] == "keys_per_s" else 1 / faster, rel=0.01)
 
 
 def test_what_compare_compares_is_of_tidegate_only() -> None:
-    line = {"ratio": 2.0, "keys": 7, "records_per_s": 10, "peer_records_per_s": 5, "pause_ms": {"10": 0.5},
-            "peer": {"first_s": 1.0}, "tidegate": {"first_s": 2.0, "batches": 3}}
+    line = {
+        "ratio": 2.0,
+        "keys": 7,
+        "records_per_s": 10,
+        "peer_records_per_s": 5,
+        "pause_ms": {"10": 0.5},
+        "peer": {"first_s": 1.0},
+        "tidegate": {"first_s": 2.0, "batches": 3},
+    }
     assert compare.figures(line) == {"records_per_s": 10, "pause_ms.10": 0.5, "tidegate.first_s": 2.0}

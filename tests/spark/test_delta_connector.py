@@ -31,16 +31,22 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 SPARK, DELTA = "4.2.1", Program(("io.delta:delta-spark_4.2_2.13:4.4.0",))
 FOLDER = Path(__file__).parents[2] / "build" / f"spark-{SPARK}"
-SETTINGS = {"spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-            "spark.databricks.delta.snapshotPartitions": "2"}
+SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
 
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkProcess]:
     if not (FOLDER / "pyspark").exists():
-        got = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", FOLDER,
-                              f"pyspark=={SPARK}"], capture_output=True, text=True, check=False)
+        got = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", FOLDER, f"pyspark=={SPARK}"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if got.returncode:
             pytest.skip(f"Spark {SPARK} couldn't be had: {got.stderr}")
     try:
@@ -48,8 +54,12 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkProcess]:
     except JarsMissing as missing:
         pytest.skip(str(missing))
     path = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
-    with SparkProcess(tmp_path_factory.mktemp("spark"), jars=jars, settings=SETTINGS,
-                      environment={"PYTHONPATH": path, "SPARK_HOME": str(FOLDER / "pyspark")}) as process:
+    with SparkProcess(
+        tmp_path_factory.mktemp("spark"),
+        jars=jars,
+        settings=SETTINGS,
+        environment={"PYTHONPATH": path, "SPARK_HOME": str(FOLDER / "pyspark")},
+    ) as process:
         assert process.call(version) == SPARK
         yield process
 
@@ -86,8 +96,12 @@ def run_batch(spark: SparkSession, *, folder: str) -> None:
 def run_timers(spark: SparkSession, *, folder: str) -> list[str]:
     """A query whose timers fire when no data comes any more. Gives the names of the sources in its progress."""
     frame = dead_sensors(spark, Path(folder), patience_ms=1000)
-    query = (frame.writeStream.format("parquet").option("checkpointLocation", f"{folder}/query")
-             .trigger(availableNow=True).start(f"{folder}/out"))
+    query = (
+        frame.writeStream.format("parquet")
+        .option("checkpointLocation", f"{folder}/query")
+        .trigger(availableNow=True)
+        .start(f"{folder}/out")
+    )
     assert query.awaitTermination(120)
     return [source["description"] for progress in query.recentProgress for source in progress["sources"]]
 
@@ -99,8 +113,9 @@ def check(process: SparkProcess, table: Path, ids: range) -> None:
     check_counts([SimpleNamespace(**row) for row in process.call(rows_in, format="delta", path=str(table))], ids)
 
 
-def test_delta_is_source_and_sink_over_a_killed_slot_a_new_start_and_other_slots(tmp_path: Path,
-                                                                                 process: SparkProcess) -> None:
+def test_delta_is_source_and_sink_over_a_killed_slot_a_new_start_and_other_slots(
+    tmp_path: Path, process: SparkProcess
+) -> None:
     process.call(add, table=str(tmp_path / "in"), first=0, stop=1000)
     assert process.call(run_query, folder=str(tmp_path), slots=2, dies_at=700) == 1
     assert (tmp_path / "died").exists()

@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import ROOT
 
 DEMO = ROOT / "examples/game_analytics"
-sys.path.append(str(DEMO))      # its files import each other like those of any program
+sys.path.append(str(DEMO))  # its files import each other like those of any program
 
 from demo import tamper  # noqa: E402
 from events import SPLITS, Game  # noqa: E402
@@ -30,7 +30,7 @@ PICTURE_BYTES_AT_MOST = 300_000
 ENDS_WITHIN_S = 250
 PROCESSES_END_WITHIN_S = 20
 
-pytestmark = pytest.mark.xdist_group("demo")       # they look at one run of it
+pytestmark = pytest.mark.xdist_group("demo")  # they look at one run of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,22 @@ class Finished:
 def run_demo(out: Path, *arguments: str) -> Finished:
     """In a session of its own, so that whatever it leaves running can be found."""
     process = subprocess.Popen(
-        [sys.executable, str(DEMO / "demo.py"), "--rate", str(RATE), "--players", str(PLAYERS), "--out", str(out),
-         *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        [
+            sys.executable,
+            str(DEMO / "demo.py"),
+            "--rate",
+            str(RATE),
+            "--players",
+            str(PLAYERS),
+            "--out",
+            str(out),
+            *arguments,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         said, complained = process.communicate(timeout=ENDS_WITHIN_S)
     finally:

@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(text: str) -> list[Block]:
-    return [Block(match[1], text[:match.start(2)].count("\n"), match[2]) for match in FENCE.finditer(text)]
+    return [Block(match[1], text[: match.start(2)].count("\n"), match[2]) for match in FENCE.finditer(text)]
 
 
 def script_of(blocks: list[Block], line_count: int) -> str:
@@ -52,7 +52,8 @@ def script_of(blocks: list[Block], line_count: int) -> str:
                 lines[block.line_index + offset] = line
             elif line.startswith("$ "):
                 lines[block.line_index + offset] = (
-                    f"print({line!r}); __import__('subprocess').run({line[2:]!r}, shell=True, stderr=-2)")
+                    f"print({line!r}); __import__('subprocess').run({line[2:]!r}, shell=True, stderr=-2)"
+                )
         lines[block.line_index + block.text.count("\n")] = f"print({END!r})"
     return "\n".join(lines)
 
@@ -78,8 +79,9 @@ def without_what_varies(text: str) -> str:
 
 
 def same(shown_text: str, printed: str) -> bool:
-    parts = (r"(?:.*\n)*?" if line == "…" else f"{re.escape(line)}\n" for line in
-             without_what_varies(shown_text).splitlines())
+    parts = (
+        r"(?:.*\n)*?" if line == "…" else f"{re.escape(line)}\n" for line in without_what_varies(shown_text).splitlines()
+    )
     return re.fullmatch("".join(parts), without_what_varies(printed) + "\n") is not None
 
 
@@ -107,9 +109,15 @@ def test_the_snippets_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Pat
     folder.mkdir()
     script = folder / "snippets.py"
     script.write_text(script_of(blocks, text.count("\n")))
-    done = subprocess.run([sys.executable, "-u", str(script)], cwd=folder, text=True, capture_output=True, timeout=280,
-                          env=os.environ | {"PYSPARK_PYTHON": sys.executable,
-                                            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-u", str(script)],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        timeout=280,
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"},
+        check=False,
+    )
     assert done.returncode == 0, f"{page.name}:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     printed = done.stdout.replace(str(folder), SHOWN_FOLDER).split(f"{END}\n")
     for ran, expected in shown(blocks).items():
@@ -117,8 +125,7 @@ def test_the_snippets_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Pat
 
 
 def test_there_are_pages_with_snippets() -> None:
-    known = {"README.md", "guide.md", "operating-state.md", "consistency.md", "dataframes.md", "migrating.md",
-             "context.md"}
+    known = {"README.md", "guide.md", "operating-state.md", "consistency.md", "dataframes.md", "migrating.md", "context.md"}
     assert known <= {page.name for page in pages()}
 
 

@@ -39,8 +39,10 @@ def test_the_first_job_counts_words() -> None:
     done = subprocess.run([sys.executable, str(FIRST_JOB)], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     counted = [line for line in done.stdout.splitlines() if line.startswith("counts> ")]
-    assert sorted(counted) == sorted(f"counts> word={word!r}, n={n}" for word, n in [
-        ("the", 1), ("the", 2), ("tide", 1), ("tide", 2), ("comes", 1), ("in", 1), ("goes", 1), ("out", 1)])
+    assert sorted(counted) == sorted(
+        f"counts> word={word!r}, n={n}"
+        for word, n in [("the", 1), ("the", 2), ("tide", 1), ("tide", 2), ("comes", 1), ("in", 1), ("goes", 1), ("out", 1)]
+    )
     for word in ("the", "tide"):
         assert counted.index(f"counts> word={word!r}, n=1") < counted.index(f"counts> word={word!r}, n=2")
 
@@ -73,22 +75,33 @@ def test_every_transfer_is_decided_and_the_money_stays(spark: SparkSession, caps
     assert "100 accounts hold 10,000 in sum, as ever" in capsys.readouterr().out
 
 
-def run_under_kills(spark: SparkSession, folder: Path, build: Callable[[tg.Job, tg.Source], tg.Job],
-                    source: tg.Source) -> tg.Handle:
+def run_under_kills(
+    spark: SparkSession, folder: Path, build: Callable[[tg.Job, tg.Source], tg.Job], source: tg.Source
+) -> tg.Handle:
     """`kill -9` of a slot in every attempt that has a snapshot, while records come in at a rate and go round; then the rest
     comes at once. In any mode that promises exactly once."""
     seed = random.randrange(1_000_000)
     chance = random.Random(seed)
     mode = chance.choice(EXACT)
     print(f"seed {seed}, {mode}")
-    job = tg.Job("example", spark, slots=2, restart=tg.FixedDelay(attempts=KILLS, delay_ms=0),
-                 snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="100 ms", **MODES[mode]),
-                 tuning=tg.Tuning(heartbeat_ms=50))
+    job = tg.Job(
+        "example",
+        spark,
+        slots=2,
+        restart=tg.FixedDelay(attempts=KILLS, delay_ms=0),
+        snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="100 ms", **MODES[mode]),
+        tuning=tg.Tuning(heartbeat_ms=50),
+    )
     handle = build(job, GatedSource(generator=source, gate=str(folder / "gate"))).start()
     try:
         for attempt in range(1, KILLS + 1):
-            until(lambda attempt=attempt: any(report.attempt == attempt and report.completed_ms is not None
-                                              for report in handle.epochs), "a snapshot of the attempt", handle=handle)
+            until(
+                lambda attempt=attempt: any(
+                    report.attempt == attempt and report.completed_ms is not None for report in handle.epochs
+                ),
+                "a snapshot of the attempt",
+                handle=handle,
+            )
             time.sleep(chance.uniform(0, 0.2))
             os.kill(handle.attempts[-1].slots[chance.randrange(2)], signal.SIGKILL)
             until(lambda attempt=attempt: len(handle.failures) == attempt, "the loss to be noticed", handle=handle)

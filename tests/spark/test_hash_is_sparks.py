@@ -31,8 +31,18 @@ def of_bits(code: str, bits: int) -> float:
 
 def texts(dice: random.Random) -> list[str]:
     """Every length from 0 to 100 bytes and more, in several scripts, composed and decomposed."""
-    words = ["", "é", "e\u0301", unicodedata.normalize("NFD", "Ångström"), unicodedata.normalize("NFC", "Ångström"),
-             "日本語", "😀" * 9, "\x00", "\x00" * 33, "x" * 5000]
+    words = [
+        "",
+        "é",
+        "e\u0301",
+        unicodedata.normalize("NFD", "Ångström"),
+        unicodedata.normalize("NFC", "Ångström"),
+        "日本語",
+        "😀" * 9,
+        "\x00",
+        "\x00" * 33,
+        "x" * 5000,
+    ]
     words += ["".join(dice.choice("abcdefghijklmnop") for _ in range(length)) for length in range(101)]
     words += ["".join(dice.choice("aäß€語😀\u0301") for _ in range(dice.randrange(40))) for _ in range(ROW_COUNT)]
     return words
@@ -62,22 +72,48 @@ def samples(ddl: str, dice: random.Random) -> list[Any]:
     if ddl == "binary":
         return [*(text.encode() for text in texts(dice)), *(dice.randbytes(length) for length in range(101))]
     if ddl == "date":
-        return [date(1970, 1, 1), date(1, 1, 1), date(9999, 12, 31),
-                *(date(1900, 1, 1) + timedelta(days=dice.randrange(90_000)) for _ in range(ROW_COUNT))]
+        return [
+            date(1970, 1, 1),
+            date(1, 1, 1),
+            date(9999, 12, 31),
+            *(date(1900, 1, 1) + timedelta(days=dice.randrange(90_000)) for _ in range(ROW_COUNT)),
+        ]
     if ddl in ("timestamp", "timestamp_ntz"):
         zone = UTC if ddl == "timestamp" else None
-        return [datetime(1970, 1, 1, tzinfo=zone), datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=zone),
-                *(datetime(1950, 1, 1, tzinfo=zone) + timedelta(microseconds=dice.randrange(9 * 10**15))
-                  for _ in range(ROW_COUNT))]
+        return [
+            datetime(1970, 1, 1, tzinfo=zone),
+            datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=zone),
+            *(
+                datetime(1950, 1, 1, tzinfo=zone) + timedelta(microseconds=dice.randrange(9 * 10**15))
+                for _ in range(ROW_COUNT)
+            ),
+        ]
     if ddl.startswith("decimal"):
         arrow = parse_type(ddl)
         return decimals(dice, precision=arrow.precision, scale=arrow.scale)
     raise AssertionError(ddl)
 
 
-ATOMIC = ["boolean", "byte", "short", "int", "long", "float", "double", "string", "binary", "date", "timestamp",
-          "timestamp_ntz", "decimal(5,2)", "decimal(18,0)", "decimal(19,0)", "decimal(20,5)", "decimal(38,0)",
-          "decimal(38,10)"]
+ATOMIC = [
+    "boolean",
+    "byte",
+    "short",
+    "int",
+    "long",
+    "float",
+    "double",
+    "string",
+    "binary",
+    "date",
+    "timestamp",
+    "timestamp_ntz",
+    "decimal(5,2)",
+    "decimal(18,0)",
+    "decimal(19,0)",
+    "decimal(20,5)",
+    "decimal(38,0)",
+    "decimal(38,10)",
+]
 
 
 def with_nulls(values: list[Any], dice: random.Random) -> list[Any]:
@@ -110,7 +146,7 @@ def test_a_small_slice_hashes_as_in_spark(spark: SparkSession, ddl: str) -> None
     array = column(ddl)
     expected = sparks_hashes(spark, [array])
     for start in range(0, len(array), 7):
-        assert hash_columns([array[start:start + 7]]).tolist() == expected[start:start + 7]
+        assert hash_columns([array[start : start + 7]]).tolist() == expected[start : start + 7]
 
 
 def test_keys_of_several_columns_hash_as_in_spark(spark: SparkSession) -> None:
@@ -120,7 +156,7 @@ def test_keys_of_several_columns_hash_as_in_spark(spark: SparkSession) -> None:
         chosen = [arrays[ddl] for ddl in dice.sample(ATOMIC, dice.randrange(2, 6))]
         row_count = min(map(len, chosen))
         starts = [dice.randrange(len(array) - row_count + 1) for array in chosen]
-        columns = [array[start:start + row_count] for array, start in zip(chosen, starts, strict=True)]
+        columns = [array[start : start + row_count] for array, start in zip(chosen, starts, strict=True)]
         assert hash_columns(columns).tolist() == sparks_hashes(spark, columns)
 
 
@@ -129,10 +165,16 @@ NESTED: dict[str, list[Any]] = {
     "array<string>": [[], ["a"], ["a", None, "x" * 40], [""], None],
     "array<array<double>>": [[[]], [], [[0.0], [-0.0, 1.5], None], None],
     "struct<a: int, b: string>": [{"a": 1, "b": "x"}, {"a": None, "b": None}, None, {"a": 2, "b": None}],
-    "struct<a: struct<b: double, c: array<int>>, d: date>":
-        [{"a": {"b": 1.5, "c": [1, None]}, "d": date(2020, 1, 2)}, {"a": None, "d": None}, None],
-    "array<struct<a: long, b: decimal(20,2)>>":
-        [[{"a": 1, "b": Decimal("1.50")}, None, {"a": None, "b": Decimal("-99999999999999.99")}], [], None],
+    "struct<a: struct<b: double, c: array<int>>, d: date>": [
+        {"a": {"b": 1.5, "c": [1, None]}, "d": date(2020, 1, 2)},
+        {"a": None, "d": None},
+        None,
+    ],
+    "array<struct<a: long, b: decimal(20,2)>>": [
+        [{"a": 1, "b": Decimal("1.50")}, None, {"a": None, "b": Decimal("-99999999999999.99")}],
+        [],
+        None,
+    ],
 }
 
 
@@ -166,14 +208,21 @@ def test_sparks_pmod_of_the_hash_is_the_key_group(spark: SparkSession, key_group
     assert set(groups) <= set(range(key_group_count))
 
 
-@pytest.mark.parametrize("ddl", [
-    "a long, b string", "A BIGINT, b: String NOT NULL COMMENT 'it''s'", "`a b` int, `c``d` tinyint, 1x smallint",
-    "a decimal, b decimal(5), c dec(38, 10), d numeric(4,4)", "a timestamp, b timestamp_ntz, c timestamp_ltz, d date",
-    "a real, b float, c double, d boolean, e binary, f byte, g short",
-    "a array<int>, b map<string, array<map<int,double>>>",
-    "a struct<x:int, `y z`: struct<q string NOT NULL COMMENT 'x'>>",
-    "date date, not int, comment string COMMENT 'c', struct struct<array:int>", "struct<a:int,b:string>",
-])
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "a long, b string",
+        "A BIGINT, b: String NOT NULL COMMENT 'it''s'",
+        "`a b` int, `c``d` tinyint, 1x smallint",
+        "a decimal, b decimal(5), c dec(38, 10), d numeric(4,4)",
+        "a timestamp, b timestamp_ntz, c timestamp_ltz, d date",
+        "a real, b float, c double, d boolean, e binary, f byte, g short",
+        "a array<int>, b map<string, array<map<int,double>>>",
+        "a struct<x:int, `y z`: struct<q string NOT NULL COMMENT 'x'>>",
+        "date date, not int, comment string COMMENT 'c', struct struct<array:int>",
+        "struct<a:int,b:string>",
+    ],
+)
 def test_a_schema_in_ddl_is_read_as_spark_reads_it(spark: SparkSession, ddl: str) -> None:
     sparks = _parse_datatype_string(ddl)
     assert isinstance(sparks, StructType)
@@ -191,9 +240,13 @@ def test_bounded_strings_are_strings(spark: SparkSession) -> None:
 
 
 def test_pysparks_own_types_keep_their_nullability() -> None:
-    declared = StructType([StructField("a b", LongType(), nullable=False),
-                           StructField("tags", ArrayType(StringType(), containsNull=False)),
-                           StructField("counts", MapType(StringType(), LongType(), valueContainsNull=False))])
+    declared = StructType(
+        [
+            StructField("a b", LongType(), nullable=False),
+            StructField("tags", ArrayType(StringType(), containsNull=False)),
+            StructField("counts", MapType(StringType(), LongType(), valueContainsNull=False)),
+        ]
+    )
     parsed = parse_schema(declared)
     assert ddl_of(parsed) == "`a b` long NOT NULL, tags array<string>, counts map<string,long>"
     assert not parsed.field("tags").type.value_field.nullable

@@ -80,7 +80,8 @@ def told_of_the_pythons(text: str, other: OtherPython) -> None:
 
 @pytest.mark.usefixtures("no_questions")
 def test_executors_without_tidegate_end_a_job_at_the_first_try(
-        spark: SparkSession, tmp_path: Path, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark: SparkSession, tmp_path: Path, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch
+) -> None:
     executors_run(without_tidegate, spark, monkeypatch)
     handle = counting(spark, tmp_path).start()
     with pytest.raises(JobFailed) as failed:
@@ -92,7 +93,8 @@ def test_executors_without_tidegate_end_a_job_at_the_first_try(
 @pytest.mark.long
 @pytest.mark.usefixtures("no_questions")
 def test_executors_without_tidegate_end_a_transform(
-        spark: SparkSession, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark: SparkSession, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch
+) -> None:
     executors_run(without_tidegate, spark, monkeypatch)
     with pytest.raises(Exception) as failed:
         tg.transform(spark.range(10), count, slots=2).collect()
@@ -102,7 +104,8 @@ def test_executors_without_tidegate_end_a_transform(
 @pytest.mark.long
 @pytest.mark.usefixtures("no_questions")
 def test_executors_without_pyarrow_end_a_job_at_the_first_try(
-        spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bare = OtherPython(tmp_path, lambda name: name in ("pyspark", "py4j"))
     executors_run(bare, spark, monkeypatch)
     handle = counting(spark, tmp_path).start()
@@ -112,7 +115,8 @@ def test_executors_without_pyarrow_end_a_job_at_the_first_try(
 
 
 def test_on_one_machine_it_is_found_out_before_anything_is_deployed(
-        spark: SparkSession, tmp_path: Path, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark: SparkSession, tmp_path: Path, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = counting(spark, tmp_path)
     executors_run(without_tidegate, spark, monkeypatch)
     with pytest.raises(JobError) as refused:
@@ -120,8 +124,13 @@ def test_on_one_machine_it_is_found_out_before_anything_is_deployed(
     assert "No module named 'tidegate'" in str(refused.value) and str(without_tidegate.python) in str(refused.value)
     for frame in (spark.range(3), streaming(spark, tmp_path)):
         with pytest.raises(JobError, match="No module named 'tidegate'"):
-            tg.transform(frame, count, slots=2, name="doubled",
-                         snapshots=tg.Snapshots(to=str(tmp_path)) if frame.isStreaming else None)
+            tg.transform(
+                frame,
+                count,
+                slots=2,
+                name="doubled",
+                snapshots=tg.Snapshots(to=str(tmp_path)) if frame.isStreaming else None,
+            )
 
 
 def streaming(spark: SparkSession, folder: Path) -> DataFrame:
@@ -130,7 +139,8 @@ def streaming(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def test_another_python_that_has_everything_is_let_be(
-        spark: SparkSession, tmp_path: Path, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark: SparkSession, tmp_path: Path, without_tidegate: OtherPython, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A venv's python3 beside another's: nothing is wrong with that as long as it can import Tidegate."""
     other = tmp_path / "python3"
     other.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -140,7 +150,8 @@ def test_another_python_that_has_everything_is_let_be(
 
 
 def test_a_module_of_the_users_that_executors_dont_have_is_sent_along(
-        spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = tmp_path / "rates_of_mine.py"
     module.write_text("def double(n):\n    return 2 * n\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -195,9 +206,17 @@ print(own.run())
     path.mkdir()
     (path / "python3").symlink_to(without_tidegate.program)
     done = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True,
-        env={**{name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")},
-             "PATH": f"{path}{os.pathsep}{os.environ['PATH']}"})
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")},
+            "PATH": f"{path}{os.pathsep}{os.environ['PATH']}",
+        },
+    )
     told_of = done.stdout.partition("after ")
     assert "No module named 'tidegate'" in told_of[0] and f"PYSPARK_PYTHON={sys.executable}" in told_of[0]
     assert float(told_of[2].split()[0]) < 30
@@ -206,10 +225,12 @@ print(own.run())
 
 def test_what_spark_says_of_a_python_that_it_cant_start_is_passed_on() -> None:
     pythons = interpreters.Pythons("/driver/python", "/their/python")
-    for said in ("Error from python worker:\n  /their/python: Error while finding module specification for 'pyspark.daemon' "
-                 "(ModuleNotFoundError: No module named 'pyspark')\nPYTHONPATH was:\n",
-                 "pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version",
-                 'java.io.IOException: Cannot run program "/their/python": error=2, No such file or directory'):
+    for said in (
+        "Error from python worker:\n  /their/python: Error while finding module specification for 'pyspark.daemon' "
+        "(ModuleNotFoundError: No module named 'pyspark')\nPYTHONPATH was:\n",
+        "pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version",
+        'java.io.IOException: Cannot run program "/their/python": error=2, No such file or directory',
+    ):
         told = interpreters.no_use_in_trying(RuntimeError(said), pythons)
         assert told is not None and "Executors were to run /their/python, the driver runs /driver/python" in told
     for said in ("ExecutorLostFailure (executor 1 exited)", "ValueError: ImportError: pass", "cancelled"):

@@ -34,17 +34,32 @@ class Desk:
         self.out = folder / "out"
         self.handles: list[tg.Handle] = []
 
-    def job(self, name: str = "job", *, slots: int | None = 2, every: Any = "200 ms", restart: Any = RESTARTS,
-            tuning: tg.Tuning | None = None) -> tg.Job:
-        return tg.Job(name, self.spark, slots=slots, restart=restart, tuning=tuning,
-                      snapshots=tg.Snapshots(to=str(self.snapshots), every=every))
+    def job(
+        self,
+        name: str = "job",
+        *,
+        slots: int | None = 2,
+        every: Any = "200 ms",
+        restart: Any = RESTARTS,
+        tuning: tg.Tuning | None = None,
+    ) -> tg.Job:
+        return tg.Job(
+            name,
+            self.spark,
+            slots=slots,
+            restart=restart,
+            tuning=tuning,
+            snapshots=tg.Snapshots(to=str(self.snapshots), every=every),
+        )
 
-    def ledger(self, *, rows: int | None, rate: float | None = None, out: str = "out", gated: bool = False,
-               **rest: Any) -> tg.Handle:
+    def ledger(
+        self, *, rows: int | None, rate: float | None = None, out: str = "out", gated: bool = False, **rest: Any
+    ) -> tg.Handle:
         """A gated one goes on at its rate until `open_gate`."""
         job = self.job(**rest)
-        build_ledger(job, tg.sinks.parquet(self.folder / out), rows=rows, rate=rate,
-                     gate=self.folder / "gate" if gated else None)
+        build_ledger(
+            job, tg.sinks.parquet(self.folder / out), rows=rows, rate=rate, gate=self.folder / "gate" if gated else None
+        )
         return self.start(job)
 
     def open_gate(self) -> None:
@@ -103,7 +118,8 @@ def test_a_folder_is_read_as_it_grows_and_the_output_is_right_at_every_moment(de
     job = desk.job()
     events = job.source("events", tg.sources.parquet(source, schema="id long, key long", discover_every="100 ms"))
     events.key_by("key").process("count", CountByKey(), returns="id long, key long, n long").to(
-        "out", tg.sinks.parquet(desk.out))
+        "out", tg.sinks.parquet(desk.out)
+    )
     handle = desk.start(job)
     until(lambda: handle.status is tg.Status.RUNNING, "the job to run", handle=handle)
 
@@ -188,7 +204,8 @@ def test_an_error_in_a_users_function_is_told_with_their_traceback(desk: Desk) -
     job = desk.job(restart=tg.FixedDelay(attempts=1, delay_ms=0))
     rows = [(key, amount) for amount in range(495, 505) for key in range(3)]
     job.source("in", tg.sources.rows(rows, "key long, amount long")).key_by("key").process(
-        "divide", Divides(), returns="key long, ratio double").to("out", tg.sinks.collect())
+        "divide", Divides(), returns="key long, ratio double"
+    ).to("out", tg.sinks.collect())
     with pytest.raises(JobFailed) as failed:
         job.run()
     assert failed.value.operator == "divide"
@@ -210,8 +227,9 @@ def test_more_slots_than_spark_has_are_refused_at_once(desk: Desk) -> None:
 def test_slots_that_are_taken_by_others_are_waited_for_and_then_asked_about(desk: Desk) -> None:
     holder = desk.ledger(rows=None, rate=1_000, name="holder", slots=3)
     until(lambda: holder.status is tg.Status.RUNNING, "the first job to run", handle=holder)
-    waiting = desk.ledger(rows=1_000, name="waiting", out="other", restart=tg.NoRestart(),
-                          tuning=tg.Tuning(deploy_timeout_ms=2_000))
+    waiting = desk.ledger(
+        rows=1_000, name="waiting", out="other", restart=tg.NoRestart(), tuning=tg.Tuning(deploy_timeout_ms=2_000)
+    )
     with pytest.raises(JobFailed, match=r"slots \[0, 1\] were not ready within 2000 ms.*are they there and free\?"):
         waiting.wait(60)
     patient = desk.ledger(rows=1_000, name="patient", out="other")
@@ -230,8 +248,10 @@ def test_a_python_process_that_is_killed_or_stopped_is_replaced(desk: Desk, blow
     os.kill(victim, blow)
     struck_ms = time.time() * 1000
     until(lambda: len(handle.attempts) == 2 and handle.attempts[1].running_ms, "the next attempt", handle=handle)
-    print(f"{blow.name}: noticed after {handle.failures[0].at_ms - struck_ms:.0f} ms, "
-          f"running again after {handle.attempts[1].running_ms - struck_ms:.0f} ms")
+    print(
+        f"{blow.name}: noticed after {handle.failures[0].at_ms - struck_ms:.0f} ms, "
+        f"running again after {handle.attempts[1].running_ms - struck_ms:.0f} ms"
+    )
     desk.open_gate()
     assert handle.wait(60) is tg.Status.FINISHED
     assert len(handle.failures) == 1

@@ -21,7 +21,7 @@ from tidegate.spark import processes, unused_batches
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SLOTS = 3       # as no other test has them: none of its processes are waiting here
+SLOTS = 3  # as no other test has them: none of its processes are waiting here
 COUNTS = "id long, key long, n long, pid long"
 
 
@@ -54,7 +54,8 @@ class Own(Desk):
 
     def transform(self, pipeline: Any = None, **rest: Any) -> DataFrame:
         counted: DataFrame = super().transform(
-            lambda rows: rows.key_by("key").process("count", CountsInItsProcess(self.folder), returns=COUNTS), slots=SLOTS)
+            lambda rows: rows.key_by("key").process("count", CountsInItsProcess(self.folder), returns=COUNTS), slots=SLOTS
+        )
         return counted
 
     def run(self, frame: DataFrame | None = None, **rest: Any) -> None:
@@ -91,10 +92,11 @@ def no_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_places")
 def test_transforms_that_are_never_started_leave_their_places_when_they_are_gone(
-        tmp_path: Path, spark: SparkSession) -> None:
+    tmp_path: Path, spark: SparkSession
+) -> None:
     desk = Own(tmp_path / "built", spark)
     before = places()
-    first, second = desk.transform(), desk.transform()      # built together, and started together, as far as we know
+    first, second = desk.transform(), desk.transform()  # built together, and started together, as far as we know
     assert places() == before + 2
     derived = first.select("id")
     first.createOrReplaceTempView("kept")
@@ -108,7 +110,7 @@ def test_transforms_that_are_never_started_leave_their_places_when_they_are_gone
     assert places() == before + 4, "or with a view"
     spark.catalog.dropTempView("kept")
     del second, third, fourth
-    for _ in range(6):          # as in a notebook
+    for _ in range(6):  # as in a notebook
         collected(spark)
         desk.transform()
     assert places() <= before + 5, "what is garbage may be found out one transform later"
@@ -134,7 +136,7 @@ class Resident:
     """A tenant that a test decides about. `lock` is taken while a batch runs."""
 
     has_begun: bool = True
-    query: str | None = "00000000-0000-0000-0000-000000000000"      # which doesn't run
+    query: str | None = "00000000-0000-0000-0000-000000000000"  # which doesn't run
     is_settled: bool = True
     lock: Any = field(default_factory=threading.Lock)
 
@@ -145,6 +147,7 @@ class Resident:
 @pytest.fixture
 def rent(spark: SparkSession, no_places: None) -> Callable[..., int]:
     """The place of a new tenant."""
+
     def place(tenant: Resident, *, gone: bool = False) -> int:
         return processes._place_for(processes._Let(tenant, SLOTS, spark, lambda: gone))
 
@@ -154,7 +157,7 @@ def rent(spark: SparkSession, no_places: None) -> Callable[..., int]:
 def test_a_place_is_not_taken_over_while_a_batch_runs_and_nobody_waits_for_it(rent: Callable[..., int]) -> None:
     first, second = Resident(), Resident()
     place = rent(first)
-    with first.lock:            # it was started again, a moment ago
+    with first.lock:  # it was started again, a moment ago
         other = rent(second)
     assert other != place
     assert rent(Resident(query=None)) == place, "which is over now"
@@ -179,7 +182,7 @@ def test_a_transform_takes_the_processes_of_one_whose_query_is_over(tmp_path: Pa
     assert first.closed == first.processes, "the state of the first one is in nobody's way"
     third.run(third.transform())
     assert third.processes == first.processes
-    first.run(frame)        # whose processes the third one has taken over: it has its state from the snapshot
+    first.run(frame)  # whose processes the third one has taken over: it has its state from the snapshot
     third.run(third.transform())
 
 
@@ -194,6 +197,7 @@ def test_transforms_that_may_run_at_the_same_time_have_processes_of_their_own(tm
 
 def test_the_driver_keeps_nothing_of_transforms_that_nobody_can_run(spark: SparkSession, tmp_path: Path) -> None:
     """Streaming ones and those of batches, whether they were run or not."""
+
     def known() -> tuple[int, int]:
         gatherings = sys.modules["tidegate.spark.transform"]._gatherings.values()
         return sum(len(each._transforms) for each in gatherings), len(unused_batches._watched)
@@ -204,7 +208,7 @@ def test_the_driver_keeps_nothing_of_transforms_that_nobody_can_run(spark: Spark
 
     def counted() -> tuple[int, int]:
         collected(spark)
-        tg.transform(spark.range(3), doubled, slots=2)      # whoever builds one looks through the others
+        tg.transform(spark.range(3), doubled, slots=2)  # whoever builds one looks through the others
         return known()
 
     before = counted()
@@ -212,5 +216,5 @@ def test_the_driver_keeps_nothing_of_transforms_that_nobody_can_run(spark: Spark
         build(number)
     assert known() > before
     for _ in range(3):
-        after = counted()       # what is garbage may be found out one transform later
+        after = counted()  # what is garbage may be found out one transform later
     assert after[0] <= before[0] + 1 and after[1] <= before[1]

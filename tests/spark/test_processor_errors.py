@@ -79,16 +79,21 @@ CASES = {
     "declared in close": Case("self.handle.getValueState('more', 'n int')", error(HANDLE_STATE), "close"),
     "deleted later": Case("self.handle.deleteIfExists('value')", error(HANDLE_STATE)),
     "deleted later, never there": Case("self.handle.deleteIfExists('more')", error(HANDLE_STATE)),
-    "no name": Case("handle.getValueState('', 'n int')", error("STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME"),
-                    "init"),
+    "no name": Case(
+        "handle.getValueState('', 'n int')", error("STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME"), "init"
+    ),
     "no schema": Case("handle.getValueState('more', 'n nosuch')", error("UNSUPPORTED_DATATYPE"), "init", ours=error()),
     # Time to live.
     "ttl without time": Case("handle.getValueState('more', 'n int', 1000)", error(TTL_MODE), "init"),
     "ttl of a list without time": Case("handle.getListState('more', 'n int', 1000)", error(TTL_MODE), "init"),
     "ttl of a map without time": Case("handle.getMapState('more', 'n int', 'n int', 1000)", error(TTL_MODE), "init"),
     "ttl and event time": Case("handle.getValueState('more', 'n int', 1000)", error(TTL_MODE), "init", "EventTime"),
-    "ttl below zero": Case("handle.getValueState('more', 'n int', -1)",
-                           error("STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE"), "init", "ProcessingTime"),
+    "ttl below zero": Case(
+        "handle.getValueState('more', 'n int', -1)",
+        error("STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE"),
+        "init",
+        "ProcessingTime",
+    ),
     "ttl of zero": Case("handle.getValueState('zero', 'n int', 0) and None", "NoneType None", "init"),
     "ttl that is no integer": Case("handle.getValueState('more', 'n int', 1.5)", "TypeError None", "init", "ProcessingTime"),
     # Timers.
@@ -98,10 +103,12 @@ CASES = {
     "timer in init": Case("handle.registerTimer(5)", error(HANDLE_STATE), "init", "ProcessingTime"),
     "no timer in init": Case("handle.deleteTimer(5)", error(HANDLE_STATE), "init", "ProcessingTime"),
     "timer in close": Case("self.handle.registerTimer(5)", error(HANDLE_STATE), "close", "ProcessingTime"),
-    "timer below zero": Case("self.handle.registerTimer(-5) or -5 in list(self.handle.listTimers())", "bool True",
-                             time="ProcessingTime"),
-    "timer in the past": Case("self.handle.registerTimer(5) or 5 in list(self.handle.listTimers())", "bool True",
-                              time="ProcessingTime"),
+    "timer below zero": Case(
+        "self.handle.registerTimer(-5) or -5 in list(self.handle.listTimers())", "bool True", time="ProcessingTime"
+    ),
+    "timer in the past": Case(
+        "self.handle.registerTimer(5) or 5 in list(self.handle.listTimers())", "bool True", time="ProcessingTime"
+    ),
     "no such timer": Case("self.handle.deleteTimer(5)", "NoneType None", time="ProcessingTime"),
     "timer at a fraction": Case("self.handle.registerTimer(5.5)", "TypeError None", time="ProcessingTime"),
     "timer at a text": Case("self.handle.registerTimer('5')", "TypeError None", time="ProcessingTime"),
@@ -114,8 +121,9 @@ CASES = {
     "value too long": Case("self.value.update((1, 'x', 2))", error(LENGTH)),
     "value of no tuple": Case("self.value.update(5)", "TypeError None"),
     "value None": Case("self.value.update(None)", "TypeError None"),
-    "value of another type": Case("self.value.update(('x', 'y')) or self.value.get()", "tuple(NoneType None, str 'y')",
-                                  ours=error()),
+    "value of another type": Case(
+        "self.value.update(('x', 'y')) or self.value.get()", "tuple(NoneType None, str 'y')", ours=error()
+    ),
     "item too short": Case("self.items.appendValue(())", error(LENGTH)),
     "item None": Case("self.items.appendValue(None)", "TypeError None"),
     "items None": Case("self.items.put(None)", "TypeError None"),
@@ -203,13 +211,16 @@ def came_of(folder: Path, name: str) -> str:
     return (folder / name).read_text() if (folder / name).exists() else "nothing"
 
 
-@pytest.mark.parametrize("backend", [pytest.param(tg.heap(), id="heap"),
-                                     pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(tg.heap(), id="heap"), pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)],
+)
 def test_what_a_processor_catches_here(spark: SparkSession, tmp_path: Path, backend: Any) -> None:
     for time in ("None", "ProcessingTime", "EventTime"):
         cases = {name: case for name, case in CASES.items() if case.time == time}
-        tg.transform_with_state(frame(spark, time).groupBy("key"), Misuse(tmp_path, cases), "x string", "Update", time,
-                                slots=1, backend=backend).collect()
+        tg.transform_with_state(
+            frame(spark, time).groupBy("key"), Misuse(tmp_path, cases), "x string", "Update", time, slots=1, backend=backend
+        ).collect()
     found = {name: came_of(tmp_path, name) for name in CASES}
     assert found == {name: case.ours or case.comes for name, case in CASES.items()}
 
@@ -226,11 +237,16 @@ def test_what_a_processor_does_not_catch_names_both_classes(spark: SparkSession,
 def test_spark_says_so(spark: SparkSession, tmp_path: Path, name: str) -> None:
     case = CASES[name]
     session = spark.newSession()
-    session.conf.set("spark.sql.streaming.stateStore.providerClass",
-                     "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    session.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
     session.conf.set("spark.sql.shuffle.partitions", "1")
-    query = frame(session, case.time).groupBy("key").transformWithState(
-        Misuse(tmp_path, {name: case}, insists=True), "x string", "Update", case.time)
+    query = (
+        frame(session, case.time)
+        .groupBy("key")
+        .transformWithState(Misuse(tmp_path, {name: case}, insists=True), "x string", "Update", case.time)
+    )
     try:
         query.collect()
     except Exception as error:
@@ -252,12 +268,15 @@ class Gives(StatefulProcessor):
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize(("what", "says"), [
-    ("Row(n=5)", r"Gives.handleInputRows returned Row\(n=5\), and not several rows. Give each row with `yield row`"),
-    ("5", "Gives.handleInputRows returned 5, and not several rows"),
-    ("sys.exit(3)", r"SystemExit: 3\nA function must not end its process"),
-    ("pd.DataFrame({'n': [5]})", "Gives.handleInputRows returned one DataFrame, and not several DataFrames. Give"),
-])
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("Row(n=5)", r"Gives.handleInputRows returned Row\(n=5\), and not several rows. Give each row with `yield row`"),
+        ("5", "Gives.handleInputRows returned 5, and not several rows"),
+        ("sys.exit(3)", r"SystemExit: 3\nA function must not end its process"),
+        ("pd.DataFrame({'n': [5]})", "Gives.handleInputRows returned one DataFrame, and not several DataFrames. Give"),
+    ],
+)
 def test_what_a_processor_must_not_do_is_said_and_not_tried_again(spark: SparkSession, what: str, says: str) -> None:
     grouped = spark.range(4).groupBy("id")
     form = tg.transform_with_state_in_pandas if "pd" in what else tg.transform_with_state

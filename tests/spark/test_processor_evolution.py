@@ -33,16 +33,23 @@ class Account(StatefulProcessor):
     """Tells what its states hold, then changes them by a function of its own and the amounts that came. `states` are calls
     of the handle. With a `folder` its process is killed once, at the amount 13."""
 
-    def __init__(self, states: dict[str, tuple[Any, ...]], step: Callable[[Any, int], None], *, pandas: bool = False,
-                 folder: str | None = None) -> None:
+    def __init__(
+        self,
+        states: dict[str, tuple[Any, ...]],
+        step: Callable[[Any, int], None],
+        *,
+        pandas: bool = False,
+        folder: str | None = None,
+    ) -> None:
         self.states = states
         self.step = step
         self.pandas = pandas
         self.folder = folder
 
     def init(self, handle: Any) -> None:
-        self.held = {name: getattr(handle, f"get{kind}State")(name, *schemas)
-                     for name, (kind, *schemas) in self.states.items()}
+        self.held = {
+            name: getattr(handle, f"get{kind}State")(name, *schemas) for name, (kind, *schemas) in self.states.items()
+        }
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         said = " ".join(f"{name}={self.shown(name)}" for name in self.held)
@@ -71,8 +78,11 @@ def before(held: Any, amount: int) -> None:
     held["kinds"].updateValue((f"of {amount}",), (amount,))
 
 
-BEFORE = {"account": ("Value", "cents int, orders int"), "items": ("List", "cents int"),
-          "kinds": ("Map", "kind string", "cents int")}
+BEFORE = {
+    "account": ("Value", "cents int, orders int"),
+    "items": ("List", "cents int"),
+    "kinds": ("Map", "kind string", "cents int"),
+}
 
 
 def nothing(held: Any, amount: int) -> None:
@@ -98,7 +108,7 @@ class Query:
         os.utime(hidden, (1e9 + number, 1e9 + number))
         hidden.rename(self.folder / "in" / f"{number}.json")
         grouped = self.spark.readStream.schema("key string, amount int").json(str(self.folder / "in")).groupBy("key")
-        if self.backend is None:        # Spark's own
+        if self.backend is None:  # Spark's own
             run = grouped.transformWithStateInPandas if processor.pandas else grouped.transformWithState
             frame = run(processor, OUT, "Update", "None")
         else:
@@ -106,14 +116,18 @@ class Query:
             more = {"name": "accounts", "slots": 1, "snapshots": tg.Snapshots(to=str(self.folder / "state")), **more}
             frame = ours(grouped, processor, OUT, "Update", "None", backend=self.backend, **more)
         said: list[str] = []
-        query = (frame.writeStream.foreachBatch(lambda batch, _: said.extend(row.said for row in batch.collect()))
-                 .option("checkpointLocation", str(self.folder / "query")).outputMode("update")
-                 .trigger(availableNow=True).start())
+        query = (
+            frame.writeStream.foreachBatch(lambda batch, _: said.extend(row.said for row in batch.collect()))
+            .option("checkpointLocation", str(self.folder / "query"))
+            .outputMode("update")
+            .trigger(availableNow=True)
+            .start()
+        )
         try:
             assert query.awaitTermination(240)
         finally:
             query.stop()
-        return said[0]      # a batch that failed before comes first, in a batch of its own
+        return said[0]  # a batch that failed before comes first, in a batch of its own
 
 
 @pytest.fixture
@@ -124,11 +138,14 @@ def query(spark: SparkSession, tmp_path: Path, backend: Any) -> Query:
 @pytest.fixture
 def sparks(spark: SparkSession, tmp_path: Path) -> Callable[[str], Query]:
     """A query of Spark's own engine, by the encoding of its states."""
+
     def of(encoding: str) -> Query:
         session = spark.newSession()
-        for name, value in {"stateStore.encodingFormat": encoding, "noDataMicroBatches.enabled": "false",
-                            "stateStore.providerClass":
-                            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}.items():
+        for name, value in {
+            "stateStore.encodingFormat": encoding,
+            "noDataMicroBatches.enabled": "false",
+            "stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        }.items():
             session.conf.set(f"spark.sql.streaming.{name}", value)
         (tmp_path / encoding).mkdir()
         return Query(session, tmp_path / encoding, None)
@@ -142,21 +159,29 @@ def test_what_spark_evolves_evolves_without_a_word(query: Query, pandas: bool, s
     """Added, dropped, widened and in another order, in a value, a list and a map."""
     query = sparks("avro") if query.backend is None else query
     query.run(Account(BEFORE, before, pandas=pandas), 5, 7)
-    wider = {"account": ("Value", "note string, orders long, cents long"), "items": ("List", "note string, cents long"),
-             "kinds": ("Map", "kind string", "note string, cents long")}
+    wider = {
+        "account": ("Value", "note string, orders long, cents long"),
+        "items": ("List", "note string, cents long"),
+        "kinds": ("Map", "kind string", "note string, cents long"),
+    }
     assert query.run(Account(wider, nothing, pandas=pandas), 1) == (
-        "account=(None, 2, 12) items=[(None, 5), (None, 7)] kinds=[(('of 5',), (None, 5)), (('of 7',), (None, 7))]")
+        "account=(None, 2, 12) items=[(None, 5), (None, 7)] kinds=[(('of 5',), (None, 5)), (('of 7',), (None, 7))]"
+    )
     fewer = {"account": ("Value", "cents long"), "items": wider["items"], "kinds": wider["kinds"]}
     assert query.run(Account(fewer, nothing, pandas=pandas), 1).startswith("account=(12,) items")
 
 
-RENAMED = {"balance": ("Value", "amount long, orders int, currency string"), "items": ("List", "amount int"),
-           "kinds": ("Map", "kind string", "amount int, weight double")}
-EVOLVE = {"balance": tg.evolved(alias="account", renamed={"amount": "cents"}, added={"currency": "NOK"}),
-          "items": tg.evolved(renamed={"amount": "cents"}),
-          "kinds": tg.evolved(renamed={"amount": "cents"}, added={"weight": 0.5})}
-SAID = ("balance=(12, 2, 'NOK') items=[(5,), (7,)] "
-        "kinds=[(('of 5',), (5, 0.5)), (('of 7',), (7, 0.5))]")
+RENAMED = {
+    "balance": ("Value", "amount long, orders int, currency string"),
+    "items": ("List", "amount int"),
+    "kinds": ("Map", "kind string", "amount int, weight double"),
+}
+EVOLVE = {
+    "balance": tg.evolved(alias="account", renamed={"amount": "cents"}, added={"currency": "NOK"}),
+    "items": tg.evolved(renamed={"amount": "cents"}),
+    "kinds": tg.evolved(renamed={"amount": "cents"}, added={"weight": 0.5}),
+}
+SAID = "balance=(12, 2, 'NOK') items=[(5,), (7,)] kinds=[(('of 5',), (5, 0.5)), (('of 7',), (7, 0.5))]"
 
 
 @on_both
@@ -203,14 +228,19 @@ def test_what_can_not_be_is_refused_with_what_can_be_written(query: Query) -> No
     with pytest.raises(Exception) as failed:
         query.run(Account(changed, nothing), 1)
     told = str(failed.value)
-    for advice in ("let another state go on with it, by evolve={'balance': tg.evolved(alias='account')}, or let it go",
-                   "drop_state=['accounts.account']", "int can't become string",
-                   "evolve={<state>: tg.evolved(added={<field>: <default>})}",
-                   "evolve={<state>: tg.evolved(renamed={<new>: <old>})}", "arguments of tg.transform_with_state"):
+    for advice in (
+        "let another state go on with it, by evolve={'balance': tg.evolved(alias='account')}, or let it go",
+        "drop_state=['accounts.account']",
+        "int can't become string",
+        "evolve={<state>: tg.evolved(added={<field>: <default>})}",
+        "evolve={<state>: tg.evolved(renamed={<new>: <old>})}",
+        "arguments of tg.transform_with_state",
+    ):
         assert advice in told, advice
     changed["items"] = BEFORE["items"]
     assert query.run(Account(changed, nothing), 1, evolve={"balance": tg.evolved(alias="account")}).startswith(
-        "balance=(12, 2) items=[(5,), (7,)]")
+        "balance=(12, 2) items=[(5,), (7,)]"
+    )
 
 
 @pytest.mark.long
@@ -224,12 +254,14 @@ def test_an_operator_with_another_name_goes_on_with_a_savepoint(query: Query) ->
     with pytest.raises(Exception, match="alias='accounts', to go on with its state"):
         first.run(Account(BEFORE, nothing), 1, name="ledger", start_from=str(newest))
     assert second.run(Account(BEFORE, nothing), 1, name="ledger", alias="accounts", start_from=str(newest)).startswith(
-        "account=(12, 2) items")
+        "account=(12, 2) items"
+    )
 
 
 @on_both
 def test_the_key_of_a_map_stays_what_it_was(query: Query) -> None:
     """Of several fields it is text in the state, which would be read as something else."""
+
     def count(held: Any, amount: int) -> None:
         held["pairs"].updateValue(("x", amount), (1,))
 
@@ -238,18 +270,25 @@ def test_the_key_of_a_map_stays_what_it_was(query: Query) -> None:
         with pytest.raises(Exception, match=r"a key of the map was \(string, int\) and is now"):
             query.run(Account({"pairs": ("Map", other, "n int")}, nothing), 1)
     assert query.run(Account({"pairs": ("Map", "text string, number int", "n long")}, nothing), 1) == (
-        "pairs=[(('x', 5), (1,))]")
+        "pairs=[(('x', 5), (1,))]"
+    )
 
 
-@pytest.mark.parametrize(("evolve", "match"), [
-    ({"nosuch": tg.evolved()}, "evolve= has 'nosuch', and init of the processor of 'accounts' declares 'account', 'items'"),
-    ({"account": {"added": {}}}, r"give tg\.evolved\(…\)"),
-    ({"account": tg.evolved(added={"nosuch": 1})}, r"evolve=\{'account': …\}: added=\{'nosuch': …\}: .* no such field"),
-    ({"account": tg.evolved(added={"orders": "x"})}, r"evolve=\{'account': …\}: added=\{'orders': 'x'\}"),
-    ({"account": tg.evolved(renamed={"orders": "orders"})}, "give the name that the field had before"),
-    ({"account": tg.evolved(alias="items")}, "alias that is the name or alias of another state"),
-    ({"account": tg.evolved(alias="__x")}, "give the name that it had"),
-])
+@pytest.mark.parametrize(
+    ("evolve", "match"),
+    [
+        (
+            {"nosuch": tg.evolved()},
+            "evolve= has 'nosuch', and init of the processor of 'accounts' declares 'account', 'items'",
+        ),
+        ({"account": {"added": {}}}, r"give tg\.evolved\(…\)"),
+        ({"account": tg.evolved(added={"nosuch": 1})}, r"evolve=\{'account': …\}: added=\{'nosuch': …\}: .* no such field"),
+        ({"account": tg.evolved(added={"orders": "x"})}, r"evolve=\{'account': …\}: added=\{'orders': 'x'\}"),
+        ({"account": tg.evolved(renamed={"orders": "orders"})}, "give the name that the field had before"),
+        ({"account": tg.evolved(alias="items")}, "alias that is the name or alias of another state"),
+        ({"account": tg.evolved(alias="__x")}, "give the name that it had"),
+    ],
+)
 def test_what_is_said_wrongly_is_refused_when_the_query_is_built(spark: SparkSession, evolve: Any, match: str) -> None:
     data = spark.createDataFrame([("a", 1)], "key string, amount int")
     with pytest.raises(tg.JobError, match=match):

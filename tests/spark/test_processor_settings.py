@@ -61,11 +61,19 @@ def rows(*each: dict[str, Any]) -> Callable[[list[Any]], list[Any]]:
 
 def seen(given: list[Any]) -> list[Any]:
     """Which DataFrames a processor was given: names, types and values, with theirs."""
+
     def of(name: str, series: pd.Series[Any]) -> tuple[Any, ...]:
         return name, str(series.dtype), [(type(value).__name__, str(value)) for value in series]
 
-    return [pd.DataFrame({"said": [str([[of(str(name), each.iloc[:, index]) for index, name in enumerate(each.columns)]
-                                        for each in given])]})]
+    return [
+        pd.DataFrame(
+            {
+                "said": [
+                    str([[of(str(name), each.iloc[:, index]) for index, name in enumerate(each.columns)] for each in given])
+                ]
+            }
+        )
+    ]
 
 
 def sizes(given: list[Any]) -> list[Any]:
@@ -85,11 +93,28 @@ class Case:
     pandas: bool = True
 
 
-TYPES = ("k string, n int, m long, b byte, f float, flag boolean, day date, at timestamp, wall timestamp_ntz, "
-         "items array<int>, limits map<string,int>, who struct<name:string,tags:array<string>>, moments array<timestamp>, "
-         "raw binary, price decimal(5,2)")
-FULL = ("a", 1, 2**60 + 1, 3, 1.1, True, date(2024, 1, 2), MOMENT, MOMENT, [1, 2], {"x": 1}, ("Ada", ["q"]), [MOMENT], b"x",
-        Decimal("1.50"))
+TYPES = (
+    "k string, n int, m long, b byte, f float, flag boolean, day date, at timestamp, wall timestamp_ntz, "
+    "items array<int>, limits map<string,int>, who struct<name:string,tags:array<string>>, moments array<timestamp>, "
+    "raw binary, price decimal(5,2)"
+)
+FULL = (
+    "a",
+    1,
+    2**60 + 1,
+    3,
+    1.1,
+    True,
+    date(2024, 1, 2),
+    MOMENT,
+    MOMENT,
+    [1, 2],
+    {"x": 1},
+    ("Ada", ["q"]),
+    [MOMENT],
+    b"x",
+    Decimal("1.50"),
+)
 NULLS = (None,) * 14
 
 SETTINGS = {
@@ -97,14 +122,25 @@ SETTINGS = {
     "unsafe conversion": Case(frame(n=[1.5]), "n int", {settings.CONVERT_SAFELY: "false"}),
     "by position": Case(frame(b=[1], a=["x"]), "a int, b string", {settings.BY_NAME: "false"}),
     "by position, other names": Case(frame(y=[1], z=["x"], more=[2]), "a int, b string", {settings.BY_NAME: "false"}),
-    "extension integers": Case(seen, conf={settings.INT_EXTENSIONS: "true"}, input="k string, n int, m long",
-                               given=(("a", 1, 2**60 + 1), ("b", None, None), ("b", 2, 2**60 + 3))),
+    "extension integers": Case(
+        seen,
+        conf={settings.INT_EXTENSIONS: "true"},
+        input="k string, n int, m long",
+        given=(("a", 1, 2**60 + 1), ("b", None, None), ("b", 2, 2**60 + 3)),
+    ),
     "rows in a DataFrame": Case(seen, conf={settings.FRAME_ROWS: "3"}, given=(*(("a", n) for n in range(7)), ("b", 1))),
-    "bytes in a DataFrame": Case(sizes, conf={settings.FRAME_BYTES: "25000"}, input="k string, t string",
-                                 given=(*(("a", str(n) * 10_000) for n in range(8)), ("b", "x" * 10_000))),
+    "bytes in a DataFrame": Case(
+        sizes,
+        conf={settings.FRAME_BYTES: "25000"},
+        input="k string, t string",
+        given=(*(("a", str(n) * 10_000) for n in range(8)), ("b", "x" * 10_000)),
+    ),
     "time zone of what comes": Case(seen, conf=NEW_YORK, input=TYPES, given=(FULL,)),
-    "time zone of what goes": Case(frame(t=[MOMENT], all=[[MOMENT]], by=[{"a": MOMENT}]),
-                                   "t timestamp, all array<timestamp>, by map<string,timestamp>", NEW_YORK),
+    "time zone of what goes": Case(
+        frame(t=[MOMENT], all=[[MOMENT]], by=[{"a": MOMENT}]),
+        "t timestamp, all array<timestamp>, by map<string,timestamp>",
+        NEW_YORK,
+    ),
     "timestamps without a zone": Case(frame(t=[MOMENT]), "t timestamp", {**NEW_YORK, **NTZ}),
     "timestamps without a zone, rows": Case(rows({"t": MOMENT}), "t timestamp", NTZ, pandas=False),
 }
@@ -119,11 +155,16 @@ CONVERSIONS = {
     "a nested row": Case(frame(s=[{"x": 1, "y": "q"}], t=[(1, "q")]), "s struct<x:int,y:string>, t struct<x:int,y:string>"),
     "no name": Case(lambda _: [pd.DataFrame([[1, "x"]])], "a int, b string"),
     "large texts": Case(frame(s=["x"]), "s string", {"spark.sql.execution.arrow.useLargeVarTypes": "true"}),
-    "large texts, rows": Case(rows({"s": "x"}), "s string", {"spark.sql.execution.arrow.useLargeVarTypes": "true"},
-                              pandas=False),
+    "large texts, rows": Case(
+        rows({"s": "x"}), "s string", {"spark.sql.execution.arrow.useLargeVarTypes": "true"}, pandas=False
+    ),
     "compressed": Case(seen, conf={"spark.sql.execution.arrow.compression.codec": "zstd"}),
-    "values of rows": Case(rows({"n": 1.5, "d": 1, "t": MOMENT, "s": (1, "q")}),
-                           "n int, d decimal(10,2), t timestamp, s struct<a:int,b:string>", NEW_YORK, pandas=False),
+    "values of rows": Case(
+        rows({"n": 1.5, "d": 1, "t": MOMENT, "s": (1, "q")}),
+        "n int, d decimal(10,2), t timestamp, s struct<a:int,b:string>",
+        NEW_YORK,
+        pandas=False,
+    ),
     "a column that can't be null": Case(rows({"n": None}), "n int NOT NULL", pandas=False),
 }
 REFUSED = {
@@ -138,21 +179,36 @@ REFUSED = {
     "a bool for an integer, rows": Case(rows({"n": True}), "n int", pandas=False),
     "an integer for a text, rows": Case(rows({"s": 1}), "s string", pandas=False),
 }
-IN_MAKE_TEST = {"integers for decimals", "unsafe conversion", "by position", "extension integers", "rows in a DataFrame",
-                "bytes in a DataFrame", "time zone of what comes", "time zone of what goes",
-                "timestamps without a zone, rows", "every type, null in others", "integers beside nothing"}
+IN_MAKE_TEST = {
+    "integers for decimals",
+    "unsafe conversion",
+    "by position",
+    "extension integers",
+    "rows in a DataFrame",
+    "bytes in a DataFrame",
+    "time zone of what comes",
+    "time zone of what goes",
+    "timestamps without a zone, rows",
+    "every type, null in others",
+    "integers beside nothing",
+}
 
 
 def some(cases: dict[str, Case]) -> Any:
-    return pytest.mark.parametrize("case", [pytest.param(case, id=name, marks=() if name in IN_MAKE_TEST else LONG)
-                                            for name, case in cases.items()])
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, id=name, marks=() if name in IN_MAKE_TEST else LONG) for name, case in cases.items()]
+    )
 
 
-def result(spark: SparkSession, case: Case, conf: dict[str, str], *, on_spark: bool,
-           initial: list[Any] | None = None) -> tuple[str, list[str]]:
+def result(
+    spark: SparkSession, case: Case, conf: dict[str, str], *, on_spark: bool, initial: list[Any] | None = None
+) -> tuple[str, list[str]]:
     session = spark.newSession()
-    for name, value in {**conf, "spark.sql.shuffle.partitions": "1", "spark.sql.streaming.stateStore.providerClass":
-                        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}.items():
+    for name, value in {
+        **conf,
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    }.items():
         session.conf.set(name, value)
     grouped = session.createDataFrame(list(case.given), case.input).coalesce(1).groupBy("k")
     first = None if initial is None else session.createDataFrame(initial, "k string, n int").groupBy("k")
@@ -171,7 +227,7 @@ def test_a_setting_does_what_it_does_in_spark(spark: SparkSession, case: Case) -
     assert result(spark, case, case.conf, on_spark=False) == theirs
     try:
         without = result(spark, case, {}, on_spark=True)
-    except Exception:       # an error is something else, too
+    except Exception:  # an error is something else, too
         return
     assert without != theirs, "the case doesn't show what the setting does"
 

@@ -32,8 +32,7 @@ class Clock:
         return self.now_ms
 
 
-def variable(kind: str, *schemas: str, ttl_ms: int | None = None, clock: Clock | None = None,
-             settings: Any = HEAP) -> Any:
+def variable(kind: str, *schemas: str, ttl_ms: int | None = None, clock: Clock | None = None, settings: Any = HEAP) -> Any:
     """A state variable at a key."""
     recorded = RecordingHandle(TimeKind.PROCESSING)
     getattr(recorded, f"get{kind}State")("x", *schemas, ttlDurationMs=ttl_ms)
@@ -45,25 +44,28 @@ def variable(kind: str, *schemas: str, ttl_ms: int | None = None, clock: Clock |
 
 
 @on_both
-@pytest.mark.parametrize(("schema", "given", "got"), [
-    ("a long, b string", (1, "x"), (1, "x")),
-    ("a long, b string", [1, None], (1, None)),
-    ("a long, b string", Row(b=1, a="x"), (1, "x")),
-    ("a long", (np.int64(7),), (7,)),
-    ("a double", (1,), (1.0,)),
-    ("a float", (0.1,), (float(np.float32(0.1)),)),
-    ("a boolean, b binary, c date", (True, b"\x00", date(2024, 1, 2)), (True, b"\x00", date(2024, 1, 2))),
-    ("a decimal(10,2)", (Decimal("1.5"),), (Decimal("1.50"),)),
-    ("a timestamp", (LOCAL,), (LOCAL,)),
-    ("a timestamp", (LOCAL.astimezone(timezone(timedelta(hours=5))),), (LOCAL,)),
-    ("a timestamp", (pd.Timestamp(LOCAL),), (LOCAL,)),
-    ("a timestamp_ntz", (pd.Timestamp(LOCAL),), (LOCAL,)),
-    ("a array<timestamp>", ([LOCAL, None],), ([LOCAL, None],)),
-    ("a map<string,timestamp>", ({"k": LOCAL},), ({"k": LOCAL},)),
-    ("a struct<b:long,c:timestamp>", (Row(b=1, c=LOCAL),), (Row(b=1, c=LOCAL),)),
-    ("a struct<b:long,c:string>", ({"c": "x", "b": 1},), (Row(b=1, c="x"),)),
-    ("a array<struct<b:long>>", ([Row(b=1), Row(b=2)],), ([Row(b=1), Row(b=2)],)),
-])
+@pytest.mark.parametrize(
+    ("schema", "given", "got"),
+    [
+        ("a long, b string", (1, "x"), (1, "x")),
+        ("a long, b string", [1, None], (1, None)),
+        ("a long, b string", Row(b=1, a="x"), (1, "x")),
+        ("a long", (np.int64(7),), (7,)),
+        ("a double", (1,), (1.0,)),
+        ("a float", (0.1,), (float(np.float32(0.1)),)),
+        ("a boolean, b binary, c date", (True, b"\x00", date(2024, 1, 2)), (True, b"\x00", date(2024, 1, 2))),
+        ("a decimal(10,2)", (Decimal("1.5"),), (Decimal("1.50"),)),
+        ("a timestamp", (LOCAL,), (LOCAL,)),
+        ("a timestamp", (LOCAL.astimezone(timezone(timedelta(hours=5))),), (LOCAL,)),
+        ("a timestamp", (pd.Timestamp(LOCAL),), (LOCAL,)),
+        ("a timestamp_ntz", (pd.Timestamp(LOCAL),), (LOCAL,)),
+        ("a array<timestamp>", ([LOCAL, None],), ([LOCAL, None],)),
+        ("a map<string,timestamp>", ({"k": LOCAL},), ({"k": LOCAL},)),
+        ("a struct<b:long,c:timestamp>", (Row(b=1, c=LOCAL),), (Row(b=1, c=LOCAL),)),
+        ("a struct<b:long,c:string>", ({"c": "x", "b": 1},), (Row(b=1, c="x"),)),
+        ("a array<struct<b:long>>", ([Row(b=1), Row(b=2)],), ([Row(b=1), Row(b=2)],)),
+    ],
+)
 def test_a_value_is_a_tuple_of_what_was_given(schema: str, given: Any, got: Any, settings: Any) -> None:
     state = variable("Value", schema, settings=settings)
     assert state.get() is None and not state.exists()
@@ -103,11 +105,17 @@ def test_a_list(settings: Any) -> None:
 
 
 @on_both
-@pytest.mark.parametrize(("schema", "key"), [
-    ("k string", ("a",)), ("k long", (1,)), ("k timestamp", (LOCAL,)), ("k string, n long", ("a", 1)),
-    ("k date, t timestamp, d decimal(5,1), b binary", (date(2024, 1, 2), LOCAL, Decimal("1.5"), b"\xff")),
-    ("k string, n long", ("a", None)),
-])
+@pytest.mark.parametrize(
+    ("schema", "key"),
+    [
+        ("k string", ("a",)),
+        ("k long", (1,)),
+        ("k timestamp", (LOCAL,)),
+        ("k string, n long", ("a", 1)),
+        ("k date, t timestamp, d decimal(5,1), b binary", (date(2024, 1, 2), LOCAL, Decimal("1.5"), b"\xff")),
+        ("k string, n long", ("a", None)),
+    ],
+)
 def test_a_map(schema: str, key: Any, settings: Any) -> None:
     state = variable("Map", schema, "v long", settings=settings)
     assert not state.exists() and state.getValue(key) is None and not state.containsKey(key)
@@ -141,14 +149,23 @@ def test_a_ttl_begins_again_with_every_update(settings: Any) -> None:
     assert state.get() is None and not state.exists()
 
 
-@pytest.mark.parametrize(("declare", "match"), [
-    (lambda handle: handle.getValueState("x", "a long", ttlDurationMs=5), "timeMode='ProcessingTime'"),
-    (lambda handle: handle.getValueState("__x", "a long"), "begin with '__'"),
-    (lambda handle: [handle.getValueState("x", "a long"), handle.getListState("x", "a long")], "named 'x' already exists"),
-    (lambda handle: [handle.deleteIfExists("x"), handle.getListState("x", "a long")], "or init deletes one of that name"),
-    (lambda handle: handle.getValueState("x", "a long").get(), "used in init or close, where there is no key"),
-    (lambda handle: handle.registerTimer(5), "registerTimer in init"),
-])
+@pytest.mark.parametrize(
+    ("declare", "match"),
+    [
+        (lambda handle: handle.getValueState("x", "a long", ttlDurationMs=5), "timeMode='ProcessingTime'"),
+        (lambda handle: handle.getValueState("__x", "a long"), "begin with '__'"),
+        (
+            lambda handle: [handle.getValueState("x", "a long"), handle.getListState("x", "a long")],
+            "named 'x' already exists",
+        ),
+        (
+            lambda handle: [handle.deleteIfExists("x"), handle.getListState("x", "a long")],
+            "or init deletes one of that name",
+        ),
+        (lambda handle: handle.getValueState("x", "a long").get(), "used in init or close, where there is no key"),
+        (lambda handle: handle.registerTimer(5), "registerTimer in init"),
+    ],
+)
 def test_what_init_does_wrong_is_said_when_the_query_is_built(declare: Any, match: str) -> None:
     with pytest.raises(JobError, match=match):
         declare(RecordingHandle(TimeKind.EVENT))
@@ -186,12 +203,20 @@ def test_rows_are_sparks_with_fields_at_hand() -> None:
         _ = row.b
 
 
-@pytest.mark.parametrize(("ddl", "values"), [
-    ("long", [1, None]), ("string", ["a", None]), ("map<string,long>", [{"a": 1}, None]), ("array<long>", [[1], None]),
-    ("struct<a:long>", [{"a": 1}, None]), ("timestamp", [datetime(2024, 1, 1, tzinfo=UTC), None]),
-    ("date", [date(2024, 1, 1)]),
-    ("array<timestamp>", [[datetime(2024, 1, 1, tzinfo=UTC)]]), ("decimal(5,2)", [Decimal("1.50")]),
-])
+@pytest.mark.parametrize(
+    ("ddl", "values"),
+    [
+        ("long", [1, None]),
+        ("string", ["a", None]),
+        ("map<string,long>", [{"a": 1}, None]),
+        ("array<long>", [[1], None]),
+        ("struct<a:long>", [{"a": 1}, None]),
+        ("timestamp", [datetime(2024, 1, 1, tzinfo=UTC), None]),
+        ("date", [date(2024, 1, 1)]),
+        ("array<timestamp>", [[datetime(2024, 1, 1, tzinfo=UTC)]]),
+        ("decimal(5,2)", [Decimal("1.50")]),
+    ],
+)
 def test_records_are_what_arrow_makes_of_them_in_the_sessions_zone(ddl: str, values: list[Any]) -> None:
     zone = "America/New_York"
     column = from_list(values, parse_type(ddl))
@@ -204,5 +229,5 @@ def test_records_are_what_arrow_makes_of_them_in_the_sessions_zone(ddl: str, val
 def test_a_key_is_a_tuple() -> None:
     assert list(user_keys([pa.int64()], "UTC")([1, None])) == [(1,), (None,)]
     assert list(user_keys([pa.int64(), pa.string()], "UTC")([(1, "a")])) == [(1, "a")]
-    (moment,), = user_keys([pa.timestamp("us", "UTC")], "America/New_York")([datetime(2024, 1, 1, tzinfo=UTC)])
+    ((moment,),) = user_keys([pa.timestamp("us", "UTC")], "America/New_York")([datetime(2024, 1, 1, tzinfo=UTC)])
     assert moment.hour == 19

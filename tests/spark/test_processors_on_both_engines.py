@@ -53,8 +53,10 @@ def session(spark: SparkSession) -> SparkSession:
     session.conf.set("spark.sql.shuffle.partitions", "2")
     session.conf.set("spark.sql.session.timeZone", "UTC")
     session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-    session.conf.set("spark.sql.streaming.stateStore.providerClass",
-                     "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    session.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
     return session
 
 
@@ -64,10 +66,10 @@ class Case:
     output: str
     input: str
     batches: list[Rows]
-    contains: dict[int, list[str]]         # by batch: what a row of the output tells, to know that it happened at all
+    contains: dict[int, list[str]]  # by batch: what a row of the output tells, to know that it happened at all
     key: tuple[str, ...] = ("id",)
     time_mode: str = "None"
-    delay: str | None = None               # of the watermark on the column `at`
+    delay: str | None = None  # of the watermark on the column `at`
     initial: tuple[str, Rows] | None = None
 
     def frame(self, session: SparkSession, folder: Path) -> DataFrame:
@@ -101,89 +103,209 @@ def timed(*batches: list[tuple[str, int]]) -> list[Rows]:
 
 
 COMMANDS = [
-    "value exists", "value get", "list exists", "list get", "map exists", "map get a 1", "map keys", "value set 1 one",
-    "value exists", "value get", "value set nulls", "value exists", "value get", "list put 3 1 2", "list append 4",
-    "list extend 5 6", "list get", "list twice", "list exists", "map set b 1 10", "map set a 2 20", "map set a 1 30",
-    "map has a 1", "map has a 9", "map get a 1", "map get a 9", "map keys", "map values", "map iterator", "map remove b 1",
-    "map remove z 0", "map iterator"]
-LATER = ["value get", "list get", "map iterator", "value set list", "value get", "value set row", "value get", "value clear",
-         "value exists", "list exists", "list get", "list append 1", "list clear", "list exists", "map clear", "map exists",
-         "map set c 1 1"]
+    "value exists",
+    "value get",
+    "list exists",
+    "list get",
+    "map exists",
+    "map get a 1",
+    "map keys",
+    "value set 1 one",
+    "value exists",
+    "value get",
+    "value set nulls",
+    "value exists",
+    "value get",
+    "list put 3 1 2",
+    "list append 4",
+    "list extend 5 6",
+    "list get",
+    "list twice",
+    "list exists",
+    "map set b 1 10",
+    "map set a 2 20",
+    "map set a 1 30",
+    "map has a 1",
+    "map has a 9",
+    "map get a 1",
+    "map get a 9",
+    "map keys",
+    "map values",
+    "map iterator",
+    "map remove b 1",
+    "map remove z 0",
+    "map iterator",
+]
+LATER = [
+    "value get",
+    "list get",
+    "map iterator",
+    "value set list",
+    "value get",
+    "value set row",
+    "value get",
+    "value clear",
+    "value exists",
+    "list exists",
+    "list get",
+    "list append 1",
+    "list clear",
+    "list exists",
+    "map clear",
+    "map exists",
+    "map set c 1 1",
+]
 
 CASES = {
     "violations": Case(
-        Violations, "id string, readings int, violations int, scratch string", "id string, temperature int",
-        [[("0", 123), ("0", 46), ("1", 146), ("1", 346), ("2", None)],
-         [("0", 123), ("0", 223), ("0", 323), ("1", 246), ("1", 6)]],
-        {0: ["2', 0, 0, 'refused'"], 1: ["'0', 3, 4", "'1', 2, 3"]}),
+        Violations,
+        "id string, readings int, violations int, scratch string",
+        "id string, temperature int",
+        [
+            [("0", 123), ("0", 46), ("1", 146), ("1", 346), ("2", None)],
+            [("0", 123), ("0", 223), ("0", 323), ("1", 246), ("1", 6)],
+        ],
+        {0: ["2', 0, 0, 'refused'"], 1: ["'0', 3, 4", "'1', 2, 3"]},
+    ),
     "initial state": Case(
-        Totals, "area string, sensor long, total long", "area string, amount int, sensor long",
+        Totals,
+        "area string, sensor long, total long",
+        "area string, amount int, sensor long",
         [[("a", 123, 1), ("a", 46, 1), ("b", 146, 2)], [("a", 67, 1), ("c", 12, 3)]],
-        {0: ["'a', 1, 958", "'b', 2, 146"], 1: ["'a', 1, 1025", "'c', 3, 1000"]}, key=("area", "sensor"),
-        initial=("opening int, area string, sensor long", [(789, "a", 1), (988, "c", 3), (7, "d", None)])),
+        {0: ["'a', 1, 958", "'b', 2, 146"], 1: ["'a', 1, 1025", "'c', 3, 1000"]},
+        key=("area", "sensor"),
+        initial=("opening int, area string, sensor long", [(789, "a", 1), (988, "c", 3), (7, "d", None)]),
+    ),
     "timers of an initial state": Case(
-        Alarms, "area string, sensor long, total long", "area string, amount int, sensor long",
+        Alarms,
+        "area string, sensor long, total long",
+        "area string, amount int, sensor long",
         [[("a", 123, 1), ("b", 1, 2)], [("a", 67, 1), ("c", 12, 3)]],
-        {0: ["'a', 1, 912", "'a expired', 1, 912", "'c expired', 3, 987"], 1: ["'c', 3, 999"]}, key=("area", "sensor"),
-        time_mode="ProcessingTime", initial=("area string, sensor long, opening int", [("a", 1, 789), ("c", 3, 987)])),
+        {0: ["'a', 1, 912", "'a expired', 1, 912", "'c expired', 3, 987"], 1: ["'c', 3, 999"]},
+        key=("area", "sensor"),
+        time_mode="ProcessingTime",
+        initial=("area string, sensor long, opening int", [("a", 1, 789), ("c", 3, 987)]),
+    ),
     "every method": Case(
-        Commands, "id string, number int, said string", "id string, commands array<string>",
-        [[("a", COMMANDS), ("b", COMMANDS[:9])], [("a", LATER), ("b", ["value get"])],
-         [("a", ["map iterator", "list get"])]],
-        {0: ["list twice: list(tuple(int 3), tuple(int 1), tuple(int 3), list("], 1: ["value get: tuple(int 1, str 'one')"],
-         2: ["map iterator: list(tuple(tuple(str 'c', int 1), tuple(int 1)))"]}),
+        Commands,
+        "id string, number int, said string",
+        "id string, commands array<string>",
+        [
+            [("a", COMMANDS), ("b", COMMANDS[:9])],
+            [("a", LATER), ("b", ["value get"])],
+            [("a", ["map iterator", "list get"])],
+        ],
+        {
+            0: ["list twice: list(tuple(int 3), tuple(int 1), tuple(int 3), list("],
+            1: ["value get: tuple(int 1, str 'one')"],
+            2: ["map iterator: list(tuple(tuple(str 'c', int 1), tuple(int 1)))"],
+        },
+    ),
     "best scores": Case(
-        Best, "player string, score double", "player string, score double",
+        Best,
+        "player string, score double",
+        "player string, score double",
         [[("a", 1.0), ("a", 5.0), ("b", 2.5)], [("a", 3.0), ("a", 4.0), ("b", 0.5)], [("a", 9.0)]],
-        {1: ["'a', 3.0", "'b', 0.5"], 2: ["'a', 9.0"]}, key=("player",)),
+        {1: ["'a', 3.0", "'b', 0.5"], 2: ["'a', 9.0"]},
+        key=("player",),
+    ),
     "words": Case(
-        Words, "user string, word string, n long", "user string, word string",
+        Words,
+        "user string, word string, n long",
+        "user string, word string",
         [[("a", "tide"), ("a", "gate"), ("b", "tide")], [("a", "tide"), ("a", "tide"), ("b", "gate")]],
-        {1: ["'a', 'tide', 3", "'b', 'gate', 1"]}, key=("user",)),
+        {1: ["'a', 'tide', 3", "'b', 'gate', 1"]},
+        key=("user",),
+    ),
     "types in state": Case(
-        Typed, "id string, what string, said string", "id string, n int",
+        Typed,
+        "id string, what string, said string",
+        "id string, n int",
         [[("a", 1), ("nulls", 0)], [("a", 2), ("nulls", 3)]],
-        {0: ["NoneType None"], 1: ["'value', \"tuple(bool False, int 1, int -1, int 1000", "NoneType None, NoneType None"]}),
-    "types in the output": Case(
-        Nested, NESTED, "id string, n int", [[("a", 1), ("b", 1)], [("a", 2)]], {1: ["['a', 'b']"]}),
+        {0: ["NoneType None"], 1: ["'value', \"tuple(bool False, int 1, int -1, int 1000", "NoneType None, NoneType None"]},
+    ),
+    "types in the output": Case(Nested, NESTED, "id string, n int", [[("a", 1), ("b", 1)], [("a", 2)]], {1: ["['a', 'b']"]}),
     "keys and rows": Case(
-        Witness, "said string",
+        Witness,
+        "said string",
         "id string, n int, at timestamp, day date, price decimal(10,2), flag boolean, tags array<string>, "
         "who struct<name:string>",
-        [[("a", 1, at(1), "2026-01-02", 1.5, True, ["x"], {"name": "Ada"}),
-          ("a", 1, at(1), "2026-01-02", 1.5, True, ["x"], None),
-          ("a", 2, at(1), "2026-01-02", 1.5, None, None, None), (None, None, at(2), None, None, None, None, None),
-          (None, 3, None, "2026-01-02", 2, None, [], None)]],
-        {0: ["tuple(NoneType None", "date datetime.date(2026, 1, 2), str"]}, key=("price", "day", "id", "flag")),
+        [
+            [
+                ("a", 1, at(1), "2026-01-02", 1.5, True, ["x"], {"name": "Ada"}),
+                ("a", 1, at(1), "2026-01-02", 1.5, True, ["x"], None),
+                ("a", 2, at(1), "2026-01-02", 1.5, None, None, None),
+                (None, None, at(2), None, None, None, None, None),
+                (None, 3, None, "2026-01-02", 2, None, [], None),
+            ]
+        ],
+        {0: ["tuple(NoneType None", "date datetime.date(2026, 1, 2), str"]},
+        key=("price", "day", "id", "flag"),
+    ),
     "event time": Case(
-        HighWater, "id string, at_ms long, watermark_ms long", "id string, at timestamp",
+        HighWater,
+        "id string, at_ms long, watermark_ms long",
+        "id string, at timestamp",
         timed([("a", 20)], [("a", 4)], [("a", 2), ("a", 11), ("a", 13), ("a", 15)], [("b", 10), ("c", 11), ("d", 9)]),
         {0: ["'a expired', 0"], 1: ["'a', 4000", "'a expired', 10000"], 2: ["'a', 15000"], 3: ["'c', 11000"]},
-        time_mode="EventTime", delay="10 seconds"),
+        time_mode="EventTime",
+        delay="10 seconds",
+    ),
     "sessions": Case(
-        Sessions, "id string, start_ms long, end_ms long, n int, timers string", "id string, at timestamp",
-        timed([("a", 10), ("a", 12), ("b", 11)], [("a", 16), ("c", 30)], [("a", 50), ("d", 40)], [("d", 70), ("e", 29)],
-              [("e", 90)]),
+        Sessions,
+        "id string, start_ms long, end_ms long, n int, timers string",
+        "id string, at timestamp",
+        timed(
+            [("a", 10), ("a", 12), ("b", 11)],
+            [("a", 16), ("c", 30)],
+            [("a", 50), ("d", 40)],
+            [("d", 70), ("e", 29)],
+            [("e", 90)],
+        ),
         {2: ["'b ended', 11000, 11000, 1"], 3: ["'c ended', 30000, 30000, 1"], 4: ["'a ended', 10000, 50000, 4"]},
-        time_mode="EventTime", delay="1 second"),
+        time_mode="EventTime",
+        delay="1 second",
+    ),
     "timers that make timers": Case(
-        Pulses, "id string, at_ms long", "id string, at timestamp",
+        Pulses,
+        "id string, at_ms long",
+        "id string, at timestamp",
         timed([("a", 10), ("a", 11), ("b", 10)], [("c", 13)], [("c", 14)], [("c", 30)], [("a", 40)]),
         {0: ["'a waits', 12000"], 2: ["'a fired', 12000", "'b fired', 13000"], 3: ["'a fired', 12001"]},
-        time_mode="EventTime", delay="0 seconds"),
+        time_mode="EventTime",
+        delay="0 seconds",
+    ),
     "processing time": Case(
-        Quiet, "id string, n int, timers int", "id string, n int",
+        Quiet,
+        "id string, n int, timers int",
+        "id string, n int",
         [[("timed", 1), ("b", 1)], [("timed", 1), ("timed", 2), ("b", 1)], [("timed", 1), ("b", 1)], [("b", 1)]],
-        {1: ["'timed', 3", "'timed expired', 3", "'b', 2"], 2: ["'timed', 1", "'timed expired', 1"],
-         3: ["'timed expired', -1"]},
-        time_mode="ProcessingTime"),
+        {
+            1: ["'timed', 3", "'timed expired', 3", "'b', 2"],
+            2: ["'timed', 1", "'timed expired', 1"],
+            3: ["'timed expired', -1"],
+        },
+        time_mode="ProcessingTime",
+    ),
     "time to live": Case(
-        Fading, "id string, state string, said string", "id string, n int", [[("a", 1)], [("a", 2), ("b", 1)], [("a", 3)]],
-        {1: ["'value_brief', 'tuple(bool False, NoneType None)'", "'list_long', 'tuple(bool True, list(tuple(int 1)))'"],
-         2: ["'value_ever', 'tuple(bool True, tuple(int 2))'"]}, time_mode="ProcessingTime"),
+        Fading,
+        "id string, state string, said string",
+        "id string, n int",
+        [[("a", 1)], [("a", 2), ("b", 1)], [("a", 3)]],
+        {
+            1: ["'value_brief', 'tuple(bool False, NoneType None)'", "'list_long', 'tuple(bool True, list(tuple(int 1)))'"],
+            2: ["'value_ever', 'tuple(bool True, tuple(int 2))'"],
+        },
+        time_mode="ProcessingTime",
+    ),
     "a watermark, but no event time": Case(
-        Witness, "said string", "id string, at timestamp", timed([("a", 20)], [("a", 4)], [("a", 2)]), {2: ["00:00:02"]},
-        delay="10 seconds"),
+        Witness,
+        "said string",
+        "id string, at timestamp",
+        timed([("a", 20)], [("a", 4)], [("a", 2)]),
+        {2: ["00:00:02"]},
+        delay="10 seconds",
+    ),
 }
 # By signature; the others are in `make long`. (`sessions` has a test of its own, too.)
 IN_MAKE_TEST = {
@@ -193,11 +315,21 @@ IN_MAKE_TEST = {
 
 
 def cases() -> list[Any]:
-    on_heap = [pytest.param(CASES[name], signature == "pandas", tg.heap(), id=f"{name}-{signature}",
-                            marks=() if name in now else pytest.mark.long)
-               for name in CASES for signature, now in IN_MAKE_TEST.items()]
-    on_rocksdb = [pytest.param(case, False, tg.rocksdb(memory="64 MB"), id=f"{name}-rows-rocksdb", marks=pytest.mark.long)
-                  for name, case in CASES.items()]
+    on_heap = [
+        pytest.param(
+            CASES[name],
+            signature == "pandas",
+            tg.heap(),
+            id=f"{name}-{signature}",
+            marks=() if name in now else pytest.mark.long,
+        )
+        for name in CASES
+        for signature, now in IN_MAKE_TEST.items()
+    ]
+    on_rocksdb = [
+        pytest.param(case, False, tg.rocksdb(memory="64 MB"), id=f"{name}-rows-rocksdb", marks=pytest.mark.long)
+        for name, case in CASES.items()
+    ]
     return on_heap + on_rocksdb
 
 
@@ -233,13 +365,26 @@ class Engines:
 
     def spark(self, grouped: GroupedData) -> DataFrame:
         run = grouped.transformWithStateInPandas if self.pandas else grouped.transformWithState
-        return run(self.case.processor(pandas=self.pandas), self.case.output, "Update", self.case.time_mode,
-                   self.case.initial_state(self.session))
+        return run(
+            self.case.processor(pandas=self.pandas),
+            self.case.output,
+            "Update",
+            self.case.time_mode,
+            self.case.initial_state(self.session),
+        )
 
     def tidegate(self, grouped: GroupedData, **options: Any) -> DataFrame:
         run = tg.transform_with_state_in_pandas if self.pandas else tg.transform_with_state
-        return run(grouped, self.case.processor(pandas=self.pandas), self.case.output, "Update", self.case.time_mode,
-                   self.case.initial_state(self.session), name="transform_with_state", **options)
+        return run(
+            grouped,
+            self.case.processor(pandas=self.pandas),
+            self.case.output,
+            "Update",
+            self.case.time_mode,
+            self.case.initial_state(self.session),
+            name="transform_with_state",
+            **options,
+        )
 
     def run(self, *, slots: int = 2, backend: Any = None) -> None:
         stream = self.case.frame(self.session, self.folder / "in")
@@ -255,8 +400,13 @@ class Engines:
         def take(batch: DataFrame, number: int) -> None:
             self.outputs[engine][number] = sorted(str(tuple(row)) for row in batch.collect())
 
-        patiently(lambda: run_query(frame.writeStream.foreachBatch(take).outputMode(mode).option(
-            "checkpointLocation", str(self.folder / f"{engine}-query"))))
+        patiently(
+            lambda: run_query(
+                frame.writeStream.foreachBatch(take)
+                .outputMode(mode)
+                .option("checkpointLocation", str(self.folder / f"{engine}-query"))
+            )
+        )
 
     def check(self) -> None:
         ours, theirs = self.outputs["tidegate"], self.outputs["spark"]
@@ -297,8 +447,10 @@ def test_a_batch_dataframe_gives_what_spark_gives(engines: Callable[..., Engines
     both = engines(CASES[name], pandas=pandas)
     both.case.write(both.folder / "in", range(1))
     frame = both.session.read.schema(both.case.input).json(str(both.folder / "in"))
-    ours, theirs = (sorted(str(tuple(row)) for row in result.collect())
-                    for result in (both.tidegate(frame.groupBy(*both.case.key)), both.spark(frame.groupBy(*both.case.key))))
+    ours, theirs = (
+        sorted(str(tuple(row)) for row in result.collect())
+        for result in (both.tidegate(frame.groupBy(*both.case.key)), both.spark(frame.groupBy(*both.case.key)))
+    )
     assert ours == theirs != []
 
 
@@ -309,44 +461,87 @@ def test_states_and_timers_of_sparks_go_on_here(engines: Callable[..., Engines])
     both.case.write(both.folder / "in", range(3))
     both.on_spark(both.case.frame(both.session, both.folder / "in").groupBy("id"))
     name, folder = "transform_with_state", str(both.folder / "spark-query")
-    sessions = (both.session.read.format("statestore").option("stateVarName", "session").load(folder)
-                .selectExpr("key.id", "value"))
+    sessions = (
+        both.session.read.format("statestore").option("stateVarName", "session").load(folder).selectExpr("key.id", "value")
+    )
     tg.write_state(sessions, str(both.folder / "one"), operator=name, state="session", key="id", job=name)
-    timers = (both.session.read.format("statestore").option("readRegisteredTimers", True).load(folder)
-              .selectExpr("key.id", "expiration_timestamp_ms AS at_ms"))
-    tg.write_state(timers, str(both.folder / "all"), base=str(both.folder / "one"), operator=name, state="__event_timers",
-                   key="id", add=True)
+    timers = (
+        both.session.read.format("statestore")
+        .option("readRegisteredTimers", True)
+        .load(folder)
+        .selectExpr("key.id", "expiration_timestamp_ms AS at_ms")
+    )
+    tg.write_state(
+        timers,
+        str(both.folder / "all"),
+        base=str(both.folder / "one"),
+        operator=name,
+        state="__event_timers",
+        key="id",
+        add=True,
+    )
     both.case.write(both.folder / "later", range(3, 5))
     grouped = both.case.frame(both.session, both.folder / "later").groupBy("id")
-    both.query("tidegate", both.tidegate(grouped, slots=2, start_from=str(both.folder / "all"),
-                                         snapshots=tg.Snapshots(to=str(both.folder / "state"))))
+    both.query(
+        "tidegate",
+        both.tidegate(
+            grouped, slots=2, start_from=str(both.folder / "all"), snapshots=tg.Snapshots(to=str(both.folder / "state"))
+        ),
+    )
     ended = [row for row in both.outputs["tidegate"][1] if "ended" in row]
     assert ended == ["('a ended', 10000, 50000, 4, '')", "('c ended', 30000, 30000, 1, '')"]
 
 
 @pytest.mark.long
 def test_what_follows_goes_by_an_event_time_of_the_output(engines: Callable[..., Engines]) -> None:
-    case = Case(First, "id string, first timestamp", "id string, at timestamp",
-                timed([("a", 10), ("b", 15)], [("a", 11), ("c", 25)], [("a", 5), ("d", 40)]),
-                {1: ["(datetime.datetime(1970, 1, 1, 0, 0, 10), 1)"], 2: ["(datetime.datetime(1970, 1, 1, 0, 0, 15), 1)"]},
-                time_mode="EventTime", delay="5 seconds")
+    case = Case(
+        First,
+        "id string, first timestamp",
+        "id string, at timestamp",
+        timed([("a", 10), ("b", 15)], [("a", 11), ("c", 25)], [("a", 5), ("d", 40)]),
+        {1: ["(datetime.datetime(1970, 1, 1, 0, 0, 10), 1)"], 2: ["(datetime.datetime(1970, 1, 1, 0, 0, 15), 1)"]},
+        time_mode="EventTime",
+        delay="5 seconds",
+    )
     both = engines(case)
     case.write(both.folder / "in", range(3))
     grouped = case.frame(both.session, both.folder / "in").groupBy("id")
-    both.query("tidegate", tg.transform_with_state(
-        grouped, First(), case.output, "Append", "EventTime", event_time_column="first", slots=2,
-        name="first", snapshots=tg.Snapshots(to=str(both.folder / "state"))).groupBy("first").count(), mode="append")
-    both.query("spark", grouped.transformWithState(
-        First(), case.output, "Append", "EventTime", eventTimeColumnName="first").groupBy("first").count(), mode="append")
+    both.query(
+        "tidegate",
+        tg.transform_with_state(
+            grouped,
+            First(),
+            case.output,
+            "Append",
+            "EventTime",
+            event_time_column="first",
+            slots=2,
+            name="first",
+            snapshots=tg.Snapshots(to=str(both.folder / "state")),
+        )
+        .groupBy("first")
+        .count(),
+        mode="append",
+    )
+    both.query(
+        "spark",
+        grouped.transformWithState(First(), case.output, "Append", "EventTime", eventTimeColumnName="first")
+        .groupBy("first")
+        .count(),
+        mode="append",
+    )
     both.check()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("command", "theirs", "ours"), [
-    ("timer", "timeMode=NoTime", "timers need a time"),
-    ("value set short", "STRUCT_ARRAY_LENGTH_MISMATCH", r"is no struct<n: int, text: string>"),
-    ("map set short", "STRUCT_ARRAY_LENGTH_MISMATCH", r"a key of the map is a tuple of \(word string, part int\)"),
-])
+@pytest.mark.parametrize(
+    ("command", "theirs", "ours"),
+    [
+        ("timer", "timeMode=NoTime", "timers need a time"),
+        ("value set short", "STRUCT_ARRAY_LENGTH_MISMATCH", r"is no struct<n: int, text: string>"),
+        ("map set short", "STRUCT_ARRAY_LENGTH_MISMATCH", r"a key of the map is a tuple of \(word string, part int\)"),
+    ],
+)
 def test_both_refuse(engines: Callable[..., Engines], command: str, theirs: str, ours: str) -> None:
     both = engines(CASES["every method"])
     grouped = both.session.createDataFrame([("a", [command])], both.case.input).groupBy("id")

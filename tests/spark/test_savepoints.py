@@ -19,8 +19,14 @@ ROWS = 30_000
 
 
 def ledger(folder: Path, spark: SparkSession, *, to: str, **rest: Any) -> tg.Handle:
-    job = tg.Job("job", spark, slots=2, restart=tg.FixedDelay(attempts=3, delay_ms=0),
-                 snapshots=tg.Snapshots(to=str(folder / to), every="200 ms"), **rest)
+    job = tg.Job(
+        "job",
+        spark,
+        slots=2,
+        restart=tg.FixedDelay(attempts=3, delay_ms=0),
+        snapshots=tg.Snapshots(to=str(folder / to), every="200 ms"),
+        **rest,
+    )
     build_ledger(job, tg.sinks.parquet(folder / "out"), rows=ROWS, rate=3_000, gate=folder / "gate")
     return job.start()
 

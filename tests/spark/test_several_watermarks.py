@@ -29,16 +29,32 @@ class TwoStreams(Case):
 
     def frame(self, session: SparkSession, folder: Path) -> DataFrame:
         stream = super().frame(session, folder)
-        return stream.where("id < 'm'").withWatermark("at", "10 seconds").union(
-            stream.where("id >= 'm'").withWatermark("at", "1 second"))
+        return (
+            stream.where("id < 'm'")
+            .withWatermark("at", "10 seconds")
+            .union(stream.where("id >= 'm'").withWatermark("at", "1 second"))
+        )
 
 
 CASE = TwoStreams(
-    HighWater, "id string, at_ms long, watermark_ms long", "id string, at timestamp",
-    timed([("a", 20), ("z", 5)], [("b", 4), ("y", 3)], [("c", 60), ("y", 30)], [("d", 25), ("y", 28), ("z", 31)],
-          [("a", 8)], [("z", 90), ("x", 40)], [("b", 51), ("x", 89)], [("c", 45), ("x", 50)], [("y", 95), ("a", 99)],
-          [("a", 50), ("z", 94)]),
-    {}, time_mode="EventTime")
+    HighWater,
+    "id string, at_ms long, watermark_ms long",
+    "id string, at timestamp",
+    timed(
+        [("a", 20), ("z", 5)],
+        [("b", 4), ("y", 3)],
+        [("c", 60), ("y", 30)],
+        [("d", 25), ("y", 28), ("z", 31)],
+        [("a", 8)],
+        [("z", 90), ("x", 40)],
+        [("b", 51), ("x", 89)],
+        [("c", 45), ("x", 50)],
+        [("y", 95), ("a", 99)],
+        [("a", 50), ("z", 94)],
+    ),
+    {},
+    time_mode="EventTime",
+)
 
 
 class KilledOnce(HighWater):
@@ -58,17 +74,24 @@ class KilledOnce(HighWater):
 @pytest.fixture
 def session(spark: SparkSession) -> SparkSession:
     session = spark.newSession()
-    for name, value in {"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC",
-                        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-                        "spark.sql.streaming.stateStore.providerClass":
-                        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}.items():
+    for name, value in {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    }.items():
         session.conf.set(name, value)
     return session
 
 
-@pytest.mark.parametrize(("policy", "backend"), [
-    pytest.param("min", tg.heap(), id="min"), pytest.param("max", tg.heap(), id="max", marks=LONG),
-    pytest.param("min", tg.rocksdb(memory="64 MB"), id="min-rocksdb", marks=LONG)])
+@pytest.mark.parametrize(
+    ("policy", "backend"),
+    [
+        pytest.param("min", tg.heap(), id="min"),
+        pytest.param("max", tg.heap(), id="max", marks=LONG),
+        pytest.param("min", tg.rocksdb(memory="64 MB"), id="min-rocksdb", marks=LONG),
+    ],
+)
 def test_what_several_watermarks_come_to_is_sparks(session: SparkSession, tmp_path: Path, policy: str, backend: Any) -> None:
     """With a process that is killed, and a query that is started again at another number of slots."""
     session.conf.set(POLICY, policy)
@@ -79,8 +102,10 @@ def test_what_several_watermarks_come_to_is_sparks(session: SparkSession, tmp_pa
         killed: Callable[..., Any] = partial(KilledOnce, tmp_path)
         ours = Engines(replace(CASE, processor=killed), pandas=False, session=session, folder=tmp_path)
         ours.outputs = both.outputs
-        ours.query("tidegate", ours.tidegate(frame, slots=slots, backend=backend,
-                                             snapshots=tg.Snapshots(to=str(tmp_path / "state"))))
+        ours.query(
+            "tidegate",
+            ours.tidegate(frame, slots=slots, backend=backend, snapshots=tg.Snapshots(to=str(tmp_path / "state"))),
+        )
         both.on_spark(frame)
     assert struck(tmp_path) == {"89 seconds"}
     both.check()
@@ -97,6 +122,8 @@ def test_batches_without_data_move_several_watermarks_too(session: SparkSession,
     both = Engines(CASE, pandas=False, session=session, folder=tmp_path)
     CASE.write(tmp_path / "in", range(len(CASE.batches)))
     both.run()
-    ours, theirs = ([row for number in sorted(found) for row in found[number]]
-                    for found in (both.outputs["tidegate"], both.outputs["spark"]))
+    ours, theirs = (
+        [row for number in sorted(found) for row in found[number]]
+        for found in (both.outputs["tidegate"], both.outputs["spark"])
+    )
     assert ours == theirs != []

@@ -57,7 +57,8 @@ def test_a_state_is_a_dataframe(session: SparkSession, made: Made) -> None:
     count = load(session, made.path, state="count")
     assert count.schema.simpleString() == "struct<key:string,value:bigint,key_group:int,epoch:bigint>"
     assert {(row.key, row.value) for row in count.collect()} == {
-        (f"k{i}", 200 if i == 2 else i) for i in range(KEYS) if i != 1}
+        (f"k{i}", 200 if i == 2 else i) for i in range(KEYS) if i != 1
+    }
     assert count.where(f"key_group <> pmod(xxhash64(key), {GROUPS})").count() == 0
     scores = load(session, made.path, state="scores").orderBy("map_key").drop("key_group", "epoch")
     assert [tuple(row) for row in scores.collect()] == [("a", "x", 1.0), ("a", "y", 2.0), ("b", "z", 3.0)]
@@ -100,57 +101,77 @@ def test_queries_on_one_dataframe_do_not_disturb_each_other(session: SparkSessio
     assert count.count() == KEYS - 1
     assert some.union(others).count() == KEYS - 1
     count.createOrReplaceTempView("count_view")
-    assert session.sql("select (select count(*) from count_view where key = 'k7'), (select count(*) from count_view)"
-                       ).collect()[0][:] == (1, KEYS - 1)
+    assert session.sql(
+        "select (select count(*) from count_view where key = 'k7'), (select count(*) from count_view)"
+    ).collect()[0][:] == (1, KEYS - 1)
 
 
 def test_what_changed_is_a_dataframe(session: SparkSession, made: Made) -> None:
     for diff in (1, made.manifest_path(1)):
         changes = load(session, made.path, state="count", diff=diff)
         assert {(row.change, row.key, row.before, row.after) for row in changes.collect()} == {
-            ("removed", "k1", 1, None), ("changed", "k2", 2, 200)}
+            ("removed", "k1", 1, None),
+            ("changed", "k2", 2, 200),
+        }
     items = load(session, made.path, state="offsets", diff=1).collect()
     assert {(row.change, row.before, row.after) for row in items} == {("removed", 6, None), ("added", None, 7)}
 
 
 def test_the_manifests_are_tables_too_and_sql_works(session: SparkSession, made: Made) -> None:
-    session.sql(f"CREATE OR REPLACE TEMPORARY VIEW the_states USING tidegate "
-                f"OPTIONS (path '{made.path}', table 'states', epoch '1')")
+    session.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW the_states USING tidegate OPTIONS (path '{made.path}', table 'states', epoch '1')"
+    )
     assert session.sql("select state, rows from the_states where kind = 'keyed' order by state").collect() == [
-        ("count", KEYS), ("scores", 1)]
+        ("count", KEYS),
+        ("scores", 1),
+    ]
     session.sql(f"CREATE OR REPLACE TEMPORARY VIEW counted USING tidegate OPTIONS (path '{made.path}', state 'count')")
     assert session.sql("select sum(value) from counted where key in ('k5', 'k6')").collect()[0][0] == 11
     snapshots = load(session, made.path, table="snapshots").orderBy("epoch").collect()
     assert [(row.epoch, row.created) for row in snapshots] == [
-        (epoch, datetime.fromtimestamp(1_700_000_000 + epoch / 1000)) for epoch in (1, 2)]
+        (epoch, datetime.fromtimestamp(1_700_000_000 + epoch / 1000)) for epoch in (1, 2)
+    ]
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    ({"state": "cuont"}, "no state 'cuont'.*\n.*state 'count': keyed value long by string"),
-    ({}, "say which state is meant"),
-    ({"stat": "x"}, "no option 'stat', did you mean 'state'"),
-    ({"table": "counts"}, "there are 'snapshots', 'operators'"),
-    ({"state": "count", "epoch": "newest"}, "give a whole number"),
-    ({"state": "count", "table": "states"}, "stands alone"),
-])
-def test_what_makes_no_sense_is_told_when_it_is_loaded(session: SparkSession, made: Made, options: dict[str, str],
-                                                       says: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"state": "cuont"}, "no state 'cuont'.*\n.*state 'count': keyed value long by string"),
+        ({}, "say which state is meant"),
+        ({"stat": "x"}, "no option 'stat', did you mean 'state'"),
+        ({"table": "counts"}, "there are 'snapshots', 'operators'"),
+        ({"state": "count", "epoch": "newest"}, "give a whole number"),
+        ({"state": "count", "table": "states"}, "stands alone"),
+    ],
+)
+def test_what_makes_no_sense_is_told_when_it_is_loaded(
+    session: SparkSession, made: Made, options: dict[str, str], says: str
+) -> None:
     with pytest.raises(AnalysisException, match=says):
         load(session, made.path, **options)
 
 
-@pytest.mark.parametrize(("path", "options", "error", "says"), [
-    ("", {"state": "cuont"}, NotFound, r"has no state 'cuont' \(did you mean 'count'\?\)\. Give one of these:\n  operator"),
-    ("", {"state": "count", "operator": "cuonting"}, NotFound, r"no operator 'cuonting' \(did you mean 'counting'\?\)"),
-    ("", {"state": "count", "epoch": 7}, NotFound, r"epoch 7 is not a complete snapshot in .*; there are: 1, 2"),
-    ("", {"state": "count", "per": "row"}, JobError, "a row is for each 'entry' of a list or map, or for each 'key'"),
-    ("none", {"state": "count"}, NotFound, r"nothing is there\. Give the folder of a savepoint, or a job's folder"),
-    ("state", {"state": "count"}, NotFound, r"it holds other files\. Give the folder of a savepoint, or a job's folder"),
-    ("..", {"state": "count"}, NotFound, "has folders of the jobs .*: give the path of one, such as file://"),
-    ("state/file", {"state": "count"}, NotFound, "no snapshots in .*A part of the path is a file and not a folder"),
-])
-def test_read_state_says_what_there_is_in_its_own_words(session: SparkSession, made: Made, path: str,
-                                                        options: dict[str, Any], error: type[Exception], says: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "options", "error", "says"),
+    [
+        (
+            "",
+            {"state": "cuont"},
+            NotFound,
+            r"has no state 'cuont' \(did you mean 'count'\?\)\. Give one of these:\n  operator",
+        ),
+        ("", {"state": "count", "operator": "cuonting"}, NotFound, r"no operator 'cuonting' \(did you mean 'counting'\?\)"),
+        ("", {"state": "count", "epoch": 7}, NotFound, r"epoch 7 is not a complete snapshot in .*; there are: 1, 2"),
+        ("", {"state": "count", "per": "row"}, JobError, "a row is for each 'entry' of a list or map, or for each 'key'"),
+        ("none", {"state": "count"}, NotFound, r"nothing is there\. Give the folder of a savepoint, or a job's folder"),
+        ("state", {"state": "count"}, NotFound, r"it holds other files\. Give the folder of a savepoint, or a job's folder"),
+        ("..", {"state": "count"}, NotFound, "has folders of the jobs .*: give the path of one, such as file://"),
+        ("state/file", {"state": "count"}, NotFound, "no snapshots in .*A part of the path is a file and not a folder"),
+    ],
+)
+def test_read_state_says_what_there_is_in_its_own_words(
+    session: SparkSession, made: Made, path: str, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
     folder = Path(str(made.path))
     (folder / "state" / "file").write_bytes(b"")
     state = options.pop("state")
@@ -167,8 +188,11 @@ def test_spark_shows_no_frames_of_ours_with_what_cant_be_loaded(session: SparkSe
 
 
 def test_options_of_keys_are_checked(made: Made) -> None:
-    for options, says in (({"keys": "k7"}, "not JSON"), ({"keys": "[7]"}, r"a key is \(key string\)"),
-                          ({"key_groups": "3-x"}, "write numbers and ranges")):
+    for options, says in (
+        ({"keys": "k7"}, "not JSON"),
+        ({"keys": "[7]"}, r"a key is \(key string\)"),
+        ({"key_groups": "3-x"}, "write numbers and ranges"),
+    ):
         request = requested({"path": str(made.path), "state": "count", **options})
         table = request.open()[1]
         assert table.keys is not None
@@ -180,21 +204,25 @@ def test_options_of_keys_are_checked(made: Made) -> None:
 
 def test_filters_that_a_later_spark_may_hand_over(made: Made) -> None:
     group = ("key_group",)
-    for condition, expected in ((EqualTo(group, 3), {3}), (In(group, (1, 2, None)), {1, 2}),
-                                (GreaterThan(group, 13), {14, 15}), (GreaterThanOrEqual(group, 14), {14, 15}),
-                                (LessThan(group, 2), {0, 1}), (LessThanOrEqual(group, -1), set())):
+    for condition, expected in (
+        (EqualTo(group, 3), {3}),
+        (In(group, (1, 2, None)), {1, 2}),
+        (GreaterThan(group, 13), {14, 15}),
+        (GreaterThanOrEqual(group, 14), {14, 15}),
+        (LessThan(group, 2), {0, 1}),
+        (LessThanOrEqual(group, -1), set()),
+    ):
         assert set(groups_within(condition) or ()) & set(range(GROUPS)) == expected
     assert groups_within(Not(EqualTo(group, 3))) is None and groups_within(EqualTo(("key",), 3)) is None
     request = requested({"path": str(made.path), "state": "count"})
     keys = request.open()[1].keys
     assert keys is not None
     assert groups_of_keys([EqualTo(("key",), "k7")], keys, GROUPS) == {group_of("k7")}
-    assert groups_of_keys([In(("key",), ("k7", "k8")), IsNull(("value",))], keys, GROUPS) == {
-        group_of("k7"), group_of("k8")}
+    assert groups_of_keys([In(("key",), ("k7", "k8")), IsNull(("value",))], keys, GROUPS) == {group_of("k7"), group_of("k8")}
     assert groups_of_keys([EqualNullSafe(("key",), None)], keys, GROUPS) == {group_of(None)}
     assert groups_of_keys([EqualTo(("key",), 7)], keys, GROUPS) is None
     assert groups_of_keys([GreaterThan(("key",), "k")], keys, GROUPS) is None
-    reader = PushingReader(request, None, None)     # type: ignore[arg-type]
+    reader = PushingReader(request, None, None)  # type: ignore[arg-type]
     left = list(reader.pushFilters([EqualTo(("key",), "k7"), LessThan(group, GROUPS), IsNull(("value",))]))
     assert left == [EqualTo(("key",), "k7"), IsNull(("value",))]
     assert [part.value for part in reader.partitions()] == [((group_of("k7"), group_of("k7") + 1),)]
@@ -217,13 +245,26 @@ class Count(tg.KeyedProcess):
         yield ctx.key, -at, [], 0
 
 
-def counting(spark: SparkSession, folder: Path, *, to: str, out: str = "out", backend: Any = None, rows: int = 20,
-             **rest: Any) -> tg.Job:
-    job = tg.Job("counting", spark, slots=2, restart=tg.NoRestart(), backend=backend,
-                 snapshots=tg.Snapshots(to=str(folder / to), every=None), **rest)
-    (job.source("in", tg.sources.generator(make_row=lambda number: (number % 10,), schema="key long", rows=rows, splits=1))
-        .key_by("key").process("count", Count(), returns="key long, n long, recent array<string>, x long")
-        .to("out", tg.sinks.parquet(folder / out)))
+def counting(
+    spark: SparkSession, folder: Path, *, to: str, out: str = "out", backend: Any = None, rows: int = 20, **rest: Any
+) -> tg.Job:
+    job = tg.Job(
+        "counting",
+        spark,
+        slots=2,
+        restart=tg.NoRestart(),
+        backend=backend,
+        snapshots=tg.Snapshots(to=str(folder / to), every=None),
+        **rest,
+    )
+    (
+        job.source(
+            "in", tg.sources.generator(make_row=lambda number: (number % 10,), schema="key long", rows=rows, splits=1)
+        )
+        .key_by("key")
+        .process("count", Count(), returns="key long, n long, recent array<string>, x long")
+        .to("out", tg.sinks.parquet(folder / out))
+    )
     return job
 
 
@@ -239,13 +280,17 @@ def test_a_job_goes_on_from_what_spark_wrote(session: SparkSession, tmp_path: Pa
     items = session.createDataFrame([(3, 1, "b"), (3, 0, "a"), (4, 0, "c")], "key long, position int, value string")
     tg.write_state(items, str(tmp_path / "two"), base=str(tmp_path / "one"), operator="count", state=Count.recent, add=True)
     ends = datetime(2100, 1, 1, tzinfo=UTC)
-    kinds = session.createDataFrame([(3, "x", 7, ends), (3, "y", 8, ends), (5, "x", 9, datetime(2001, 1, 1, tzinfo=UTC))],
-                                    "key long, map_key string, value long, expires timestamp")
-    tg.write_state(kinds, str(tmp_path / "three"), base=str(tmp_path / "two"), operator="count", state=Count.by_kind,
-                   add=True)
+    kinds = session.createDataFrame(
+        [(3, "x", 7, ends), (3, "y", 8, ends), (5, "x", 9, datetime(2001, 1, 1, tzinfo=UTC))],
+        "key long, map_key string, value long, expires timestamp",
+    )
+    tg.write_state(
+        kinds, str(tmp_path / "three"), base=str(tmp_path / "two"), operator="count", state=Count.by_kind, add=True
+    )
     timers = session.createDataFrame([(6, 5_000), (6, 4_000)], "key long, at_ms long")
-    tg.write_state(timers, str(tmp_path / "four"), base=str(tmp_path / "three"), operator="count", state="__event_timers",
-                   add=True)
+    tg.write_state(
+        timers, str(tmp_path / "four"), base=str(tmp_path / "three"), operator="count", state="__event_timers", add=True
+    )
     assert run("snapshots", "verify", tmp_path / "four").exit_code == 0
 
     for backend, to in ((tg.heap(), "heap"), (tg.rocksdb(memory="64 MB"), "rocks")):
@@ -273,7 +318,8 @@ def test_one_state_is_rewritten_from_itself(session: SparkSession, tmp_path: Pat
     assert run("snapshots", "verify", tmp_path / "sp").exit_code == 0
     changes = tg.read_state(session, str(tmp_path / "sp"), "count", diff=base).collect()
     assert {(row.change, row.key, row.before, row.after) for row in changes} == {
-        ("changed" if key < 5 else "removed", key, 10, 20 if key < 5 else None) for key in range(10)}
+        ("changed" if key < 5 else "removed", key, 10, 20 if key < 5 else None) for key in range(10)
+    }
     point = find_restore_point(str(tmp_path / "sp"))
     assert set(point.manifest.operators) >= {"in", "count", "out"} and point.is_savepoint
     counting(session, tmp_path, to="next", rows=120, restore_from=str(tmp_path / "sp")).run()
@@ -286,8 +332,11 @@ def test_one_state_is_rewritten_from_itself(session: SparkSession, tmp_path: Pat
 
 
 def test_keys_of_several_columns(session: SparkSession, tmp_path: Path) -> None:
-    rows = session.range(200).select((F.col("id") % 7).cast("string").alias("shop"), F.col("id").alias("order"),
-                                     F.struct(F.col("id").alias("n")).alias("value"))
+    rows = session.range(200).select(
+        (F.col("id") % 7).cast("string").alias("shop"),
+        F.col("id").alias("order"),
+        F.struct(F.col("id").alias("n")).alias("value"),
+    )
     path = str(tmp_path / "sp")
     tg.write_state(rows, path, operator="op", state="s", key=["shop", "order"], parallelism=3, key_group_count=10)
     assert run("snapshots", "verify", path).exit_code == 0
@@ -316,22 +365,40 @@ def test_what_can_not_be_written_is_told_and_leaves_nothing(session: SparkSessio
         tg.write_state(rows.union(rows), to, operator="counting", state="count")
     assert not Path(to).exists()
     entries = {
-        "position": (r"position 1 of the key \(?'a'", [("a", 0, "x"), ("a", 1, "y"), ("b", 1, "y"), ("a", 1, "z")],
-                     "key string, position int, value string"),
-        "map_key": (r"map_key one of the key 'a'", [("a", "one", 1), ("b", "one", 1), ("a", "one", 1)],
-                    "key string, map_key string, value long"),
-        "timer": (r"timer at 5000 of the key 'a'", [("a", 5_000), ("b", 5_000), ("a", 5_000), ("a", 4_000)],
-                  "key string, at_ms long"),
-        "timers": (r"timer at 5000 of the key 'a'", [("b", [5_000]), ("a", [5_000, 4_000, 5_000])],
-                   "key string, value array<long>")}
+        "position": (
+            r"position 1 of the key \(?'a'",
+            [("a", 0, "x"), ("a", 1, "y"), ("b", 1, "y"), ("a", 1, "z")],
+            "key string, position int, value string",
+        ),
+        "map_key": (
+            r"map_key one of the key 'a'",
+            [("a", "one", 1), ("b", "one", 1), ("a", "one", 1)],
+            "key string, map_key string, value long",
+        ),
+        "timer": (
+            r"timer at 5000 of the key 'a'",
+            [("a", 5_000), ("b", 5_000), ("a", 5_000), ("a", 4_000)],
+            "key string, at_ms long",
+        ),
+        "timers": (
+            r"timer at 5000 of the key 'a'",
+            [("b", [5_000]), ("a", [5_000, 4_000, 5_000])],
+            "key string, value array<long>",
+        ),
+    }
     for name, (says, doubled, columns) in entries.items():
         state = "__event_timers" if name.startswith("timer") else f"by_{name}"
         more: dict[str, Any] = {"base": base, "add": True} if name in ("position", "timer") else {}
         if name == "map_key":
             session.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
         with pytest.raises(JobError, match=f"{says}.* is there more than once"):
-            tg.write_state(session.createDataFrame(doubled, columns).repartition(len(doubled)), to, operator="counting",
-                           state=state, **more)
+            tg.write_state(
+                session.createDataFrame(doubled, columns).repartition(len(doubled)),
+                to,
+                operator="counting",
+                state=state,
+                **more,
+            )
         session.conf.unset("spark.sql.mapKeyDedupPolicy")
         if name == "position":
             for beside in ((), (("a", 2, "y"),)):

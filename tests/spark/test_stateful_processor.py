@@ -93,8 +93,14 @@ class Everything(StatefulProcessor):
             self.by_amount.updateValue((row.amount,), (1 if times is None else times[0] + 1, key[0]))
             self.by_both.updateValue((row.amount, key[0]), (1,))
         self.all.appendList([(100,), (200,)])
-        told += [list(self.all.get()), sorted(self.by_amount.iterator()), sorted(self.by_both.keys()),
-                 self.by_amount.containsKey((1,)), self.by_both.containsKey((1, "b")), sorted(self.by_amount.values())]
+        told += [
+            list(self.all.get()),
+            sorted(self.by_amount.iterator()),
+            sorted(self.by_both.keys()),
+            self.by_amount.containsKey((1,)),
+            self.by_both.containsKey((1, "b")),
+            sorted(self.by_amount.values()),
+        ]
         self.by_amount.removeKey((1,))
         self.all.put(list(self.all.get())[:1])
         told += [sorted(self.by_amount.keys()), list(self.all.get())]
@@ -111,13 +117,23 @@ class Timed(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for row in rows:
             self.handle.registerTimer(row.amount)
-            yield Row(key=key[0], what="row", at=row.amount, watermark=timerValues.getCurrentWatermarkInMs(),
-                      timers=list(self.handle.listTimers()))
+            yield Row(
+                key=key[0],
+                what="row",
+                at=row.amount,
+                watermark=timerValues.getCurrentWatermarkInMs(),
+                timers=list(self.handle.listTimers()),
+            )
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         timers = list(self.handle.listTimers())
-        yield Row(key=key[0], what="timer", at=expiredTimerInfo.getExpiryTimeInMs(),
-                  watermark=timerValues.getCurrentWatermarkInMs(), timers=timers)
+        yield Row(
+            key=key[0],
+            what="timer",
+            at=expiredTimerInfo.getExpiryTimeInMs(),
+            watermark=timerValues.getCurrentWatermarkInMs(),
+            timers=timers,
+        )
 
 
 TIMED = "key string, what string, at long, watermark long, timers array<long>"
@@ -163,8 +179,14 @@ class Desk:
 
     def add(self, *rows: tuple[str, int] | tuple[str, int, int]) -> None:
         """Of key, amount and second."""
-        lines = [json.dumps({"key": key, "amount": amount, "at": f"1970-01-01T00:{rest[0] // 60:02}:{rest[0] % 60:02}Z"}
-                            if rest else {"key": key, "amount": amount}) for key, amount, *rest in rows]
+        lines = [
+            json.dumps(
+                {"key": key, "amount": amount, "at": f"1970-01-01T00:{rest[0] // 60:02}:{rest[0] % 60:02}Z"}
+                if rest
+                else {"key": key, "amount": amount}
+            )
+            for key, amount, *rest in rows
+        ]
         path = self.folder / f"{self.files}.json"
         path.write_text("\n".join(lines))
         os.utime(path, (1e9 + self.files, 1e9 + self.files))
@@ -174,15 +196,35 @@ class Desk:
     def stream(self) -> DataFrame:
         return self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self.folder / "in"))
 
-    def transform(self, processor: StatefulProcessor, output: str, *more: Any, data: DataFrame | None = None,
-                  in_pandas: bool = False, slots: int = 2, **rest: Any) -> DataFrame:
+    def transform(
+        self,
+        processor: StatefulProcessor,
+        output: str,
+        *more: Any,
+        data: DataFrame | None = None,
+        in_pandas: bool = False,
+        slots: int = 2,
+        **rest: Any,
+    ) -> DataFrame:
         function = tg.transform_with_state_in_pandas if in_pandas else tg.transform_with_state
-        return function((self.stream() if data is None else data).groupBy("key"), processor, output, *more, name="sums",
-                        slots=slots, snapshots=tg.Snapshots(to=str(self.folder / "snapshots")), **rest)
+        return function(
+            (self.stream() if data is None else data).groupBy("key"),
+            processor,
+            output,
+            *more,
+            name="sums",
+            slots=slots,
+            snapshots=tg.Snapshots(to=str(self.folder / "snapshots")),
+            **rest,
+        )
 
     def run(self, frame: DataFrame) -> None:
-        query = (frame.writeStream.format("parquet").option("checkpointLocation", str(self.folder / "checkpoint"))
-                 .trigger(availableNow=True).start(str(self.folder / "out")))
+        query = (
+            frame.writeStream.format("parquet")
+            .option("checkpointLocation", str(self.folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(self.folder / "out"))
+        )
         try:
             assert query.awaitTermination(240)
         finally:
@@ -213,7 +255,7 @@ def test_a_query_goes_on_after_a_restart_with_other_slots(desk: Desk, in_pandas:
     assert sorted((row.key, row.value.sum) for row in state.collect()) == [("a", 8), ("b", 21), ("c", 7)]
 
 
-@pytest.mark.long      # as on Spark's engine: test_processors_on_both_engines.py, likewise below
+@pytest.mark.long  # as on Spark's engine: test_processors_on_both_engines.py, likewise below
 def test_an_initial_state_is_there_in_the_first_micro_batch(desk: Desk) -> None:
     initial = desk.spark.createDataFrame([("a", 100), ("z", 50)], "name string, start long").groupBy("name")
     desk.add(("a", 1))
@@ -228,26 +270,39 @@ def test_an_initial_state_is_there_in_the_first_micro_batch(desk: Desk) -> None:
 def test_timers_of_event_time_and_late_rows(desk: Desk, backend: Any) -> None:
     for amount, second in ((9000, 10), (20_000, 20), (1, 8), (12_000, 25)):
         desk.add(("a", amount, second))
-    frame = desk.transform(Timed(), TIMED, "Append", "EventTime", data=desk.stream().withWatermark("at", "1 second"),
-                           backend=backend)
+    frame = desk.transform(
+        Timed(), TIMED, "Append", "EventTime", data=desk.stream().withWatermark("at", "1 second"), backend=backend
+    )
     desk.run(frame)
     # Watermarks are 0, 9, 19, 19 and then 24 seconds. The third row is late by 9, the last one's timer due at once.
     assert desk.rows() == [
-        ("a", "row", 9000, 0, [9000]), ("a", "row", 12_000, 19_000, [12_000, 20_000]),
+        ("a", "row", 9000, 0, [9000]),
+        ("a", "row", 12_000, 19_000, [12_000, 20_000]),
         ("a", "row", 20_000, 9000, [9000, 20_000]),
-        ("a", "timer", 9000, 9000, [9000, 20_000]), ("a", "timer", 12_000, 19_000, [12_000, 20_000]),
-        ("a", "timer", 20_000, 24_000, [20_000])]
+        ("a", "timer", 9000, 9000, [9000, 20_000]),
+        ("a", "timer", 12_000, 19_000, [12_000, 20_000]),
+        ("a", "timer", 20_000, 24_000, [20_000]),
+    ]
 
 
 def test_timers_fire_in_micro_batches_without_data_where_what_follows_makes_spark_run_them(desk: Desk) -> None:
     for second in (10, 20):
         desk.add(("a", 1000 * second, second))
-    frame = desk.transform(TimedWithMoments(), TIMED + ", moment timestamp", "Append", "EventTime",
-                           data=desk.stream().withWatermark("at", "0 seconds"), event_time_column="moment")
+    frame = desk.transform(
+        TimedWithMoments(),
+        TIMED + ", moment timestamp",
+        "Append",
+        "EventTime",
+        data=desk.stream().withWatermark("at", "0 seconds"),
+        event_time_column="moment",
+    )
     desk.run(frame.dropDuplicatesWithinWatermark(["key", "what", "at"]).drop("moment"))
     assert desk.rows() == [
-        ("a", "row", 10_000, 0, [10_000]), ("a", "row", 20_000, 10_000, [10_000, 20_000]),
-        ("a", "timer", 10_000, 10_000, [10_000, 20_000]), ("a", "timer", 20_000, 20_000, [20_000])]
+        ("a", "row", 10_000, 0, [10_000]),
+        ("a", "row", 20_000, 10_000, [10_000, 20_000]),
+        ("a", "timer", 10_000, 10_000, [10_000, 20_000]),
+        ("a", "timer", 20_000, 20_000, [20_000]),
+    ]
 
 
 @pytest.mark.long
@@ -257,8 +312,16 @@ def test_state_with_a_ttl_is_forgotten(desk: Desk, backend: Any) -> None:
     for slots in (2, 1):
         desk.add(("a", 1))
         desk.add(("a", 1))
-        desk.run(desk.transform(Forgets(), "key string, short boolean, long boolean", "Update", "ProcessingTime",
-                                slots=slots, backend=backend))
+        desk.run(
+            desk.transform(
+                Forgets(),
+                "key string, short boolean, long boolean",
+                "Update",
+                "ProcessingTime",
+                slots=slots,
+                backend=backend,
+            )
+        )
     assert desk.rows() == [("a", False, False), *3 * [("a", False, True)]]
 
 
@@ -270,31 +333,56 @@ def test_a_batch_with_an_initial_state(spark: SparkSession, in_pandas: bool) -> 
     data = spark.range(0, 1000).selectExpr("concat('k', id % 7) as key", "id as amount")
     initial = spark.createDataFrame([("k0", 10**6), ("k9", 5)], "key string, start long").groupBy("key")
     function = tg.transform_with_state_in_pandas if in_pandas else tg.transform_with_state
-    found = function(data.groupBy("key"), statefulProcessor=PandasSums() if in_pandas else Sums(), outputStructType=SUMS,
-                     outputMode="Append", timeMode="None", initialState=initial, slots=2).collect()
-    expected = [(f"k{each}", sum(range(each, 1000, 7)) + (10**6 if each == 0 else 0), len(range(each, 1000, 7)))
-                for each in range(7)]
+    found = function(
+        data.groupBy("key"),
+        statefulProcessor=PandasSums() if in_pandas else Sums(),
+        outputStructType=SUMS,
+        outputMode="Append",
+        timeMode="None",
+        initialState=initial,
+        slots=2,
+    ).collect()
+    expected = [
+        (f"k{each}", sum(range(each, 1000, 7)) + (10**6 if each == 0 else 0), len(range(each, 1000, 7))) for each in range(7)
+    ]
     assert sorted(map(tuple, found)) == expected
 
 
 @pytest.mark.parametrize("backend", [HEAP, ROCKSDB])
 def test_all_kinds_of_state_in_a_batch(spark: SparkSession, backend: Any) -> None:
     data = spark.createDataFrame([("a", 1), ("a", 2), ("a", 1)], "key string, amount long").coalesce(1)
-    (row,) = tg.transform_with_state(data.groupBy("key"), Everything(), "key string, told string", slots=1,
-                                     backend=backend).collect()
+    (row,) = tg.transform_with_state(
+        data.groupBy("key"), Everything(), "key string, told string", slots=1, backend=backend
+    ).collect()
     assert json.loads(row.told) == [
-        False, None, False, False, [[1], [2], [1], [100], [200]], [[[1], [2, "a"]], [[2], [1, "a"]]],
-        [[1, "a"], [2, "a"]], True, False, [[1, "a"], [2, "a"]], [[2]], [[1]]]
+        False,
+        None,
+        False,
+        False,
+        [[1], [2], [1], [100], [200]],
+        [[[1], [2, "a"]], [[2], [1, "a"]]],
+        [[1, "a"], [2, "a"]],
+        True,
+        False,
+        [[1, "a"], [2, "a"]],
+        [[2]],
+        [[1]],
+    ]
 
 
 @pytest.mark.parametrize("backend", [HEAP, ROCKSDB])
 def test_timers_of_processing_time_in_a_batch(spark: SparkSession, backend: Any) -> None:
     data = spark.createDataFrame([("a", 5), ("a", 4), ("b", 2**60)], "key string, amount long").coalesce(1)
-    found = tg.transform_with_state(data.groupBy("key"), Timed(), TIMED, "Append", "ProcessingTime", slots=2,
-                                    backend=backend).collect()
+    found = tg.transform_with_state(
+        data.groupBy("key"), Timed(), TIMED, "Append", "ProcessingTime", slots=2, backend=backend
+    ).collect()
     assert sorted(map(tuple, found)) == [
-        ("a", "row", 4, -1, [4, 5]), ("a", "row", 5, -1, [5]), ("a", "timer", 4, -1, [4, 5]), ("a", "timer", 5, -1, [5]),
-        ("b", "row", 2**60, -1, [2**60])]
+        ("a", "row", 4, -1, [4, 5]),
+        ("a", "row", 5, -1, [5]),
+        ("a", "timer", 4, -1, [4, 5]),
+        ("a", "timer", 5, -1, [5]),
+        ("b", "row", 2**60, -1, [2**60]),
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------------- errors
@@ -302,14 +390,18 @@ def test_timers_of_processing_time_in_a_batch(spark: SparkSession, backend: Any)
 
 def test_a_row_that_does_not_fit_is_named_with_what_to_change(spark: SparkSession) -> None:
     data = spark.createDataFrame([("a", 1)], "key string, amount long")
-    with pytest.raises(Exception, match=r"operator 'bad' is declared with the output .*total.*Row\(key='a', total='many', "
-                                        r"rows=1\) doesn't fit.*Change what the processor yields"):
+    with pytest.raises(
+        Exception,
+        match=r"operator 'bad' is declared with the output .*total.*Row\(key='a', total='many', "
+        r"rows=1\) doesn't fit.*Change what the processor yields",
+    ):
         tg.transform_with_state(data.groupBy("key"), Bad(), SUMS, name="bad", slots=1).collect()
 
 
 @pytest.mark.parametrize("backend", [pytest.param("heap", marks=pytest.mark.long), "rocksdb"])
 def test_an_error_in_a_processor_ends_the_query_which_goes_on_when_it_is_mended(
-        spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], backend: str) -> None:
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], backend: str
+) -> None:
     """With an initial state, all kinds of state, timers and late rows; in the middle of a batch; at other slots then. In the
     batch before, a process is killed, which nobody notices."""
     plan = {"files": 4, "strikes": {"rows 75": "process", "poison 140": "nobody"}, "slots": [2, 3], "backend": backend}
@@ -317,8 +409,11 @@ def test_an_error_in_a_processor_ends_the_query_which_goes_on_when_it_is_mended(
     driver.run()
     told = capfd.readouterr().out
     assert re.findall(r"start \d with (\d) slots", told) == ["2", "3"]
-    assert re.search(rf"(?s)the query failed.*in operator 'accounts', at the records of key \('k0',\), the first of them "
-                     rf"Row\(.*{POISON}", told)
+    assert re.search(
+        rf"(?s)the query failed.*in operator 'accounts', at the records of key \('k0',\), the first of them "
+        rf"Row\(.*{POISON}",
+        told,
+    )
     driver.check()
 
 
@@ -335,10 +430,10 @@ def test_what_is_asked_for_wrongly_is_said_at_once(spark: SparkSession) -> None:
     data = spark.createDataFrame([("a", 1)], "key string, amount long")
     by_key = data.groupBy("key")
     for match, call in [
-        ("instance of a subclass", lambda: tg.transform_with_state(by_key, Sums, SUMS)),        # type: ignore[arg-type]
+        ("instance of a subclass", lambda: tg.transform_with_state(by_key, Sums, SUMS)),  # type: ignore[arg-type]
         ("'Append' or 'Update'", lambda: tg.transform_with_state(by_key, Sums(), SUMS, "Complete")),
         ("'None', 'ProcessingTime' or 'EventTime'", lambda: tg.transform_with_state(by_key, Sums(), SUMS, "Append", "Now")),
-        ("df.groupBy", lambda: tg.transform_with_state(data, Sums(), SUMS)),                    # type: ignore[arg-type]
+        ("df.groupBy", lambda: tg.transform_with_state(data, Sums(), SUMS)),  # type: ignore[arg-type]
         ("withColumn", lambda: tg.transform_with_state(data.groupBy(data.amount + 1), Sums(), SUMS)),
         ("grouped by no column", lambda: tg.transform_with_state(data.groupBy(), Sums(), SUMS)),
         ("timeMode='ProcessingTime'", lambda: tg.transform_with_state(by_key, Forgets(), SUMS)),

@@ -110,8 +110,13 @@ def test_two_inputs_are_joined_by_key(spark: SparkSession) -> None:
     people = spark.createDataFrame([(key, f"person {key}") for key in range(7)], "key long, name string")
     joined = tg.transform(
         {"orders": events(spark), "people": people},
-        lambda people, orders: orders.key_by("key").connect(people.key_by("key")).process(
-            "match", Match(), returns="key long, id long, name string"), slots=2)
+        lambda people, orders: (
+            orders.key_by("key")
+            .connect(people.key_by("key"))
+            .process("match", Match(), returns="key long, id long, name string")
+        ),
+        slots=2,
+    )
     assert Counter(map(tuple, joined.collect())) == Counter((i % 7, i, f"person {i % 7}") for i in range(600))
 
 
@@ -137,8 +142,11 @@ class Rules(tg.BroadcastProcess):
 
 def test_a_broadcast_input_reaches_every_slot(spark: SparkSession) -> None:
     rules = spark.createDataFrame([(key, f"rule {key}") for key in range(7)], "key long, name string")
-    named = tg.transform({"events": events(spark), "rules": rules}, lambda events, rules: events.connect(
-        rules.broadcast()).process("apply", Rules(), returns="id long, name string"), slots=3)
+    named = tg.transform(
+        {"events": events(spark), "rules": rules},
+        lambda events, rules: events.connect(rules.broadcast()).process("apply", Rules(), returns="id long, name string"),
+        slots=3,
+    )
     assert Counter(map(tuple, named.collect())) == Counter((i, f"rule {i % 7}") for i in range(600))
 
 
@@ -170,8 +178,14 @@ def test_side_outputs_are_dataframes_and_share_one_run_once_persisted(spark: Spa
 def test_a_loop_runs_until_no_record_is_in_it(spark: SparkSession) -> None:
     def collatz(numbers: Any) -> Any:
         def body(rows: Any) -> tuple[Any, Any]:
-            stepped = rows.map(lambda row: (row.id, row.n if row.n == 1 else row.n // 2 if row.n % 2 == 0 else 3 * row.n + 1,
-                                            row.steps + (row.n != 1)), returns="id long, n long, steps long").rebalance()
+            stepped = rows.map(
+                lambda row: (
+                    row.id,
+                    row.n if row.n == 1 else row.n // 2 if row.n % 2 == 0 else 3 * row.n + 1,
+                    row.steps + (row.n != 1),
+                ),
+                returns="id long, n long, steps long",
+            ).rebalance()
             return stepped.filter(lambda row: row.n != 1), stepped.filter(lambda row: row.n == 1)
 
         return numbers.iterate("collatz", body)
@@ -208,10 +222,14 @@ def test_event_time_ends_with_the_input(spark: SparkSession) -> None:
 
 def test_what_spark_calls_a_type_comes_through(spark: SparkSession) -> None:
     at = datetime.datetime(2026, 3, 1, 12, 0, 0, 123456)
-    columns = ("b boolean, i int, f float, d double, s string, x binary, day date, at timestamp, plain timestamp_ntz, "
-               "amount decimal(10,2), tags array<string>, by map<string,long>, inner struct<a: long, b: array<int>>")
-    rows = [(True, 1, 1.5, 2.5, "ä", b"\x00\x01", at.date(), at, at, Decimal("12.50"), ["a", None], {"k": 1}, (1, [2, 3])),
-            (None,) * 13]
+    columns = (
+        "b boolean, i int, f float, d double, s string, x binary, day date, at timestamp, plain timestamp_ntz, "
+        "amount decimal(10,2), tags array<string>, by map<string,long>, inner struct<a: long, b: array<int>>"
+    )
+    rows = [
+        (True, 1, 1.5, 2.5, "ä", b"\x00\x01", at.date(), at, at, Decimal("12.50"), ["a", None], {"k": 1}, (1, [2, 3])),
+        (None,) * 13,
+    ]
     frame = spark.createDataFrame(rows, columns)
     for each in (lambda s: s, lambda s: s.map(lambda row: row, returns=columns)):
         back = tg.transform(frame, lambda stream, each=each: each(stream), slots=2)
@@ -232,8 +250,9 @@ def test_history_in_batch_then_live_from_its_savepoint(tmp_path: Path, spark: Sp
     assert [path.name for path in tmp_path.iterdir()] == ["first"], "nothing but the savepoint is left"
 
     more = events(spark, 900).where("id >= 600")
-    check_counts(tg.transform(more, counted, slots=3, start_from=first, savepoint_to=second).collect(), range(600, 900),
-                 since=600)
+    check_counts(
+        tg.transform(more, counted, slots=3, start_from=first, savepoint_to=second).collect(), range(600, 900), since=600
+    )
 
     live = tg.Job("live", spark, slots=2, restore_from=second, snapshots=tg.Snapshots(to=str(tmp_path / "live")))
     rows = [(number, number % 7) for number in range(900, 1000)]
@@ -285,13 +304,17 @@ def test_the_users_error_comes_first_whatever_the_action(spark: SparkSession) ->
         assert "in operator 'divide', at record" in lines[1] and lines[2].startswith("Traceback"), lines[:4]
 
 
-@pytest.mark.parametrize(("given", "says"), [
-    ("5", "Gives.process returned 5, and not several rows. Give each row with `yield row`"),
-    ("(1, 2)", r"Gives.process returned \(1, 2\), and not several rows"),
-    ("sys.exit(3)", r"SystemExit: 3\nA function must not end its process"),
-])
-def test_what_a_function_must_not_do_is_said_and_not_tried_again(spark: SparkSession, runs: list[Run], given: str,
-                                                                 says: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("5", "Gives.process returned 5, and not several rows. Give each row with `yield row`"),
+        ("(1, 2)", r"Gives.process returned \(1, 2\), and not several rows"),
+        ("sys.exit(3)", r"SystemExit: 3\nA function must not end its process"),
+    ],
+)
+def test_what_a_function_must_not_do_is_said_and_not_tried_again(
+    spark: SparkSession, runs: list[Run], given: str, says: str
+) -> None:
     class Gives(tg.KeyedProcess):
         def process(self, record: Any, ctx: Any) -> Any:
             return eval(given, {"sys": sys})
@@ -317,8 +340,13 @@ class DiesOnce(Count):
 
 
 def test_a_process_that_is_killed_costs_another_run(tmp_path: Path, spark: SparkSession, runs: list[Run]) -> None:
-    result = tg.transform(events(spark), lambda s: s.key_by("key").process(
-        "count", DiesOnce(str(tmp_path / "flag"), 500), returns="id long, key long, n long"), slots=2)
+    result = tg.transform(
+        events(spark),
+        lambda s: s.key_by("key").process(
+            "count", DiesOnce(str(tmp_path / "flag"), 500), returns="id long, key long, n long"
+        ),
+        slots=2,
+    )
     check_counts(result.collect(), range(600))
     assert len(runs) == 2 and runs[0].offers[0].stage == runs[1].offers[0].stage, "Spark tries the stage again"
 
@@ -352,5 +380,7 @@ def test_a_savepoint_that_doesnt_fit_is_refused_when_it_runs(tmp_path: Path, spa
     other = tg.transform(events(spark), split, slots=2, start_from=str(tmp_path / "sp"))["zeros"]
     with pytest.raises(FAILED, match=r"the snapshot holds state of it .*drop_state=\['count'\]"):
         other.collect()
-    assert tg.transform(events(spark), split, slots=2, start_from=str(tmp_path / "sp"),
-                        drop_state=["count"])["zeros"].count() == 86
+    assert (
+        tg.transform(events(spark), split, slots=2, start_from=str(tmp_path / "sp"), drop_state=["count"])["zeros"].count()
+        == 86
+    )

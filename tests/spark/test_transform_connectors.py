@@ -58,9 +58,14 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkProcess]:
 
 def send(spark: SparkSession, *, address: str, topic: str, first: int, stop: int) -> None:
     """Events, keyed: those of one key are in one partition of the topic, in their order."""
-    (spark.range(first, stop, 1, 1)
-     .selectExpr("cast(id % 7 as string) as key", "to_json(struct(id, id % 7 as key)) as value")
-     .write.format("kafka").option("kafka.bootstrap.servers", address).option("topic", topic).save())
+    (
+        spark.range(first, stop, 1, 1)
+        .selectExpr("cast(id % 7 as string) as key", "to_json(struct(id, id % 7 as key)) as value")
+        .write.format("kafka")
+        .option("kafka.bootstrap.servers", address)
+        .option("topic", topic)
+        .save()
+    )
 
 
 def decoded(record: Any) -> tuple[int, int]:
@@ -70,8 +75,14 @@ def decoded(record: Any) -> tuple[int, int]:
 
 
 def from_kafka(spark: SparkSession, address: str, topic: str) -> DataFrame:
-    return (spark.readStream.format("kafka").option("kafka.bootstrap.servers", address).option("subscribe", topic)
-            .option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", A_BATCH).load())
+    return (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", address)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", A_BATCH)
+        .load()
+    )
 
 
 def counts_of(records: DataFrame, folder: str, *, slots: int, dies_at: int | None) -> DataFrame:
@@ -85,8 +96,13 @@ def counts_of(records: DataFrame, folder: str, *, slots: int, dies_at: int | Non
 
 
 def start(frame: DataFrame, folder: str, format: str, options: dict[str, str], **trigger: Any) -> StreamingQuery:
-    return (frame.writeStream.format(format).option("checkpointLocation", f"{folder}/query").options(**options)
-            .trigger(**trigger).start())
+    return (
+        frame.writeStream.format(format)
+        .option("checkpointLocation", f"{folder}/query")
+        .options(**options)
+        .trigger(**trigger)
+        .start()
+    )
 
 
 def run(frame: DataFrame, folder: str, format: str, options: dict[str, str]) -> int:
@@ -99,8 +115,9 @@ def run(frame: DataFrame, folder: str, format: str, options: dict[str, str]) -> 
         query.stop()
 
 
-def kafka_to_files(spark: SparkSession, *, address: str, topic: str, folder: str, slots: int,
-                   dies_at: int | None = None) -> int:
+def kafka_to_files(
+    spark: SparkSession, *, address: str, topic: str, folder: str, slots: int, dies_at: int | None = None
+) -> int:
     counts = counts_of(from_kafka(spark, address, topic), folder, slots=slots, dies_at=dies_at)
     return run(counts, folder, "parquet", {"path": f"{folder}/out"})
 
@@ -149,8 +166,9 @@ def check_exactly_once(rows: list[dict[str, int]], ids: range) -> None:
         assert [numbered[n] for n in sorted(numbered)] == sorted(numbered.values())
 
 
-def test_kafka_into_files_is_exactly_once_over_a_killed_slot_and_a_restart(broker: KafkaBroker, process: SparkProcess,
-                                                                           tmp_path: Path) -> None:
+def test_kafka_into_files_is_exactly_once_over_a_killed_slot_and_a_restart(
+    broker: KafkaBroker, process: SparkProcess, tmp_path: Path
+) -> None:
     topic = {"address": broker.address, "topic": "events"}
     query = {**topic, "folder": str(tmp_path)}
     process.call(send, **topic, first=0, stop=600)
@@ -177,8 +195,9 @@ def test_into_kafka_is_at_least_once(broker: KafkaBroker, process: SparkProcess,
 
 
 @pytest.mark.long
-def test_a_broker_that_is_killed_and_comes_back_loses_nothing(broker: KafkaBroker, process: SparkProcess,
-                                                              tmp_path: Path) -> None:
+def test_a_broker_that_is_killed_and_comes_back_loses_nothing(
+    broker: KafkaBroker, process: SparkProcess, tmp_path: Path
+) -> None:
     topic = {"address": broker.address, "topic": "long-events"}
     process.call(send, **topic, first=0, stop=400)
     process.call(begin_kafka_to_files, **topic, folder=str(tmp_path))

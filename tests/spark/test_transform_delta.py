@@ -25,8 +25,12 @@ def write_once(path: str, batch: DataFrame, number: int) -> None:
     """Delta keeps the number of the last micro-batch with the data, in one commit."""
     done = DeltaTable(path).transaction_version(QUERY) if DeltaTable.is_deltatable(path) else None
     if done is None or done < number:
-        write_deltalake(path, batch.toArrow(), mode="append",
-                        commit_properties=CommitProperties(app_transactions=[Transaction(QUERY, number)]))
+        write_deltalake(
+            path,
+            batch.toArrow(),
+            mode="append",
+            commit_properties=CommitProperties(app_transactions=[Transaction(QUERY, number)]),
+        )
 
 
 def rows_of(spark: SparkSession, path: str) -> DataFrame:
@@ -45,8 +49,12 @@ def test_a_query_writes_a_delta_table_once_over_a_killed_slot_and_a_lost_commit(
 
         function = DiesOnce(str(tmp_path / "died"), 150)
         counts = desk.transform(lambda s: s.key_by("key").process("count", function, returns=COUNTS))
-        query = (counts.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "query"))
-                 .trigger(availableNow=True).start())
+        query = (
+            counts.writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / "query"))
+            .trigger(availableNow=True)
+            .start()
+        )
         try:
             assert query.awaitTermination(240)
         finally:

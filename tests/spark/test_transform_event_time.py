@@ -85,10 +85,21 @@ class Query:
     def start(self, *, slots: int = 2, **trigger: Any) -> Any:
         stream = self._spark.readStream.schema(RECORD).option("maxFilesPerTrigger", 1).parquet(str(self._folder / "in"))
         pipeline = functools.partial(minutes, slots=self._folder / "slots")
-        frame = tg.transform(stream, pipeline, name="minutes", slots=slots, backend=BACKENDS[self._backend],
-                             tuning=tg.Tuning(max_batch_rows=10), snapshots=tg.Snapshots(to=str(self._folder / "state")))
-        return (frame.writeStream.format("parquet").option("checkpointLocation", str(self._folder / "query"))
-                .trigger(**(trigger or {"availableNow": True})).start(str(self._folder / "out")))
+        frame = tg.transform(
+            stream,
+            pipeline,
+            name="minutes",
+            slots=slots,
+            backend=BACKENDS[self._backend],
+            tuning=tg.Tuning(max_batch_rows=10),
+            snapshots=tg.Snapshots(to=str(self._folder / "state")),
+        )
+        return (
+            frame.writeStream.format("parquet")
+            .option("checkpointLocation", str(self._folder / "query"))
+            .trigger(**(trigger or {"availableNow": True}))
+            .start(str(self._folder / "out"))
+        )
 
     def kill_slots(self) -> None:
         """Kill the Python processes in which Spark runs the slots; not the process that forks them."""
@@ -118,7 +129,7 @@ def query(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -
 def test_a_query_that_is_started_again_opens_no_window_that_was_emitted(query: Query) -> None:
     query.add("1", backwards(*range(90)))
     query.run()
-    query.check(rows(1, 60))            # nothing late, and the slot without records holds nothing back
+    query.check(rows(1, 60))  # nothing late, and the slot without records holds nothing back
     query.add("2", backwards(30, 100, 150))
     query.run(slots=1)
     query.check(rows(1, 60), rows(1, LATE), rows(2, 31))
@@ -127,7 +138,8 @@ def test_a_query_that_is_started_again_opens_no_window_that_was_emitted(query: Q
 @pytest.mark.long
 @pytest.mark.parametrize("query", BACKENDS, indirect=True)
 def test_a_query_whose_slots_were_lost_between_two_batches_opens_no_window_that_was_emitted(
-        query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = noted_runs(monkeypatch)
     running = query.start(processingTime="0 seconds")
     try:
@@ -144,7 +156,8 @@ def test_a_query_whose_slots_were_lost_between_two_batches_opens_no_window_that_
 
 
 def test_in_a_batch_nothing_is_late_and_its_savepoint_goes_on_with_its_event_time(
-        spark: SparkSession, tmp_path: Path) -> None:
+    spark: SparkSession, tmp_path: Path
+) -> None:
     history = spark.createDataFrame(backwards(*range(90)), RECORD).coalesce(1)
     quick = tg.Tuning(max_batch_rows=10)
     drained = tg.transform(history, minutes, slots=2, tuning=quick).collect()

@@ -92,8 +92,7 @@ def add(folder: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_timers_put_into_a_loop_goes_round_in_the_same_batch(
-        spark: SparkSession, tmp_path: Path, backend: str) -> None:
+def test_what_timers_put_into_a_loop_goes_round_in_the_same_batch(spark: SparkSession, tmp_path: Path, backend: str) -> None:
     (tmp_path / "in").mkdir()
     found: dict[int, list[tuple[int, int]]] = {}
 
@@ -104,10 +103,20 @@ def test_what_timers_put_into_a_loop_goes_round_in_the_same_batch(
         for number in numbers:
             add(tmp_path / "in", number)
         stream = spark.readStream.schema(HOP).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
-        frame = tg.transform(stream, hopping, name="hops", slots=slots, backend=BACKENDS[backend],
-                             snapshots=tg.Snapshots(to=str(tmp_path / "state")))
-        query = (frame.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "query"))
-                 .trigger(availableNow=True).start())
+        frame = tg.transform(
+            stream,
+            hopping,
+            name="hops",
+            slots=slots,
+            backend=BACKENDS[backend],
+            snapshots=tg.Snapshots(to=str(tmp_path / "state")),
+        )
+        query = (
+            frame.writeStream.foreachBatch(take)
+            .option("checkpointLocation", str(tmp_path / "query"))
+            .trigger(availableNow=True)
+            .start()
+        )
         try:
             assert query.awaitTermination(240)
         finally:

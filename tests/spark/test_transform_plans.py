@@ -41,8 +41,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
 def session(spark: SparkSession) -> SparkSession:
     """Of the same Spark, with settings of its own."""
     session = spark.newSession()
-    session.conf.set("spark.sql.streaming.stateStore.providerClass",
-                     "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    session.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
     session.conf.set("spark.sql.session.timeZone", "UTC")
     return session
 
@@ -57,8 +59,13 @@ def ran(runs: list[Run]) -> list[int | None]:
 
 
 def windows(rows: DataFrame) -> DataFrame:
-    return (rows.withColumn("at", f.timestamp_seconds("id")).withWatermark("at", "0 seconds")
-            .groupBy(f.window("at", "10 seconds")).count().select(f.unix_timestamp("window.start").alias("start"), "count"))
+    return (
+        rows.withColumn("at", f.timestamp_seconds("id"))
+        .withWatermark("at", "0 seconds")
+        .groupBy(f.window("at", "10 seconds"))
+        .count()
+        .select(f.unix_timestamp("window.start").alias("start"), "count")
+    )
 
 
 # --- seen --------------------------------------------------------------------------------------------------------------
@@ -94,8 +101,13 @@ def test_a_batch_that_has_data_for_another_stream_only(desk: Desk, runs: list[Ru
 
 
 def run_foreach(desk: Desk, write: Callable[[DataFrame, int], None], frame: DataFrame | None = None) -> None:
-    query = ((desk.transform() if frame is None else frame).writeStream.foreachBatch(write).trigger(availableNow=True)
-             .option("checkpointLocation", str(desk.folder / "checkpoint")).start())
+    query = (
+        (desk.transform() if frame is None else frame)
+        .writeStream.foreachBatch(write)
+        .trigger(availableNow=True)
+        .option("checkpointLocation", str(desk.folder / "checkpoint"))
+        .start()
+    )
     try:
         assert query.awaitTermination(240)
     finally:
@@ -126,8 +138,9 @@ def test_a_function_of_foreach_batch_may_use_a_batch_more_than_once(desk: Desk, 
 
 
 @pytest.mark.long
-def test_that_no_batch_is_used_is_logged_while_the_query_runs(desk: Desk, runs: list[Run], caplog: pytest.LogCaptureFixture,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_no_batch_is_used_is_logged_while_the_query_runs(
+    desk: Desk, runs: list[Run], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look, runs_seen = unused_batches._look, threading.Event()
 
     def noted(*args: Any) -> set[str]:
@@ -173,14 +186,22 @@ def test_a_batch_that_a_function_does_not_use_is_told_by_its_number(desk: Desk, 
     assert ran(runs) == [0, 1]
     desk.spark.conf.set(ADAPTIVE, "false")
     desk.add(3)
-    with pytest.raises(StreamingQueryException, match=(
+    with pytest.raises(
+        StreamingQueryException,
+        match=(
             r"(?s)has committed micro-batch 3 of the query .* without running the transform 'counts', so their records are "
-            r"not in its state, and micro-batch 4 can't run: .*start_from='.*snapshots/counts'")):
+            r"not in its state, and micro-batch 4 can't run: .*start_from='.*snapshots/counts'"
+        ),
+    ):
         run_foreach(desk, lambda batch, number: None if number == 3 else use(batch))
     assert ran(runs) == [0, 1, 2, 4]
-    with pytest.raises(StreamingQueryException, match=(
+    with pytest.raises(
+        StreamingQueryException,
+        match=(
             r"(?s)resumes from the snapshot of micro-batch 3, and .* has those of the micro-batches \[1, 2\]: .* "
-            r"If no folder was moved or deleted, Spark has committed the batches in between without running")):
+            r"If no folder was moved or deleted, Spark has committed the batches in between without running"
+        ),
+    ):
         run_foreach(desk, lambda batch, number: use(batch))
 
 
@@ -207,8 +228,7 @@ def timed(rows: DataFrame) -> DataFrame:
 
 def first_and_last(rows: DataFrame) -> DataFrame:
     """One row for each window of ten, when it is over."""
-    return (timed(rows).groupBy(f.window("at", "10 seconds")).agg(f.max("id").alias("id"))
-            .selectExpr("id", "id % 7 as key"))
+    return timed(rows).groupBy(f.window("at", "10 seconds")).agg(f.max("id").alias("id")).selectExpr("id", "id % 7 as key")
 
 
 def by_spark(rows: DataFrame) -> DataFrame:
@@ -227,16 +247,19 @@ OPERATORS: dict[str, Callable[[DataFrame, Desk], DataFrame]] = {
     "a window": lambda rows, beside: first_and_last(rows),
     "dropDuplicates": lambda rows, beside: timed(rows).dropDuplicates(["id", "at"]).select("id", "key"),
     "dropDuplicates of keys": lambda rows, beside: rows.select("key").dropDuplicates().selectExpr("key as id", "key"),
-    "dropDuplicatesWithinWatermark": lambda rows, beside: timed(rows).dropDuplicatesWithinWatermark(["id"]).select(
-        "id", "key"),
+    "dropDuplicatesWithinWatermark": lambda rows, beside: (
+        timed(rows).dropDuplicatesWithinWatermark(["id"]).select("id", "key")
+    ),
     "an inner join of streams": lambda rows, beside: joined(rows, beside, "inner"),
     "a left join of streams": lambda rows, beside: joined(rows, beside, "leftOuter"),
     "transformWithState": lambda rows, beside: by_spark(rows),
     "a union": lambda rows, beside: rows.union(beside.stream().selectExpr("id + 1000000 as id", "key")),
     "a join with an empty table": lambda rows, beside: rows.join(
-        rows.sparkSession.createDataFrame([], "key long"), "key").select("id", "key"),
+        rows.sparkSession.createDataFrame([], "key long"), "key"
+    ).select("id", "key"),
     "a left join with an empty table": lambda rows, beside: rows.join(
-        rows.sparkSession.createDataFrame([], "key long, x long"), "key", "left").select("id", "key"),
+        rows.sparkSession.createDataFrame([], "key long, x long"), "key", "left"
+    ).select("id", "key"),
     "a filter": lambda rows, beside: rows.where("id < 0"),
     "an exchange": lambda rows, beside: rows.repartition(3, "key"),
     "coalesce": lambda rows, beside: rows.coalesce(1),
@@ -260,8 +283,9 @@ class Side:
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 @pytest.mark.parametrize("place", ["before", "behind"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_any_operator_of_sparks_before_and_behind(tmp_path: Path, spark: SparkSession, session: SparkSession,
-                                                  runs: list[Run], place: str, operator: str, adaptive: str) -> None:
+def test_any_operator_of_sparks_before_and_behind(
+    tmp_path: Path, spark: SparkSession, session: SparkSession, runs: list[Run], place: str, operator: str, adaptive: str
+) -> None:
     session.conf.set(ADAPTIVE, adaptive)
     source, beside = Desk(tmp_path / "source", session), Desk(tmp_path / "beside", session)
     ours, theirs = Desk(tmp_path / "ours", session), Desk(tmp_path / "theirs", session)
@@ -290,8 +314,9 @@ def test_any_operator_of_sparks_before_and_behind(tmp_path: Path, spark: SparkSe
 
 @pytest.mark.long
 @pytest.mark.parametrize("adaptive", ["true", "false"])
-def test_a_limit_and_a_transform_whose_output_is_used_twice(desk: Desk, spark: SparkSession, runs: list[Run],
-                                                            adaptive: str) -> None:
+def test_a_limit_and_a_transform_whose_output_is_used_twice(
+    desk: Desk, spark: SparkSession, runs: list[Run], adaptive: str
+) -> None:
     desk.spark.conf.set(ADAPTIVE, adaptive)
     for number in range(3):
         desk.add(1)
@@ -308,9 +333,13 @@ def test_inputs_that_take_turns(desk: Desk, runs: list[Run]) -> None:
     other = Desk(desk.folder / "beside", desk.spark)
     for turn in range(4):
         (desk, other)[turn % 2].add(1)
-        desk.run(desk.transform(lambda left, right: counted(left.union(right)),
-                                data={"left": desk.stream(), "right": other.stream()}))
+        desk.run(
+            desk.transform(
+                lambda left, right: counted(left.union(right)), data={"left": desk.stream(), "right": other.stream()}
+            )
+        )
     assert ran(runs) == list(range(4))
     assert sorted(row.id for row in desk.rows()) == sorted(2 * list(range(2 * ROWS)))
-    assert Counter(row.key for row in desk.rows()) == {key: max(row.n for row in desk.rows() if row.key == key)
-                                                       for key in range(7)}
+    assert Counter(row.key for row in desk.rows()) == {
+        key: max(row.n for row in desk.rows() if row.key == key) for key in range(7)
+    }

@@ -27,8 +27,10 @@ from tidegate.runtime.gathering import Run
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BACKENDS = [pytest.param(tg.heap(), id="heap"),
-            pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)]
+BACKENDS = [
+    pytest.param(tg.heap(), id="heap"),
+    pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long),
+]
 LONG_BACKENDS = [pytest.param(tg.heap(), id="heap"), pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb")]
 TTL_MS = 400
 
@@ -77,13 +79,18 @@ TOLD = "id long, key long, n long, told string"
 
 def clocked(desk: Desk, **rest: Any) -> DataFrame:
     frame: DataFrame = desk.transform(
-        lambda s: s.key_by("key").process("count", Clocked(desk.folder / "order"), returns=TOLD), **rest)
+        lambda s: s.key_by("key").process("count", Clocked(desk.folder / "order"), returns=TOLD), **rest
+    )
     return frame
 
 
 def run_foreach(desk: Desk, frame: DataFrame, write: Callable[[DataFrame, int], None]) -> None:
-    query = (frame.writeStream.foreachBatch(write).trigger(availableNow=True)
-             .option("checkpointLocation", str(desk.folder / "checkpoint")).start())
+    query = (
+        frame.writeStream.foreachBatch(write)
+        .trigger(availableNow=True)
+        .option("checkpointLocation", str(desk.folder / "checkpoint"))
+        .start()
+    )
     try:
         assert query.awaitTermination(240)
     finally:
@@ -106,7 +113,8 @@ def check(rows: list[Any], files: int) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_second_run_gives_the_same_and_one_that_fails_leaves_the_first_ones_snapshot(
-        desk: Desk, runs: list[Run], backend: Any) -> None:
+    desk: Desk, runs: list[Run], backend: Any
+) -> None:
     desk.add(3)
     order = desk.folder / "order"
     found: list[Any] = []
@@ -114,7 +122,7 @@ def test_a_second_run_gives_the_same_and_one_that_fails_leaves_the_first_ones_sn
     def write(batch: DataFrame, number: int) -> None:
         first = sorted(batch.collect())
         lose_shuffle_files(desk.spark)
-        time.sleep(TTL_MS / 1000)           # by the clock everything would be different now
+        time.sleep(TTL_MS / 1000)  # by the clock everything would be different now
         if number == 1:
             order.write_text("fail")
             with pytest.raises((PythonException, Py4JJavaError), match="the second run is one too many"):
@@ -231,8 +239,16 @@ def test_a_processor_of_sparks_sees_the_time_of_the_batch(desk: Desk, backend: A
         times.append({row.told.split()[0] for row in first})
 
     frame = tg.transform_with_state(
-        desk.stream().groupBy("key"), Lately(), "key long, told string", "Append", "ProcessingTime", name="lately", slots=2,
-        backend=backend, snapshots=tg.Snapshots(to=str(desk.folder / "snapshots")))
+        desk.stream().groupBy("key"),
+        Lately(),
+        "key long, told string",
+        "Append",
+        "ProcessingTime",
+        name="lately",
+        slots=2,
+        backend=backend,
+        snapshots=tg.Snapshots(to=str(desk.folder / "snapshots")),
+    )
     run_foreach(desk, frame, write)
     assert all(len(each) <= 1 for each in times), "one time, whichever slot"
     logged = [(desk.folder / "checkpoint" / "offsets" / str(number)).read_text() for number in range(len(times))]
@@ -247,19 +263,24 @@ def test_transforms_do_not_share_a_folder_unnoticed(desk: Desk) -> None:
     with pytest.raises(JobError, match=r"give name=…, another one for each transform"):
         tg.transform(desk.stream(), lambda s: s, slots=2, snapshots=tg.Snapshots(to=str(desk.folder)))
     one, other = desk.transform(), desk.transform(lambda s: s.filter(lambda row: row.id >= 0))
-    with pytest.raises(StreamingQueryException, match=r"cancelled because JobError: this query has another transform named "
-                                                      r"'counts' with the same folder .* a name of its own"):
+    with pytest.raises(
+        StreamingQueryException,
+        match=r"cancelled because JobError: this query has another transform named "
+        r"'counts' with the same folder .* a name of its own",
+    ):
         desk.run(one.drop("n").union(other))
     assert desk.snapshots() == [], "neither has written anything"
     with pytest.raises(JobError, match="this query has another transform named 'counts'"):
         desk.transform(data=one)
-    also = tg.transform(desk.stream(), lambda s: s, name="counts", slots=2,
-                        snapshots=tg.Snapshots(to=f"{desk.folder}/./snapshots"))
+    also = tg.transform(
+        desk.stream(), lambda s: s, name="counts", slots=2, snapshots=tg.Snapshots(to=f"{desk.folder}/./snapshots")
+    )
     with pytest.raises(StreamingQueryException, match=r"this query has another transform named 'counts' with the same"):
         desk.run(one.drop("n").union(also))
-    named = tg.transform(desk.stream(), lambda s: s, name="others", slots=2,
-                         snapshots=tg.Snapshots(to=f"{desk.folder}/snapshots"))
-    for each in (one, desk.transform()):        # as built before, and built again
+    named = tg.transform(
+        desk.stream(), lambda s: s, name="others", slots=2, snapshots=tg.Snapshots(to=f"{desk.folder}/snapshots")
+    )
+    for each in (one, desk.transform()):  # as built before, and built again
         desk.run(each.selectExpr("id", "n").union(named))
         desk.add(1)
     assert sorted(row.id for row in desk.rows()) == sorted(2 * list(range(2 * ROWS)))

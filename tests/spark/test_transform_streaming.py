@@ -64,8 +64,13 @@ def add_files(folder: Path, count: int, *, first: int = 0, rows: int = ROWS) -> 
     for number in range(first, first + count):
         ids = range(number * ROWS, number * ROWS + rows)
         hidden, path = folder / f"_{number}.parquet", folder / f"{number:05}.parquet"
-        pq.write_table(pa.table({"id": list(ids), "key": [number % 7 for number in ids]},
-                                schema=pa.schema([("id", pa.int64()), ("key", pa.int64())])), hidden)
+        pq.write_table(
+            pa.table(
+                {"id": list(ids), "key": [number % 7 for number in ids]},
+                schema=pa.schema([("id", pa.int64()), ("key", pa.int64())]),
+            ),
+            hidden,
+        )
         os.utime(hidden, (1e9 + number, 1e9 + number))
         hidden.rename(path)
 
@@ -87,14 +92,25 @@ class Desk:
     def stream(self, source: Path | None = None) -> DataFrame:
         return self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source or self.source))
 
-    def transform(self, pipeline: Any = counted, *, data: Any = None, slots: int = 2, snapshots: str = "snapshots",
-                  **rest: Any) -> Any:
-        return tg.transform(self.stream() if data is None else data, pipeline, name="counts", slots=slots,
-                            snapshots=tg.Snapshots(to=str(self.folder / snapshots)), **rest)
+    def transform(
+        self, pipeline: Any = counted, *, data: Any = None, slots: int = 2, snapshots: str = "snapshots", **rest: Any
+    ) -> Any:
+        return tg.transform(
+            self.stream() if data is None else data,
+            pipeline,
+            name="counts",
+            slots=slots,
+            snapshots=tg.Snapshots(to=str(self.folder / snapshots)),
+            **rest,
+        )
 
     def start(self, frame: DataFrame, *, checkpoint: str = "checkpoint", trigger: Any = None) -> StreamingQuery:
-        return (frame.writeStream.format("parquet").option("checkpointLocation", str(self.folder / checkpoint))
-                .trigger(**(trigger or {"availableNow": True})).start(str(self.folder / "out")))
+        return (
+            frame.writeStream.format("parquet")
+            .option("checkpointLocation", str(self.folder / checkpoint))
+            .trigger(**(trigger or {"availableNow": True}))
+            .start(str(self.folder / "out"))
+        )
 
     def run(self, frame: DataFrame | None = None, **rest: Any) -> None:
         query = self.start(self.transform() if frame is None else frame, **rest)
@@ -123,8 +139,10 @@ def desk(tmp_path: Path, spark: SparkSession) -> Desk:
 # --- batches -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", [
-    pytest.param(tg.heap(), id="heap"), pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(tg.heap(), id="heap"), pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)],
+)
 def test_state_stays_warm_in_a_query_and_goes_on_at_other_slots(desk: Desk, runs: list[Run], backend: Any) -> None:
     desk.add(3)
     desk.run(desk.transform(backend=backend))
@@ -154,7 +172,7 @@ def test_any_trigger_goes_and_a_batch_without_rows_is_one_too(desk: Desk, runs: 
     finally:
         query.stop()
     desk.add(1)
-    desk.run(frame)        # the same DataFrame: its slots are still there
+    desk.run(frame)  # the same DataFrame: its slots are still there
     assert batches(runs) == [(0, False), (1, True), (2, True), (3, True)]
     check_counts([row for row in desk.rows() if row.id < 100], range(100))
     assert sorted(row.id for row in desk.rows()) == [*range(100), *range(200, 400)]
@@ -180,14 +198,20 @@ def test_two_streams_and_side_outputs_in_one_query(desk: Desk) -> None:
             rows.write.mode("overwrite").parquet(str(desk.folder / name / f"{number}"))
         batch.unpersist()
 
-    query = (outputs.together.writeStream.foreachBatch(write).trigger(availableNow=True)
-             .option("checkpointLocation", str(desk.folder / "checkpoint")).start())
+    query = (
+        outputs.together.writeStream.foreachBatch(write)
+        .trigger(availableNow=True)
+        .option("checkpointLocation", str(desk.folder / "checkpoint"))
+        .start()
+    )
     try:
         assert query.awaitTermination(240)
     finally:
         query.stop()
-    found = {name: sorted(row.id for row in desk.spark.read.parquet(f"{desk.folder}/{name}/*").collect())
-             for name in ("zeros", "others")}
+    found = {
+        name: sorted(row.id for row in desk.spark.read.parquet(f"{desk.folder}/{name}/*").collect())
+        for name in ("zeros", "others")
+    }
     assert found["zeros"] == sorted(2 * [i for i in range(200) if i % 7 == 0])
     assert len(found["others"]) == 400 - len(found["zeros"])
 
@@ -206,8 +230,11 @@ def test_event_time_goes_on_from_batch_to_batch(desk: Desk) -> None:
     timed = desk.stream().selectExpr("key", "id * 100 as at")
 
     def remind(stream: Any) -> Any:
-        return stream.with_watermark("at", "0 s", idle_after="1 ms").key_by("key").process(
-            "remind", Remind(), returns="at long")
+        return (
+            stream.with_watermark("at", "0 s", idle_after="1 ms")
+            .key_by("key")
+            .process("remind", Remind(), returns="at long")
+        )
 
     for files in (2, 3):
         desk.run(desk.transform(remind, data=timed))
@@ -245,7 +272,7 @@ def test_processes_that_are_killed_between_batches_are_replaced(desk: Desk, runs
                 environment, parent = (folder / "environ").read_bytes(), (folder / "stat").read_text().split()[3]
                 if variable in environment and variable in Path(f"/proc/{parent}/environ").read_bytes():
                     os.kill(int(folder.name), signal.SIGKILL)
-                    break       # one of two is enough
+                    break  # one of two is enough
             except OSError:
                 continue
         else:
@@ -272,8 +299,13 @@ def test_a_batch_that_spark_runs_again_goes_on_from_the_one_before(desk: Desk, r
         desk.spark.createDataFrame(rows, batch.schema).write.mode("overwrite").parquet(f"{desk.folder}/out/{number}")
 
     for attempt in range(2):
-        query = (desk.transform().writeStream.foreachBatch(write).trigger(availableNow=True)
-                 .option("checkpointLocation", str(desk.folder / "checkpoint")).start())
+        query = (
+            desk.transform()
+            .writeStream.foreachBatch(write)
+            .trigger(availableNow=True)
+            .option("checkpointLocation", str(desk.folder / "checkpoint"))
+            .start()
+        )
         if attempt == 0:
             with pytest.raises(StreamingQueryException, match="the sink fails"):
                 query.awaitTermination(240)
@@ -326,7 +358,7 @@ def test_a_driver_that_is_killed_is_followed_by_one_that_goes_on_exactly(desk: D
     def is_behind(batch: int) -> bool:
         try:
             return max(desk.snapshots(), default=-1) < batch
-        except NotFound:        # the driver has let it go since it was listed
+        except NotFound:  # the driver has let it go since it was listed
             return True
 
     for after in (2, 6):
@@ -334,7 +366,7 @@ def test_a_driver_that_is_killed_is_followed_by_one_that_goes_on_exactly(desk: D
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and is_behind(after):
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)      # the driver, its JVM and what they started
+        os.killpg(process.pid, signal.SIGKILL)  # the driver, its JVM and what they started
         process.wait()
         assert max(desk.snapshots(), default=-1) >= after
     assert driver().wait(240) == 0
@@ -373,12 +405,18 @@ def test_a_query_begins_with_a_savepoint_and_ends_in_a_job(desk: Desk) -> None:
     desk.add(2)
     desk.run(desk.transform(start_from=savepoint))
     desk.add(1)
-    desk.run(desk.transform(start_from=savepoint))      # the same program, started again
+    desk.run(desk.transform(start_from=savepoint))  # the same program, started again
     check_counts(desk.rows(), range(200, 500), since=200)
-    live = tg.Job("live", desk.spark, slots=2, restore_from=str(desk.folder / "snapshots" / "counts"),
-                  snapshots=tg.Snapshots(to=str(desk.folder / "live")))
+    live = tg.Job(
+        "live",
+        desk.spark,
+        slots=2,
+        restore_from=str(desk.folder / "snapshots" / "counts"),
+        snapshots=tg.Snapshots(to=str(desk.folder / "live")),
+    )
     counted(live.source("events", tg.sources.rows([(i, i % 7) for i in range(500, 600)], SCHEMA))).to(
-        "out", tg.sinks.collect())
+        "out", tg.sinks.collect()
+    )
     handle = live.start()
     assert handle.wait(120) is tg.Status.FINISHED
     check_counts(handle.results("out"), range(500, 600), since=500)

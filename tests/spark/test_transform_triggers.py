@@ -65,8 +65,12 @@ def test_the_rate_source_goes_on_where_a_query_was_stopped(desk: Desk, runs: lis
     for done in (2, 4):
         query = desk.start(desk.transform(pipeline, data=stream), trigger=AT_ONCE)
         try:
-            until(lambda query=query, done=done: query.exception() or (
-                query.lastProgress is not None and query.lastProgress.batchId >= done), f"batch {done}")
+            until(
+                lambda query=query, done=done: (
+                    query.exception() or (query.lastProgress is not None and query.lastProgress.batchId >= done)
+                ),
+                f"batch {done}",
+            )
         finally:
             query.stop()
         assert query.exception() is None
@@ -115,7 +119,7 @@ def test_two_queries_and_a_job_share_a_session(tmp_path: Path, spark: SparkSessi
     queries = []
     handle = job.start()
     try:
-        with ThreadPoolExecutor() as pool:      # at the same time: each has Python processes of its own all the same
+        with ThreadPoolExecutor() as pool:  # at the same time: each has Python processes of its own all the same
             frames = list(pool.map(Desk.transform, desks))
         queries = [each.start(frame, trigger=AT_ONCE) for each, frame in zip(desks, frames, strict=True)]
         for _ in range(3):

@@ -192,7 +192,7 @@ def test_a_rows_hash_does_not_depend_on_its_batch(values: list[bytes | None], da
 def test_rows_of_any_length_hash_alone_as_among_others(length: int) -> None:
     text = bytes(index * 7 % 256 for index in range(length))
     alone = hash_value(text, pa.binary())
-    for count in (17, 100):    # many of this length; and one among short ones
+    for count in (17, 100):  # many of this length; and one among short ones
         assert set(hash_columns([pa.array([text] * count)]).tolist()) == {alone}
         assert hash_columns([pa.array([b"short"] * count + [text])])[-1] == alone
 
@@ -206,8 +206,12 @@ def test_rows_of_all_lengths_hash_together_as_alone() -> None:
 def test_large_strings_dictionaries_and_bytes_hash_as_strings() -> None:
     plain = pa.array(["", "a", None, "x" * 70, "a", "é"] * 10)
     expected = hash_columns([plain]).tolist()
-    for spelled in (plain.cast(pa.large_string()), plain.dictionary_encode(), plain.cast(pa.binary()),
-                    plain.cast(pa.large_binary())):
+    for spelled in (
+        plain.cast(pa.large_string()),
+        plain.dictionary_encode(),
+        plain.cast(pa.binary()),
+        plain.cast(pa.large_binary()),
+    ):
         assert hash_columns([spelled]).tolist() == expected
         assert hash_columns([spelled[7:31]]).tolist() == expected[7:31]
 
@@ -215,8 +219,10 @@ def test_large_strings_dictionaries_and_bytes_hash_as_strings() -> None:
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_the_unit_of_a_timestamp_does_not_count(unit: str) -> None:
     seconds = pa.array([0, 1, -1, 1_700_000_000, None]).cast(pa.timestamp("s"))
-    assert (hash_columns([seconds.cast(pa.timestamp(unit, tz="UTC"))]).tolist()
-            == hash_columns([seconds.cast(pa.timestamp("us"))]).tolist())
+    assert (
+        hash_columns([seconds.cast(pa.timestamp(unit, tz="UTC"))]).tolist()
+        == hash_columns([seconds.cast(pa.timestamp("us"))]).tolist()
+    )
 
 
 def test_hashing_leaves_its_input_alone() -> None:

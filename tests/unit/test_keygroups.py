@@ -16,8 +16,10 @@ def test_ranges_tile_and_owners_are_their_inverse_for_all_sizes() -> None:
     for key_group_count in SIZES:
         groups = np.arange(key_group_count, dtype=np.int32)
         for parallelism in range(1, key_group_count + 1):
-            ranges = [key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count)
-                      for subtask in range(parallelism)]
+            ranges = [
+                key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count)
+                for subtask in range(parallelism)
+            ]
             sizes = list(map(len, ranges))
             # One after the other, without gap or overlap, they are all groups in order; and none is much larger.
             assert list(chain.from_iterable(ranges)) == groups.tolist()
@@ -30,12 +32,14 @@ def test_one_group_has_the_owner_that_many_have() -> None:
     for key_group_count in (1, 2, 7, 100, 128, 255, 256, MAX_KEY_GROUP_COUNT):
         groups = np.unique(np.linspace(0, key_group_count - 1, 300).astype(np.int32))
         for parallelism in {1, 2, 3, key_group_count // 2, key_group_count - 1, key_group_count} & {
-                *range(1, key_group_count + 1)}:
-            owners = [owner_of(group, parallelism=parallelism, key_group_count=key_group_count)
-                      for group in groups.tolist()]
+            *range(1, key_group_count + 1)
+        }:
+            owners = [owner_of(group, parallelism=parallelism, key_group_count=key_group_count) for group in groups.tolist()]
             assert owners_of(groups, parallelism=parallelism, key_group_count=key_group_count).tolist() == owners
-            assert all(group in key_groups_of(owner, parallelism=parallelism, key_group_count=key_group_count)
-                       for group, owner in zip(groups.tolist(), owners, strict=True))
+            assert all(
+                group in key_groups_of(owner, parallelism=parallelism, key_group_count=key_group_count)
+                for group, owner in zip(groups.tolist(), owners, strict=True)
+            )
 
 
 def test_every_hash_has_a_group_and_negative_ones_count_from_above() -> None:
@@ -58,8 +62,10 @@ def test_the_owner_of_a_hash_does_not_change_with_the_way_it_is_asked() -> None:
             assert np.array_equal(owners == subtask, (groups >= owned.start) & (groups < owned.stop))
 
 
-@pytest.mark.parametrize(("subtask", "parallelism", "key_group_count"),
-                         [(0, 0, 8), (-1, 2, 8), (2, 2, 8), (0, 9, 8), (0, 1, MAX_KEY_GROUP_COUNT + 1)])
+@pytest.mark.parametrize(
+    ("subtask", "parallelism", "key_group_count"),
+    [(0, 0, 8), (-1, 2, 8), (2, 2, 8), (0, 9, 8), (0, 1, MAX_KEY_GROUP_COUNT + 1)],
+)
 def test_impossible_assignments_are_bugs(subtask: int, parallelism: int, key_group_count: int) -> None:
     with pytest.raises(AssertionError):
         key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count)

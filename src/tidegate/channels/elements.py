@@ -19,7 +19,15 @@ import pyarrow as pa
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 __all__ = [
-    "MAX_WATERMARK_MS", "MIN_WATERMARK_MS", "Element", "End", "Idle", "Lap", "Marker", "Watermark", "overtaken",
+    "MAX_WATERMARK_MS",
+    "MIN_WATERMARK_MS",
+    "Element",
+    "End",
+    "Idle",
+    "Lap",
+    "Marker",
+    "Watermark",
+    "overtaken",
 ]
 
 

@@ -29,7 +29,7 @@ class FeedbackChannel:
         self._memory_bytes = memory_bytes
         self._spill = Spill(schema, memory_bytes=memory_bytes)
         self._order: deque[Element | None] = deque()
-        self._markers: deque[Marker] = deque()      # those in the queue
+        self._markers: deque[Marker] = deque()  # those in the queue
         self._ended = False
         self._closed = False
 

@@ -126,8 +126,7 @@ def encode(element: Element, schema: pa.Schema, *, max_batch_bytes: int = MAX_BA
             raise SchemaError(f"a batch with columns\n{element.schema}\nwas sent on a channel with\n{schema}")
         return _encode_batch(element, max_batch_bytes)
     if isinstance(element, Marker):
-        return [_MARKER_FRAME.pack(_MARKER_PAYLOAD.size, Kind.MARKER, element.epoch, element.base,
-                                   element.full)]
+        return [_MARKER_FRAME.pack(_MARKER_PAYLOAD.size, Kind.MARKER, element.epoch, element.base, element.full)]
     if isinstance(element, Watermark):
         return [_WATERMARK_FRAME.pack(_WATERMARK_PAYLOAD.size, Kind.WATERMARK, element.at_ms)]
     if isinstance(element, Idle):
@@ -203,7 +202,7 @@ class FrameAssembler:
     """
 
     def __init__(self, lengths: Lengths) -> None:
-        self.byte_count = 0         # that came so far
+        self.byte_count = 0  # that came so far
         self._lengths = lengths
         self._chunk = memoryview(bytearray(CHUNK_BYTES))
         self._end = 0

@@ -101,9 +101,14 @@ class WrongAttempt(HandshakeError):
 
 def connecting(identity: Identity, *, purpose: str, about: Mapping[str, Any]) -> Steps[None]:
     """The side that opened the connection. `about` is JSON and says what it is for."""
-    hello = _json_bytes({
-        "protocol": PROTOCOL, "job": identity.job, "attempt": identity.attempt, "nonce": _nonce(),
-    })
+    hello = _json_bytes(
+        {
+            "protocol": PROTOCOL,
+            "job": identity.job,
+            "attempt": identity.attempt,
+            "nonce": _nonce(),
+        }
+    )
     yield _message(hello)
 
     challenge, mac = yield from _receive_signed(MAX_HELLO_BYTES)

@@ -28,7 +28,7 @@ class MemoryChannel:
         self._max_queued_bytes = max_queued_bytes
         self._queue: deque[tuple[Element, int]] = deque()
         self._queued_bytes = 0
-        self._markers: deque[Marker] = deque()      # those in the queue
+        self._markers: deque[Marker] = deque()  # those in the queue
         self._ended = False
         self._closed = False
 

@@ -41,7 +41,7 @@ class Spill:
         self._segment_bytes = segment_bytes
         self._memory: deque[tuple[pa.RecordBatch, int]] = deque()
         self._memory_bytes = 0
-        self._segments: deque[_Segment] = deque()       # all but the last hold something
+        self._segments: deque[_Segment] = deque()  # all but the last hold something
         self._spilled_count = 0
         self._spilled_bytes = 0
         self._closed = False
@@ -166,8 +166,10 @@ class _Segment:
                     raise OSError(f"the file ends {len(unread)} bytes too soon")
                 unread = unread[count:]
         except OSError as error:
-            raise SpillError(f"records that were written to a temporary file in {_folder()} can't be read: {error}. "
-                             f"The disk may be failing") from error
+            raise SpillError(
+                f"records that were written to a temporary file in {_folder()} can't be read: {error}. "
+                f"The disk may be failing"
+            ) from error
         return message
 
     def empty(self) -> None:

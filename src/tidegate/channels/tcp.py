@@ -228,11 +228,11 @@ class TcpInlet:
         self._sock = sock
         self._on_lost = on_lost
         self._bounds = (max_queued_bytes, max_queued_elements)
-        self._max_bytes, self._max_elements = self._bounds      # now: larger while hurried
+        self._max_bytes, self._max_elements = self._bounds  # now: larger while hurried
         self._assembler = FrameAssembler(frames.channel_lengths(max_batch_bytes))
         self._queue: deque[tuple[Element, int]] = deque()
         self._queued_bytes = 0
-        self._markers: deque[Marker] = deque()      # those in the queue
+        self._markers: deque[Marker] = deque()  # those in the queue
         self._over_bound = False
         self._hurried = False
         self._ended = False
@@ -464,15 +464,21 @@ class TcpNetwork:
         except OSError as error:
             raise ChannelLost(channel, f"can't reach {address}: {error}") from error
         steps = connecting(self._identity, purpose=_PURPOSE, about=about)
-        self._departures.append(Negotiation(
-            sock, steps, self._selector, connects=True,
-            on_done=partial(self._connected, channel, schema),
-            on_failed=partial(self._not_connected, channel, address),
-        ))
+        self._departures.append(
+            Negotiation(
+                sock,
+                steps,
+                self._selector,
+                connects=True,
+                on_done=partial(self._connected, channel, schema),
+                on_failed=partial(self._not_connected, channel, address),
+            )
+        )
 
     def _connected(self, channel: ChannelId, schema: pa.Schema, sock: socket.socket, _: None) -> None:
-        self._outlets[channel] = TcpOutlet(channel, schema, sock, self._selector, on_lost=self._failures.append,
-                                           max_queued_bytes=self._max_queued_bytes)
+        self._outlets[channel] = TcpOutlet(
+            channel, schema, sock, self._selector, on_lost=self._failures.append, max_queued_bytes=self._max_queued_bytes
+        )
 
     def _not_connected(self, channel: ChannelId, address: Address, error: Exception) -> None:
         # A handshake that failed says what is wrong, the attempt above all; anything else is about this connection.
@@ -529,8 +535,14 @@ class TcpNetwork:
         if channel in self._inlets:
             sock.close()
             return
-        self._inlets[channel] = TcpInlet(channel, self._expected[channel], sock, self._selector,
-                                         on_lost=self._failures.append, max_queued_bytes=self._max_queued_bytes)
+        self._inlets[channel] = TcpInlet(
+            channel,
+            self._expected[channel],
+            sock,
+            self._selector,
+            on_lost=self._failures.append,
+            max_queued_bytes=self._max_queued_bytes,
+        )
 
 
 def _channel_in(about: Mapping[str, Any]) -> ChannelId | None:

@@ -86,8 +86,9 @@ class StateDifference:
     examples: list[dict[str, Any]] = field(default_factory=list)
 
 
-def compare(one: Side, other: Side, *, examples: int = 0,
-            on_step: Callable[[str, int, int], None] = lambda what, done, total: None) -> Iterator[StateDifference]:
+def compare(
+    one: Side, other: Side, *, examples: int = 0, on_step: Callable[[str, int, int], None] = lambda what, done, total: None
+) -> Iterator[StateDifference]:
     """From `one` to `other`, state by state. `on_step` is told how many of the key-groups of a state are done."""
     for operator in _union(one.manifest.operators, other.manifest.operators):
         before, after = one.states(operator), other.states(operator)
@@ -141,14 +142,16 @@ def _states(operator: str, before: dict[str, StateEntry], after: dict[str, State
                 yield f"{where} had the type ({was.type}) and has ({now.type})"
 
 
-def _compare_keyed(difference: StateDifference, one: Side, other: Side, examples: int,
-                   on_step: Callable[[str, int, int], None]) -> None:
+def _compare_keyed(
+    difference: StateDifference, one: Side, other: Side, examples: int, on_step: Callable[[str, int, int], None]
+) -> None:
     counts = {one.manifest.key_group_count, other.manifest.key_group_count}
     # With other key-groups, the same key is elsewhere: then all there is is compared at once.
     slices = min(MAX_SLICES, *counts) if len(counts) == 1 else 1
     for index in range(slices):
-        before, after = (side.rows(difference.operator, difference.state, subtask=index, parallelism=slices)
-                         for side in (one, other))
+        before, after = (
+            side.rows(difference.operator, difference.state, subtask=index, parallelism=slices) for side in (one, other)
+        )
         _compare_by_key(difference, before, after, examples)
         on_step(f"{difference.operator} {difference.state}", index + 1, slices)
 

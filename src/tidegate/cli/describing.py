@@ -31,10 +31,22 @@ def listing(folder: SnapshotFolder) -> list[Json]:
         files = file_sizes(manifest)
         total = sum(files.values())
         shared = sum(size for name, size in files.items() if name in before)
-        rows.append({"folder": folder.shown, "job": manifest.job, "epoch": epoch, "attempt": manifest.attempt,
-                     "created": moment(manifest.created_ms), "created_ms": manifest.created_ms, "bytes": total,
-                     "files": len(files), "shared_bytes": shared, "new_bytes": total - shared,
-                     "ending": manifest.ending, "savepoint": manifest.savepoint is not None})
+        rows.append(
+            {
+                "folder": folder.shown,
+                "job": manifest.job,
+                "epoch": epoch,
+                "attempt": manifest.attempt,
+                "created": moment(manifest.created_ms),
+                "created_ms": manifest.created_ms,
+                "bytes": total,
+                "files": len(files),
+                "shared_bytes": shared,
+                "new_bytes": total - shared,
+                "ending": manifest.ending,
+                "savepoint": manifest.savepoint is not None,
+            }
+        )
         before = files
     return rows
 
@@ -43,10 +55,17 @@ def description(folder: SnapshotFolder, manifest: Manifest) -> Json:
     """All that the manifest says, and how many rows each state has where that can be known from indexes."""
     files = file_sizes(manifest)
     return {
-        "folder": folder.shown, "job": manifest.job, "epoch": manifest.epoch, "attempt": manifest.attempt,
-        "created": moment(manifest.created_ms), "created_ms": manifest.created_ms,
-        "key_group_count": manifest.key_group_count, "ending": manifest.ending, "bytes": sum(files.values()),
-        "files": len(files), "stats": dict(manifest.stats),
+        "folder": folder.shown,
+        "job": manifest.job,
+        "epoch": manifest.epoch,
+        "attempt": manifest.attempt,
+        "created": moment(manifest.created_ms),
+        "created_ms": manifest.created_ms,
+        "key_group_count": manifest.key_group_count,
+        "ending": manifest.ending,
+        "bytes": sum(files.values()),
+        "files": len(files),
+        "stats": dict(manifest.stats),
         "restored_from": None if manifest.restored_from is None else manifest.restored_from.to_json(),
         "savepoint": None if manifest.savepoint is None else manifest.savepoint.to_json(),
         "operators": {name: _operator(entry, folder.store) for name, entry in manifest.operators.items()},
@@ -66,9 +85,23 @@ def moment(created_ms: int) -> str:
 
 
 def _operator(entry: OperatorEntry, store: Store) -> Json:
-    pieces = [{"subtask": piece.subtask, "key_groups": list(piece.key_groups), "item_counts": dict(piece.item_counts),
-               "files": [{"name": file.name, "bytes": file.bytes, "form": file.form} for file in piece.files]}
-              for piece in entry.pieces]
-    states = [{"name": state.name, "kind": state.kind, "shape": state.shape, "type": state.type,
-               "rows": known_rows(entry, state, store)} for state in entry.states]
+    pieces = [
+        {
+            "subtask": piece.subtask,
+            "key_groups": list(piece.key_groups),
+            "item_counts": dict(piece.item_counts),
+            "files": [{"name": file.name, "bytes": file.bytes, "form": file.form} for file in piece.files],
+        }
+        for piece in entry.pieces
+    ]
+    states = [
+        {
+            "name": state.name,
+            "kind": state.kind,
+            "shape": state.shape,
+            "type": state.type,
+            "rows": known_rows(entry, state, store),
+        }
+        for state in entry.states
+    ]
     return {"parallelism": entry.parallelism, "states": states, "pieces": pieces}

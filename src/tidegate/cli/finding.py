@@ -41,8 +41,9 @@ class SnapshotFolder:
     def load(self, epoch: int) -> Manifest:
         """NotFound where there is no such epoch, CorruptFile where its manifest can't be believed."""
         if epoch not in self.manifests:
-            raise NotFound(f"epoch {epoch} is not a complete snapshot in {self.shown}; there are: "
-                           f"{', '.join(map(str, self.manifests))}")
+            raise NotFound(
+                f"epoch {epoch} is not a complete snapshot in {self.shown}; there are: {', '.join(map(str, self.manifests))}"
+            )
         name = self.manifests[epoch]
         manifest = Manifest.from_bytes(self.store.read(name), name=name)
         if name == layout.SAVEPOINT and manifest.savepoint is None:
@@ -71,16 +72,20 @@ def find_folders(path: str) -> list[SnapshotFolder]:
     if layout.INCOMPLETE in names:
         raise RestoreError(f"the savepoint in {layout.shown(path)} was never finished")
     what = f"{len(names)} other files are there" if names else "it is empty or does not exist"
-    raise RestoreError(f"no snapshots in {layout.shown(path)}: {what}. Give the folder of Snapshots(to=…), a job's folder "
-                       f"in it, a savepoint's folder, or the file of a manifest")
+    raise RestoreError(
+        f"no snapshots in {layout.shown(path)}: {what}. Give the folder of Snapshots(to=…), a job's folder "
+        f"in it, a savepoint's folder, or the file of a manifest"
+    )
 
 
 def find_folder(path: str) -> SnapshotFolder:
     """The snapshots of the one job at this path; `RestoreError` where there are none or several jobs'."""
     folders = find_folders(path)
     if len(folders) > 1:
-        raise RestoreError(f"{layout.shown(path)} holds the snapshots of {len(folders)} jobs, give one of: "
-                           f"{', '.join(folder.shown for folder in folders)}")
+        raise RestoreError(
+            f"{layout.shown(path)} holds the snapshots of {len(folders)} jobs, give one of: "
+            f"{', '.join(folder.shown for folder in folders)}"
+        )
     return folders[0]
 
 
@@ -100,8 +105,10 @@ def find_job(path: str) -> str:
 def _of_job(address: str, store: Store) -> SnapshotFolder:
     origins = {origin.attempt: origin for origin in map(layout.parse_origin_name, store.list(layout.ORIGINS)) if origin}
     found = [manifest for manifest in map(layout.parse_manifest_name, store.list(layout.MANIFESTS)) if manifest]
-    names = {manifest.epoch: layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)
-             for manifest in lineage(origins, found)}
+    names = {
+        manifest.epoch: layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)
+        for manifest in lineage(origins, found)
+    }
     if not names:
         raise RestoreError(f"no complete snapshot in {layout.shown(address)}")
     return SnapshotFolder(address, store, names)
@@ -111,7 +118,7 @@ def _of_savepoint(address: str, store: Store) -> SnapshotFolder:
     try:
         epoch = Manifest.from_bytes(store.read(layout.SAVEPOINT), name=layout.SAVEPOINT).epoch
     except CorruptFile:
-        epoch = 0       # told when it is loaded
+        epoch = 0  # told when it is loaded
     return SnapshotFolder(address, store, {epoch: layout.SAVEPOINT})
 
 

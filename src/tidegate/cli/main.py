@@ -127,11 +127,15 @@ def verify(path: str, epoch: int | None, every: bool, as_json: bool) -> None:
     folder = find_folder(path)
     epochs = list(folder.manifests) if every else [folder.newest if epoch is None else epoch]
     if epoch is not None and epoch not in folder.manifests:
-        folder.load(epoch)      # says what there is
+        folder.load(epoch)  # says what there is
     with printing.progress(quiet=as_json) as bar:
         task = bar.add_task("verifying")
-        report = verifying.verify(folder, epochs, on_total=lambda total: bar.update(task, total=total),
-                                  on_read=lambda count: bar.advance(task, count))
+        report = verifying.verify(
+            folder,
+            epochs,
+            on_total=lambda total: bar.update(task, total=total),
+            on_read=lambda count: bar.advance(task, count),
+        )
     if as_json:
         printing.print_json(printing.report_json(report))
     else:
@@ -165,9 +169,14 @@ def diff(path_a: str, path_b: str | None, epochs: tuple[int, int] | None, keys: 
         differences = list(comparing.compare(one, other, examples=keys, on_step=on_step))
     structure = comparing.structure(one, other)
     if as_json:
-        printing.print_json({"from": {"folder": before.shown, "epoch": first},
-                             "to": {"folder": after.shown, "epoch": second},
-                             "structure": structure, "states": [asdict(each) for each in differences]})
+        printing.print_json(
+            {
+                "from": {"folder": before.shown, "epoch": first},
+                "to": {"folder": after.shown, "epoch": second},
+                "structure": structure,
+                "states": [asdict(each) for each in differences],
+            }
+        )
     else:
         printing.print_differences(structure, differences)
 
@@ -183,8 +192,14 @@ def savepoint() -> None:
 @savepoint.command()
 @click.argument("snapshots")
 @click.argument("to")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=REQUEST_TIMEOUT_S,
-              show_default=True, help="Seconds to wait for the job.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=REQUEST_TIMEOUT_S,
+    show_default=True,
+    help="Seconds to wait for the job.",
+)
 @as_json
 @answering
 def create(snapshots: str, to: str, timeout_s: float, as_json: bool) -> None:
@@ -209,11 +224,11 @@ def export(snapshots: str, to: str, epoch: int | None, as_json: bool) -> None:
     folder = find_folder(snapshots)
     manifest = still_to_commit(folder.store, folder.load(folder.newest if epoch is None else epoch))
     target = open_store(resolved(to))
-    made = export_snapshot(folder.store, manifest, target, created_ms=round(time.time() * 1000), versions=versions_here(),
-                           rewrite=rewritten)
+    made = export_snapshot(
+        folder.store, manifest, target, created_ms=round(time.time() * 1000), versions=versions_here(), rewrite=rewritten
+    )
     size_bytes = sum(describing.file_sizes(made).values())
-    _made(SavepointInfo(path=target.address, epoch=made.epoch, bytes=size_bytes, to_commit=committable_count(made)),
-          as_json)
+    _made(SavepointInfo(path=target.address, epoch=made.epoch, bytes=size_bytes, to_commit=committable_count(made)), as_json)
 
 
 def _made(info: SavepointInfo, as_json: bool) -> None:

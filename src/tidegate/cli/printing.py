@@ -41,37 +41,67 @@ def print_listing(rows: Sequence[Json]) -> None:
             if "problem" in row:
                 _add(table, row["epoch"], "", "", "", "", "", "", f"unreadable: {row['problem']}")
             else:
-                _add(table, row["epoch"], row["attempt"], row["created"], decimal(row["bytes"]), row["files"],
-                     decimal(row["shared_bytes"]), decimal(row["new_bytes"]), row["ending"] or "")
+                _add(
+                    table,
+                    row["epoch"],
+                    row["attempt"],
+                    row["created"],
+                    decimal(row["bytes"]),
+                    row["files"],
+                    decimal(row["shared_bytes"]),
+                    decimal(row["new_bytes"]),
+                    row["ending"] or "",
+                )
         kind = "savepoint of" if any(row.get("savepoint") for row in of_folder) else "snapshots of"
         job = next((row["job"] for row in of_folder if "job" in row), "an unknown job")
         _print(Text(f"{kind} {job} in {folder}"), table)
 
 
 def print_description(found: Json) -> None:
-    _print(Text(f"{found['job']}, epoch {found['epoch']} by attempt {found['attempt']}, {found['created']}"
-                f"{', ended: ' + found['ending'] if found['ending'] else ''}"),
-           Text(f"{found['files']} files, {decimal(found['bytes'])}, {found['key_group_count']} key-groups, in "
-                f"{found['folder']}"))
+    _print(
+        Text(
+            f"{found['job']}, epoch {found['epoch']} by attempt {found['attempt']}, {found['created']}"
+            f"{', ended: ' + found['ending'] if found['ending'] else ''}"
+        ),
+        Text(
+            f"{found['files']} files, {decimal(found['bytes'])}, {found['key_group_count']} key-groups, in {found['folder']}"
+        ),
+    )
     stats = found["stats"]
     if "alignment_ms" in stats:
-        _print(Text(f"longest in a subtask: alignment {stats['alignment_ms']:.1f} ms, pause {stats['pause_ms']:.1f} ms, "
-                    f"writing {stats['write_ms']:.1f} ms; in flight {decimal(stats['in_flight_bytes'])}, feedback "
-                    f"{decimal(stats['feedback_bytes'])}"))
+        _print(
+            Text(
+                f"longest in a subtask: alignment {stats['alignment_ms']:.1f} ms, pause {stats['pause_ms']:.1f} ms, "
+                f"writing {stats['write_ms']:.1f} ms; in flight {decimal(stats['in_flight_bytes'])}, feedback "
+                f"{decimal(stats['feedback_bytes'])}"
+            )
+        )
     if found["restored_from"]:
         _print(Text(f"began with the state of {found['restored_from']['path']}"))
     for name, operator in found["operators"].items():
         states = _table("state", "kind", "shape", "type", "rows >")
         for state in operator["states"]:
-            _add(states, state["name"], state["kind"], state["shape"], state["type"],
-                 "in a chain" if state["rows"] is None else f"{state['rows']:,}")
+            _add(
+                states,
+                state["name"],
+                state["kind"],
+                state["shape"],
+                state["type"],
+                "in a chain" if state["rows"] is None else f"{state['rows']:,}",
+            )
         pieces = _table("subtask >", "key-groups", "file", "form", "size >")
         for piece in operator["pieces"]:
             start, stop = piece["key_groups"]
             groups = f"{start}…{stop}" if stop > start else "none"
             for position, file in enumerate(piece["files"] or [{"name": "no file", "form": "", "bytes": 0}]):
-                _add(pieces, piece["subtask"] if not position else "", groups if not position else "", file["name"],
-                     file["form"], decimal(file["bytes"]))
+                _add(
+                    pieces,
+                    piece["subtask"] if not position else "",
+                    groups if not position else "",
+                    file["name"],
+                    file["form"],
+                    decimal(file["bytes"]),
+                )
         _print(Text(f"\noperator {name}, parallelism {operator['parallelism']}", style="bold"), states, pieces)
     if found["savepoint"]:
         versions = ", ".join(f"{name} {version}" for name, version in found["savepoint"]["versions"].items())
@@ -83,8 +113,10 @@ def print_report(report: Report) -> None:
         _print(Text(f"WRONG  epoch {problem.epoch}  {problem.where}: {problem.what}", style="red"))
     for note in report.notes:
         _print(Text(f"note   {note}"))
-    looked = (f"epoch {', '.join(map(str, report.epochs))}: {report.files:,} files, {decimal(report.bytes)}, "
-              f"{report.rows:,} rows read")
+    looked = (
+        f"epoch {', '.join(map(str, report.epochs))}: {report.files:,} files, {decimal(report.bytes)}, "
+        f"{report.rows:,} rows read"
+    )
     count = len(report.problems)
     _print(Text(f"{looked}; {'all of it is right' if not count else '1 problem' if count == 1 else f'{count} problems'}"))
 
@@ -98,8 +130,13 @@ def print_differences(structure: Sequence[str], differences: Sequence[StateDiffe
         _print(Text(line))
     table = _table("operator", "state", "added >", "removed >", "changed >", "unchanged >", "note")
     for each in differences:
-        _add(table, each.operator, each.state, *(f"{count:,}" for count in
-                                                 (each.added, each.removed, each.changed, each.unchanged)), each.note)
+        _add(
+            table,
+            each.operator,
+            each.state,
+            *(f"{count:,}" for count in (each.added, each.removed, each.changed, each.unchanged)),
+            each.note,
+        )
     _print(table)
     for each in differences:
         if each.examples:
@@ -112,24 +149,40 @@ def print_differences(structure: Sequence[str], differences: Sequence[StateDiffe
 def print_savepoint(info: SavepointInfo) -> None:
     _print(Text(f"savepoint of epoch {info.epoch}, {decimal(info.bytes)}, in {shown(info.path)}"))
     if info.to_commit:
-        _print(Text(f"it carries {info.to_commit} committables of sinks, and nobody knows whether they were committed: the "
-                    f"job that begins with it commits them where they were written, so it must reach that place. `tidegate "
-                    f"savepoint create` takes a savepoint of a running job, which carries none"))
+        _print(
+            Text(
+                f"it carries {info.to_commit} committables of sinks, and nobody knows whether they were committed: the "
+                f"job that begins with it commits them where they were written, so it must reach that place. `tidegate "
+                f"savepoint create` takes a savepoint of a running job, which carries none"
+            )
+        )
 
 
 def progress(*, quiet: bool) -> Progress:
     """On standard error, and only where somebody sees it."""
     console = Console(stderr=True)
-    return Progress(TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
-                    console=console, transient=True, disable=quiet or not console.is_terminal)
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
 
 
 @contextmanager
 def steps(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A bar that starts anew for each thing that is worked on."""
     console = Console(stderr=True)
-    with Progress(TextColumn("{task.description}", markup=False), BarColumn(), console=console, transient=True,
-                  disable=quiet or not console.is_terminal) as bar:
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    ) as bar:
         task = bar.add_task("comparing")
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
@@ -147,8 +200,9 @@ def _table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         right = heading.endswith(">")
-        table.add_column(heading.removesuffix(">").strip(), justify="right" if right else "left",
-                         no_wrap=right, overflow="fold")
+        table.add_column(
+            heading.removesuffix(">").strip(), justify="right" if right else "left", no_wrap=right, overflow="fold"
+        )
     return table
 
 
@@ -162,7 +216,7 @@ def _values(values: Iterable[Any]) -> str:
 
 def _value(value: Any) -> str:
     text = "" if value is None else repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS - 1]}…"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
 
 
 def _plain(value: Any) -> Any:

@@ -54,8 +54,13 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
 
-def verify(folder: SnapshotFolder, epochs: Iterable[int], *, on_total: Callable[[int], None] = lambda total: None,
-           on_read: Callable[[int], None] = lambda count: None) -> Report:
+def verify(
+    folder: SnapshotFolder,
+    epochs: Iterable[int],
+    *,
+    on_total: Callable[[int], None] = lambda total: None,
+    on_read: Callable[[int], None] = lambda count: None,
+) -> Report:
     """Reads all of these snapshots. `on_total` is told how many bytes there are to read, `on_read` how many more were."""
     report = Report()
     manifests: list[Manifest] = []
@@ -128,8 +133,10 @@ class _Check:
             count = piece.item_counts.get(state, 0)
             found = 0 if last is None else self._item_counts.get((last, state), count)
             if found != count and (count or (written is not None and written.epoch == self._epoch)):
-                yield (f"state {state!r} has {found} rows in {'no file' if last is None else last.name}, and the manifest "
-                       f"counts {count}")
+                yield (
+                    f"state {state!r} has {found} rows in {'no file' if last is None else last.name}, and the manifest "
+                    f"counts {count}"
+                )
 
     def _problems_of(self, file: FileEntry, claims: _Claims) -> Iterator[str]:
         try:
@@ -151,16 +158,19 @@ class _Check:
     def _rows_of(self, file: FileEntry, content: _Sequential, claims: _Claims) -> Iterator[str]:
         if content.read(0, len(MAGIC)) != MAGIC:
             yield "it doesn't begin like a state file of this version"
-        reader = StateFileReader(content.read, bytes=file.bytes, index_bytes=file.index_bytes,
-                                 index_checksum=file.index_checksum, name=file.name)
+        reader = StateFileReader(
+            content.read, bytes=file.bytes, index_bytes=file.index_bytes, index_checksum=file.index_checksum, name=file.name
+        )
         listed = {state.name: state for state in claims.states}
         for info in reader.states:
             state = listed.get(info.name)
             if state is None:
                 yield f"it holds a state {info.name!r} that the manifest doesn't list"
             elif info.kind.value != state.kind or (reader.row_count(info.name) and info.schema != state.arrow_schema()):
-                yield (f"state {info.name!r} is {info.kind.value} ({_types(info.schema)}) in the file and {state.kind} "
-                       f"({state.type}) in the manifest")
+                yield (
+                    f"state {info.name!r} is {info.kind.value} ({_types(info.schema)}) in the file and {state.kind} "
+                    f"({state.type}) in the manifest"
+                )
             if info.kind.value == "keyed":
                 yield from _said(self._keyed(reader, info.name, claims))
             else:
@@ -228,8 +238,10 @@ def _strays(state: str, rows: pa.RecordBatch, groups: range, holder: str, key_gr
     strays = (found < groups.start) | (found >= groups.stop)
     if strays.any():
         first = int(strays.argmax())
-        yield (f"state {state!r}: {int(strays.sum())} of {len(found)} keys in a {holder} of key-groups {_shown(groups)} "
-               f"belong elsewhere; the first is {_text(rows.column('key')[first])}, of key-group {int(found[first])}")
+        yield (
+            f"state {state!r}: {int(strays.sum())} of {len(found)} keys in a {holder} of key-groups {_shown(groups)} "
+            f"belong elsewhere; the first is {_text(rows.column('key')[first])}, of key-group {int(found[first])}"
+        )
 
 
 def _said(problems: Iterator[str]) -> Iterator[str]:
@@ -265,8 +277,10 @@ def _seam(piece: PieceEntry, stop: int) -> Iterator[str]:
     if start > stop:
         yield f"key-groups {_shown(range(stop, start))}, before those of subtask {piece.subtask}, are in no piece"
     if start < stop:
-        yield (f"key-groups {_shown(range(start, stop))} of subtask {piece.subtask} are those of a subtask before it as "
-               f"well, or not in order")
+        yield (
+            f"key-groups {_shown(range(start, stop))} of subtask {piece.subtask} are those of a subtask before it as "
+            f"well, or not in order"
+        )
 
 
 def _unlisted(folder: SnapshotFolder, known: dict[int, Manifest]) -> Iterator[str]:
@@ -276,10 +290,12 @@ def _unlisted(folder: SnapshotFolder, known: dict[int, Manifest]) -> Iterator[st
         listed = {file.name for epoch in folder.manifests for file in (known.get(epoch) or folder.load(epoch)).files()}
         others = [name for name in folder.store.list(layout.STATE) if name not in listed]
     except TidegateError:
-        return      # reported where it was to be verified; otherwise nobody asked
+        return  # reported where it was to be verified; otherwise nobody asked
     if others:
-        yield (f"{len(others)} files are in no snapshot (of an epoch that is being written or was aborted, as a rule): "
-               f"{', '.join(others[:5])}{', …' if len(others) > 5 else ''}")
+        yield (
+            f"{len(others)} files are in no snapshot (of an epoch that is being written or was aborted, as a rule): "
+            f"{', '.join(others[:5])}{', …' if len(others) > 5 else ''}"
+        )
 
 
 def _shown(groups: range) -> str:

@@ -57,7 +57,8 @@ class CollectWriter(SinkWriter):
         if self._bytes > MAX_EPOCH_BYTES:
             raise JobError(
                 f"sink {self._context.sink!r}: more than {MAX_EPOCH_BYTES >> 20} MB in one epoch are too much to "
-                "collect on the driver. Write them with tg.sinks.parquet(…), filter, or take snapshots more often")
+                "collect on the driver. Write them with tg.sinks.parquet(…), filter, or take snapshots more often"
+            )
         if batch.num_rows:
             self._batches.append(batch)
 

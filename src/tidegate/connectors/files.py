@@ -67,26 +67,27 @@ class FolderReader(SourceReader):
             raise SourceError(
                 f"there is no {source.address} on host {socket.gethostname()} to read to its end. Give the source the path "
                 f"of a folder or file that every host finds before the job starts, or leave stop_at_end out: then it waits "
-                f"for files")
+                f"for files"
+            )
         self._source = source
         self._folder = folder
         self._context = context
         self._splits = context.splits.report()
-        self._offsets: dict[str, int] = {name: int(offset) for name, offset in context.restored.items()
-                                         if self._owns(name)}
+        self._offsets: dict[str, int] = {name: int(offset) for name, offset in context.restored.items() if self._owns(name)}
         self._queue: dict[str, Found] = {}
-        self._waiting: dict[str, Found] = {}    # Read as far as possible when they looked like this.
+        self._waiting: dict[str, Found] = {}  # Read as far as possible when they looked like this.
         self._open: dict[str, OpenFile] = {}
-        self._current: OpenFile | None = None   # One of them.
-        self._turns: list[tuple[int, int, str]] = []    # A heap: watermark, number of the turn, name.
+        self._current: OpenFile | None = None  # One of them.
+        self._turns: list[tuple[int, int, str]] = []  # A heap: watermark, number of the turn, name.
         self._turn = count()
-        self._new: list[str] = []               # In the queue and not yet in a turn.
+        self._new: list[str] = []  # In the queue and not yet in a turn.
         self._discover()
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
         # A clock that was set back must not stop discovery for as long.
-        if not (self._source.stop_at_end
-                or 0 <= self._context.now_ms() - self._discovered_ms < self._source.discover_every_ms):
+        if not (
+            self._source.stop_at_end or 0 <= self._context.now_ms() - self._discovered_ms < self._source.discover_every_ms
+        ):
             self._discover()
         while (file := self._next()) is not None:
             batch = file.read(max_rows)
@@ -133,7 +134,7 @@ class FolderReader(SourceReader):
             file = self._source.form.open(self._folder, found, position=position, final=self._source.stop_at_end)
         except FileNotFoundError as error:
             if position == 0:
-                self._splits.finish(name)       # Taken away before anything of it was read.
+                self._splits.finish(name)  # Taken away before anything of it was read.
                 return
             raise self._vanished(name) from error
         if file is None:
@@ -206,7 +207,8 @@ class FolderReader(SourceReader):
     def _vanished(self, name: str) -> SourceError:
         return SourceError(
             f"{name} in {self._folder.address} is gone, and only {self._offsets[name]} bytes or rows of it were read. "
-            "Bring it back, and remove files only when they were read to their end")
+            "Bring it back, and remove files only when they were read to their end"
+        )
 
     def offsets(self) -> Mapping[str, Offset]:
         return dict(self._offsets)

@@ -69,9 +69,12 @@ class InputFolder:
         if self.is_local:
             return list(_list_local(self._root, "", wanted))
         selector = arrow_fs.FileSelector(self._root, recursive=True, allow_not_found=True)
-        infos = [(info.path[len(self._root):].lstrip("/"), info) for info in self._files.get_file_info(selector)]
-        return [Found(name, info.size, info.mtime_ns or 0) for name, info in infos
-                if info.is_file and not any(map(_is_hidden, name.split("/"))) and wanted(name)]
+        infos = [(info.path[len(self._root) :].lstrip("/"), info) for info in self._files.get_file_info(selector)]
+        return [
+            Found(name, info.size, info.mtime_ns or 0)
+            for name, info in infos
+            if info.is_file and not any(map(_is_hidden, name.split("/"))) and wanted(name)
+        ]
 
     def open(self, name: str) -> pa.NativeFile:
         return self._files.open_input_file(self._root if self._is_file else f"{self._root.rstrip('/')}/{name}")
@@ -94,7 +97,7 @@ def _list_local(folder: str, prefix: str, wanted: Callable[[str], bool]) -> Iter
                     status = entry.stat()
                     yield Found(name, status.st_size, status.st_mtime_ns)
     except FileNotFoundError:
-        return    # Not created yet, or gone since it was listed. Files that must not vanish are missed by the reader.
+        return  # Not created yet, or gone since it was listed. Files that must not vanish are missed by the reader.
 
 
 class OpenFile(ABC):
@@ -130,5 +133,7 @@ class FileFormat(ABC):
 
 
 def shrunk(where: str, *, read: int, now: int, unit: str = "bytes") -> SourceError:
-    return SourceError(f"{where} has {now} {unit}, but had {read} of them before: it was truncated or replaced. Bring "
-                       "back what was there, and give new content a new name: files may only grow")
+    return SourceError(
+        f"{where} has {now} {unit}, but had {read} of them before: it was truncated or replaced. Bring "
+        "back what was there, and give new content a new name: files may only grow"
+    )

@@ -93,11 +93,13 @@ class GeneratorSource(Source):
         elif isinstance(made, Mapping):
             columns = dict(made)
         else:
-            raise SchemaError(f"{where} returned {type(made).__name__}: return an Arrow record batch or table, or a "
-                              "dictionary of columns")
+            raise SchemaError(
+                f"{where} returned {type(made).__name__}: return an Arrow record batch or table, or a dictionary of columns"
+            )
         if set(columns) != set(self.declared.names):
-            raise SchemaError(f"{where} returned the columns {sorted(columns)}, the schema declares "
-                              f"{sorted(self.declared.names)}")
+            raise SchemaError(
+                f"{where} returned the columns {sorted(columns)}, the schema declares {sorted(self.declared.names)}"
+            )
         arrays = [_array(columns[field.name], field, where) for field in self.declared]
         if len({len(array) for array in arrays}) > 1:
             raise SchemaError(f"{where} returned columns of different lengths: {[len(array) for array in arrays]}")

@@ -55,8 +55,11 @@ def columns_of(index: int, count: int) -> list[str]:
 
 def handed_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """How several schemas travel as one."""
-    columns = [pa.field(name, field.type) for index, schema in enumerate(schemas)
-               for name, field in zip(columns_of(index, len(schema)), schema, strict=True)]
+    columns = [
+        pa.field(name, field.type)
+        for index, schema in enumerate(schemas)
+        for name, field in zip(columns_of(index, len(schema)), schema, strict=True)
+    ]
     return pa.schema([pa.field(WHICH, pa.int32()), pa.field(SLOT, pa.int32()), *columns])
 
 
@@ -76,7 +79,7 @@ class Handover:
 
     def add_output(self, schema: pa.Schema) -> int:
         """Its number."""
-        self._outputs.append(parse_schema(ddl_of(schema)))       # in Spark's own Arrow types
+        self._outputs.append(parse_schema(ddl_of(schema)))  # in Spark's own Arrow types
         return len(self._outputs) - 1
 
     @property
@@ -132,8 +135,9 @@ class Handover:
         columns: list[pa.Array] = []
         for other, schema in enumerate(self._outputs):
             columns += _cast(batch.columns, schema) if other == index else [pa.nulls(rows, field.type) for field in schema]
-        handed = pa.RecordBatch.from_arrays([_constant(index, rows), _constant(slot, rows), *columns],
-                                            schema=self.output_schema)
+        handed = pa.RecordBatch.from_arrays(
+            [_constant(index, rows), _constant(slot, rows), *columns], schema=self.output_schema
+        )
         (self._later.setdefault(index, []) if index in self._sealed else self._written).append(handed)
 
     def seal(self, index: int) -> None:
@@ -162,8 +166,10 @@ class Handover:
 
 def _cast(columns: Sequence[pa.Array], schema: pa.Schema) -> list[pa.Array]:
     """Spark's timestamps are in the session's time zone, its strings may be large ones."""
-    return [column if column.type == field.type else column.cast(field.type)
-            for column, field in zip(columns, schema, strict=True)]
+    return [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
 
 
 def _constant(value: int, rows: int) -> pa.Array:
@@ -236,8 +242,11 @@ class _HandedWriter(SinkWriter):
 def handover_of(plan: Plan) -> Handover:
     """The one that all of the plan's sources and sinks refer to."""
     for node in plan.nodes:
-        end = node.spec.source if isinstance(node.spec, SourceSpec) else (
-            node.spec.sink if isinstance(node.spec, SinkSpec) else None)
+        end = (
+            node.spec.source
+            if isinstance(node.spec, SourceSpec)
+            else (node.spec.sink if isinstance(node.spec, SinkSpec) else None)
+        )
         if isinstance(end, HandedSource | HandedSink):
             return end.handover
     raise AssertionError("a plan whose records aren't handed over")

@@ -48,7 +48,7 @@ class JsonLines(FileFormat):
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(f"JSON lines can't hold this schema: {error}. Use Parquet") from error
         except ValueError:
-            pass    # A column that must not be null; that its type can be read is what counts.
+            pass  # A column that must not be null; that its type can be read is what counts.
 
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
         return LinesInput(folder, found, position, self.parse, final=final)
@@ -60,7 +60,7 @@ class JsonLines(FileFormat):
         whole = (content[starts] == ord("{")) & (content[lasts] == ord("}"))
         if not whole.all():
             # Arrow would read an object that spans lines, and crashes on a line that is `null`.
-            doubtful = {index: data[starts[index]:ends[index]].strip() for index in np.flatnonzero(~whole)}
+            doubtful = {index: data[starts[index] : ends[index]].strip() for index in np.flatnonzero(~whole)}
             if any(line and not (line.startswith(b"{") and line.endswith(b"}")) for line in doubtful.values()):
                 raise ValueError("no JSON object on a line of its own")
             ends = np.delete(ends, [index for index, line in doubtful.items() if not line])
@@ -70,8 +70,10 @@ class JsonLines(FileFormat):
         # Arrow reads timestamps from text, but dates only from numbers.
         fields = [field.with_type(pa.string()) if pa.types.is_date32(field.type) else field for field in self.schema]
         table = arrow_json.read_json(
-            pa.BufferReader(data), arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
-            arrow_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"))
+            pa.BufferReader(data),
+            arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            arrow_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"),
+        )
         for index, field in enumerate(self.schema):
             if pa.types.is_date32(field.type):
                 table = table.set_column(index, field, table.column(index).cast(field.type))
@@ -94,7 +96,7 @@ class CsvLines(FileFormat):
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(f"CSV can't hold this schema: {error}. Use JSON lines or Parquet") from error
         except ValueError:
-            pass    # A type that has no empty value; that it can be read is what counts.
+            pass  # A type that has no empty value; that it can be read is what counts.
 
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
         if not self.header:
@@ -103,7 +105,7 @@ class CsvLines(FileFormat):
         with folder.open(found.name) as file:
             while b"\n" not in first and len(first) < MAX_LINE_BYTES and (more := file.read(BLOCK_BYTES)):
                 first += more
-        first = first[:first.find(b"\n") + 1] or (first if final else b"")
+        first = first[: first.find(b"\n") + 1] or (first if final else b"")
         if not first:
             return None
         names = next(text_csv.reader([first.decode("utf-8-sig", errors="replace")], delimiter=self.delimiter))
@@ -121,8 +123,14 @@ class CsvLines(FileFormat):
             pa.BufferReader(data + last),
             arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + len(last) + 1, column_names=names),
             arrow_csv.ParseOptions(delimiter=self.delimiter),
-            arrow_csv.ConvertOptions(column_types=self.schema, include_columns=self.schema.names, strings_can_be_null=True,
-                                     quoted_strings_can_be_null=False, null_values=["", "\0"]))
+            arrow_csv.ConvertOptions(
+                column_types=self.schema,
+                include_columns=self.schema.names,
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                null_values=["", "\0"],
+            ),
+        )
         table = table.slice(0, table.num_rows - 1)
         starts, ends = _lines(data)
         lengths = ends - starts - 1
@@ -160,8 +168,10 @@ class LinesInput(OpenFile):
         self._row = 0
         around = self._file.read_at(2, position - 1) if position else b"\n"
         if b"\n" not in around and position < self.size:
-            raise SourceError(f"{self._where}: byte {position}, up to which it was read, isn't the start of a line: "
-                              "it was replaced. Bring back the file that was there, and give new content a new name")
+            raise SourceError(
+                f"{self._where}: byte {position}, up to which it was read, isn't the start of a line: "
+                "it was replaced. Bring back the file that was there, and give new content a new name"
+            )
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         while self._row == len(self._ends):
@@ -205,17 +215,17 @@ class LinesInput(OpenFile):
             return (*self._parse_all(data), len(data))
         except ValueError:
             _, ends = _lines(data)
-        good, bad = 0, len(ends)    # As many lines can be parsed; as many can't.
+        good, bad = 0, len(ends)  # As many lines can be parsed; as many can't.
         while bad - good > 1:
             middle = (good + bad) // 2
             try:
-                self._parse_all(data[:ends[middle - 1]])
+                self._parse_all(data[: ends[middle - 1]])
                 good = middle
             except ValueError:
                 bad = middle
         if good == 0:
-            self._complain(data[:ends[0]])
-        prefix = data[:ends[good - 1]]
+            self._complain(data[: ends[0]])
+        prefix = data[: ends[good - 1]]
         return (*self._parse_all(prefix), len(prefix))
 
     def _parse_all(self, data: bytes) -> tuple[pa.RecordBatch, Positions]:
@@ -229,12 +239,16 @@ class LinesInput(OpenFile):
         try:
             self._parse_all(line)
         except ValueError as error:
-            before = sum(self._file.read_at(min(BLOCK_BYTES, self.position - at), at).count(b"\n")
-                         for at in range(0, self.position, BLOCK_BYTES))
+            before = sum(
+                self._file.read_at(min(BLOCK_BYTES, self.position - at), at).count(b"\n")
+                for at in range(0, self.position, BLOCK_BYTES)
+            )
             text = line[:200].decode(errors="replace").rstrip("\r\n") + ("…" if len(line) > 200 else "")
-            raise SourceError(f"{self._where}, line {before + 1} (byte {self.position}): {error}\n    {text}\n"
-                              "Correct the line in the file, or the schema, and start the job again: it goes on from "
-                              "here, nothing was lost") from error
+            raise SourceError(
+                f"{self._where}, line {before + 1} (byte {self.position}): {error}\n    {text}\n"
+                "Correct the line in the file, or the schema, and start the job again: it goes on from "
+                "here, nothing was lost"
+            ) from error
 
     @property
     def at_rest(self) -> bool:

@@ -73,8 +73,9 @@ class ParquetSink(Sink):
         try:
             pq.write_table(pa.table({"n": [1]}), pa.BufferOutputStream(), compression=self.compression)
         except (ValueError, OSError, pa.ArrowException) as error:
-            raise JobError(f"Arrow can't write Parquet with compression {self.compression!r}: use 'zstd' or "
-                           "'snappy'") from error
+            raise JobError(
+                f"Arrow can't write Parquet with compression {self.compression!r}: use 'zstd' or 'snappy'"
+            ) from error
 
     def check(self, schema: pa.Schema) -> None:
         try:
@@ -93,7 +94,7 @@ class OutputFolder:
         self.address = address
         self._files, self._root = locate(address)
         self._local = isinstance(self._files, arrow_fs.LocalFileSystem)
-        self._receipts: dict[Writer, int] = {}      # the highest that was created here
+        self._receipts: dict[Writer, int] = {}  # the highest that was created here
         if make:
             self._make()
 
@@ -102,9 +103,11 @@ class OutputFolder:
             self._files.create_dir(self._path(PENDING_FOLDER), recursive=True)
         except OSError as error:
             if lasts(error) or isinstance(error, FileNotFoundError):
-                raise JobError(f"output can't be written to {self.shown}: user {user_here()} on host {socket.gethostname()} "
-                               f"can't make a folder there ({error}). {what_to_do(error, made=True)}, "
-                               f"tg.sinks.parquet(…)") from error
+                raise JobError(
+                    f"output can't be written to {self.shown}: user {user_here()} on host {socket.gethostname()} "
+                    f"can't make a folder there ({error}). {what_to_do(error, made=True)}, "
+                    f"tg.sinks.parquet(…)"
+                ) from error
             raise
 
     @property
@@ -122,8 +125,10 @@ class OutputFolder:
             _sync(os.path.dirname(self._path(name)))
         size = self._size_of(name)
         if size is None:
-            raise CommitError(f"{name} in {self.shown} vanished while it was written: a newer attempt of the job has "
-                              "discarded it, or someone else has")
+            raise CommitError(
+                f"{name} in {self.shown} vanished while it was written: a newer attempt of the job has "
+                "discarded it, or someone else has"
+            )
         return size
 
     def publish(self, promises: Sequence[Promise]) -> None:
@@ -148,7 +153,7 @@ class OutputFolder:
                 self._files.move(self._path(promise.pending), self._path(promise.final))
         except OSError as error:
             if self._size_of(promise.pending) is None and self._was_committed(promise):
-                return    # Another attempt was faster.
+                return  # Another attempt was faster.
             raise CommitError(f"can't rename {promise.pending} to {promise.final} in {self.shown}: {error}") from error
 
     def _waits(self, promise: Promise) -> bool:
@@ -161,7 +166,9 @@ class OutputFolder:
                 f"can't commit {promise.final} in {self.shown}: its pending file {promise.pending} is "
                 f"{'gone' if there is None else f'{there} bytes long instead of {promise.size}'}, and nothing shows that it "
                 f"was committed before. If its folder was emptied, moved or is on another machine, bring it back; else "
-                f"start from a later snapshot", final=True)
+                f"start from a later snapshot",
+                final=True,
+            )
         return True
 
     def _was_committed(self, promise: Promise) -> bool:
@@ -324,9 +331,12 @@ class ParquetSinkWriter(SinkWriter):
     def discard_leftovers(self) -> None:
         names, attempt = self._folder.names(PENDING_FOLDER), self._context.attempt
         pending = ((name, *parsed) for name in names if (parsed := parse_pending(name)) is not None)
-        begun = highest(map(parse_receipt, names))      # a receipt without its pending file would say that it was committed
-        left = [name for name, writer, number in pending if writer.owner == self._writer.owner and writer.attempt < attempt
-                and number > begun.get(writer, -1)]
+        begun = highest(map(parse_receipt, names))  # a receipt without its pending file would say that it was committed
+        left = [
+            name
+            for name, writer, number in pending
+            if writer.owner == self._writer.owner and writer.attempt < attempt and number > begun.get(writer, -1)
+        ]
         for name in [*left, *superseded(names, owner=self._writer.owner, attempt=attempt)]:
             self._folder.delete(f"{PENDING_FOLDER}/{name}")
 

@@ -26,7 +26,7 @@ from tidegate.errors import SchemaError, SourceError
 from tidegate.types import parse_schema
 
 PARQUET_BATCH_ROWS = 16_384
-MOST_OPEN = 8           # Of each, the columns of a row group may be in memory.
+MOST_OPEN = 8  # Of each, the columns of a row group may be in memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,10 @@ class ParquetFormat(FileFormat):
         if file is not None:
             return ParquetInput(file, folder, found, position, self.schema)
         if final:
-            raise SourceError(f"{found.name} in {folder.address} has no valid Parquet footer: it is being written, or "
-                              "was left unfinished. Run again once it is complete, or remove it")
+            raise SourceError(
+                f"{found.name} in {folder.address} has no valid Parquet footer: it is being written, or "
+                "was left unfinished. Run again once it is complete, or remove it"
+            )
         return None
 
 
@@ -70,15 +72,22 @@ def schema_in(address: str) -> pa.Schema:
         file = _parquet_file(folder, found.name)
         if file is not None:
             # INT96 is how Spark and Hive write instants; Arrow doesn't know that their zone is UTC.
-            instants = {column.path for column in map(file.schema.column, range(len(file.schema)))
-                        if column.physical_type == "INT96"}
-            fields = [pa.field(field.name, pa.timestamp("us", "UTC") if field.name in instants else _plain(field.type),
-                               field.nullable) for field in file.schema_arrow]
+            instants = {
+                column.path for column in map(file.schema.column, range(len(file.schema))) if column.physical_type == "INT96"
+            }
+            fields = [
+                pa.field(
+                    field.name, pa.timestamp("us", "UTC") if field.name in instants else _plain(field.type), field.nullable
+                )
+                for field in file.schema_arrow
+            ]
             file.close()
             return parse_schema(pa.schema(fields))
     there = f"no Parquet file in {address}" if folder.exists() else f"there is no {address}, and so no file"
-    raise SchemaError(f"{there} to take the schema from: give another path, or give the source a schema, such as "
-                      "schema=\"id long, name string\", if the files come later")
+    raise SchemaError(
+        f"{there} to take the schema from: give another path, or give the source a schema, such as "
+        'schema="id long, name string", if the files come later'
+    )
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -120,8 +129,11 @@ class ParquetInput(OpenFile):
             group += 1
         self._skip = position - start
         self._group_starts = set(accumulate(file.metadata.row_group(each).num_rows for each in range(file.num_row_groups)))
-        self._batches: Iterator[pa.RecordBatch] = iter(file.iter_batches(
-            PARQUET_BATCH_ROWS, row_groups=range(group, file.num_row_groups), columns=schema.names, use_threads=False))
+        self._batches: Iterator[pa.RecordBatch] = iter(
+            file.iter_batches(
+                PARQUET_BATCH_ROWS, row_groups=range(group, file.num_row_groups), columns=schema.names, use_threads=False
+            )
+        )
 
     def _check_columns(self, columns: pa.Schema) -> None:
         for field in self._schema:
@@ -146,8 +158,10 @@ class ParquetInput(OpenFile):
         except (pa.ArrowException, OSError, StopIteration) as error:
             if not _is_damage(error, self._folder):
                 raise
-            raise SourceError(f"{self._where} can't be read behind row {self.position}: {error!r}. Replace it by an "
-                              "intact copy with the same rows") from error
+            raise SourceError(
+                f"{self._where} can't be read behind row {self.position}: {error!r}. Replace it by an "
+                "intact copy with the same rows"
+            ) from error
         skipped = min(self._skip, read.num_rows)
         self._skip -= skipped
         with _input_is_to_blame():

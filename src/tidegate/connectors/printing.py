@@ -75,8 +75,11 @@ def printed_lines(committable: Committable) -> list[str]:
     """`out> word='tide', n=3` for each row, and a last line for those that were left out."""
     delivery, rows, omitted_count = decode_with_omitted(committable)
     names = rows.column_names
-    lines = [f"{delivery.sink}> " + ", ".join(f"{name}={value!r}" for name, value in zip(names, row, strict=True))
-             for batch in rows.to_batches() for row in rows_of(batch)]
+    lines = [
+        f"{delivery.sink}> " + ", ".join(f"{name}={value!r}" for name, value in zip(names, row, strict=True))
+        for batch in rows.to_batches()
+        for row in rows_of(batch)
+    ]
     if omitted_count:
         lines.append(f"{delivery.sink}> … and {omitted_count} more in epoch {delivery.epoch}")
     return lines

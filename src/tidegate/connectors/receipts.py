@@ -75,8 +75,11 @@ def superseded(names: Iterable[str], *, owner: str, attempt: int) -> list[str]:
     """Return the receipts of this owner that nobody needs in this attempt."""
     receipts = {name: receipt for name in names if (receipt := parse_receipt(name)) is not None}
     newest = highest(receipts.values())
-    return [name for name, (writer, number) in receipts.items()
-            if writer.owner == owner and (number < newest[writer] or writer.attempt <= attempt - KEPT_ATTEMPTS)]
+    return [
+        name
+        for name, (writer, number) in receipts.items()
+        if writer.owner == owner and (number < newest[writer] or writer.attempt <= attempt - KEPT_ATTEMPTS)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +100,18 @@ class Promise:
         try:
             content = json.loads(committable)
             folder = content.get("folder")
-            promise = cls(pending=str(content["pending"]), final=str(content["final"]), size=int(content["size"]),
-                          folder=None if folder is None else str(folder))
+            promise = cls(
+                pending=str(content["pending"]),
+                final=str(content["final"]),
+                size=int(content["size"]),
+                folder=None if folder is None else str(folder),
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CommitError(f"not a committable of a Parquet sink: {committable[:200]!r}. Was another kind of sink "
-                              f"restored under this name? Give the new one another name", final=True) from error
+            raise CommitError(
+                f"not a committable of a Parquet sink: {committable[:200]!r}. Was another kind of sink "
+                f"restored under this name? Give the new one another name",
+                final=True,
+            ) from error
         folder_of, _, name = promise.pending.rpartition("/")
         if "/" in promise.final or folder_of != PENDING_FOLDER or parse_pending(name) is None:
             raise CommitError(f"not a committable of a Parquet sink: {committable[:200]!r}", final=True)

@@ -27,7 +27,7 @@ from tidegate.types import batch_of, ddl_of
 @dataclass(frozen=True, slots=True)
 class RowsSource(Source):
     declared: pa.Schema
-    batches: tuple[pa.RecordBatch, ...]    # by split
+    batches: tuple[pa.RecordBatch, ...]  # by split
 
     @classmethod
     def of(cls, values: Sequence[Sequence[Any]], schema: pa.Schema, *, split_count: int) -> RowsSource:
@@ -54,7 +54,8 @@ class RowsReader(SourceReader):
             if count > batches[split].num_rows:
                 raise RestoreError(
                     f"the snapshot was taken when {count} rows of split {split} had been read, but the list that the "
-                    f"job holds now has only {batches[split].num_rows} there: give the source the rows it had, or more")
+                    f"job holds now has only {batches[split].num_rows} there: give the source the rows it had, or more"
+                )
         self._batches = batches
         self._counts = counts
         self._turns = [split for split, count in counts.items() if count < batches[split].num_rows]
@@ -106,7 +107,8 @@ def restored_counts(context: SourceContext, *, split_count: int) -> dict[int, in
     if context.restored and set(context.restored) != {split_id(split) for split in range(split_count)}:
         raise RestoreError(
             f"the snapshot was taken with {len(context.restored)} splits ({_some(context.restored)}), the source has "
-            f"{split_count} now: records would be read twice or never. Build the source with the splits it had")
+            f"{split_count} now: records would be read twice or never. Build the source with the splits it had"
+        )
     owned = range(context.subtask, split_count, context.parallelism)
     return {split: int(context.restored.get(split_id(split), 0)) for split in owned}
 
@@ -132,8 +134,10 @@ def fitted(column: Any, field: pa.Field, *, where: str) -> pa.Array:
 
 def check_fits(got: pa.DataType, field: pa.Field, *, where: str) -> None:
     if not _keeps_values(got, field.type):
-        raise SchemaError(f"{where}: column {field.name!r} is {ddl_of(got)}, but {ddl_of(field.type)} is declared for "
-                          "it: change the declared schema or the data")
+        raise SchemaError(
+            f"{where}: column {field.name!r} is {ddl_of(got)}, but {ddl_of(field.type)} is declared for "
+            "it: change the declared schema or the data"
+        )
 
 
 def _keeps_values(got: pa.DataType, want: pa.DataType) -> bool:
@@ -160,11 +164,15 @@ def _keeps_values(got: pa.DataType, want: pa.DataType) -> bool:
     if _is_list(want):
         return _is_list(got) and _keeps_values(got.value_type, want.value_type)
     if kinds.is_map(want):
-        return (kinds.is_map(got) and _keeps_values(got.key_type, want.key_type)
-                and _keeps_values(got.item_type, want.item_type))
+        return (
+            kinds.is_map(got) and _keeps_values(got.key_type, want.key_type) and _keeps_values(got.item_type, want.item_type)
+        )
     if kinds.is_struct(want):
-        return (kinds.is_struct(got) and [child.name for child in got] == [child.name for child in want]
-                and all(_keeps_values(a.type, b.type) for a, b in zip(got, want, strict=True)))
+        return (
+            kinds.is_struct(got)
+            and [child.name for child in got] == [child.name for child in want]
+            and all(_keeps_values(a.type, b.type) for a, b in zip(got, want, strict=True))
+        )
     return False
 
 
@@ -173,8 +181,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind)
-                or kinds.is_binary_view(kind))
+    return bool(
+        kinds.is_binary(kind)
+        or kinds.is_large_binary(kind)
+        or kinds.is_fixed_size_binary(kind)
+        or kinds.is_binary_view(kind)
+    )
 
 
 def _is_list(kind: pa.DataType) -> bool:

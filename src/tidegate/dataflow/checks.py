@@ -46,7 +46,7 @@ _METHODS: dict[str, tuple[str, ...]] = {
     "process_broadcast": ("record", "ctx"),
     "on_timer": ("at", "ctx"),
 }
-_WITHOUT_ROWS = ("open", "close", "on_snapshot_complete")       # no rows come from them
+_WITHOUT_ROWS = ("open", "close", "on_snapshot_complete")  # no rows come from them
 
 
 # ---------------------------------------------------------------------------------------------- names and numbers
@@ -57,8 +57,10 @@ def check_name(what: str, name: object) -> str:
     if not isinstance(name, str):
         raise GraphError(f"the {what}'s name is {name!r}: give a text that names it in this job, such as 'bids'")
     if len(name) > NAME_LENGTH_LIMIT or not _NAME.fullmatch(name) or name != name.strip():
-        raise GraphError(f"{what} {name!r}: a name begins with a letter or digit, has neither slashes nor control "
-                         f"characters, doesn't end with a space and has at most {NAME_LENGTH_LIMIT} characters")
+        raise GraphError(
+            f"{what} {name!r}: a name begins with a letter or digit, has neither slashes nor control "
+            f"characters, doesn't end with a space and has at most {NAME_LENGTH_LIMIT} characters"
+        )
     return name
 
 
@@ -69,8 +71,9 @@ def check_aliases(what: str, name: str, alias: object) -> tuple[str, ...]:
         raise GraphError(f"{what} {name!r}: alias={_shown(alias)}; give the name that it had, or a list of names")
     aliases = tuple(check_name(f"{what} {name!r}, alias", each) for each in given)
     if name in aliases or len(set(aliases)) < len(aliases):
-        raise GraphError(f"{what} {name!r}: alias={_shown(alias)}; give names that it had before, each once, and not the "
-                         f"one that it has")
+        raise GraphError(
+            f"{what} {name!r}: alias={_shown(alias)}; give names that it had before, each once, and not the one that it has"
+        )
     return aliases
 
 
@@ -78,8 +81,10 @@ def check_parallelism(operator: str, parallelism: object) -> int | None:
     if parallelism is None:
         return None
     if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
-        raise GraphError(f"operator {operator!r}: parallelism={parallelism!r}; give a whole number from 1 on, or leave "
-                         f"it away for one subtask in each slot")
+        raise GraphError(
+            f"operator {operator!r}: parallelism={parallelism!r}; give a whole number from 1 on, or leave "
+            f"it away for one subtask in each slot"
+        )
     return parallelism
 
 
@@ -105,15 +110,19 @@ def declared_schema(operator: str, declared: Any, *, argument: str = "returns") 
 def declared_sides(operator: str, side_outputs: object) -> Mapping[str, pa.Schema]:
     """The schemas of the side outputs, by tag."""
     if not isinstance(side_outputs, Mapping) or not all(isinstance(tag, str) and tag for tag in side_outputs):
-        raise GraphError(f"operator {operator!r}: side_outputs is {_shown(side_outputs)}; give a dictionary from tags "
-                         f"to schemas, such as {{'late': 'auction long, price double'}}")
-    return {tag: declared_schema(operator, declared, argument=f"side_outputs[{tag!r}]")
-            for tag, declared in side_outputs.items()}
+        raise GraphError(
+            f"operator {operator!r}: side_outputs is {_shown(side_outputs)}; give a dictionary from tags "
+            f"to schemas, such as {{'late': 'auction long, price double'}}"
+        )
+    return {
+        tag: declared_schema(operator, declared, argument=f"side_outputs[{tag!r}]") for tag, declared in side_outputs.items()
+    }
 
 
 def no_such_column(where: str, column: str, schema: pa.Schema) -> SchemaError:
-    return SchemaError(f"{where}: there is no column {column!r}.{_closest(column, schema.names)} The columns are: "
-                       f"{ddl_of(schema)}")
+    return SchemaError(
+        f"{where}: there is no column {column!r}.{_closest(column, schema.names)} The columns are: {ddl_of(schema)}"
+    )
 
 
 def check_key(where: str, columns: Sequence[object], schema: pa.Schema) -> tuple[str, ...]:
@@ -122,15 +131,21 @@ def check_key(where: str, columns: Sequence[object], schema: pa.Schema) -> tuple
         raise SchemaError(f"{where}: name at least one column, such as key_by({schema.names[0]!r})")
     for column in columns:
         if not isinstance(column, str):
-            advice = ("unpack them: key_by(*columns)" if isinstance(column, list | tuple) else
-                      "compute the key into a column with map, then name that column" if callable(column) else
-                      "give the column's name")
+            advice = (
+                "unpack them: key_by(*columns)"
+                if isinstance(column, list | tuple)
+                else "compute the key into a column with map, then name that column"
+                if callable(column)
+                else "give the column's name"
+            )
             raise SchemaError(f"{where}: key_by takes names of columns, not {_shown(column)}; {advice}")
         if column not in schema.names:
             raise no_such_column(where, column, schema)
         if _has_map(schema.field(column).type):
-            raise SchemaError(f"{where}: column {column!r} is of type {ddl_of(schema.field(column).type)}, and a map "
-                              f"has no order, so it can't be a key; take the entries that matter into columns with map")
+            raise SchemaError(
+                f"{where}: column {column!r} is of type {ddl_of(schema.field(column).type)}, and a map "
+                f"has no order, so it can't be a key; take the entries that matter into columns with map"
+            )
     key = tuple(str(column) for column in columns)
     if len(set(key)) < len(key):
         raise SchemaError(f"{where}: key_by names a column twice: {_listed(key)}; name each once")
@@ -144,8 +159,10 @@ def check_same_key_types(where: str, *, left: Sequence[pa.Field], right: Sequenc
         raise SchemaError(f"{where}: {shown}; key both sides by as many columns")
     for one, other in zip(left, right, strict=True):
         if ddl_of(one.type) != ddl_of(other.type):
-            raise SchemaError(f"{where}: {shown}, so {one.name!r} and {other.name!r} would never meet; bring one to "
-                              f"the other's type with map")
+            raise SchemaError(
+                f"{where}: {shown}, so {one.name!r} and {other.name!r} would never meet; bring one to "
+                f"the other's type with map"
+            )
 
 
 def check_same_schema(where: str, *, first: pa.Schema, other: pa.Schema) -> None:
@@ -153,7 +170,7 @@ def check_same_schema(where: str, *, first: pa.Schema, other: pa.Schema) -> None
     if [(field.name, field.type) for field in first] == [(field.name, field.type) for field in other]:
         return
     one, two = ddl_of(first), ddl_of(other)
-    if one == two:      # types that differ for Arrow alone, such as string and large_string
+    if one == two:  # types that differ for Arrow alone, such as string and large_string
         one, two = (", ".join(f"{field.name} {field.type}" for field in schema) for schema in (first, other))
     raise SchemaError(f"{where}: the streams have different schemas, ({one}) and ({two}); bring them to one with map")
 
@@ -166,8 +183,10 @@ def check_time_column(operator: str, column: object, schema: pa.Schema) -> str:
         raise no_such_column(where, column, schema)
     kind = schema.field(column).type
     if not (pa.types.is_int64(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        raise SchemaError(f"{where}: column {column!r} is of type {ddl_of(kind)}; event time is a timestamp, a date or "
-                          f"a long of milliseconds since 1970: convert it with map")
+        raise SchemaError(
+            f"{where}: column {column!r} is of type {ddl_of(kind)}; event time is a timestamp, a date or "
+            f"a long of milliseconds since 1970: convert it with map"
+        )
     return column
 
 
@@ -185,8 +204,9 @@ def check_source(name: str, source: object) -> pa.Schema:
     if isinstance(source, type):
         raise GraphError(f"source {name!r}: {source.__name__} is a class; pass an instance: {source.__name__}(…)")
     if not isinstance(source, Source):
-        raise GraphError(f"source {name!r}: {_shown(source)} is no source; pass one of tg.sources or of a subclass "
-                         f"of tg.Source")
+        raise GraphError(
+            f"source {name!r}: {_shown(source)} is no source; pass one of tg.sources or of a subclass of tg.Source"
+        )
     return declared_schema(name, source.schema, argument="the source's schema")
 
 
@@ -208,8 +228,10 @@ def check_callable(operator: str, method: str, function: object) -> None:
     """A function given to map, flat_map, filter or map_batches: called with one argument."""
     where = f"operator {operator!r}"
     if isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function)):
-        raise GraphError(f"{where}: {_shown(function)} is a process function; use .process(name, function, returns=…) "
-                         f"instead of .{method}(…)")
+        raise GraphError(
+            f"{where}: {_shown(function)} is a process function; use .process(name, function, returns=…) "
+            f"instead of .{method}(…)"
+        )
     if not callable(function):
         raise GraphError(f"{where}: {method} takes a function, not {_shown(function)}")
     argument = "batch" if method == "map_batches" else "record"
@@ -217,8 +239,9 @@ def check_callable(operator: str, method: str, function: object) -> None:
     _check_arguments(where, function, (argument,), f"{method} calls it with one argument, the {argument}")
     if method in ("map", "filter") and inspect.isgeneratorfunction(function):
         advice = "return the row, or use flat_map" if method == "map" else "return True or False"
-        raise GraphError(f"{where}: {_shown(function)} is a generator, and {method} needs one result for each record; "
-                         f"{advice}")
+        raise GraphError(
+            f"{where}: {_shown(function)} is a generator, and {method} needs one result for each record; {advice}"
+        )
 
 
 def check_function(operator: str, function: object, *, expected: type[Function], here: str) -> None:
@@ -230,8 +253,10 @@ def check_function(operator: str, function: object, *, expected: type[Function],
     if not isinstance(function, expected):
         for kind, place in _BELONGS.items():
             if isinstance(function, kind):
-                raise GraphError(f"{where}: {type(function).__name__} is a {kind.__name__}, which belongs {place}. "
-                                 f"Change that, or make it a {expected.__name__}: {takes}")
+                raise GraphError(
+                    f"{where}: {type(function).__name__} is a {kind.__name__}, which belongs {place}. "
+                    f"Change that, or make it a {expected.__name__}: {takes}"
+                )
         plain = "; for a plain function there are map, flat_map and filter" if callable(function) else ""
         raise GraphError(f"{where}: {takes}, not {_shown(function)}{plain}")
     for method, arguments in _METHODS.items():
@@ -242,8 +267,10 @@ def check_function(operator: str, function: object, *, expected: type[Function],
                 raise GraphError(f"{there} must be a method, not {_shown(bound)}")
             _check_plain(there, bound)
             if method in _WITHOUT_ROWS and inspect.isgeneratorfunction(bound):
-                raise GraphError(f"{there} is a generator, which is called for what it does and not for rows: nothing of it "
-                                 f"would run. Remove its yield; rows come from process and on_timer")
+                raise GraphError(
+                    f"{there} is a generator, which is called for what it does and not for rows: nothing of it "
+                    f"would run. Remove its yield; rows come from process and on_timer"
+                )
             given = ", ".join(("self", *arguments))
             _check_arguments(there, bound, arguments, f"write it as {method}({given})")
 
@@ -253,24 +280,32 @@ def check_states(operator: str, function: Function, *, keyed: bool) -> None:
     where = f"operator {operator!r}"
     for attribute, declared in vars(function).items():
         if isinstance(declared, Descriptor):
-            raise GraphError(f"{where}: the state {attribute!r} is set on an instance of {type(function).__name__}; "
-                             f"declare it in the class body, beside the methods")
+            raise GraphError(
+                f"{where}: the state {attribute!r} is set on an instance of {type(function).__name__}; "
+                f"declare it in the class body, beside the methods"
+            )
     try:
         descriptors = descriptors_of(function)
     except JobError as error:
         raise GraphError(f"{where}: {error}") from error
     for attribute, descriptor in descriptors.items():
         if descriptor.name is None or not descriptor.name or descriptor.name.startswith("__"):
-            raise GraphError(f"{where}: the state {attribute!r} is named {descriptor.name!r}; names beginning with "
-                             f"'__' are the engine's: give it another name=")
+            raise GraphError(
+                f"{where}: the state {attribute!r} is named {descriptor.name!r}; names beginning with "
+                f"'__' are the engine's: give it another name="
+            )
         if descriptor.kind is StateKind.KEYED and not keyed:
-            raise GraphError(f"{where}: the state {descriptor.name!r} ({descriptor.shape}) is kept for each key, and "
-                             f"the stream has none; use key_by first{_keyed_kind(function)}, or declare the state as "
-                             f"tg.operator_list")
+            raise GraphError(
+                f"{where}: the state {descriptor.name!r} ({descriptor.shape}) is kept for each key, and "
+                f"the stream has none; use key_by first{_keyed_kind(function)}, or declare the state as "
+                f"tg.operator_list"
+            )
         if descriptor.kind is StateKind.BROADCAST and not isinstance(function, BroadcastProcess):
-            raise GraphError(f"{where}: the state {descriptor.name!r} is broadcast state, which only a "
-                             f"BroadcastProcess can have; connect the stream with a broadcast one, or declare the "
-                             f"state as tg.map or tg.operator_list")
+            raise GraphError(
+                f"{where}: the state {descriptor.name!r} is broadcast state, which only a "
+                f"BroadcastProcess can have; connect the stream with a broadcast one, or declare the "
+                f"state as tg.map or tg.operator_list"
+            )
 
 
 def _keyed_kind(function: Function) -> str:
@@ -282,14 +317,15 @@ def _keyed_kind(function: Function) -> str:
 def _check_plain(where: str, function: Callable[..., Any]) -> None:
     called = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-        raise GraphError(f"{where}: {_shown(function)} is asynchronous; make it a plain function or generator (def, "
-                         f"not async def)")
+        raise GraphError(
+            f"{where}: {_shown(function)} is asynchronous; make it a plain function or generator (def, not async def)"
+        )
 
 
 def _check_arguments(where: str, function: Callable[..., Any], arguments: tuple[str, ...], advice: str) -> None:
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):      # some built-in functions don't tell
+    except (ValueError, TypeError):  # some built-in functions don't tell
         return
     try:
         signature.bind(*arguments)
@@ -304,44 +340,56 @@ def check_body(loop: str, body: object) -> None:
     """A function given to iterate: called once, now, with the loop's stream."""
     where = f"loop {loop!r}"
     if not callable(body):
-        raise GraphError(f"{where}: iterate takes a function of the loop's stream that returns two streams, the feedback "
-                         f"and the output, not {_shown(body)}")
+        raise GraphError(
+            f"{where}: iterate takes a function of the loop's stream that returns two streams, the feedback "
+            f"and the output, not {_shown(body)}"
+        )
     _check_plain(where, body)
     _check_arguments(where, body, ("stream",), "iterate calls it with one argument, the loop's stream")
     if inspect.isgeneratorfunction(body):
         raise GraphError(f"{where}: {_shown(body)} is a generator; return the two streams: return feedback, output")
 
 
-def check_feedback(loop: str, head: Node, nodes: Sequence[Node], feedback: Sequence[Edge], output: Sequence[Edge],
-                   schema: pa.Schema) -> None:
+def check_feedback(
+    loop: str, head: Node, nodes: Sequence[Node], feedback: Sequence[Edge], output: Sequence[Edge], schema: pa.Schema
+) -> None:
     """What a body made: `nodes` are all of the job by now, `schema` is the feedback's."""
     where = f"loop {loop!r}"
     _check_feedback_schema(where, feedback=schema, loop=head.schema)
     if any(edge.source == head.id for edge in feedback):
-        raise GraphError(f"{where}: the feedback is the loop's own stream as it is, so that every record would go round "
-                         f"for ever; feed back what an operator in the body made of it, such as stream.filter(…)")
+        raise GraphError(
+            f"{where}: the feedback is the loop's own stream as it is, so that every record would go round "
+            f"for ever; feed back what an operator in the body made of it, such as stream.filter(…)"
+        )
     if not any(edge.source == head.id for edge in (*output, *(edge for node in nodes for edge in node.inputs))):
-        raise GraphError(f"{where}: the body doesn't use the stream that it is called with, so that nothing would ever be "
-                         f"in the loop; build the feedback from that stream")
+        raise GraphError(
+            f"{where}: the body doesn't use the stream that it is called with, so that nothing would ever be "
+            f"in the loop; build the feedback from that stream"
+        )
     if not any(edge.source in reached_from(head.id, nodes) for edge in feedback):
-        raise GraphError(f"{where}: the feedback ({_listed(dict.fromkeys(nodes[edge.source].name for edge in feedback))}) "
-                         f"doesn't depend on the loop's stream, so that nothing goes round; build it from the stream that "
-                         f"the body is called with, or use union instead of iterate")
+        raise GraphError(
+            f"{where}: the feedback ({_listed(dict.fromkeys(nodes[edge.source].name for edge in feedback))}) "
+            f"doesn't depend on the loop's stream, so that nothing goes round; build it from the stream that "
+            f"the body is called with, or use union instead of iterate"
+        )
 
 
 def _check_feedback_schema(where: str, *, feedback: pa.Schema, loop: pa.Schema) -> None:
     """The same columns in the same order; the feedback may promise more about nulls, but not less."""
     one, two = ddl_of(feedback), ddl_of(loop)
     if [(field.name, field.type) for field in feedback] != [(field.name, field.type) for field in loop]:
-        if one == two:      # types that differ for Arrow alone, such as string and large_string
+        if one == two:  # types that differ for Arrow alone, such as string and large_string
             one, two = (", ".join(f"{field.name} {field.type}" for field in schema) for schema in (feedback, loop))
-        raise SchemaError(f"{where}: the feedback is of ({one}), and the loop's stream of ({two}); records that go back "
-                          f"must be like those that came in: bring the feedback to that schema with map")
-    loose = [field.name for field, promised in zip(feedback, loop, strict=True)
-             if field.nullable and not promised.nullable]
+        raise SchemaError(
+            f"{where}: the feedback is of ({one}), and the loop's stream of ({two}); records that go back "
+            f"must be like those that came in: bring the feedback to that schema with map"
+        )
+    loose = [field.name for field, promised in zip(feedback, loop, strict=True) if field.nullable and not promised.nullable]
     if loose:
-        raise SchemaError(f"{where}: the feedback is of ({one}), and the loop's stream of ({two}): {_listed(loose)} may be "
-                          f"null in the feedback alone; declare it NOT NULL there, or nullable in front of the loop")
+        raise SchemaError(
+            f"{where}: the feedback is of ({one}), and the loop's stream of ({two}): {_listed(loose)} may be "
+            f"null in the feedback alone; declare it NOT NULL there, or nullable in front of the loop"
+        )
 
 
 # ---------------------------------------------------------------------------------------------------- whole graph
@@ -350,9 +398,11 @@ def _check_feedback_schema(where: str, *, feedback: pa.Schema, loop: pa.Schema) 
 def check_side_output(where: str, tag: object, node: Node) -> str:
     if tag not in node.side_schemas:
         there = f"It has {_listed(node.side_schemas)}." if node.side_schemas else "It has none."
-        raise GraphError(f"{where}: operator {node.name!r} declares no side output {tag!r}."
-                         f"{_closest(str(tag), node.side_schemas)} {there} Declare it: "
-                         f"process({node.name!r}, …, side_outputs={{{tag!r}: 'column type, …'}})")
+        raise GraphError(
+            f"{where}: operator {node.name!r} declares no side output {tag!r}."
+            f"{_closest(str(tag), node.side_schemas)} {there} Declare it: "
+            f"process({node.name!r}, …, side_outputs={{{tag!r}: 'column type, …'}})"
+        )
     assert isinstance(tag, str)
     return tag
 
@@ -362,11 +412,15 @@ def check_complete(graph: LogicalGraph) -> None:
     if not graph.nodes:
         raise GraphError("the job is empty; begin with job.source(name, source) and end with .to(name, sink)")
     for head in unfinished_loops(graph.nodes):
-        raise GraphError(f"loop {head.name!r} is not whole: its body failed, or is still running; put the body right and "
-                         f"build the job anew")
+        raise GraphError(
+            f"loop {head.name!r} is not whole: its body failed, or is still running; put the body right and "
+            f"build the job anew"
+        )
     for inner, outer in entered_sideways(graph.nodes):
-        raise GraphError(f"loop {inner.head.name!r} gets records of the loop {outer.head.name!r} inside its body, and none "
-                         f"where it begins; begin it with them: stream.union(…).iterate({inner.head.name!r}, …)")
+        raise GraphError(
+            f"loop {inner.head.name!r} gets records of the loop {outer.head.name!r} inside its body, and none "
+            f"where it begins; begin it with them: stream.union(…).iterate({inner.head.name!r}, …)"
+        )
     consumed = {edge.source for node in graph.nodes for edge in node.inputs}
     for node in graph.nodes:
         if node.id not in consumed and node.schema.names:

@@ -49,7 +49,7 @@ class Splits:
     def __init__(self) -> None:
         self.is_reported = False
         self.current = ""
-        self.live: dict[str, bool] = {}                 # and whether records are known to wait there
+        self.live: dict[str, bool] = {}  # and whether records are known to wait there
         self._listeners: list[SplitListener] = []
         self._discovered: dict[str, bool] = {}
         self._finished: list[str] = []
@@ -180,7 +180,7 @@ class SinkContext:
     parallelism: int
     attempt: int
     schema: pa.Schema
-    deliver: Callable[[Committable], None]    # hands a committable to the driver, for sinks that end there (collect)
+    deliver: Callable[[Committable], None]  # hands a committable to the driver, for sinks that end there (collect)
     snapshots: str = ""
 
 

@@ -43,9 +43,11 @@ def explain_logical(graph: LogicalGraph) -> str:
 def explain_optimised(plan: Plan) -> str:
     """What the optimiser made of it: chains of operators, and what goes between them."""
     operator_count = sum(len(vertex.nodes) for vertex in plan.vertices)
-    lines = [f"== Optimised graph: {_count(operator_count, 'operator')} in "
-             f"{_count(len(plan.vertices), 'vertex', 'vertices')}, {_count(len(plan.edges), 'edge')}"
-             f"{_loop_count(plan.loops)} =="]
+    lines = [
+        f"== Optimised graph: {_count(operator_count, 'operator')} in "
+        f"{_count(len(plan.vertices), 'vertex', 'vertices')}, {_count(len(plan.edges), 'edge')}"
+        f"{_loop_count(plan.loops)} =="
+    ]
     for vertex in plan.vertices:
         lines += ["", f"v{vertex.id} · parallelism {vertex.parallelism}"]
         lines += _labelled(_in_loops(loop.name for loop in plan.loops_of(vertex.id)))
@@ -58,9 +60,12 @@ def explain_optimised(plan: Plan) -> str:
 def explain_physical(plan: Plan) -> str:
     """What is deployed: subtasks in slots, key-group ranges, channels."""
     channel_count = sum(_channel_counts(plan, edge)[0] for edge in plan.edges)
-    lines = [f"== Physical plan: {_count(plan.slots, 'slot')}, {_count(plan.subtask_count(), 'subtask')}, "
-             f"{_count(channel_count, 'channel')}, {_count(plan.key_group_count, 'key-group')}"
-             f"{_loop_count(plan.loops)} ==", ""]
+    lines = [
+        f"== Physical plan: {_count(plan.slots, 'slot')}, {_count(plan.subtask_count(), 'subtask')}, "
+        f"{_count(channel_count, 'channel')}, {_count(plan.key_group_count, 'key-group')}"
+        f"{_loop_count(plan.loops)} ==",
+        "",
+    ]
     lines += _table([("slot", "subtask", "operators", "key-groups"), *_slot_rows(plan)])
     if plan.edges:
         lines += ["", *_table([("edge", "from", "to", "channels", "records go"), *_edge_rows(plan)])]
@@ -222,9 +227,13 @@ def _edge_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         way = _FEEDBACK if edge.feedback else _way(edge.partitioning, edge.key)
         side = "" if edge.tag is None else f" ({edge.tag})"
         port = f" {_port(target.head, edge.port)}" if len(target.head.input_schemas) > 1 else ""
-        yield (f"e{edge.id}", f"v{source.id} × {source.parallelism}{side}",
-               f"v{target.id} × {target.parallelism}{port}", f"{total}, {'all' if local == total else local} in memory",
-               way)
+        yield (
+            f"e{edge.id}",
+            f"v{source.id} × {source.parallelism}{side}",
+            f"v{target.id} × {target.parallelism}{port}",
+            f"{total}, {'all' if local == total else local} in memory",
+            way,
+        )
 
 
 def _loop_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -235,8 +244,11 @@ def _loop_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 def _channel_counts(plan: Plan, edge: PlanEdge) -> tuple[int, int]:
     """How many channels the edge has, and how many of them stay within a slot."""
-    channels = [channel for upstream in range(plan.vertices[edge.source_vertex].parallelism)
-                for channel in plan.targets(edge, upstream)]
+    channels = [
+        channel
+        for upstream in range(plan.vertices[edge.source_vertex].parallelism)
+        for channel in plan.targets(edge, upstream)
+    ]
     return len(channels), sum(channel.upstream == channel.downstream for channel in channels)
 
 
@@ -264,12 +276,13 @@ def _table(rows: Iterable[Sequence[str]]) -> list[str]:
     """Columns as wide as their widest cell, the last one cut where the line would become too long."""
     cells = [[_cut(cell, _CELL_LIMIT) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [_cut("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), WIDTH)
-            for row in cells]
+    return [
+        _cut("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), WIDTH) for row in cells
+    ]
 
 
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[:width - 1] + "…"
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

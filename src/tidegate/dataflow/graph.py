@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Partitioning(Enum):
-    FORWARD = "forward"        # subtask i to subtask i
-    HASH = "hash"              # by the key-group of the key columns
-    BROADCAST = "broadcast"    # every record to every subtask
-    REBALANCE = "rebalance"    # whole batches, round robin
+    FORWARD = "forward"  # subtask i to subtask i
+    HASH = "hash"  # by the key-group of the key columns
+    BROADCAST = "broadcast"  # every record to every subtask
+    REBALANCE = "rebalance"  # whole batches, round robin
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Edge:
     port: int
     partitioning: Partitioning
     key: tuple[str, ...] = ()
-    refuses_nulls: bool = False     # in the key
+    refuses_nulls: bool = False  # in the key
 
 
 class Spec(Protocol):
@@ -61,11 +61,11 @@ class Node:
     spec: Spec
     inputs: tuple[Edge, ...]
     schema: pa.Schema
-    input_schemas: tuple[pa.Schema, ...] = ()           # by port
+    input_schemas: tuple[pa.Schema, ...] = ()  # by port
     side_schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
-    parallelism: int | None = None                      # None: the job's slots
+    parallelism: int | None = None  # None: the job's slots
     named_by_user: bool = False
-    aliases: tuple[str, ...] = ()                       # names under which older snapshots may have its state
+    aliases: tuple[str, ...] = ()  # names under which older snapshots may have its state
 
 
 @dataclass(frozen=True, slots=True)

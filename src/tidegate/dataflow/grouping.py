@@ -16,17 +16,30 @@ from tidegate.dataflow.stream import BroadcastStream, KeyedStream, Stream
 from tidegate.state.descriptors import Names
 
 
-def process_groups(keyed: KeyedStream, name: str, spec: GroupedSpec, returns: pa.Schema, *,
-                   second: KeyedStream | BroadcastStream | None = None, alias: Names = ()) -> Stream:
+def process_groups(
+    keyed: KeyedStream,
+    name: str,
+    spec: GroupedSpec,
+    returns: pa.Schema,
+    *,
+    second: KeyedStream | BroadcastStream | None = None,
+    alias: Names = (),
+) -> Stream:
     """`second` is what comes on port 1, if the spec says that something does."""
     assert (second is None) == (spec.second is None)
     pipeline = keyed._pipeline
     inputs = [keyed] if second is None else [keyed, second]
     edges = tuple(replace(edge, port=port) for port, input in enumerate(inputs) for edge in input._edges)
     name = pipeline._new_name("operator", name)
-    return pipeline._add(spec, name=name, schema=returns, edges=edges, named_by_user=True,
-                         input_schemas=tuple(input.schema for input in inputs),
-                         aliases=pipeline._new_aliases("operator", name, alias))
+    return pipeline._add(
+        spec,
+        name=name,
+        schema=returns,
+        edges=edges,
+        named_by_user=True,
+        input_schemas=tuple(input.schema for input in inputs),
+        aliases=pipeline._new_aliases("operator", name, alias),
+    )
 
 
 def with_event_time(stream: Stream, name: str, spec: GroupedSpec, returns: pa.Schema, *, alias: Names = ()) -> Stream:

@@ -41,8 +41,12 @@ def entered_sideways(nodes: Sequence[Node]) -> list[tuple[LogicalLoop, LogicalLo
     """Loops (inner, outer) such that records of the outer one get into the inner one, but not at its head. The laps of the
     outer one, which find out when it has ended, would have no way in."""
     loops = loops_in(nodes)
-    return [(inner, outer) for number, outer in enumerate(loops) for inner in loops[number + 1:]
-            if inner.head.id in outer.nodes and not any(edge.source in outer.nodes for edge in inner.head.inputs)]
+    return [
+        (inner, outer)
+        for number, outer in enumerate(loops)
+        for inner in loops[number + 1 :]
+        if inner.head.id in outer.nodes and not any(edge.source in outer.nodes for edge in inner.head.inputs)
+    ]
 
 
 def reached_from(head: int, nodes: Sequence[Node]) -> frozenset[int]:

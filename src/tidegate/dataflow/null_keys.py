@@ -29,4 +29,5 @@ def refuse_null_keys(batch: pa.RecordBatch, key: tuple[str, ...], operator: str)
             record = batch.slice(column.is_null().index(True).as_py(), 1).to_pylist()[0]
             raise SchemaError(
                 f"operator {operator!r}: key column {name!r} is null in record {record}, and key_by(…, nulls={REFUSE!r}) "
-                f"refuses it. Filter such records out before key_by, or omit nulls=: null is then a key like any other")
+                f"refuses it. Filter such records out before key_by, or omit nulls=: null is then a key like any other"
+            )

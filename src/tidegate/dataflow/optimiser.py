@@ -31,32 +31,55 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
     parallelism: list[int] = []
     for node in graph.nodes:
         parallelism.append(_parallelism_of(node, parallelism, slots=slots, key_group_count=key_group_count))
-    heads: list[int] = []                      # by node: the head of the chain it is in
+    heads: list[int] = []  # by node: the head of the chain it is in
     for node in graph.nodes:
         chained = (chaining or isinstance(node.spec, WatermarkSpec)) and _continues_its_upstream(node, parallelism)
         heads.append(heads[node.inputs[0].source] if chained else node.id)
-    vertices = tuple(_vertex(index, head, graph, heads, parallelism[head])
-                     for index, head in enumerate(sorted(set(heads))))
+    vertices = tuple(_vertex(index, head, graph, heads, parallelism[head]) for index, head in enumerate(sorted(set(heads))))
     vertex_of = {node.id: vertex.id for vertex in vertices for node in vertex.nodes}
     edges = [
-        PlanEdge(id=index, source_vertex=vertex_of[edge.source], source_node=edge.source, tag=edge.tag,
-                 target_vertex=vertex.id, port=edge.port, partitioning=_partitioning(edge, vertex.head, parallelism),
-                 key=edge.key, refuses_nulls=edge.refuses_nulls)
-        for index, (vertex, edge) in enumerate((vertex, edge) for vertex in vertices for edge in vertex.head.inputs)]
+        PlanEdge(
+            id=index,
+            source_vertex=vertex_of[edge.source],
+            source_node=edge.source,
+            tag=edge.tag,
+            target_vertex=vertex.id,
+            port=edge.port,
+            partitioning=_partitioning(edge, vertex.head, parallelism),
+            key=edge.key,
+            refuses_nulls=edge.refuses_nulls,
+        )
+        for index, (vertex, edge) in enumerate((vertex, edge) for vertex in vertices for edge in vertex.head.inputs)
+    ]
     loops: list[Loop] = []
     for found in loops_in(graph.nodes):
         loop = _loop(len(loops), found, vertex_of)
         loops.append(loop)
-        edges.append(PlanEdge(id=len(edges), source_vertex=loop.tail_vertex, source_node=found.tail.id, tag=None,
-                              target_vertex=loop.head_vertex, port=0, partitioning=Partitioning.FORWARD, key=(),
-                              feedback=True))
+        edges.append(
+            PlanEdge(
+                id=len(edges),
+                source_vertex=loop.tail_vertex,
+                source_node=found.tail.id,
+                tag=None,
+                target_vertex=loop.head_vertex,
+                port=0,
+                partitioning=Partitioning.FORWARD,
+                key=(),
+                feedback=True,
+            )
+        )
     return Plan(vertices=vertices, edges=tuple(edges), slots=slots, key_group_count=key_group_count, loops=tuple(loops))
 
 
 def _loop(index: int, found: LogicalLoop, vertex_of: dict[int, int]) -> Loop:
     # Nothing but a vertex's head is reached from other vertices, so a node in a loop has its vertex in it.
-    return Loop(id=index, name=found.head.name, head_vertex=vertex_of[found.head.id], tail_vertex=vertex_of[found.tail.id],
-                vertices=frozenset(vertex_of[node] for node in found.nodes))
+    return Loop(
+        id=index,
+        name=found.head.name,
+        head_vertex=vertex_of[found.head.id],
+        tail_vertex=vertex_of[found.tail.id],
+        vertices=frozenset(vertex_of[node] for node in found.nodes),
+    )
 
 
 def _parallelism_of(node: Node, upstream: list[int], *, slots: int, key_group_count: int) -> int:
@@ -69,20 +92,26 @@ def _parallelism_of(node: Node, upstream: list[int], *, slots: int, key_group_co
         forwarded = node.inputs and all(edge.partitioning is Partitioning.FORWARD for edge in node.inputs)
         parallelism = max(upstream[edge.source] for edge in node.inputs) if forwarded else slots
     if parallelism > slots:
-        raise GraphError(f"operator {node.name!r}: parallelism={parallelism} is more than the job's {slots} slots, and "
-                         f"a slot runs one subtask of an operator; lower it, or give the job slots={parallelism}")
+        raise GraphError(
+            f"operator {node.name!r}: parallelism={parallelism} is more than the job's {slots} slots, and "
+            f"a slot runs one subtask of an operator; lower it, or give the job slots={parallelism}"
+        )
     if parallelism > key_group_count and any(edge.partitioning is Partitioning.HASH for edge in node.inputs):
-        raise GraphError(f"operator {node.name!r}: its parallelism of {parallelism} is more than the job's "
-                         f"{key_group_count} key-groups, and some subtasks would have no key; pass "
-                         f"parallelism={key_group_count} or less, or give the job more key-groups (which is fixed once "
-                         f"it has state)")
+        raise GraphError(
+            f"operator {node.name!r}: its parallelism of {parallelism} is more than the job's "
+            f"{key_group_count} key-groups, and some subtasks would have no key; pass "
+            f"parallelism={key_group_count} or less, or give the job more key-groups (which is fixed once "
+            f"it has state)"
+        )
     return parallelism
 
 
 def _parallelism_of_tail(node: Node, of_head: int) -> int:
     if node.parallelism not in (None, of_head):
-        raise GraphError(f"operator {node.name!r}: parallelism={node.parallelism}, and its loop begins with a parallelism "
-                         f"of {of_head}; both ends of a loop have the same: give it to the loop, not to its feedback")
+        raise GraphError(
+            f"operator {node.name!r}: parallelism={node.parallelism}, and its loop begins with a parallelism "
+            f"of {of_head}; both ends of a loop have the same: give it to the loop, not to its feedback"
+        )
     return of_head
 
 

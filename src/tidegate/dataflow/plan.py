@@ -43,8 +43,8 @@ class PlanEdge:
     port: int
     partitioning: Partitioning
     key: tuple[str, ...]
-    feedback: bool = False                # from a loop's tail back to its head
-    refuses_nulls: bool = False           # in the key
+    feedback: bool = False  # from a loop's tail back to its head
+    refuses_nulls: bool = False  # in the key
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    vertices: tuple[Vertex, ...]          # topological order; `vertices[i].id == i`
-    edges: tuple[PlanEdge, ...]           # `edges[i].id == i`; feedback edges come last, in the order of `loops`
+    vertices: tuple[Vertex, ...]  # topological order; `vertices[i].id == i`
+    edges: tuple[PlanEdge, ...]  # `edges[i].id == i`; feedback edges come last, in the order of `loops`
     slots: int
     key_group_count: int
-    loops: tuple[Loop, ...] = ()          # `loops[i].id == i`; an enclosing loop comes before those in it
+    loops: tuple[Loop, ...] = ()  # `loops[i].id == i`; an enclosing loop comes before those in it
 
     @property
     def nodes(self) -> Iterator[Node]:
@@ -113,7 +113,7 @@ class Plan:
     def below(self, vertex: Vertex) -> frozenset[int]:
         """The vertices that records of this one get to without going round a loop; itself not included."""
         reached = {vertex.id}
-        for each in self.vertices[vertex.id + 1:]:
+        for each in self.vertices[vertex.id + 1 :]:
             if any(edge.source_vertex in reached and not edge.feedback for edge in self.inputs_of(each)):
                 reached.add(each.id)
         return frozenset(reached - {vertex.id})

@@ -86,9 +86,9 @@ STORY_LENGTH = 32
 
 
 class AlignmentMode(Enum):
-    EXACTLY_ONCE = "exactly-once"      # block marked channels until all are marked, or until hurried
-    AT_LEAST_ONCE = "at-least-once"    # never block, count markers
-    LOGGING = "logging"                # Chandy and Lamport: never block, log what the other channels still bring
+    EXACTLY_ONCE = "exactly-once"  # block marked channels until all are marked, or until hurried
+    AT_LEAST_ONCE = "at-least-once"  # never block, count markers
+    LOGGING = "logging"  # Chandy and Lamport: never block, log what the other channels still bring
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,7 @@ class FinishSnapshot:
     epoch: int
 
 
-Effect: TypeAlias = (Block | TakeSnapshot | ForwardMarker | StartLog | LogOvertaken | StopLog | Unblock
-                     | FinishSnapshot)
+Effect: TypeAlias = Block | TakeSnapshot | ForwardMarker | StartLog | LogOvertaken | StopLog | Unblock | FinishSnapshot
 
 
 class Alignment:
@@ -181,20 +180,25 @@ class Alignment:
     `feedback` are those of its channels that come from the tail of the loop whose head it is.
     """
 
-    def __init__(self, channels: Iterable[ChannelId], *, mode: AlignmentMode = AlignmentMode.EXACTLY_ONCE,
-                 feedback: Iterable[ChannelId] = ()) -> None:
+    def __init__(
+        self,
+        channels: Iterable[ChannelId],
+        *,
+        mode: AlignmentMode = AlignmentMode.EXACTLY_ONCE,
+        feedback: Iterable[ChannelId] = (),
+    ) -> None:
         self._channels, returning = frozenset(channels), frozenset(feedback)
         self._awaited = self._channels - returning
         assert returning <= self._channels, "feedback channels are inputs, too"
         assert self._awaited or not self._channels, "no marker enters a loop that has no other input"
         self._mode = mode
-        self._epoch: int | None = None             # in progress: its marker came on a channel, and it isn't finished
-        self._at_once = False                      # its snapshot waits for no further marker
-        self._taken = False                        # its state has been frozen
-        self._marked: set[ChannelId] = set()       # the channels on which its marker came
+        self._epoch: int | None = None  # in progress: its marker came on a channel, and it isn't finished
+        self._at_once = False  # its snapshot waits for no further marker
+        self._taken = False  # its state has been frozen
+        self._marked: set[ChannelId] = set()  # the channels on which its marker came
         self._blocked: set[ChannelId] = set()
-        self._closed = -1                          # every epoch up to this one is over here: done, aborted or passed
-        self._hurried = -1                         # the newest epoch that was hurried
+        self._closed = -1  # every epoch up to this one is over here: done, aborted or passed
+        self._hurried = -1  # the newest epoch that was hurried
         self._last_marker: dict[ChannelId, int] = {}
         self._story: deque[tuple[Event, tuple[Effect, ...]]] = deque(maxlen=STORY_LENGTH)
 
@@ -321,6 +325,8 @@ class Alignment:
 
     def _tell(self, event: Event, complaint: str) -> str:
         lines = [f"  {past} -> {', '.join(map(str, effects)) or 'nothing'}" for past, effects in self._story]
-        state = (f"in progress {self._epoch}, marked {sorted(map(str, self._marked))}, frozen {self._taken}, "
-                 f"hurried {self._hurried}, closed up to {self._closed}")
+        state = (
+            f"in progress {self._epoch}, marked {sorted(map(str, self._marked))}, frozen {self._taken}, "
+            f"hurried {self._hurried}, closed up to {self._closed}"
+        )
         return "\n".join([f"{event}: {complaint} ({self._mode.value}; {state}). What happened before:", *lines])

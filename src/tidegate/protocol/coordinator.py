@@ -58,15 +58,15 @@ REMEMBERED_ABORTS = 64
 class Ending(Enum):
     """Why an epoch is the last one."""
 
-    INPUT_ENDED = "input-ended"    # all sources have reached the end of their input, and all loops theirs
-    STOP = "stop"                  # sources emit nothing after the marker; the job can be resumed from there
-    DRAIN = "drain"                # as INPUT_ENDED, but sources were told to end there
+    INPUT_ENDED = "input-ended"  # all sources have reached the end of their input, and all loops theirs
+    STOP = "stop"  # sources emit nothing after the marker; the job can be resumed from there
+    DRAIN = "drain"  # as INPUT_ENDED, but sources were told to end there
 
 
 class AbortReason(Enum):
-    TIMED_OUT = "timed-out"          # acknowledgements were missing
-    DECLINED = "declined"            # a subtask could not write its part of the snapshot
-    STORE_FAILED = "store-failed"    # the manifest could not be written
+    TIMED_OUT = "timed-out"  # acknowledgements were missing
+    DECLINED = "declined"  # a subtask could not write its part of the snapshot
+    STORE_FAILED = "store-failed"  # the manifest could not be written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +146,16 @@ class ManifestFailed:
     message: str
 
 
-Event: TypeAlias = (TimePassed | SnapshotAcknowledged | SnapshotDeclined | InputEnded | StopRequested
-                    | SnapshotRequested | ManifestCreated | ManifestFailed)
+Event: TypeAlias = (
+    TimePassed
+    | SnapshotAcknowledged
+    | SnapshotDeclined
+    | InputEnded
+    | StopRequested
+    | SnapshotRequested
+    | ManifestCreated
+    | ManifestFailed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +221,9 @@ class FailJob:
     message: str
 
 
-Effect: TypeAlias = (TriggerEpoch | EndInput | CreateManifest | NotifyComplete | NotifyAborted | Discard
-                     | ReleaseSnapshots | FailJob)
+Effect: TypeAlias = (
+    TriggerEpoch | EndInput | CreateManifest | NotifyComplete | NotifyAborted | Discard | ReleaseSnapshots | FailJob
+)
 
 
 @dataclass(slots=True)
@@ -222,9 +231,9 @@ class _ActiveEpoch:
     epoch: int
     ending: Ending | None
     triggered_ms: int
-    asked_full: bool         # and not only full because it is the last
+    asked_full: bool  # and not only full because it is the last
     payloads: dict[SubtaskId, Any] = field(default_factory=dict, repr=False)
-    storing: bool = False    # the manifest has been asked for
+    storing: bool = False  # the manifest has been asked for
 
 
 class Coordinator:
@@ -233,8 +242,17 @@ class Coordinator:
     `sources` are triggered; `enders`, which are they and the heads of loops, say when the input has ended.
     """
 
-    def __init__(self, *, subtasks: frozenset[SubtaskId], sources: frozenset[SubtaskId], enders: frozenset[SubtaskId],
-                 settings: CoordinatorSettings, next_epoch: int, retained: Sequence[int], now_ms: int) -> None:
+    def __init__(
+        self,
+        *,
+        subtasks: frozenset[SubtaskId],
+        sources: frozenset[SubtaskId],
+        enders: frozenset[SubtaskId],
+        settings: CoordinatorSettings,
+        next_epoch: int,
+        retained: Sequence[int],
+        now_ms: int,
+    ) -> None:
         assert sources, "there is at least one source"
         assert sources <= enders <= subtasks, "sources are enders, and enders are subtasks"
         assert list(retained) == sorted(set(retained)), f"retained epochs must grow: {retained}"
@@ -245,17 +263,17 @@ class Coordinator:
         self._next_epoch = next_epoch
         self._retained = list(retained)
         self._now_ms = now_ms
-        self._triggered_ms = now_ms                     # the first interval starts with the attempt
+        self._triggered_ms = now_ms  # the first interval starts with the attempt
         self._paused_until_ms = now_ms
         self._active: _ActiveEpoch | None = None
-        self._failures = 0                              # aborted in a row
+        self._failures = 0  # aborted in a row
         self._ended: set[SubtaskId] = set()
         self._stop: Ending | None = None
         self._requested = False
         self._full_wanted = False
-        self._over = False                              # a final epoch completed, or the job failed
-        self._unanswered: dict[int, set[SubtaskId]] = {}    # aborted epochs, and whose pieces may still come
-        self._doubtful: list[_ActiveEpoch] = []         # their manifests may exist although creating them failed
+        self._over = False  # a final epoch completed, or the job failed
+        self._unanswered: dict[int, set[SubtaskId]] = {}  # aborted epochs, and whose pieces may still come
+        self._doubtful: list[_ActiveEpoch] = []  # their manifests may exist although creating them failed
         self._story: deque[tuple[Event, tuple[Effect, ...]]] = deque(maxlen=STORY_LENGTH)
 
     @property
@@ -379,7 +397,8 @@ class Coordinator:
     def _storing(self, event: ManifestCreated | ManifestFailed) -> _ActiveEpoch:
         active = self._active
         assert active is not None and active.storing and active.epoch == event.epoch, self._tell(
-            event, "no manifest of this epoch was asked for, or it was answered before")
+            event, "no manifest of this epoch was asked for, or it was answered before"
+        )
         return active
 
     def _give_up(self, active: _ActiveEpoch, reason: AbortReason, message: str) -> list[Effect]:
@@ -397,7 +416,7 @@ class Coordinator:
         self._failures += 1
         if active.asked_full:
             self._full_wanted = True
-            self._requested |= self._settings.interval_ms is None      # or there would be no next epoch to meet it
+            self._requested |= self._settings.interval_ms is None  # or there would be no next epoch to meet it
         effects: list[Effect] = [NotifyAborted(active.epoch, reason, message)]
         if self._failures > self._settings.tolerable_failures:
             self._over = True
@@ -436,6 +455,8 @@ class Coordinator:
 
     def _tell(self, event: Event, complaint: str) -> str:
         lines = [f"  {past} -> {', '.join(map(str, effects)) or 'nothing'}" for past, effects in self._story]
-        state = (f"active {self._active}, waiting for {sorted(map(str, self.waiting_for))}, next {self._next_epoch}, "
-                 f"retained {self._retained}, {self._failures} aborted in a row, over {self._over}")
+        state = (
+            f"active {self._active}, waiting for {sorted(map(str, self.waiting_for))}, next {self._next_epoch}, "
+            f"retained {self._retained}, {self._failures} aborted in a row, over {self._over}"
+        )
         return "\n".join([f"{event}: {complaint} ({state}). What happened before:", *lines])

@@ -92,8 +92,8 @@ class LapOrigin:
     def __init__(self, *, depth: int = 1) -> None:
         assert depth >= 1
         self._depth = depth
-        self._sent = 0                   # the newest lap, under way; 0: the regular inputs have not ended
-        self._stirred = False            # since it was sent
+        self._sent = 0  # the newest lap, under way; 0: the regular inputs have not ended
+        self._stirred = False  # since it was sent
         self._was_quiet = False
         self._ended = False
 
@@ -134,9 +134,10 @@ class LapRelay:
     `has_outside`: it has channels from outside the loop as well.
     """
 
-    def __init__(self, inside: Iterable[ChannelId], *, has_outside: bool, feedback: ChannelId | None = None,
-                 depth: int = 1) -> None:
-        self._came: dict[ChannelId, deque[bool]] = {channel: deque() for channel in inside}      # and not forwarded
+    def __init__(
+        self, inside: Iterable[ChannelId], *, has_outside: bool, feedback: ChannelId | None = None, depth: int = 1
+    ) -> None:
+        self._came: dict[ChannelId, deque[bool]] = {channel: deque() for channel in inside}  # and not forwarded
         assert self._came, "inside a loop is what has a channel from inside"
         assert feedback not in self._came, "feedback is no regular channel"
         assert depth > 1 or feedback is None, "with a loop inside the depth is at least 2"
@@ -145,7 +146,7 @@ class LapRelay:
         self._depth = depth
         self._outside_open = has_outside
         self._forwarded = 0
-        self._stirred = False            # since that lap was forwarded, or bound to be
+        self._stirred = False  # since that lap was forwarded, or bound to be
 
     def on_outside_ended(self) -> None:
         """All channels from outside have ended."""

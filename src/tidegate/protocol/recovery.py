@@ -96,8 +96,9 @@ def next_attempt(claimed: Iterable[int]) -> int:
     return max(claimed, default=0) + 1
 
 
-def plan_operator_restore(pieces: Sequence[Piece], kinds: Mapping[str, Redistribution], *, parallelism: int,
-                          key_group_count: int) -> tuple[SubtaskRestore, ...]:
+def plan_operator_restore(
+    pieces: Sequence[Piece], kinds: Mapping[str, Redistribution], *, parallelism: int, key_group_count: int
+) -> tuple[SubtaskRestore, ...]:
     """What each of `parallelism` new subtasks reads of one operator's pieces. `pieces[i]` is old subtask i's."""
     _check_subtasks(pieces)
     _check_states(pieces, kinds)
@@ -106,10 +107,16 @@ def plan_operator_restore(pieces: Sequence[Piece], kinds: Mapping[str, Redistrib
         _check_tiling(pieces, key_group_count)
     return tuple(
         SubtaskRestore(
-            keyed=tuple(_keyed_reads(pieces, key_groups_of(subtask, parallelism=parallelism,
-                                                           key_group_count=key_group_count))) if keyed else (),
-            items=tuple(read for state, kind in kinds.items()
-                        for read in _item_reads(pieces, state, kind, subtask=subtask, parallelism=parallelism)),
+            keyed=tuple(
+                _keyed_reads(pieces, key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count))
+            )
+            if keyed
+            else (),
+            items=tuple(
+                read
+                for state, kind in kinds.items()
+                for read in _item_reads(pieces, state, kind, subtask=subtask, parallelism=parallelism)
+            ),
         )
         for subtask in range(parallelism)
     )
@@ -122,8 +129,9 @@ def _keyed_reads(pieces: Sequence[Piece], owned: range) -> Iterator[KeyedRead]:
             yield KeyedRead(index, groups)
 
 
-def _item_reads(pieces: Sequence[Piece], state: str, kind: Redistribution, *, subtask: int,
-                parallelism: int) -> Iterator[ItemsRead]:
+def _item_reads(
+    pieces: Sequence[Piece], state: str, kind: Redistribution, *, subtask: int, parallelism: int
+) -> Iterator[ItemsRead]:
     counts = [piece.item_counts.get(state, 0) for piece in pieces]
     total = sum(counts)
     match kind:
@@ -153,16 +161,20 @@ def _overlap(one: range, other: range) -> range:
 def _check_subtasks(pieces: Sequence[Piece]) -> None:
     found = [piece.subtask for piece in pieces]
     if found != list(range(len(pieces))):
-        raise RestoreError(f"the snapshot's pieces are of subtasks {found}, not of 0 to {len(pieces) - 1}, each once: "
-                           "its manifest is not one that Tidegate wrote")
+        raise RestoreError(
+            f"the snapshot's pieces are of subtasks {found}, not of 0 to {len(pieces) - 1}, each once: "
+            "its manifest is not one that Tidegate wrote"
+        )
 
 
 def _check_states(pieces: Sequence[Piece], kinds: Mapping[str, Redistribution]) -> None:
     for piece in pieces:
         unknown = sorted(piece.item_counts.keys() - kinds.keys())
         if unknown:
-            raise RestoreError(f"subtask {piece.subtask} wrote items of {unknown}, of which the snapshot doesn't say "
-                               "how they are redistributed")
+            raise RestoreError(
+                f"subtask {piece.subtask} wrote items of {unknown}, of which the snapshot doesn't say "
+                "how they are redistributed"
+            )
         if any(count < 0 for count in piece.item_counts.values()):
             raise RestoreError(f"subtask {piece.subtask} is said to have written {dict(piece.item_counts)} items")
     for state, kind in kinds.items():
@@ -184,9 +196,11 @@ def _check_tiling(pieces: Sequence[Piece], key_group_count: int) -> None:
         if groups
     ]
     if complaints:
-        raise RestoreError(f"the snapshot does not hold each of the {key_group_count} key-groups once "
-                           f"({'; '.join(complaints)}). The number of key-groups is fixed for the life of a "
-                           "job's state: was it changed?")
+        raise RestoreError(
+            f"the snapshot does not hold each of the {key_group_count} key-groups once "
+            f"({'; '.join(complaints)}). The number of key-groups is fixed for the life of a "
+            "job's state: was it changed?"
+        )
 
 
 def _runs(groups: Sequence[int]) -> str:

@@ -62,8 +62,10 @@ class Exponential:
 
     def __post_init__(self) -> None:
         if not 0 < self.initial_ms <= self.maximum_ms:
-            raise JobError(f"Exponential(initial_ms={self.initial_ms}, maximum_ms={self.maximum_ms}): the first delay is at "
-                           f"least 1 and at most the longest")
+            raise JobError(
+                f"Exponential(initial_ms={self.initial_ms}, maximum_ms={self.maximum_ms}): the first delay is at "
+                f"least 1 and at most the longest"
+            )
         if self.multiplier < 1.0:
             raise JobError(f"Exponential(multiplier={self.multiplier}): delays don't become shorter, give 1 or more")
         if self.attempts is not None and self.attempts < 0:
@@ -120,7 +122,7 @@ def decide(strategy: RestartStrategy, failures_ms: Sequence[int], now_ms: int) -
             assert_never(strategy)
     if strategy.attempts is not None and in_a_row > strategy.attempts:
         return GiveUp()
-    elapsed_ms = max(0, now_ms - failures_ms[-1])    # a clock that was set back must not prolong the delay
+    elapsed_ms = max(0, now_ms - failures_ms[-1])  # a clock that was set back must not prolong the delay
     return RestartAfter(max(0, delay_ms - elapsed_ms), in_a_row, strategy.attempts)
 
 

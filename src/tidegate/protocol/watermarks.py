@@ -90,8 +90,7 @@ class WatermarkMerge:
 
     def _progress(self) -> Progress:
         ahead = [at_ms for at_ms in self._at_ms.values() if at_ms != MAX_WATERMARK_MS]
-        live = [at_ms for channel, at_ms in self._at_ms.items()
-                if at_ms != MAX_WATERMARK_MS and channel not in self._idle]
+        live = [at_ms for channel, at_ms in self._at_ms.items() if at_ms != MAX_WATERMARK_MS and channel not in self._idle]
         if ahead and not live:
             if self._is_idle:
                 return None
@@ -121,10 +120,10 @@ class SplitWatermarks:
         self._delay_ms = delay_ms
         self._idle_after_ms = idle_after_ms
         self._live: dict[str, _Split] = {}
-        self._awake: list[tuple[int, str]] = []         # a heap; entries that no longer hold are passed over
+        self._awake: list[tuple[int, str]] = []  # a heap; entries that no longer hold are passed over
         self._awake_count = 0
-        self._quiet: dict[str, _Split] = {}             # awake ones that may become idle, the longest quiet one first
-        self._quiet_since_ms = now_ms                   # of the stream
+        self._quiet: dict[str, _Split] = {}  # awake ones that may become idle, the longest quiet one first
+        self._quiet_since_ms = now_ms  # of the stream
         self._current_ms = MIN_WATERMARK_MS
         self._is_idle = False
 
@@ -141,8 +140,9 @@ class SplitWatermarks:
         """The latest event time of each live split of which a record was read."""
         return {name: each.at_ms + self._delay_ms + 1 for name, each in self._live.items() if each.at_ms != MIN_WATERMARK_MS}
 
-    def on_discovered(self, splits: Mapping[str, bool], now_ms: int, *,
-                      latest_ms: Mapping[str, int] | None = None) -> Progress:
+    def on_discovered(
+        self, splits: Mapping[str, bool], now_ms: int, *, latest_ms: Mapping[str, int] | None = None
+    ) -> Progress:
         """They are discovered together, and none counts before all are known. `splits`: whether records are known to wait in
         each. `latest_ms`: the latest event time of those of which something was read in an earlier life of the job."""
         for split, has_records in splits.items():
@@ -243,7 +243,7 @@ class SplitWatermarks:
 
     def _progress(self) -> Progress:
         if not self._awake_count:
-            if not self._live or self._is_idle:     # without live splits there is a time to wait out
+            if not self._live or self._is_idle:  # without live splits there is a time to wait out
                 return None
             self._is_idle = True
             return BecameIdle()
@@ -257,7 +257,7 @@ class SplitWatermarks:
 
 @dataclass(slots=True)
 class _Split:
-    at_ms: int                  # what it has promised
+    at_ms: int  # what it has promised
     quiet_since_ms: int
     has_records: bool
     is_idle: bool = False

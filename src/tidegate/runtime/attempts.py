@@ -39,7 +39,7 @@ class Beginning:
 
     manifest: Manifest | None
     point: RestorePoint | None
-    origin: RestoredFrom | None     # what all of the job's snapshots descend from
+    origin: RestoredFrom | None  # what all of the job's snapshots descend from
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,21 @@ class Opened:
     epochs: list[int]
     beginning: Beginning
     next_epoch: int
-    superseded: list[int] = field(default_factory=list)     # of a batch that runs again: valid until it is complete again
-    losses: tuple[str, ...] = ()        # what it begins with, and the program doesn't take in
+    superseded: list[int] = field(default_factory=list)  # of a batch that runs again: valid until it is complete again
+    losses: tuple[str, ...] = ()  # what it begins with, and the program doesn't take in
 
 
-def open_attempt(catalog: SnapshotCatalog, named: RestorePoint | NotFound | None, restore: Restore, *, plan: Plan,
-                 drop: Collection[str], micro_batch: MicroBatch | None) -> Opened:
+def open_attempt(
+    catalog: SnapshotCatalog,
+    named: RestorePoint | NotFound | None,
+    restore: Restore,
+    *,
+    plan: Plan,
+    drop: Collection[str],
+    micro_batch: MicroBatch | None,
+) -> Opened:
     """Fences older attempts and finds what the new one resumes from. `named` is what the user gave to begin with."""
+
     def chosen(epochs: list[int]) -> tuple[Beginning, int]:
         """With the epoch of the own snapshot that counts, 0 if none does."""
         if micro_batch is None:
@@ -76,7 +84,7 @@ def open_attempt(catalog: SnapshotCatalog, named: RestorePoint | NotFound | None
         plan_of.check()
         return plan_of.losses
 
-    try:        # before a driver that runs is fenced off for nothing
+    try:  # before a driver that runs is fenced off for nothing
         losses_of(chosen(catalog.epochs())[0])
     except NotFound:
         if isinstance(named, NotFound):
@@ -91,7 +99,7 @@ def open_attempt(catalog: SnapshotCatalog, named: RestorePoint | NotFound | None
         highest = max(highest, begun.manifest.epoch)
     catalog.sweep(attempt)
     kept = [epoch for epoch in epochs if epoch <= own_epoch]
-    return Opened(attempt, kept, begun, highest + 1, epochs[len(kept):], losses)
+    return Opened(attempt, kept, begun, highest + 1, epochs[len(kept) :], losses)
 
 
 def named_point(restore: Restore) -> RestorePoint | NotFound | None:
@@ -103,8 +111,10 @@ def named_point(restore: Restore) -> RestorePoint | NotFound | None:
     except NotFound as error:
         return error
     if restore.claim and not point.is_savepoint:
-        raise RestoreError(f"claim=True deletes what the job began with, and {shown(restore.path)} is no savepoint but "
-                           f"snapshots of the job {point.manifest.job!r}, which are its own to delete: leave claim out")
+        raise RestoreError(
+            f"claim=True deletes what the job began with, and {shown(restore.path)} is no savepoint but "
+            f"snapshots of the job {point.manifest.job!r}, which are its own to delete: leave claim out"
+        )
     return point
 
 
@@ -125,7 +135,8 @@ def beginning(own: Manifest | None, point: RestorePoint | NotFound | None, resto
         raise RestoreError(
             f"the job has snapshots of its own in {shown(store)}, up to epoch {own.epoch}, which {descend}: they and "
             f"restore_from={shown(restore.path)!r} contradict each other. To begin with the latter, give the job a new "
-            f"folder, Snapshots(to=…); to go on from its own, leave restore_from out")
+            f"folder, Snapshots(to=…); to go on from its own, leave restore_from out"
+        )
     return Beginning(own, None, theirs)
 
 
@@ -146,11 +157,14 @@ def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str
         raise RestoreError(
             f"micro-batch {batch.number} of the query {batch.query}: the snapshots in {where} are of {whose}. A query goes "
             f"on with the snapshots that belong to its checkpointLocation: give it the location that it had, or give the "
-            f"transform a name (or a folder) of its own; start_from={where!r} lets a new query begin with their state")
+            f"transform a name (or a folder) of its own; start_from={where!r} lets a new query begin with their state"
+        )
     if batch.number == 0:
         if max(ours, default=0) > 0:
-            raise RestoreError(f"the query {batch.query} is at micro-batch 0, and its snapshots in {where} are at "
-                               f"{max(ours)}: bring its checkpointLocation back, or give the transform a new folder")
+            raise RestoreError(
+                f"the query {batch.query} is at micro-batch 0, and its snapshots in {where} are at "
+                f"{max(ours)}: bring its checkpointLocation back, or give the transform a new folder"
+            )
         return None
     if batch.number - 1 not in ours:
         has = f"has those of the micro-batches {sorted(ours)}" if ours else "holds none"
@@ -159,23 +173,28 @@ def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str
             f"{batch.number - 1}, and {where} {has}: state and stream would drift apart. Give the folder that the query's "
             f"snapshots are in, bring back the checkpointLocation or the snapshots that belong together, or start with both "
             f"of them new. If no folder was moved or deleted, Spark has committed the batches in between without running "
-            f"the transform: {WHEN_LEFT_OUT}. Then their records are not in the state")
+            f"the transform: {WHEN_LEFT_OUT}. Then their records are not in the state"
+        )
     return ours[batch.number - 1]
 
 
-WHEN_LEFT_OUT = ("it runs only what the query's output needs, which is nothing if foreachBatch gets a function that doesn't "
-                 "use the batch, or if a filter behind the transform is false whatever comes")
+WHEN_LEFT_OUT = (
+    "it runs only what the query's output needs, which is nothing if foreachBatch gets a function that doesn't "
+    "use the batch, or if a filter behind the transform is false whatever comes"
+)
 
 
 def left_out(batch: MicroBatch, done: MicroBatch, *, name: str, store: str) -> str:
     """What to say if Spark has run nothing of a query's transform between two micro-batches."""
     numbers = range(done.number + 1, batch.number)
     which = f"micro-batch {numbers[0]}" if len(numbers) == 1 else f"the micro-batches {numbers[0]} to {numbers[-1]}"
-    return (f"Spark has committed {which} of the query {batch.query} without running the transform {name!r}, so their "
-            f"records are not in its state, and micro-batch {batch.number} can't run: {WHEN_LEFT_OUT}. Use the output of "
-            f"every batch (batch.count() does). Spark doesn't give the records again: start with a new checkpointLocation "
-            f"and a new folder of snapshots, and read the input from its beginning; or give start_from={shown(store)!r} as "
-            f"well, to keep the state as of micro-batch {done.number}, and have the source begin behind that batch")
+    return (
+        f"Spark has committed {which} of the query {batch.query} without running the transform {name!r}, so their "
+        f"records are not in its state, and micro-batch {batch.number} can't run: {WHEN_LEFT_OUT}. Use the output of "
+        f"every batch (batch.count() does). Spark doesn't give the records again: start with a new checkpointLocation "
+        f"and a new folder of snapshots, and read the input from its beginning; or give start_from={shown(store)!r} as "
+        f"well, to keep the state as of micro-batch {done.number}, and have the source begin behind that batch"
+    )
 
 
 def operators_in(payloads: Mapping[SubtaskId, Any]) -> dict[str, OperatorEntry]:
@@ -185,13 +204,17 @@ def operators_in(payloads: Mapping[SubtaskId, Any]) -> dict[str, OperatorEntry]:
         for name, part in operators_of.items():
             piece = PieceEntry.from_json(part["piece"])
             earlier = operators[name].pieces if name in operators else ()
-            operators[name] = OperatorEntry(parallelism=part["parallelism"], pieces=(*earlier, piece),
-                                            states=tuple(StateEntry.from_json(state) for state in part["states"]))
+            operators[name] = OperatorEntry(
+                parallelism=part["parallelism"],
+                pieces=(*earlier, piece),
+                states=tuple(StateEntry.from_json(state) for state in part["states"]),
+            )
     return operators
 
 
 def written_by(attempt: int, operators: Mapping[str, OperatorEntry]) -> bool:
     """Whether no file is of another attempt, as far as names tell."""
-    parsed = (parse_state_file_name(file.name) for entry in operators.values() for piece in entry.pieces
-              for file in piece.files)
+    parsed = (
+        parse_state_file_name(file.name) for entry in operators.values() for piece in entry.pieces for file in piece.files
+    )
     return all(name is None or name.attempt == attempt for name in parsed)

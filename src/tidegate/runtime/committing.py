@@ -28,7 +28,7 @@ class Commits:
         self._then = then
         self._attempt = 0
         self._by_slot: list[int] = []
-        self._listing: list[int] = []       # complete epochs with output that isn't known to be committed
+        self._listing: list[int] = []  # complete epochs with output that isn't known to be committed
 
     def begin(self, slot_count: int, attempt: int) -> None:
         """An attempt runs. Nothing of an older one counts."""
@@ -41,7 +41,7 @@ class Commits:
 
     def on_committed(self, slot: int, epoch: int) -> None:
         if slot >= len(self._by_slot):
-            return      # it doesn't run yet
+            return  # it doesn't run yet
         before = min(self._by_slot)
         self._by_slot[slot] = max(self._by_slot[slot], epoch)
         committed = min(self._by_slot)
@@ -49,7 +49,7 @@ class Commits:
             return
         due = [each for each in self._listing if each <= committed]
         if due:
-            self._listing = self._listing[len(due):]
+            self._listing = self._listing[len(due) :]
             self._background.submit(partial(self._catalog.confirm, due[-1], attempt=self._attempt), _forget)
         self._then(committed)
 

@@ -34,24 +34,32 @@ class Traffic:
 
 
 class EdgeWriter:
-    def __init__(self, outlets: Sequence[Outlet], *, partitioning: Partitioning, key: tuple[str, ...],
-                 key_group_count: int, first: int, loops: frozenset[int] = frozenset(),
-                 refuses_nulls_for: str | None = None) -> None:
+    def __init__(
+        self,
+        outlets: Sequence[Outlet],
+        *,
+        partitioning: Partitioning,
+        key: tuple[str, ...],
+        key_group_count: int,
+        first: int,
+        loops: frozenset[int] = frozenset(),
+        refuses_nulls_for: str | None = None,
+    ) -> None:
         """`refuses_nulls_for` names the operator that is to get no record without a key."""
         assert outlets
-        self.loops = loops                           # those that the edge is inside of
+        self.loops = loops  # those that the edge is inside of
         self.batch_count = 0
-        self.sent_count = 0                          # records and control elements, as often as there were channels for them
+        self.sent_count = 0  # records and control elements, as often as there were channels for them
         self._outlets = tuple(outlets)
         self._partitioning = partitioning
         self._key = key
         self._refuses_nulls_for = refuses_nulls_for
         self._key_group_count = key_group_count
-        self._next = first % len(self._outlets)      # where this subtask's round robin starts
+        self._next = first % len(self._outlets)  # where this subtask's round robin starts
 
     @property
     def full(self) -> bool:
-        for outlet in self._outlets:        # noqa: SIM110  (asked at every step: a generator takes three times as long)
+        for outlet in self._outlets:  # noqa: SIM110  (asked at every step: a generator takes three times as long)
             if outlet.full:
                 return True
         return False

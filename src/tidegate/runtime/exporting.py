@@ -32,8 +32,9 @@ def rewritten(source: Store, manifest: Manifest, operator: str, piece: PieceEntr
     return replace(piece, files=write_rows(target, name, states, sections, key_group_count=manifest.key_group_count))
 
 
-def piece_sections(source: Store, manifest: Manifest, operator: str, piece: PieceEntry,
-                   info: StateInfo) -> Iterator[Section]:
+def piece_sections(
+    source: Store, manifest: Manifest, operator: str, piece: PieceEntry, info: StateInfo
+) -> Iterator[Section]:
     """What the piece holds of a state, resolved, in the order in which a row file has it."""
     row_files = [file for file in piece.files if file.form == ROWS]
     if info.kind is not StateKind.KEYED:
@@ -42,12 +43,17 @@ def piece_sections(source: Store, manifest: Manifest, operator: str, piece: Piec
             for rows in row_reader(source, row_files[-1]).read_items(info.name, 0, count):
                 yield Section(info.name, None, rows)
     elif len(row_files) == len(piece.files):
-        yield from merged_sections(info, [row_reader(source, file) for file in row_files],
-                                   key_group_count=manifest.key_group_count, keep_deleted=False)
+        yield from merged_sections(
+            info,
+            [row_reader(source, file) for file in row_files],
+            key_group_count=manifest.key_group_count,
+            keep_deleted=False,
+        )
     else:
         # The pieces of an operator are those of its subtasks, so that its own parallelism gives just this one's rows.
-        rows = restored_rows(manifest, operator, store=source, subtask=piece.subtask,
-                             parallelism=manifest.operators[operator].parallelism)[info.name]
+        rows = restored_rows(
+            manifest, operator, store=source, subtask=piece.subtask, parallelism=manifest.operators[operator].parallelism
+        )[info.name]
         yield from in_order(info.name, rows, manifest.key_group_count)
 
 

@@ -20,7 +20,7 @@ from tidegate.runtime.messages import Failed
 from tidegate.runtime.reports import Failure
 from tidegate.system_errors import lasts
 
-Speak: TypeAlias = Callable[[int, str], None]       # a level of `logging`, and a text
+Speak: TypeAlias = Callable[[int, str], None]  # a level of `logging`, and a text
 
 _logger = logging.getLogger("tidegate.job")
 
@@ -40,8 +40,11 @@ def described(error: BaseException) -> str:
 
 def is_final(error: BaseException) -> bool:
     """Whether any other attempt would end in the same way: the program, its input or its surroundings are wrong."""
-    return isinstance(error, JobError | SourceError | RestoreError | ImportError) or lasts(error) or (
-        isinstance(error, CommitError | UserFunctionError) and error.final)
+    return (
+        isinstance(error, JobError | SourceError | RestoreError | ImportError)
+        or lasts(error)
+        or (isinstance(error, CommitError | UserFunctionError) and error.final)
+    )
 
 
 def log(level: int, text: str) -> None:
@@ -75,28 +78,42 @@ class FailureLog:
             decision = GiveUp()
             at = self.failures[earlier].attempt
             failure = replace(failure, permanent=True)
-            self._add(failure, f"It failed twice at the same record, in attempts {at} and {failure.attempt}, so a restart "
-                               f"doesn't help: {self._at_the_end}")
+            self._add(
+                failure,
+                f"It failed twice at the same record, in attempts {at} and {failure.attempt}, so a restart "
+                f"doesn't help: {self._at_the_end}",
+            )
         elif isinstance(decision, RestartAfter):
             where = "from the beginning" if epoch is None else f"from snapshot {epoch}"
             of = "" if decision.limit is None else f" of {decision.limit}"
-            self._add(failure, f"Restarting {where} in {decision.delay_ms / 1000:g} s (restart {decision.number}{of})",
-                      level=logging.WARNING)
+            self._add(
+                failure,
+                f"Restarting {where} in {decision.delay_ms / 1000:g} s (restart {decision.number}{of})",
+                level=logging.WARNING,
+            )
         else:
             self.end(failure, level=logging.INFO if expected else logging.ERROR)
         return decision
 
     def end(self, failure: Failure, *, level: int = logging.ERROR) -> None:
         """One that nothing follows."""
-        self._add(failure, f"A restart doesn't help: {self._at_the_end}" if failure.permanent else
-                  self._at_the_end[:1].upper() + self._at_the_end[1:], level=level)
+        self._add(
+            failure,
+            f"A restart doesn't help: {self._at_the_end}"
+            if failure.permanent
+            else self._at_the_end[:1].upper() + self._at_the_end[1:],
+            level=level,
+        )
 
     def stopped(self, epoch: int | None) -> None:
         """The user has stopped the job where it had failed and was to be restarted."""
         where = "it has no snapshot and begins again" if epoch is None else f"it resumes from snapshot {epoch}"
         last = self.failures[-1]
-        self.failures[-1] = replace(last, stopped=True, then=(
-            f"The job was stopped while it was restarting, so there is no final snapshot: started again, {where}"))
+        self.failures[-1] = replace(
+            last,
+            stopped=True,
+            then=(f"The job was stopped while it was restarting, so there is no final snapshot: started again, {where}"),
+        )
 
     def _add(self, failure: Failure, then: str, *, level: int = logging.ERROR) -> None:
         failure = replace(failure, then=then)

@@ -92,7 +92,7 @@ class Run:
         self._members = dict(members)
         self._post = post
         self._over: str | None = None
-        self.moved = threading.Event()      # something was said or lost since this was cleared
+        self.moved = threading.Event()  # something was said or lost since this was cleared
 
     @property
     def offers(self) -> list[Offer]:
@@ -104,8 +104,16 @@ class Run:
         """Whether every slot has taken in what its task was given."""
         return all(member.read for member in self._members.values())
 
-    def assign(self, attempt: int, slots: Mapping[int, int], *, master: tuple[str, int], store: str,
-               goes_on: bool = False, times: BatchTimes | None = None) -> None:
+    def assign(
+        self,
+        attempt: int,
+        slots: Mapping[int, int],
+        *,
+        master: tuple[str, int],
+        store: str,
+        goes_on: bool = False,
+        times: BatchTimes | None = None,
+    ) -> None:
         """`slots`: by task. `times`: of the micro-batch, if it is one."""
         now_ms, watermark_ms = (None, 0) if times is None else times
         for task, slot in slots.items():
@@ -178,8 +186,15 @@ class Gathering:
         self.identity = Identity(NAME, 0, secrets.token_bytes(SECRET_BYTES))
         self._listening = listening
         with listening.explained():
-            self._server = LinkServer(self._selector, self.identity, bind_host=listening.bind_host, ports=listening.ports,
-                                      on_connect=lambda link, hello: None, on_message=self._said, on_lost=self._lost)
+            self._server = LinkServer(
+                self._selector,
+                self.identity,
+                bind_host=listening.bind_host,
+                ports=listening.ports,
+                on_connect=lambda link, hello: None,
+                on_message=self._said,
+                on_lost=self._lost,
+            )
         self._waker = Waker(self._selector)
         self._requests: deque[Callable[[], None]] = deque()
         self._transforms: dict[str, _Transform] = {}
@@ -194,9 +209,16 @@ class Gathering:
         """Where tasks find it."""
         return self._listening.found_at(self._server.address)
 
-    def add(self, transform: str, slots: int, conduct: Callable[[Run], RunEnd], *, patience_s: float,
-            abandon: Callable[[int, str], None] = lambda stage, why: None,
-            begun: Callable[[], None] | None = None) -> None:
+    def add(
+        self,
+        transform: str,
+        slots: int,
+        conduct: Callable[[Run], RunEnd],
+        *,
+        patience_s: float,
+        abandon: Callable[[int, str], None] = lambda stage, why: None,
+        begun: Callable[[], None] | None = None,
+    ) -> None:
         """A task waits for the others no longer than `patience_s`. `abandon(stage, why)` asks Spark not to try a stage
         again; it is called before the tasks get the verdict. `begun()` is called whenever a task comes."""
         self._transforms[transform] = _Transform(slots, conduct, patience_s, abandon, begun)
@@ -297,23 +319,31 @@ class Gathering:
             for task, member in list(stage.waiting.items()):
                 if now_s - member.came_s > transform.patience_s:
                     del stage.waiting[task]
-                    self._refuse(member.link, f"{len(stage.waiting) + 1} of {transform.slots} tasks were there after "
-                                              f"{transform.patience_s:.0f} s, and they work only together: are there task "
-                                              f"slots for all of them, and are they free?")
+                    self._refuse(
+                        member.link,
+                        f"{len(stage.waiting) + 1} of {transform.slots} tasks were there after "
+                        f"{transform.patience_s:.0f} s, and they work only together: are there task "
+                        f"slots for all of them, and are they free?",
+                    )
 
     def _conduct(self, transform: _Transform, stage: _Stage, run: Run) -> None:
         end = transform.conduct(run)
         if end.error is not None and end.final:
             stage.failure = end.error
-            with contextlib.suppress(Exception):        # then Spark tries again, and the tasks fail for the same reason
+            with contextlib.suppress(Exception):  # then Spark tries again, and the tasks fail for the same reason
                 transform.abandon(run.offers[0].stage, end.error)
         run.close(end.error)
         self._post(self._forget_stages)
 
     def _forget_stages(self) -> None:
         """A stage's number is used once. What is in order is forgotten; of failures the last ones are kept."""
-        settled = [key for key, stage in self._stages.items() if stage.run is not None and not stage.waiting
-                   and all(link not in self._members for link in self._links_of(stage.run))]
+        settled = [
+            key
+            for key, stage in self._stages.items()
+            if stage.run is not None
+            and not stage.waiting
+            and all(link not in self._members for link in self._links_of(stage.run))
+        ]
         failed = [key for key in settled if self._stages[key].failure is not None]
         for key in settled:
             if key not in failed[-REMEMBERED_FAILURES:]:

@@ -128,8 +128,9 @@ class _HeldSlot:
         master = (assigned.host, assigned.port)
         launch, identity = unpacked(invitation.payload, assigned.slot, assigned.attempt, master)
         time = None if assigned.now_ms is None else BatchTime(assigned.now_ms, assigned.watermark_ms)
-        host = SlotHost(assigned.slot, replace(launch, store=assigned.store), identity, master, selector=selector,
-                        batch_time=time)
+        host = SlotHost(
+            assigned.slot, replace(launch, store=assigned.store), identity, master, selector=selector, batch_time=time
+        )
         return cls(assigned.attempt, assigned.slot, identity.job, host, host.rounds(), handover_of(launch.plan), time)
 
 
@@ -183,7 +184,7 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
             del _held[offer.transform]
             held.selector.close()
         else:
-            gc.freeze()     # Spark collects garbage after every task, and would walk all of the state
+            gc.freeze()  # Spark collects garbage after every task, and would walk all of the state
 
 
 def _made(invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector, desk: _Desk) -> _HeldSlot:

@@ -27,8 +27,14 @@ Relayout = Callable[[int | None, Mapping[str, int]], Layout]
 class Handle:
     """`relayout(slots, parallelism by operator)` plans the job anew; it raises `JobError` where that can't be."""
 
-    def __init__(self, name: str, master: Master, post: Callable[[Callable[[], None]], None],
-                 close: Callable[[], None], relayout: Relayout) -> None:
+    def __init__(
+        self,
+        name: str,
+        master: Master,
+        post: Callable[[Callable[[], None]], None],
+        close: Callable[[], None],
+        relayout: Relayout,
+    ) -> None:
         self.name = name
         self._master = master
         self._post = post
@@ -82,8 +88,9 @@ class Handle:
         if self.status.terminal:
             self.wait()
             raise JobError(f"job {self.name!r} is {self.status.value}, so there is nothing to take a snapshot of")
-        raise TimeoutError(f"job {self.name!r} ({self.status.value}) completed no snapshot within {timeout_s} s. "
-                           f"{self._trouble()}".rstrip())
+        raise TimeoutError(
+            f"job {self.name!r} ({self.status.value}) completed no snapshot within {timeout_s} s. {self._trouble()}".rstrip()
+        )
 
     def savepoint(self, to: str, timeout_s: float = 600.0) -> SavepointInfo:
         """Takes a savepoint into the folder `to`, which must be empty or not there, while the job goes on; waits for it.
@@ -131,8 +138,9 @@ class Handle:
         self._outcome(order)
         return self.status
 
-    def rescale(self, slots: int | None = None, *, operators: Mapping[str, int] | None = None,
-                timeout_s: float = 300.0) -> None:
+    def rescale(
+        self, slots: int | None = None, *, operators: Mapping[str, int] | None = None, timeout_s: float = 300.0
+    ) -> None:
         """Goes on at another number of slots, from a final snapshot at the present one, and waits until that runs.
 
         `operators` gives the parallelism of single operators by name. `JobError` where there is no such plan; then
@@ -145,8 +153,10 @@ class Handle:
         deadline = time.monotonic() + timeout_s
         while (not rescaling.done or rescaling.job_ends) and not self.status.terminal:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s} s. "
-                                   f"{self._trouble()}".rstrip())
+                raise TimeoutError(
+                    f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s} s. "
+                    f"{self._trouble()}".rstrip()
+                )
             time.sleep(_POLL_S)
         if rescaling.done and rescaling.error is None:
             return
@@ -165,7 +175,8 @@ class Handle:
         while not self.status.terminal:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"job {self.name!r} is still {self.status.value} after {timeout_s} s. {self._trouble()}".rstrip())
+                    f"job {self.name!r} is still {self.status.value} after {timeout_s} s. {self._trouble()}".rstrip()
+                )
             time.sleep(_POLL_S)
         self._close()
         if self.status is Status.FAILED:
@@ -179,7 +190,7 @@ class Handle:
 
     def _settled(self, order: SavepointOrder) -> bool:
         if self.status.terminal and not order.done:
-            self._close()       # the master's thread may still tell; afterwards nobody does
+            self._close()  # the master's thread may still tell; afterwards nobody does
             return True
         return order.done
 
@@ -195,13 +206,20 @@ class Handle:
 
 def _failed(name: str, failures: list[Failure]) -> JobFailed:
     last = failures[-1]
-    theirs = last if last.permanent else next(
-        (failure for failure in reversed(failures) if failure.user_traceback is not None), last)
+    theirs = (
+        last
+        if last.permanent
+        else next((failure for failure in reversed(failures) if failure.user_traceback is not None), last)
+    )
     attempts = f" after {len(failures)} failures" if len(failures) > 1 else ""
     where = f" in operator {theirs.operator!r}" if theirs.operator else ""
     record = f", {place(theirs.record)}" if theirs.record else ""
     told = theirs.user_traceback or theirs.message
     if last.stopped or (last.permanent and last.user_traceback):
         told = f"{told.rstrip()}\n{last.then}."
-    return JobFailed(f"job {name!r} failed{attempts}{where}{record}:\n{told}",
-                     operator=theirs.operator, record=theirs.record, user_traceback=theirs.user_traceback)
+    return JobFailed(
+        f"job {name!r} failed{attempts}{where}{record}:\n{told}",
+        operator=theirs.operator,
+        record=theirs.record,
+        user_traceback=theirs.user_traceback,
+    )

@@ -81,7 +81,8 @@ class SlotLaunch:
             raise JobError(
                 f"the job can't be sent to its slots: {error}. Functions travel pickled, with all they refer to"
                 f"{f' (look at {culprits})' if culprits else ''}: make connections, locks and sessions in `open`, or "
-                f"where they are used") from error
+                f"where they are used"
+            ) from error
         # Whoever can't unpack the users' functions still has to be able to report that.
         payload: bytes = cloudpickle.dumps((self.settings.name, self.secret, contents))
         return payload
@@ -95,8 +96,11 @@ def unpacked(payload: bytes, index: int, attempt: int, master: tuple[str, int]) 
     try:
         return cloudpickle.loads(contents), identity
     except Exception as error:
-        advice = missing_module_advice(error) if isinstance(error, ImportError) else (
-            "The modules here may be of another version than the driver's: send the same ones.")
+        advice = (
+            missing_module_advice(error)
+            if isinstance(error, ImportError)
+            else ("The modules here may be of another version than the driver's: send the same ones.")
+        )
         explained = JobError(f"slot {index} can't unpack the job: {error}. {advice.rstrip()}")
         with contextlib.closing(reach_driver(master, identity, {"slot": index})) as link:
             link.send(to_wire(failed(index, explained)))
@@ -120,14 +124,23 @@ class MasterHost:
     """Runs the master of one job until it has ended. `replan(slots, parallelism by operator)` gives another plan of it,
     and `explain` what savepoints say of one."""
 
-    def __init__(self, launch: SlotLaunch, make_deployer: MakeDeployer, *, replan: Replan,
-                 explain: Callable[[Plan], str], versions: Mapping[str, str], restore: Restore,
-                 micro_batch: MicroBatch | None = None, noticed: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        launch: SlotLaunch,
+        make_deployer: MakeDeployer,
+        *,
+        replan: Replan,
+        explain: Callable[[Plan], str],
+        versions: Mapping[str, str],
+        restore: Restore,
+        micro_batch: MicroBatch | None = None,
+        noticed: set[str] | None = None,
+    ) -> None:
         self._launch = launch
         self._make_deployer = make_deployer
         self._replan = replan
         self._explain = explain
-        self._parallelism: dict[str, int] = {}          # by operator, as `rescale` was told so far
+        self._parallelism: dict[str, int] = {}  # by operator, as `rescale` was told so far
         self._selector = selectors.DefaultSelector()
         self._links = SlotLinks(self._selector, launch)
         self._waker = Waker(self._selector)
@@ -136,11 +149,21 @@ class MasterHost:
         self._copies = BackgroundThread("tidegate-savepoints", self._waker.wake)
         try:
             self._master = Master(
-                plan=launch.plan, settings=launch.settings,
+                plan=launch.plan,
+                settings=launch.settings,
                 catalog=SnapshotCatalog(open_store(launch.store), program=Program.this(launch.settings.name)),
-                deployer=make_deployer(launch, self._links.address), links=self._links, clock=SystemClock(),
-                background=self._background, copies=self._copies, restore=restore, graph=explain(launch.plan),
-                versions=versions, micro_batch=micro_batch, speak=log, noticed=noticed)
+                deployer=make_deployer(launch, self._links.address),
+                links=self._links,
+                clock=SystemClock(),
+                background=self._background,
+                copies=self._copies,
+                restore=restore,
+                graph=explain(launch.plan),
+                versions=versions,
+                micro_batch=micro_batch,
+                speak=log,
+                noticed=noticed,
+            )
         except BaseException:
             self._close()
             raise
@@ -195,16 +218,19 @@ class MasterHost:
 
     def _close(self) -> None:
         self._links.close()
-        self._background.close(finish=True)     # deletions, as a rule
-        self._copies.close(finish=True)         # answers to those who asked for savepoints
+        self._background.close(finish=True)  # deletions, as a rule
+        self._copies.close(finish=True)  # answers to those who asked for savepoints
         self._waker.close()
         self._selector.close()
 
 
 def _printing(plan: Plan) -> Callable[[str, str], bool]:
     """Prints what print sinks deliver, as it is committed, and leaves the rest to the handle's results."""
-    printers = {node.name: DeliveryPrinter() for node in plan.nodes
-                if isinstance(node.spec, SinkSpec) and isinstance(node.spec.sink, PrintSink)}
+    printers = {
+        node.name: DeliveryPrinter()
+        for node in plan.nodes
+        if isinstance(node.spec, SinkSpec) and isinstance(node.spec.sink, PrintSink)
+    }
 
     def on_delivered(sink: str, committable: str) -> bool:
         if sink not in printers:
@@ -226,8 +252,14 @@ class SlotLinks:
         self._listening = launch.settings.tuning.master_listening
         with self._listening.explained():
             self._server = LinkServer(
-                selector, self._identity(0), bind_host=self._listening.bind_host, ports=self._listening.ports,
-                on_connect=self._connected, on_message=self._said, on_lost=self._lost)
+                selector,
+                self._identity(0),
+                bind_host=self._listening.bind_host,
+                ports=self._listening.ports,
+                on_connect=self._connected,
+                on_message=self._said,
+                on_lost=self._lost,
+            )
 
     @property
     def address(self) -> tuple[str, int]:
@@ -286,7 +318,8 @@ def reach_driver(address: tuple[str, int], identity: Identity, hello: Mapping[st
             f"{error} (tried from {socket.gethostname()}). If the job is over, or its driver gone, that is as it should be. "
             f"Else this host can't connect to {address[0]}, port {address[1]}: let it through the firewall "
             f"(tg.Tuning(master_ports=…) gives ports to open), or say under which name the driver is found "
-            f"(spark.driver.host or tg.Tuning(master_host=…)); see docs/clusters.md") from error
+            f"(spark.driver.host or tg.Tuning(master_host=…)); see docs/clusters.md"
+        ) from error
 
 
 def run_slot(index: int, payload: bytes, attempt: int, master: tuple[str, int]) -> None:
@@ -294,12 +327,12 @@ def run_slot(index: int, payload: bytes, attempt: int, master: tuple[str, int]) 
     try:
         launch, identity = unpacked(payload, index, attempt, master)
     except JobError:
-        return      # the master knows
+        return  # the master knows
     with interpreter_for_a_slot(), process_title(index, launch.settings.name, attempt):
         try:
             SlotHost(index, launch, identity, master).run()
         except (WrongAttempt, LinkLost):
-            return      # a newer attempt has started, or the job is over: a zombie ends itself
+            return  # a newer attempt has started, or the job is over: a zombie ends itself
 
 
 @contextlib.contextmanager
@@ -317,7 +350,7 @@ def interpreter_for_a_slot(*, fresh: bool = True) -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(interval_s)
-        gc.freeze()         # forgets how much was made since the last collection: the lower limits would start one at once
+        gc.freeze()  # forgets how much was made since the last collection: the lower limits would start one at once
         gc.set_threshold(*thresholds)
         gc.unfreeze()
 
@@ -342,16 +375,25 @@ class SlotHost:
     """One slot with its sockets. A selector that is given is shared, and stays open. `batch_time` is what users' functions
     see in place of the clock; whoever gives it moves it."""
 
-    def __init__(self, index: int, launch: SlotLaunch, identity: Identity, master: tuple[str, int], *,
-                 selector: selectors.BaseSelector | None = None, batch_time: BatchTime | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        launch: SlotLaunch,
+        identity: Identity,
+        master: tuple[str, int],
+        *,
+        selector: selectors.BaseSelector | None = None,
+        batch_time: BatchTime | None = None,
+    ) -> None:
         self._selector = selector or selectors.DefaultSelector()
         self._owns_selector = selector is None
         self._link = reach_driver(master, identity, {"slot": index})
         listening = launch.settings.tuning.slot_listening(index, own_end=self._link.own_host)
         try:
             with listening.explained():
-                self._network = TcpNetwork(identity=identity, bind_host=listening.bind_host, ports=listening.ports,
-                                           selector=self._selector)
+                self._network = TcpNetwork(
+                    identity=identity, bind_host=listening.bind_host, ports=listening.ports, selector=self._selector
+                )
         except JobError as error:
             self._link.send(to_wire(Failed(index, str(error))))
             self._link.close()
@@ -359,9 +401,14 @@ class SlotHost:
         self._waker = Waker(self._selector)
         self._background = BackgroundThread(f"tidegate-slot-{index}-store", self._waker.wake)
         self._orphaned = False
-        world = SlotWorld(network=_Connecting(self._network), store=_slot_store(launch), clock=SystemClock(),
-                          background=self._background, tell=lambda message: self._link.send(to_wire(message)),
-                          batch_time=batch_time)
+        world = SlotWorld(
+            network=_Connecting(self._network),
+            store=_slot_store(launch),
+            clock=SystemClock(),
+            background=self._background,
+            tell=lambda message: self._link.send(to_wire(message)),
+            batch_time=batch_time,
+        )
         self._slot = Slot(index, plan=launch.plan, settings=launch.settings, attempt=identity.attempt, world=world)
         self._link.attach(self._selector, on_message=self._said, on_lost=self._lost)
         host, port = listening.found_at(self._network.address)
@@ -397,7 +444,7 @@ class SlotHost:
             self._link.flush(timeout_s=5.0)
         finally:
             try:
-                slot.close()        # calls users' functions
+                slot.close()  # calls users' functions
             finally:
                 background.close()
                 self._link.close()
@@ -419,10 +466,15 @@ class _Connecting:
     def __init__(self, network: TcpNetwork) -> None:
         self._network = network
 
-    def connect(self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]],
-                incoming: Mapping[ChannelId, pa.Schema]) -> None:
-        self._network.connect({channel: address for channel, (address, _) in outgoing.items()}, incoming,
-                              {channel: schema for channel, (_, schema) in outgoing.items()}, deadline_s=CONNECT_TIMEOUT_S)
+    def connect(
+        self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]], incoming: Mapping[ChannelId, pa.Schema]
+    ) -> None:
+        self._network.connect(
+            {channel: address for channel, (address, _) in outgoing.items()},
+            incoming,
+            {channel: schema for channel, (_, schema) in outgoing.items()},
+            deadline_s=CONNECT_TIMEOUT_S,
+        )
 
     def outlet(self, channel: ChannelId) -> Outlet:
         return self._network.outlet(channel)
@@ -436,7 +488,7 @@ class Waker:
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._lock = threading.Lock()       # without it, a late wake could write into whatever got the number next
+        self._lock = threading.Lock()  # without it, a late wake could write into whatever got the number next
         self._closed = False
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
@@ -444,7 +496,7 @@ class Waker:
         selector.register(self._read, selectors.EVENT_READ, self._drain)
 
     def wake(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):      # full: it is awake already
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is awake already
             if not self._closed:
                 os.write(self._write, b"!")
 

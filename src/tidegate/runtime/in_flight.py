@@ -54,8 +54,9 @@ class Place:
 
 def places_of(node: Node) -> tuple[Place, ...]:
     """Every place at which records for this operator may have waited in some snapshot."""
-    ports = tuple(Place(node.name, port, in_flight_state(port, schema), schema)
-                  for port, schema in enumerate(node.input_schemas))
+    ports = tuple(
+        Place(node.name, port, in_flight_state(port, schema), schema) for port, schema in enumerate(node.input_schemas)
+    )
     if isinstance(node.spec, IterationHeadSpec):
         return *ports, Place(node.name, 0, feedback_state(node.schema), node.schema)
     return ports
@@ -146,8 +147,9 @@ class Replay:
         self._waiting.clear()
 
 
-def own_records(place: Place, node: Node, rows: Iterable[pa.RecordBatch], *, subtask: int, parallelism: int,
-                key_group_count: int) -> Iterator[pa.RecordBatch]:
+def own_records(
+    place: Place, node: Node, rows: Iterable[pa.RecordBatch], *, subtask: int, parallelism: int, key_group_count: int
+) -> Iterator[pa.RecordBatch]:
     """Of the restored rows of a place, the records that are this subtask's now."""
     edge = next(edge for edge in node.inputs if edge.port == place.port)
     numbers = count()

@@ -43,9 +43,19 @@ class Job(Pipeline):
     and the job doesn't have any more, on purpose.
     """
 
-    def __init__(self, name: str, *, slots: int, backend: Backend | None = None, snapshots: Snapshots | None = None,
-                 restart: RestartStrategy = DEFAULT_RESTART, tuning: Tuning | None = None, restore_from: str | None = None,
-                 claim: bool = False, drop_state: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        slots: int,
+        backend: Backend | None = None,
+        snapshots: Snapshots | None = None,
+        restart: RestartStrategy = DEFAULT_RESTART,
+        tuning: Tuning | None = None,
+        restore_from: str | None = None,
+        claim: bool = False,
+        drop_state: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         if not name or not isinstance(name, str):
             raise JobError(f"a job needs a name: its snapshots are kept under it (got {name!r})")
@@ -60,8 +70,13 @@ class Job(Pipeline):
         self.slots = slots
         self._restore = Restore(path=None if restore_from is None else resolved(restore_from), claim=claim)
         self._settings = JobSettings(
-            name=name, restart=restart, tuning=tuning or Tuning(), backend=backend or Heap(), drop_state=tuple(drop_state),
-            snapshots=snapshots or Snapshots(to=tempfile.mkdtemp(prefix="tidegate-")))
+            name=name,
+            restart=restart,
+            tuning=tuning or Tuning(),
+            backend=backend or Heap(),
+            drop_state=tuple(drop_state),
+            snapshots=snapshots or Snapshots(to=tempfile.mkdtemp(prefix="tidegate-")),
+        )
 
     def plan(self) -> Plan:
         """The physical plan at this job's slots."""
@@ -76,8 +91,10 @@ class Job(Pipeline):
                 raise JobError(f"there is no operator {name!r} to rescale; there are {sorted(names)}")
             if count < 1:
                 raise JobError(f"operator {name!r}: parallelism={count}, it needs at least one")
-        graph = replace(graph, nodes=tuple(
-            replace(node, parallelism=parallelism.get(node.name, node.parallelism)) for node in graph.nodes))
+        graph = replace(
+            graph,
+            nodes=tuple(replace(node, parallelism=parallelism.get(node.name, node.parallelism)) for node in graph.nodes),
+        )
         return make_plan(graph, slots=slots, key_group_count=tuning.key_group_count, chaining=tuning.chaining)
 
     def explain(self) -> str:
@@ -93,10 +110,17 @@ class Job(Pipeline):
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
         check_writable(store)
-        launch = SlotLaunch(plan=plan, settings=self._placed_settings(), store=store.address,
-                            secret=secrets.token_bytes(_SECRET_BYTES))
-        host = MasterHost(launch, self._deployer, replan=self._plan_at, explain=self._explain, versions=self._versions(),
-                          restore=self._restore)
+        launch = SlotLaunch(
+            plan=plan, settings=self._placed_settings(), store=store.address, secret=secrets.token_bytes(_SECRET_BYTES)
+        )
+        host = MasterHost(
+            launch,
+            self._deployer,
+            replan=self._plan_at,
+            explain=self._explain,
+            versions=self._versions(),
+            restore=self._restore,
+        )
         return host.start()
 
     def run(self) -> Status:
@@ -133,5 +157,9 @@ def plan_restore(job: Job, path: str) -> RestorePlan:
     """
     plan, settings = job.plan(), job._settings
     point = find_restore_point(resolved(path))
-    return plan_for(still_to_commit(point.store, point.manifest), operators=declared_operators(plan),
-                    key_group_count=plan.key_group_count, drop=settings.drop_state)
+    return plan_for(
+        still_to_commit(point.store, point.manifest),
+        operators=declared_operators(plan),
+        key_group_count=plan.key_group_count,
+        drop=settings.drop_state,
+    )

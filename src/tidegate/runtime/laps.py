@@ -21,14 +21,21 @@ class Laps:
     """Of one subtask. `loop` and `origin` are of the one that it is a head of, if any; `outside` are its channels from
     outside a loop."""
 
-    def __init__(self, *, loop: int | None, origin: LapOrigin | None, relays: Mapping[int, LapRelay],
-                 outside: Mapping[int, frozenset[ChannelId]], regular: frozenset[ChannelId]) -> None:
+    def __init__(
+        self,
+        *,
+        loop: int | None,
+        origin: LapOrigin | None,
+        relays: Mapping[int, LapRelay],
+        outside: Mapping[int, frozenset[ChannelId]],
+        regular: frozenset[ChannelId],
+    ) -> None:
         self._loop = loop
         self._origin = origin
         self._relays = relays
         self._open = {each: set(channels) for each, channels in outside.items()}
         self._regular = set(regular)
-        self._next: tuple[int, SendLap] | None = None       # when it is due
+        self._next: tuple[int, SendLap] | None = None  # when it is due
 
     @classmethod
     def of(cls, plan: Plan, vertex: Vertex, index: int) -> Laps | None:
@@ -44,11 +51,16 @@ class Laps:
             if loop is not own:
                 inside = frozenset(channel for edge, channel in inputs if plan.edge_inside(loop, edge) and not edge.feedback)
                 outside[loop.id] = frozenset(channel for edge, channel in inputs if not plan.edge_inside(loop, edge))
-                relays[loop.id] = LapRelay(inside, has_outside=bool(outside[loop.id]), feedback=feedback,
-                                           depth=plan.depth_of(loop))
-        return cls(loop=None if own is None else own.id, origin=None if own is None else LapOrigin(depth=plan.depth_of(own)),
-                   relays=relays, outside=outside,
-                   regular=frozenset(channel for edge, channel in inputs if not edge.feedback))
+                relays[loop.id] = LapRelay(
+                    inside, has_outside=bool(outside[loop.id]), feedback=feedback, depth=plan.depth_of(loop)
+                )
+        return cls(
+            loop=None if own is None else own.id,
+            origin=None if own is None else LapOrigin(depth=plan.depth_of(own)),
+            relays=relays,
+            outside=outside,
+            regular=frozenset(channel for edge, channel in inputs if not edge.feedback),
+        )
 
     @property
     def is_head(self) -> bool:
@@ -101,8 +113,9 @@ class Laps:
         if self._origin is not None and self._loop is not None and not self._regular:
             _send(self._loop, self._origin.on_input_ended(), writers)
 
-    def on_lap(self, channel: ChannelId, lap: Lap, now_ms: int,
-               writers: Iterable[EdgeWriter]) -> LoopQuiet | LoopEnded | None:
+    def on_lap(
+        self, channel: ChannelId, lap: Lap, now_ms: int, writers: Iterable[EdgeWriter]
+    ) -> LoopQuiet | LoopEnded | None:
         """What the loop that this is the head of has come to. The next lap goes out later in any case."""
         if lap.loop != self._loop:
             passed_on = self._relays[lap.loop].on_lap(channel, lap.number, lap.active)

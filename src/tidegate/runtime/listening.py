@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from tidegate.errors import JobError
 
 LOOPBACK = "127.0.0.1"
-ANY_PORT = range(1)                         # port 0: the system picks one that is free
+ANY_PORT = range(1)  # port 0: the system picks one that is free
 EVERY_ADDRESS = ("0.0.0.0", "::")
 SLOT_BIND_HOST_VARIABLE = "TIDEGATE_SLOT_BIND_HOST"
 SLOT_HOST_VARIABLE = "TIDEGATE_SLOT_HOST"
@@ -44,8 +44,10 @@ class Listening:
 
     def __post_init__(self) -> None:
         if self.host is None and self.bind_host in EVERY_ADDRESS:
-            raise JobError(f"{self.who} is to listen at {self.bind_host}, which stands for every address of its host and "
-                           f"can't be told to others: give {self.host_setting}, too")
+            raise JobError(
+                f"{self.who} is to listen at {self.bind_host}, which stands for every address of its host and "
+                f"can't be told to others: give {self.host_setting}, too"
+            )
 
     def found_at(self, bound: tuple[str, int]) -> tuple[str, int]:
         """What others are told, where this address is listened on."""
@@ -67,11 +69,15 @@ class Listening:
 
     def _advice(self, error: OSError) -> str:
         if error.errno == errno.EADDRINUSE:
-            return (f"{'none of them is free' if len(self.ports) > 1 else 'it is taken'}. Give another port, or more of "
-                    f"them, of which the first free one is used: {self.ports_setting}")
+            return (
+                f"{'none of them is free' if len(self.ports) > 1 else 'it is taken'}. Give another port, or more of "
+                f"them, of which the first free one is used: {self.ports_setting}"
+            )
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-            return (f"its host has no such address. Give one that it has as {self.bind_setting}, and the one under which "
-                    f"others find it as {self.host_setting}")
+            return (
+                f"its host has no such address. Give one that it has as {self.bind_setting}, and the one under which "
+                f"others find it as {self.host_setting}"
+            )
         if error.errno == errno.EACCES:
             return f"that isn't allowed to this user. Give ports of 1024 and above: {self.ports_setting}"
         return str(error)
@@ -82,8 +88,10 @@ def parse_ports(ports: int | str | None, *, setting: str) -> range:
     found = _PORTS.fullmatch("0" if ports is None else str(ports).replace(" ", ""))
     first, last = (0, -1) if found is None else (int(found[1]), int(found[2] or found[1]))
     if not first <= last <= _MAX_PORT or (first == 0 and last > 0):
-        raise JobError(f"{setting}={ports!r}: give a port (1 to {_MAX_PORT}), a range of them such as \"40000-40019\", or 0 "
-                       f"for any that is free")
+        raise JobError(
+            f'{setting}={ports!r}: give a port (1 to {_MAX_PORT}), a range of them such as "40000-40019", or 0 '
+            f"for any that is free"
+        )
     return range(first, last + 1)
 
 
@@ -92,13 +100,23 @@ def slot_listening(index: int, *, ports: range, own_end: str, environment: Mappi
     bind_host = environment.get(SLOT_BIND_HOST_VARIABLE) or own_end
     host = environment.get(SLOT_HOST_VARIABLE) or (own_end if bind_host in EVERY_ADDRESS else None)
     return Listening(
-        who=f"slot {index}", bind_host=bind_host, ports=ports, host=host,
+        who=f"slot {index}",
+        bind_host=bind_host,
+        ports=ports,
+        host=host,
         bind_setting=f"the variable {SLOT_BIND_HOST_VARIABLE} of its environment",
-        host_setting=f"the variable {SLOT_HOST_VARIABLE}", ports_setting='tg.Tuning(slot_ports="40100-40199")')
+        host_setting=f"the variable {SLOT_HOST_VARIABLE}",
+        ports_setting='tg.Tuning(slot_ports="40100-40199")',
+    )
 
 
 def master_listening(*, bind_host: str | None, ports: range, host: str | None) -> Listening:
     return Listening(
-        who="the master", bind_host=bind_host or LOOPBACK, ports=ports, host=host,
-        bind_setting="tg.Tuning(master_bind_host=…)", host_setting="tg.Tuning(master_host=…)",
-        ports_setting='tg.Tuning(master_ports="40000-40019")')
+        who="the master",
+        bind_host=bind_host or LOOPBACK,
+        ports=ports,
+        host=host,
+        bind_setting="tg.Tuning(master_bind_host=…)",
+        host_setting="tg.Tuning(master_host=…)",
+        ports_setting='tg.Tuning(master_ports="40000-40019")',
+    )

@@ -99,22 +99,36 @@ class Master:
     """`copies` is where savepoints are copied, which may take long; by default, in the background with everything else.
     `speak` is given what is to be logged; `noticed` are notices of slots that were logged before, by whoever shares it."""
 
-    def __init__(self, *, plan: Plan, settings: JobSettings, catalog: SnapshotCatalog, deployer: Deployer, links: Links,
-                 clock: Clock, background: Background, copies: Background | None = None, restore: Restore | None = None,
-                 graph: str = "", versions: Mapping[str, str] | None = None, micro_batch: MicroBatch | None = None,
-                 speak: Speak = keep_silent, noticed: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        settings: JobSettings,
+        catalog: SnapshotCatalog,
+        deployer: Deployer,
+        links: Links,
+        clock: Clock,
+        background: Background,
+        copies: Background | None = None,
+        restore: Restore | None = None,
+        graph: str = "",
+        versions: Mapping[str, str] | None = None,
+        micro_batch: MicroBatch | None = None,
+        speak: Speak = keep_silent,
+        noticed: set[str] | None = None,
+    ) -> None:
         self.status = Status.STARTING
         self.attempt = 0
         self.epochs = EpochReports()
         self.attempts: list[AttemptReport] = []
         self.metrics: dict[str, dict[str, Any]] = {}
         self.delivered: dict[str, list[str]] = {}
-        self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False    # whether it took it
+        self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False  # whether it took it
         self.on_completed: Callable[[int], None] = lambda epoch: None
         self._micro_batch = micro_batch
         self._parked = False
         self._speak = speak
-        self._noticed = set() if noticed is None else noticed      # what was said before
+        self._noticed = set() if noticed is None else noticed  # what was said before
         self._failures = FailureLog(settings.name, settings.restart, at_the_end=settings.at_the_end, speak=speak)
         self._layout = Layout(plan, deployer, graph)
         self._plan = plan
@@ -126,14 +140,15 @@ class Master:
         self._copies = copies or background
         self._restore = restore or Restore()
         self._versions = dict(versions or {})
-        self._desk = SavepointDesk(catalog=catalog, background=self._copies, clock=clock, want=self._want_full_epoch,
-                                   release=self._release)
+        self._desk = SavepointDesk(
+            catalog=catalog, background=self._copies, clock=clock, want=self._want_full_epoch, release=self._release
+        )
         self._rescales = Rescales()
-        self._has_own = False                           # a snapshot, so that it doesn't matter what it began with
+        self._has_own = False  # a snapshot, so that it doesn't matter what it began with
         self._claim = Claim(self._restore, catalog=catalog, background=self._copies)
         self._subtasks: frozenset[SubtaskId] = frozenset()
         self._sources: frozenset[SubtaskId] = frozenset()
-        self._enders: frozenset[SubtaskId] = frozenset()       # who says that there is nothing more to come
+        self._enders: frozenset[SubtaskId] = frozenset()  # who says that there is nothing more to come
         self._deployment: Deployment | None = None
         self._coordinator: Coordinator | None = None
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -143,15 +158,15 @@ class Master:
         self._done: set[int] = set()
         self._begun = Beginning(None, None, None)
         self._retained: list[int] = []
-        self._superseded: list[int] = []                # of a micro-batch that runs again; let go when it is complete
-        self._swept_for = 0                             # the attempt that has swept a second time
+        self._superseded: list[int] = []  # of a micro-batch that runs again; let go when it is complete
+        self._swept_for = 0  # the attempt that has swept a second time
         self._next_epoch = 1
-        self._deadline_ms: int | None = None            # of the deployment, or of the pause before the next attempt
+        self._deadline_ms: int | None = None  # of the deployment, or of the pause before the next attempt
         self._gone_by_ms: int | None = None
-        self._opening = False                           # an attempt is being opened; what links still say is of the last
-        self._final: Status | None = None               # what the job becomes once the deployment is gone
-        self._newest_epoch: int | None = None           # of the complete snapshots; what the next attempt begins with
-        self._stop_asked: bool | None = None            # the drain flag of a stop that came before the job ran
+        self._opening = False  # an attempt is being opened; what links still say is of the last
+        self._final: Status | None = None  # what the job becomes once the deployment is gone
+        self._newest_epoch: int | None = None  # of the complete snapshots; what the next attempt begins with
+        self._stop_asked: bool | None = None  # the drain flag of a stop that came before the job ran
 
     @property
     def plan(self) -> Plan:
@@ -214,7 +229,8 @@ class Master:
 
     def rescale(self, rescaling: Rescaling) -> None:
         if self._rescales.ask(rescaling, at_its_end=self._final is not None or self.status.terminal) and (
-                self._coordinator is not None):
+            self._coordinator is not None
+        ):
             self._feed(StopRequested(drain=False))
 
     def cancel(self) -> None:
@@ -222,9 +238,14 @@ class Master:
             self._wind_down(Status.CANCELLED)
 
     def _stop_with_savepoint(self, drain: bool, order: SavepointOrder) -> None:
-        if self.status is Status.RESTARTING:        # it failed since it was asked to
-            self.withdraw(order, JobError(f"job {self._settings.name!r} was not stopped: it failed before it could take the "
-                                          f"savepoint, and is restarting. Stop it again when it runs"))
+        if self.status is Status.RESTARTING:  # it failed since it was asked to
+            self.withdraw(
+                order,
+                JobError(
+                    f"job {self._settings.name!r} was not stopped: it failed before it could take the "
+                    f"savepoint, and is restarting. Stop it again when it runs"
+                ),
+            )
             return
         self.stop(drain=drain)
         if self._desk.wanted:
@@ -233,9 +254,9 @@ class Master:
     def _want_full_epoch(self) -> None:
         """For a savepoint. Where the job doesn't run, it is asked for again when it does."""
         if self._coordinator is None or self._stop_asked:
-            return      # what is being drained ends with a full epoch, which takes the order along
+            return  # what is being drained ends with a full epoch, which takes the order along
         if self._coordinator.active_epoch is not None and self.epochs[-1].ending is not None:
-            self._desk.on_triggered(self.epochs[-1].epoch)      # nothing follows it: it holds all that there will be
+            self._desk.on_triggered(self.epochs[-1].epoch)  # nothing follows it: it holds all that there will be
         else:
             self._feed(SnapshotRequested(full=True))
 
@@ -277,8 +298,9 @@ class Master:
                 if len(self._done) == self._plan.slots:
                     self._all_done(self.epochs[-1].ending)
             case Failed(_, text, operator, user_traceback, record, permanent, signature):
-                self._attempt_failed(Failure(text, slot, operator, user_traceback, record, permanent, signature,
-                                             where=self._called(slot)))
+                self._attempt_failed(
+                    Failure(text, slot, operator, user_traceback, record, permanent, signature, where=self._called(slot))
+                )
             case _:
                 self._attempt_failed(Failure(f"slot {slot} sent {type(message).__name__}, which only the master may", slot))
 
@@ -323,13 +345,16 @@ class Master:
                 self._feed(TimePassed(now_ms))
                 if self._rescales.wants_snapshot(now_ms):
                     self._feed(SnapshotRequested())
-                if self._micro_batch is None:       # else an epoch ends where a micro-batch does, and nowhere else
+                if self._micro_batch is None:  # else an epoch ends where a micro-batch does, and nowhere else
                     self._desk.look_for_requests(self.attempt)
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
             missing = sorted(set(range(self._plan.slots)) - self._ready)
-            self._attempt_failed(Failure(
-                f"slots {missing} were not ready within {self._settings.tuning.deploy_timeout_ms} ms. A job needs "
-                f"{self._plan.slots} task slots of Spark at the same time: are they there and free?"))
+            self._attempt_failed(
+                Failure(
+                    f"slots {missing} were not ready within {self._settings.tuning.deploy_timeout_ms} ms. A job needs "
+                    f"{self._plan.slots} task slots of Spark at the same time: are they there and free?"
+                )
+            )
 
     # An attempt begins.
 
@@ -339,8 +364,14 @@ class Master:
             # To claim the next number would be to fence the other driver in turn, and so on.
             raise self._catalog.taken_over(self.attempt)
         named = None if self._has_own else named_point(self._restore)
-        return open_attempt(self._catalog, named, self._restore, plan=self._plan, drop=self._settings.drop_state,
-                            micro_batch=self._micro_batch)
+        return open_attempt(
+            self._catalog,
+            named,
+            self._restore,
+            plan=self._plan,
+            drop=self._settings.drop_state,
+            micro_batch=self._micro_batch,
+        )
 
     def _attempt_opened(self, opened: Opened | None, error: BaseException | None) -> None:
         self._opening = False
@@ -350,7 +381,7 @@ class Master:
             why = "" if error is None else described(error)
             may_come_back = isinstance(error, StoreError) and not isinstance(error, CorruptFile) and not is_final(error)
             if self.attempts and may_come_back:
-                self._attempt_failed(Failure(why))       # it worked before
+                self._attempt_failed(Failure(why))  # it worked before
                 return
             self._failed_for_good(why, permanent=error is not None and is_final(error))
             self._job_over("failed", cancel=True)
@@ -359,10 +390,12 @@ class Master:
         self.attempt, self._retained, self._begun = opened.attempt, opened.epochs, opened.beginning
         self._superseded = opened.superseded
         self._next_epoch = max(self._next_epoch, opened.next_epoch)
-        self._subtasks = frozenset(SubtaskId(vertex.id, index) for vertex in self._plan.vertices
-                                   for index in range(vertex.parallelism))
-        self._sources = frozenset(subtask for subtask in self._subtasks
-                                  if isinstance(self._plan.vertices[subtask.vertex].head.spec, SourceSpec))
+        self._subtasks = frozenset(
+            SubtaskId(vertex.id, index) for vertex in self._plan.vertices for index in range(vertex.parallelism)
+        )
+        self._sources = frozenset(
+            subtask for subtask in self._subtasks if isinstance(self._plan.vertices[subtask.vertex].head.spec, SourceSpec)
+        )
         heads = {loop.head_vertex for loop in self._plan.loops}
         self._enders = self._sources | {subtask for subtask in self._subtasks if subtask.vertex in heads}
         self._addresses, self._ready, self._done, self._heard_ms = {}, set(), set(), {}
@@ -371,13 +404,21 @@ class Master:
         now_ms = self._clock.monotonic_ms()
         self._deadline_ms = now_ms + self._settings.tuning.deploy_timeout_ms
         if opened.losses:
-            self._speak(logging.WARNING, f"Job {self._settings.name!r}, attempt {self.attempt} does not take in from its "
-                                         f"snapshot: {', '.join(opened.losses)}.")
+            self._speak(
+                logging.WARNING,
+                f"Job {self._settings.name!r}, attempt {self.attempt} does not take in from its "
+                f"snapshot: {', '.join(opened.losses)}.",
+            )
         manifest, point = self._begun.manifest, self._begun.point
         self._newest_epoch = None if manifest is None else manifest.epoch
-        self.attempts.append(AttemptReport(
-            self.attempt, self._clock.now_ms(), None if manifest is None else manifest.epoch,
-            restored_from=None if point is None else point.origin.path))
+        self.attempts.append(
+            AttemptReport(
+                self.attempt,
+                self._clock.now_ms(),
+                None if manifest is None else manifest.epoch,
+                restored_from=None if point is None else point.origin.path,
+            )
+        )
         self._claim.renew()
         if manifest is not None and point is None:
             self._has_own = True
@@ -390,24 +431,31 @@ class Master:
         if len(self._addresses) == self._plan.slots:
             addresses = [list(self._addresses[index]) for index in range(self._plan.slots)]
             manifest, point = self._begun.manifest, self._begun.point
-            self._tell_all(Deploy(addresses, None if manifest is None else manifest.epoch,
-                                  None if point is None else point.address))
+            self._tell_all(
+                Deploy(addresses, None if manifest is None else manifest.epoch, None if point is None else point.address)
+            )
 
     def _on_ready(self, slot: int) -> None:
         self._ready.add(slot)
         if len(self._ready) < self._plan.slots:
             return
         self._coordinator = Coordinator(
-            subtasks=self._subtasks, sources=self._sources, enders=self._enders,
-            settings=self._settings.snapshots.coordinator_settings(), next_epoch=self._next_epoch,
-            retained=self._retained, now_ms=self._clock.monotonic_ms())
+            subtasks=self._subtasks,
+            sources=self._sources,
+            enders=self._enders,
+            settings=self._settings.snapshots.coordinator_settings(),
+            next_epoch=self._next_epoch,
+            retained=self._retained,
+            now_ms=self._clock.monotonic_ms(),
+        )
         self._commits.begin(self._plan.slots, self.attempt)
         self._deadline_ms = None
         self.status = Status.RUNNING
         self.attempts[-1] = replace(self.attempts[-1], running_ms=self._clock.now_ms())
         self._heard_ms = dict.fromkeys(range(self._plan.slots), self._clock.monotonic_ms())
-        self._speak(logging.INFO, f"Job {self._settings.name!r}, attempt {self.attempt} runs: "
-                                  f"{', '.join(map(str, self.slots))}.")
+        self._speak(
+            logging.INFO, f"Job {self._settings.name!r}, attempt {self.attempt} runs: {', '.join(map(str, self.slots))}."
+        )
         self._tell_all(Start())
         self._rescales.on_ready(self._layout, self._clock.monotonic_ms())
         if self._stop_asked is not None or self._rescales.wanted is not None:
@@ -442,8 +490,9 @@ class Master:
                 self._tell_all(EndInput())
             case CreateManifest(epoch, payloads):
                 manifest = self._manifest(epoch, payloads)
-                self._background.submit(partial(self._catalog.commit, manifest),
-                                        partial(self._manifest_created, self.attempt, manifest))
+                self._background.submit(
+                    partial(self._catalog.commit, manifest), partial(self._manifest_created, self.attempt, manifest)
+                )
             case NotifyComplete(epoch, ending):
                 self.epochs.of(epoch).completed_ms = now_ms
                 self._newest_epoch = epoch
@@ -465,8 +514,12 @@ class Master:
             case ReleaseSnapshots(epochs):
                 self._release(epochs)
             case Discard(payloads):
-                names = [file["name"] for payload in payloads for operator in payload.values()
-                         for file in operator["piece"]["files"]]
+                names = [
+                    file["name"]
+                    for payload in payloads
+                    for operator in payload.values()
+                    for file in operator["piece"]["files"]
+                ]
                 self._background.submit(partial(self._catalog.discard, names, attempt=self.attempt), _forget)
             case FailJob(_, message):
                 self._attempt_failed(Failure(f"too many snapshots failed in a row: {message}"))
@@ -482,15 +535,27 @@ class Master:
         report = self.epochs.of(epoch)
         report.bytes = sum(file.bytes for entry in operators.values() for piece in entry.pieces for file in piece.files)
         assert self._begun.point is None or written_by(self.attempt, operators), "what the job began with may be deleted"
-        return Manifest(job=self._settings.name, epoch=epoch, attempt=self.attempt, created_ms=self._clock.now_ms(),
-                        key_group_count=self._plan.key_group_count, ending=report.ending, operators=operators,
-                        restored_from=self._begun.origin, micro_batch=self._micro_batch,
-                        stats={"triggered_ms": report.triggered_ms, "bytes": report.bytes, **report.measured,
-                               "subtasks": report.subtasks})
+        return Manifest(
+            job=self._settings.name,
+            epoch=epoch,
+            attempt=self.attempt,
+            created_ms=self._clock.now_ms(),
+            key_group_count=self._plan.key_group_count,
+            ending=report.ending,
+            operators=operators,
+            restored_from=self._begun.origin,
+            micro_batch=self._micro_batch,
+            stats={
+                "triggered_ms": report.triggered_ms,
+                "bytes": report.bytes,
+                **report.measured,
+                "subtasks": report.subtasks,
+            },
+        )
 
     def _manifest_created(self, attempt: int, manifest: Manifest, _: None, error: BaseException | None) -> None:
         if attempt != self.attempt or self._gone_by_ms is not None or self.status.terminal:
-            return      # the next attempt finds out from the store
+            return  # the next attempt finds out from the store
         if error is None:
             self._commits.on_complete(manifest)
             self._desk.on_complete(manifest, graph=self._layout.graph, versions=self._versions)
@@ -510,8 +575,12 @@ class Master:
     def _attempt_failed(self, failure: Failure) -> None:
         self._rescales.on_failed()
         now_ms = self._clock.monotonic_ms()
-        decision = self._failures.take(replace(failure, attempt=self.attempt, at_ms=self._clock.now_ms()), now_ms=now_ms,
-                                       epoch=self._newest_epoch, expected=self._parked)
+        decision = self._failures.take(
+            replace(failure, attempt=self.attempt, at_ms=self._clock.now_ms()),
+            now_ms=now_ms,
+            epoch=self._newest_epoch,
+            expected=self._parked,
+        )
         if isinstance(decision, GiveUp):
             self._wind_down(Status.FAILED)
         else:
@@ -563,7 +632,7 @@ class Master:
             self.attempts[-1] = replace(self.attempts[-1], gone_ms=self._clock.now_ms())
         if self._final is not None:
             if self._desk.copying and self._final is not Status.CANCELLED:
-                return      # the job is over when its savepoints are
+                return  # the job is over when its savepoints are
             self.status = self._final
             self._gone_by_ms = None
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:

@@ -247,19 +247,74 @@ class Verdict:
     error: str | None
 
 
-Message: TypeAlias = (Register | Ready | Acknowledge | Decline | InputEnded | Failed | Noticed | Heartbeat | Delivered
-                      | Committed | Done | Deploy | Start | Trigger | EndInput | Complete | Abort | Shutdown | Offer | Assign
-                      | InputRead | Probe | Counted | MoveTime | Left | Verdict)
+Message: TypeAlias = (
+    Register
+    | Ready
+    | Acknowledge
+    | Decline
+    | InputEnded
+    | Failed
+    | Noticed
+    | Heartbeat
+    | Delivered
+    | Committed
+    | Done
+    | Deploy
+    | Start
+    | Trigger
+    | EndInput
+    | Complete
+    | Abort
+    | Shutdown
+    | Offer
+    | Assign
+    | InputRead
+    | Probe
+    | Counted
+    | MoveTime
+    | Left
+    | Verdict
+)
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Register, Ready, Acknowledge, Decline, InputEnded, Failed, Noticed, Heartbeat, Delivered, Committed, Done,
-                 Deploy, Start, Trigger, EndInput, Complete, Abort, Shutdown, Offer, Assign, InputRead, Probe, Counted,
-                 MoveTime, Left, Verdict)
+    for kind in (
+        Register,
+        Ready,
+        Acknowledge,
+        Decline,
+        InputEnded,
+        Failed,
+        Noticed,
+        Heartbeat,
+        Delivered,
+        Committed,
+        Done,
+        Deploy,
+        Start,
+        Trigger,
+        EndInput,
+        Complete,
+        Abort,
+        Shutdown,
+        Offer,
+        Assign,
+        InputRead,
+        Probe,
+        Counted,
+        MoveTime,
+        Left,
+        Verdict,
+    )
 }
 _PLAIN: dict[Any, tuple[type, ...]] = {
-    bool: (bool,), int: (int,), str: (str,), int | None: (int, type(None)), str | None: (str, type(None)),
-    dict[str, Any]: (dict,), list[Any]: (list,),
+    bool: (bool,),
+    int: (int,),
+    str: (str,),
+    int | None: (int, type(None)),
+    str | None: (str, type(None)),
+    dict[str, Any]: (dict,),
+    list[Any]: (list,),
 }
 _CHECKS = {name: {field: _PLAIN[hint] for field, hint in get_type_hints(kind).items()} for name, kind in _KINDS.items()}
 

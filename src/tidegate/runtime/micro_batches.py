@@ -38,7 +38,7 @@ from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import MicroBatch
 from tidegate.store.opening import open_store
 
-LOOK_PAUSE_S = 0.002     # slots that are busy with a loop have better things to do than to answer
+LOOK_PAUSE_S = 0.002  # slots that are busy with a loop have better things to do than to answer
 
 
 class Slots:
@@ -69,8 +69,13 @@ class _SlotsDeployer:
     def deploy(self, attempt: int) -> Slots:
         run = self.slots.run
         assert run is not None
-        run.assign(attempt, {offer.task: offer.task for offer in run.offers}, master=self.master, store=self.store,
-                   times=self.slots.times)
+        run.assign(
+            attempt,
+            {offer.task: offer.task for offer in run.offers},
+            master=self.master,
+            store=self.store,
+            times=self.slots.times,
+        )
         return self.slots
 
 
@@ -90,10 +95,13 @@ class _Live:
 
     def holds(self, offers: list[Offer], batch: MicroBatch) -> bool:
         """Whether the tasks are in the processes of all its slots, as the batch before left them."""
-        return (not self.handle.status.terminal and self.done is not None
-                and (self.done.query, self.done.number) == (batch.query, batch.number - 1)
-                and all(offer.attempt == self.attempt for offer in offers)
-                and sorted(offer.slot for offer in offers if offer.slot is not None) == list(range(len(offers))))
+        return (
+            not self.handle.status.terminal
+            and self.done is not None
+            and (self.done.query, self.done.number) == (batch.query, batch.number - 1)
+            and all(offer.attempt == self.attempt for offer in offers)
+            and sorted(offer.slot for offer in offers if offer.slot is not None) == list(range(len(offers)))
+        )
 
 
 class Stillness:
@@ -137,9 +145,18 @@ class MicroBatches:
     snapshots are. `observed_as` is how the name of what it observes begins in a query's plan. `set_alarm` is told, before a
     batch can end, when the next one is wanted though there may be no data."""
 
-    def __init__(self, job: TransformJob, *, transform: str, store: str, restore: Restore, queries: Queries,
-                 holders: StoreHolders, observed_as: str,
-                 set_alarm: Callable[[int | None], None] = lambda at_ms: None) -> None:
+    def __init__(
+        self,
+        job: TransformJob,
+        *,
+        transform: str,
+        store: str,
+        restore: Restore,
+        queries: Queries,
+        holders: StoreHolders,
+        observed_as: str,
+        set_alarm: Callable[[int | None], None] = lambda at_ms: None,
+    ) -> None:
         self._job = job
         self._transform = transform
         self._store = store
@@ -154,10 +171,10 @@ class MicroBatches:
         self._ends_once = any(isinstance(node.spec, GroupedSpec) for node in plan.nodes)
         self._lock = threading.Lock()
         self._live: _Live | None = None
-        self._done: MicroBatch | None = None        # what was completed last, by this transform
-        self.has_begun = False              # whether any task of it ever came
-        self.query: str | None = None       # whose batches these are; the last one's, if there were several
-        self.is_settled = False             # whether the last batch was completed by the slots that the one before had left
+        self._done: MicroBatch | None = None  # what was completed last, by this transform
+        self.has_begun = False  # whether any task of it ever came
+        self.query: str | None = None  # whose batches these are; the last one's, if there were several
+        self.is_settled = False  # whether the last batch was completed by the slots that the one before had left
 
     @property
     def done(self) -> MicroBatch | None:
@@ -187,8 +204,11 @@ class MicroBatches:
                 self._conduct(run)
             except Exception as error:  # noqa: BLE001
                 live, self._live = self._live, None
-                final = live is None or not live.handle.attempts or any(
-                    failure.permanent or failure.user_traceback is not None for failure in live.handle.failures)
+                final = (
+                    live is None
+                    or not live.handle.attempts
+                    or any(failure.permanent or failure.user_traceback is not None for failure in live.handle.failures)
+                )
                 if live is not None:
                     _give_up(live)
                 return RunEnd(told(error), final)
@@ -205,14 +225,26 @@ class MicroBatches:
             live.slots.run, live.slots.times = run, times
             live.completed.clear()
             live.host.ask(lambda master: master.go_on(batch))
-            run.assign(live.attempt, {offer.task: offer.slot for offer in run.offers if offer.slot is not None},
-                       master=live.host.address, store=self._store, goes_on=True, times=times)
+            run.assign(
+                live.attempt,
+                {offer.task: offer.slot for offer in run.offers if offer.slot is not None},
+                master=live.host.address,
+                store=self._store,
+                goes_on=True,
+                times=times,
+            )
         else:
             if live is not None:
                 self._live = None
                 _give_up(live)
-            self._holders.take(self._store, name=self._job.name, transform=self._transform, query=batch.query,
-                               queries=self._queries, observed_as=self._observed_as)
+            self._holders.take(
+                self._store,
+                name=self._job.name,
+                transform=self._transform,
+                query=batch.query,
+                queries=self._queries,
+                observed_as=self._observed_as,
+            )
             self._check_none_was_left_out(batch)
             live = self._live = self._begin(run, batch, times)
         _end_epoch(run, live, Rest(run, Stillness(run), self._moves) if self._has_loops else None, once=self._ends_once)
@@ -235,8 +267,12 @@ class MicroBatches:
     def _begin(self, run: Run, batch: MicroBatch, times: BatchTimes) -> _Live:
         slots = Slots(run, times=times)
         completed = threading.Event()
-        host = self._job.host(lambda launch, master: _SlotsDeployer(slots, master, self._store), store=self._store,
-                              restore=self._restore, micro_batch=batch)
+        host = self._job.host(
+            lambda launch, master: _SlotsDeployer(slots, master, self._store),
+            store=self._store,
+            restore=self._restore,
+            micro_batch=batch,
+        )
 
         def on_completed(epoch: int) -> None:
             completed.set()
@@ -252,8 +288,10 @@ def _batch_of(offers: list[Offer]) -> MicroBatch:
     named = {(offer.query, offer.batch) for offer in offers}
     query, number = next(iter(named))
     if len(named) > 1 or query is None or number is None:
-        raise TidegateError(f"tasks of one stage say that they are of {sorted(map(str, named))}: a transform of a streaming "
-                            f"DataFrame runs in a streaming query, started with writeStream")
+        raise TidegateError(
+            f"tasks of one stage say that they are of {sorted(map(str, named))}: a transform of a streaming "
+            f"DataFrame runs in a streaming query, started with writeStream"
+        )
     return MicroBatch(query, number)
 
 
@@ -281,7 +319,8 @@ def _end_epoch(run: Run, live: _Live, rest: Rest | None, *, once: bool) -> None:
                 if once and aborted is not None:
                     raise TidegateError(
                         f"the micro-batch has to run again, since its snapshot can't be completed: {aborted}. A batch that "
-                        f"takes long needs a longer Snapshots(timeout=…), or fewer records")
+                        f"takes long needs a longer Snapshots(timeout=…), or fewer records"
+                    )
                 if asked_after is None or aborted is not None:
                     asked_after = number
                     live.host.ask(lambda master: master.snapshot())

@@ -54,7 +54,7 @@ class Rest:
         self._slots = slots
         self._stillness = stillness
         self._moves = list(moves)
-        self._fired_at: Traffic | None = None       # what had been counted when timers that were due fired last
+        self._fired_at: Traffic | None = None  # what had been counted when timers that were due fired last
 
     def look(self) -> bool:
         """To be called again until it says so."""

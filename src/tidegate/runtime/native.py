@@ -51,8 +51,9 @@ def download(store: Readable, files: Iterable[FileEntry], folder: Path) -> None:
 class NativeReader:
     """The keyed states of a native piece, as sections. The files are downloaded when they are first needed."""
 
-    def __init__(self, store: Readable, files: Sequence[FileEntry], states: Sequence[StateInfo], *,
-                 key_group_count: int) -> None:
+    def __init__(
+        self, store: Readable, files: Sequence[FileEntry], states: Sequence[StateInfo], *, key_group_count: int
+    ) -> None:
         self._store = store
         self._files = files
         self._states = {info.name: info for info in states if info.kind is StateKind.KEYED}
@@ -66,8 +67,13 @@ class NativeReader:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="tidegate-native-"))
             download(self._store, self._files, self._folder)
-        yield from native_sections(self._folder, [info], key_type=info.schema.field("key").type,
-                                   key_group_count=self._key_group_count, groups=groups)
+        yield from native_sections(
+            self._folder,
+            [info],
+            key_type=info.schema.field("key").type,
+            key_group_count=self._key_group_count,
+            groups=groups,
+        )
 
     def row_count(self, state: str) -> int:
         """Not known: there is one layer only, so nothing has to be merged by blocks."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _SELF = Path("/proc/self")
-_ARG_START, _ARG_END = 47, 48       # fields of /proc/<pid>/stat, from 0
+_ARG_START, _ARG_END = 47, 48  # fields of /proc/<pid>/stat, from 0
 _COMM_BYTES = 15
 
 
@@ -47,7 +47,7 @@ def _show(arguments: bytes, name: bytes) -> None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         start, end = _argument_bytes()
         # The last byte stays 0: where it isn't, the system takes what follows, the environment, for arguments as well.
-        text = arguments[:end - start - 1]
+        text = arguments[: end - start - 1]
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
         (_SELF / "comm").write_bytes(name[:_COMM_BYTES])
 

@@ -58,21 +58,28 @@ class StoreHolders:
             raise JobError(twice_in_a_query(name, shown(store)))
         with self._lock:
             held = self._holders.get(store)
-            if held is not None and (held.transform, held.query) != (transform, query) and (
-                    held.run is not None and queries.run_of(held.query) == held.run):
+            if (
+                held is not None
+                and (held.transform, held.query) != (transform, query)
+                and (held.run is not None and queries.run_of(held.query) == held.run)
+            ):
                 raise JobError(_in_use(held, name=name, transform=transform, query=query, store=store))
             self._holders[store] = _Holder(transform, query, queries.run_of(query))
 
 
 def _in_use(held: _Holder, *, name: str, transform: str, query: str, store: str) -> str:
     if held.query != query and held.transform == transform:
-        return (f"the transform {name!r} is in two streaming queries that run, {held.query} and {query}, and its state "
-                f"belongs to one of them. Build it once for each query, under names of their own (name=…) or with folders "
-                f"of their own (Snapshots(to=…))")
+        return (
+            f"the transform {name!r} is in two streaming queries that run, {held.query} and {query}, and its state "
+            f"belongs to one of them. Build it once for each query, under names of their own (name=…) or with folders "
+            f"of their own (Snapshots(to=…))"
+        )
     if held.query == query:
         return twice_in_a_query(name, shown(store))
-    return (f"the query {held.query}, which runs, has another transform named {name!r} with the same folder of snapshots, "
-            f"{shown(store)}. {_A_NAME_EACH}, or stop that query first")
+    return (
+        f"the query {held.query}, which runs, has another transform named {name!r} with the same folder of snapshots, "
+        f"{shown(store)}. {_A_NAME_EACH}, or stop that query first"
+    )
 
 
 def twice_in_a_query(name: str, folder: str) -> str:

@@ -14,13 +14,13 @@ KEPT_REPORTS = 1_000
 
 
 class Status(Enum):
-    STARTING = "starting"          # slots are being deployed
+    STARTING = "starting"  # slots are being deployed
     RUNNING = "running"
-    RESTARTING = "restarting"      # rolling back after a failure
-    RESCALING = "rescaling"        # between the final snapshot at the old parallelism and the first record at the new one
-    FINISHED = "finished"          # the input is at its end and everything is committed
-    STOPPED = "stopped"            # by the user, with a final snapshot
-    CANCELLED = "cancelled"        # by the user, at once
+    RESTARTING = "restarting"  # rolling back after a failure
+    RESCALING = "rescaling"  # between the final snapshot at the old parallelism and the first record at the new one
+    FINISHED = "finished"  # the input is at its end and everything is committed
+    STOPPED = "stopped"  # by the user, with a final snapshot
+    CANCELLED = "cancelled"  # by the user, at once
     FAILED = "failed"
 
     @property
@@ -39,12 +39,12 @@ class Failure:
     user_traceback: str | None = None
     record: str | None = None
     permanent: bool = False
-    signature: str | None = None        # names the exception and the line, where it counts when it comes again
+    signature: str | None = None  # names the exception and the line, where it counts when it comes again
     where: str | None = None
     attempt: int = 0
     at_ms: int = 0
     then: str = ""
-    stopped: bool = False               # by the user, while it was restarting
+    stopped: bool = False  # by the user, while it was restarting
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ class EpochReport:
     attempt: int
     triggered_ms: int
     ending: str | None = None
-    full: bool = False          # its snapshot builds on no earlier one
+    full: bool = False  # its snapshot builds on no earlier one
     completed_ms: int | None = None
     aborted: str | None = None
     bytes: int = 0
-    subtasks: dict[str, dict[str, Any]] = field(default_factory=dict)    # what each of them measured
+    subtasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each of them measured
 
     @property
     def duration_ms(self) -> int | None:
@@ -116,8 +116,9 @@ _BYTES = ("state_bytes", "in_flight_bytes", "feedback_bytes")
 
 def measured(subtasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Of all subtasks: the longest times, and the sums of bytes."""
-    return ({name: max((of.get(name, 0.0) for of in subtasks.values()), default=0.0) for name in _TIMES}
-            | {name: sum(of.get(name, 0) for of in subtasks.values()) for name in _BYTES})
+    return {name: max((of.get(name, 0.0) for of in subtasks.values()), default=0.0) for name in _TIMES} | {
+        name: sum(of.get(name, 0) for of in subtasks.values()) for name in _BYTES
+    }
 
 
 def wake_ms_of(subtasks: Mapping[str, Mapping[str, Any]]) -> int | None:
@@ -138,10 +139,10 @@ class AttemptReport:
     claimed_ms: int
     restored_epoch: int | None
     running_ms: int | None = None
-    slots: dict[int, int] = field(default_factory=dict)    # process id by slot
-    hosts: dict[int, str] = field(default_factory=dict)    # the name of its host, by slot
-    restored: dict[int, dict[str, Any]] = field(default_factory=dict)      # by slot, the bytes it read and the ms it took
-    restored_from: str | None = None                       # where, if not the job's own snapshots
+    slots: dict[int, int] = field(default_factory=dict)  # process id by slot
+    hosts: dict[int, str] = field(default_factory=dict)  # the name of its host, by slot
+    restored: dict[int, dict[str, Any]] = field(default_factory=dict)  # by slot, the bytes it read and the ms it took
+    restored_from: str | None = None  # where, if not the job's own snapshots
     first_record_ms: int | None = None
     ended_ms: int | None = None
     gone_ms: int | None = None
@@ -149,6 +150,13 @@ class AttemptReport:
 
 def slots_of(attempt: AttemptReport, plan: Plan) -> list[SlotReport]:
     """Those that have registered. The attempt is one of this plan."""
-    return [SlotReport(slot, attempt.hosts[slot], pid, attempt.attempt, tuple(
-                f"{'+'.join(node.name for node in vertex.nodes)}[{slot}]" for vertex in plan.subtasks_in(slot)))
-            for slot, pid in sorted(attempt.slots.items())]
+    return [
+        SlotReport(
+            slot,
+            attempt.hosts[slot],
+            pid,
+            attempt.attempt,
+            tuple(f"{'+'.join(node.name for node in vertex.nodes)}[{slot}]" for vertex in plan.subtasks_in(slot)),
+        )
+        for slot, pid in sorted(attempt.slots.items())
+    ]

@@ -20,9 +20,9 @@ class Rescales:
     def __init__(self) -> None:
         self.wanted: Rescaling | None = None
         self._deployed: Rescaling | None = None
-        self._has_failed = False                # since the newest complete snapshot
-        self._until_ms: int | None = None       # the end of the probation
-        self._is_proved = False                 # it was over when the snapshot was asked for that is waited for
+        self._has_failed = False  # since the newest complete snapshot
+        self._until_ms: int | None = None  # the end of the probation
+        self._is_proved = False  # it was over when the snapshot was asked for that is waited for
 
     def ask(self, rescaling: Rescaling, *, at_its_end: bool) -> bool:
         """Whether the job can be rescaled now. If not, the one who asked is told so."""

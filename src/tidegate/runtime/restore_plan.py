@@ -40,7 +40,7 @@ from tidegate.state.sections import StateInfo, StateKind
 from tidegate.store.manifest import ROWS, Manifest, OperatorEntry, StateEntry
 
 EVENT_TIME = frozenset({WATERMARK.name, SPLIT_WATERMARKS.name})
-ALL = ("all",)      # of a state, lost
+ALL = ("all",)  # of a state, lost
 
 
 class Fate(Enum):
@@ -60,7 +60,7 @@ class DeclaredOperator:
     parallelism: int
     states: tuple[DeclaredState, ...] = ()
     aliases: tuple[str, ...] = ()
-    in_flight: tuple[StateInfo, ...] = ()      # what it takes in where the snapshot has it
+    in_flight: tuple[StateInfo, ...] = ()  # what it takes in where the snapshot has it
     advice: Advice = IN_A_CLASS
 
 
@@ -131,8 +131,12 @@ class RestorePlan:
     @property
     def losses(self) -> tuple[str, ...]:
         """What the snapshot holds and the job doesn't take in, as the program says or allows."""
-        return tuple(f"{what} of state {state.name!r} of operator {operator.name!r}" for operator in self.operators
-                     for state in operator.states for what in state.lost)
+        return tuple(
+            f"{what} of state {state.name!r} of operator {operator.name!r}"
+            for operator in self.operators
+            for state in operator.states
+            for what in state.lost
+        )
 
     def check(self) -> None:
         """Raises `RestoreError` with all that stands in the way of this restore."""
@@ -140,9 +144,10 @@ class RestorePlan:
         if found:
             reasons = f"{len(found)} reasons" if len(found) > 1 else "a reason"
             possible = dict.fromkeys(operator.advice.possible for operator in self.operators if any(operator.refusals()))
-            raise RestoreError(f"the snapshot of epoch {self.epoch} can't be taken in by the job as it is now, for "
-                               f"{reasons}:\n" + "".join(f"- {text}\n" for text in found)
-                               + "\n".join(possible or [IN_A_CLASS.possible]))
+            raise RestoreError(
+                f"the snapshot of epoch {self.epoch} can't be taken in by the job as it is now, for "
+                f"{reasons}:\n" + "".join(f"- {text}\n" for text in found) + "\n".join(possible or [IN_A_CLASS.possible])
+            )
 
     def __str__(self) -> str:
         counts = Counter(state.fate for operator in self.operators for state in operator.states)
@@ -154,8 +159,10 @@ class RestorePlan:
             if operator.states or operator.was is not None:
                 about = "; ".join(filter(None, (operator.fate.value, operator.text, operator.why)))
                 lines.append(f"operator {operator.name!r}: {about}")
-            lines += [f"  {state.fate.value:<9}  {state.name:<{width}}  {'; '.join(filter(None, (state.text, state.why)))}"
-                      for state in operator.states]
+            lines += [
+                f"  {state.fate.value:<9}  {state.name:<{width}}  {'; '.join(filter(None, (state.text, state.why)))}"
+                for state in operator.states
+            ]
         if self.unused_drops:
             lines.append(f"nothing to drop under {', '.join(map(repr, self.unused_drops))}")
         return "\n".join(lines)
@@ -168,10 +175,18 @@ def state_info(entry: StateEntry) -> StateInfo:
 
 def declared_operators(plan: Plan) -> tuple[DeclaredOperator, ...]:
     """What a job's plan declares."""
-    return tuple(DeclaredOperator(node.name, vertex.parallelism, _declared_states(node), node.aliases,
-                                  tuple(place.info for place in places_of(node) if not place.is_feedback),
-                                  getattr(node.spec, "advice", IN_A_CLASS))
-                 for vertex in plan.vertices for node in vertex.nodes)
+    return tuple(
+        DeclaredOperator(
+            node.name,
+            vertex.parallelism,
+            _declared_states(node),
+            node.aliases,
+            tuple(place.info for place in places_of(node) if not place.is_feedback),
+            getattr(node.spec, "advice", IN_A_CLASS),
+        )
+        for vertex in plan.vertices
+        for node in vertex.nodes
+    )
 
 
 def _declared_states(node: Node) -> tuple[DeclaredState, ...]:
@@ -182,23 +197,34 @@ def _declared_states(node: Node) -> tuple[DeclaredState, ...]:
     elif isinstance(function, GroupFunction):
         declared = function.states
     by_name = {descriptor.name: descriptor for descriptor in declared}
-    return tuple(DeclaredState(info) if (found := by_name.get(info.name)) is None else
-                 DeclaredState(info, found.aliases, found.changes, found.pickled) for info in node.spec.states(node))
+    return tuple(
+        DeclaredState(info)
+        if (found := by_name.get(info.name)) is None
+        else DeclaredState(info, found.aliases, found.changes, found.pickled)
+        for info in node.spec.states(node)
+    )
 
 
-def plan_restore(manifest: Manifest, *, operators: Sequence[DeclaredOperator], key_group_count: int,
-                 drop: Collection[str] = ()) -> RestorePlan:
+def plan_restore(
+    manifest: Manifest, *, operators: Sequence[DeclaredOperator], key_group_count: int, drop: Collection[str] = ()
+) -> RestorePlan:
     """What the restore of a snapshot into a job with these operators would do. Raises nothing for what doesn't fit: that
     is in the plan, and `check` raises it."""
     drops = _Drops(drop)
     whole = []
     if manifest.key_group_count != key_group_count:
-        whole.append(f"the snapshot of epoch {manifest.epoch} has {manifest.key_group_count} key-groups and the job "
-                     f"{key_group_count}: the number is fixed for the life of a job's state, set it back "
-                     f"(key_group_count={manifest.key_group_count})")
+        whole.append(
+            f"the snapshot of epoch {manifest.epoch} has {manifest.key_group_count} key-groups and the job "
+            f"{key_group_count}: the number is fixed for the life of a job's state, set it back "
+            f"(key_group_count={manifest.key_group_count})"
+        )
     named = {operator.name: operator.aliases for operator in operators}
-    match = _matched(named, [name for name, entry in manifest.operators.items() if _has_files(entry)], drops.allows,
-                     slight=[name for name, entry in manifest.operators.items() if not _holds_anything(entry)])
+    match = _matched(
+        named,
+        [name for name, entry in manifest.operators.items() if _has_files(entry)],
+        drops.allows,
+        slight=[name for name, entry in manifest.operators.items() if not _holds_anything(entry)],
+    )
     # Of an operator that held nothing the snapshot still knows its states.
     empty = {name: name for name in named if name in manifest.operators and name not in match.found}
     plans = []
@@ -206,8 +232,9 @@ def plan_restore(manifest: Manifest, *, operators: Sequence[DeclaredOperator], k
         was = (match.found | empty).get(operator.name)
         if operator.name in match.problems:
             states = tuple(StatePlan(each.info.name, Fate.REFUSED, _text(each.info)) for each in operator.states)
-            plans.append(OperatorPlan(operator.name, Fate.REFUSED, states, why=match.problems[operator.name],
-                                      advice=operator.advice))
+            plans.append(
+                OperatorPlan(operator.name, Fate.REFUSED, states, why=match.problems[operator.name], advice=operator.advice)
+            )
         else:
             plans.append(_operator_plan(operator, was, manifest, drops))
     taken = {plan.was for plan in plans} | match.disputed
@@ -223,7 +250,7 @@ def _operator_plan(operator: DeclaredOperator, was: str | None, manifest: Manife
         fresh = tuple(_new(each.info) for each in operator.states)
         return OperatorPlan(operator.name, Fate.NEW, fresh, text=_subtasks(operator.parallelism))
     entry = manifest.operators[was]
-    paths = dict.fromkeys((operator.name, was))         # by either name
+    paths = dict.fromkeys((operator.name, was))  # by either name
 
     def allows(state: str) -> bool:
         return drops.allows(*(f"{path}.{state}" for path in paths))
@@ -243,16 +270,24 @@ def _operator_plan(operator: DeclaredOperator, was: str | None, manifest: Manife
             states.append(_new(each.info))
     new = [each.name for each in states if each.fate is Fate.NEW and not each.name.startswith("__")]
     left = set(before) - set(match.found.values()) - match.disputed
-    states += [_gone_state(each, entry, allows, f"the operator no longer declares it: declare it again, or "
-                           f"{operator.advice.alias_of(each.name, new)}, or let it go with "
-                           f"drop_state=['{operator.name}.{each.name}']") for each in entry.states if each.name in left]
+    states += [
+        _gone_state(
+            each,
+            entry,
+            allows,
+            f"the operator no longer declares it: declare it again, or "
+            f"{operator.advice.alias_of(each.name, new)}, or let it go with "
+            f"drop_state=['{operator.name}.{each.name}']",
+        )
+        for each in entry.states
+        if each.name in left
+    ]
     fate = Fate.KEPT if was == operator.name else Fate.RENAMED
     about = [f"was {was!r}"] if fate is Fate.RENAMED else []
     about.append(_subtasks(operator.parallelism, entry.parallelism))
     forms = sorted({file.form for piece in entry.pieces for file in piece.files} - {ROWS})
     about += [f"from files of {form}" for form in forms]
-    return OperatorPlan(operator.name, fate, tuple(states), text=", ".join(about), was=was,
-                        advice=operator.advice)
+    return OperatorPlan(operator.name, fate, tuple(states), text=", ".join(about), was=was, advice=operator.advice)
 
 
 def _state_plan(was: StateEntry, now: DeclaredState, allows: Callable[[str], bool], *, held_nothing: bool) -> StatePlan:
@@ -277,18 +312,27 @@ def _state_plan(was: StateEntry, now: DeclaredState, allows: Callable[[str], boo
 def _gone_plan(name: str, entry: OperatorEntry, now: Collection[str], drops: _Drops) -> OperatorPlan:
     """Of an operator of the snapshot that the job doesn't have."""
     if not _has_files(entry):
-        states = tuple(StatePlan(each.name, Fate.DROPPED, _entry_text(each), "held nothing", each.name)
-                       for each in entry.states)
+        states = tuple(
+            StatePlan(each.name, Fate.DROPPED, _entry_text(each), "held nothing", each.name) for each in entry.states
+        )
         return OperatorPlan(name, Fate.DROPPED, states, why="not in the job", was=name)
     whole = drops.allows(name)
-    states = tuple(_gone_state(each, entry, lambda state: drops.allows(f"{name}.{state}") or whole, "")
-                   for each in entry.states)
+    states = tuple(
+        _gone_state(each, entry, lambda state: drops.allows(f"{name}.{state}") or whole, "") for each in entry.states
+    )
     if any(state.fate is Fate.REFUSED for state in states):
         held = "; ".join(f"{state.name!r}, {state.text}" for state in states if state.fate is Fate.REFUSED)
         has = ", ".join(map(repr, sorted(now))) or "none"
-        return OperatorPlan(name, Fate.REFUSED, states, was=name, why=(
-            f"the snapshot holds state of it ({held}), and the job doesn't have it (it has {has}): give an operator this "
-            f"name, or alias={name!r}, to go on with its state, or let it go with drop_state=[{name!r}]"))
+        return OperatorPlan(
+            name,
+            Fate.REFUSED,
+            states,
+            was=name,
+            why=(
+                f"the snapshot holds state of it ({held}), and the job doesn't have it (it has {has}): give an operator this "
+                f"name, or alias={name!r}, to go on with its state, or let it go with drop_state=[{name!r}]"
+            ),
+        )
     return OperatorPlan(name, Fate.DROPPED, states, why="not in the job", was=name)
 
 
@@ -336,8 +380,12 @@ class _Match:
     disputed: set[str] = field(default_factory=set)
 
 
-def _matched(declared: Mapping[str, tuple[str, ...]], existing: Collection[str], allows: Callable[[str], bool],
-             slight: Collection[str] = ()) -> _Match:
+def _matched(
+    declared: Mapping[str, tuple[str, ...]],
+    existing: Collection[str],
+    allows: Callable[[str], bool],
+    slight: Collection[str] = (),
+) -> _Match:
     """Finds each declared name, or else one of its aliases, among the existing ones. The `slight` ones hold nothing that
     would be missed, and are no reason for a problem."""
     match = _Match()
@@ -351,8 +399,10 @@ def _matched(declared: Mapping[str, tuple[str, ...]], existing: Collection[str],
         if len(candidates) > 1:
             candidates = [each for each in candidates if each not in slight] or candidates[:1]
         if len(candidates) > 1:
-            match.problems[name] = (f"the snapshot has state under {' and '.join(map(repr, candidates))}, and it can go on "
-                                    f"with one of them: leave the alias away, or let the other go with drop_state=")
+            match.problems[name] = (
+                f"the snapshot has state under {' and '.join(map(repr, candidates))}, and it can go on "
+                f"with one of them: leave the alias away, or let the other go with drop_state="
+            )
             match.disputed |= set(candidates)
         elif candidates:
             claims.setdefault(candidates[0], []).append(name)
@@ -363,8 +413,10 @@ def _matched(declared: Mapping[str, tuple[str, ...]], existing: Collection[str],
         if existing_name in slight:
             continue
         for name in names:
-            match.problems[name] = (f"what the snapshot holds under {existing_name!r} is claimed by "
-                                    f"{' and '.join(map(repr, names))}, and goes to one of them: leave an alias away")
+            match.problems[name] = (
+                f"what the snapshot holds under {existing_name!r} is claimed by "
+                f"{' and '.join(map(repr, names))}, and goes to one of them: leave an alias away"
+            )
         match.disputed.add(existing_name)
     return match
 

@@ -22,8 +22,9 @@ from tidegate.store.base import Readable
 from tidegate.store.manifest import ROWS, Manifest, OperatorEntry, PieceEntry, StateEntry
 
 
-def restored_rows(manifest: Manifest, operator: str, *, store: Readable, subtask: int, parallelism: int,
-                  plan: RestorePlan | None = None) -> Mapping[str, Iterable[pa.RecordBatch]]:
+def restored_rows(
+    manifest: Manifest, operator: str, *, store: Readable, subtask: int, parallelism: int, plan: RestorePlan | None = None
+) -> Mapping[str, Iterable[pa.RecordBatch]]:
     """The rows of each state that belong to this subtask now. Read when iterated, once.
 
     With a plan they are what the job declares: under its names, in its types, without what is dropped; nothing at all is
@@ -35,16 +36,23 @@ def restored_rows(manifest: Manifest, operator: str, *, store: Readable, subtask
         if planned is None or planned.was is None:
             return {}
         rows = restored_rows(manifest, planned.was, store=store, subtask=subtask, parallelism=parallelism)
-        return {state.name: rows[state.was] if state.convert is None else map(state.convert, rows[state.was])
-                for state in planned.states if state.taken_in and state.was is not None}
+        return {
+            state.name: rows[state.was] if state.convert is None else map(state.convert, rows[state.was])
+            for state in planned.states
+            if state.taken_in and state.was is not None
+        }
     entry = manifest.operators.get(operator)
     if entry is None:
         return {}
     reads = plan_operator_restore(
-        [Piece(subtask=piece.subtask, key_groups=range(*piece.key_groups), item_counts=piece.item_counts)
-         for piece in entry.pieces],
+        [
+            Piece(subtask=piece.subtask, key_groups=range(*piece.key_groups), item_counts=piece.item_counts)
+            for piece in entry.pieces
+        ],
         {state.name: Redistribution(state.kind) for state in entry.states},
-        parallelism=parallelism, key_group_count=manifest.key_group_count)[subtask]
+        parallelism=parallelism,
+        key_group_count=manifest.key_group_count,
+    )[subtask]
     pieces = [_Piece.of(piece, entry, store=store, key_group_count=manifest.key_group_count) for piece in entry.pieces]
     return {state.name: _rows(state, reads, pieces) for state in entry.states}
 

@@ -45,10 +45,10 @@ class SavepointOrder:
     """A savepoint that somebody wants. When `done`, one of `info` and `error` is given; other threads may look."""
 
     to: str
-    request: str | None = None              # the id of a request from another process
+    request: str | None = None  # the id of a request from another process
     info: SavepointInfo | None = None
     error: BaseException | None = None
-    epoch: int | None = None                # that is to meet it
+    epoch: int | None = None  # that is to meet it
 
     @property
     def done(self) -> bool:
@@ -68,19 +68,26 @@ class _Complete:
 class SavepointDesk:
     """`want` asks for a full epoch; `release` is told of epochs whose release was held back by a copy."""
 
-    def __init__(self, *, catalog: SnapshotCatalog, background: Background, clock: Clock, want: Callable[[], None],
-                 release: Callable[[Collection[int]], None]) -> None:
+    def __init__(
+        self,
+        *,
+        catalog: SnapshotCatalog,
+        background: Background,
+        clock: Clock,
+        want: Callable[[], None],
+        release: Callable[[Collection[int]], None],
+    ) -> None:
         self._catalog = catalog
         self._background = background
         self._clock = clock
         self._want = want
         self._release = release
         self._waiting: list[SavepointOrder] = []
-        self._promised: list[SavepointOrder] = []       # an epoch is under way for them
-        self._committing: list[_Complete] = []          # sinks commit what their epoch covers
+        self._promised: list[SavepointOrder] = []  # an epoch is under way for them
+        self._committing: list[_Complete] = []  # sinks commit what their epoch covers
         self._copying: list[SavepointOrder] = []
         self._held_back: set[int] = set()
-        self._known: set[str] = set()                   # requests
+        self._known: set[str] = set()  # requests
         self._looking = False
         self._looked_ms: int | None = None
         self._over: str | None = None
@@ -172,8 +179,15 @@ class SavepointDesk:
 
     def _copy(self, each: _Complete) -> SavepointInfo:
         manifest, to = without_committables(each.manifest), each.order.to
-        exported = export_snapshot(self._catalog.store, manifest, open_store(to), created_ms=self._clock.now_ms(),
-                                   graph=each.graph, versions=each.versions, cancelled=self._cancelled.is_set)
+        exported = export_snapshot(
+            self._catalog.store,
+            manifest,
+            open_store(to),
+            created_ms=self._clock.now_ms(),
+            graph=each.graph,
+            versions=each.versions,
+            cancelled=self._cancelled.is_set,
+        )
         return SavepointInfo(path=to, epoch=manifest.epoch, bytes=sum(exported.operator_bytes().values()))
 
     def _copied(self, order: SavepointOrder, info: SavepointInfo | None, error: BaseException | None) -> None:
@@ -225,7 +239,7 @@ class SavepointDesk:
         self._background.submit(look, self._looked)
 
     def _looked(self, found: list[Request] | None, error: BaseException | None) -> None:
-        self._looking = False       # after an error: next time
+        self._looking = False  # after an error: next time
         for request in found or ():
             self._known.add(request.id)
             self.take(SavepointOrder(request.to, request=request.id))

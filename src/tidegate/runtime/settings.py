@@ -73,14 +73,20 @@ class Snapshots:
         if self.mode not in MODES:
             raise JobError(f"Snapshots(mode={self.mode!r}): choose one of {', '.join(map(repr, MODES))}")
         if self.experimental_protocol not in (None, *EXPERIMENTS):
-            raise JobError(f"Snapshots(experimental_protocol={self.experimental_protocol!r}): choose None or one of "
-                           f"{', '.join(map(repr, EXPERIMENTS))}")
+            raise JobError(
+                f"Snapshots(experimental_protocol={self.experimental_protocol!r}): choose None or one of "
+                f"{', '.join(map(repr, EXPERIMENTS))}"
+            )
         if self.mode != "exactly_once" and self.alignment_timeout is not None:
-            raise JobError(f"Snapshots(mode={self.mode!r}, alignment_timeout={self.alignment_timeout!r}): only exactly-once "
-                           f"snapshots are aligned, so leave one of the two out")
+            raise JobError(
+                f"Snapshots(mode={self.mode!r}, alignment_timeout={self.alignment_timeout!r}): only exactly-once "
+                f"snapshots are aligned, so leave one of the two out"
+            )
         if self.experimental_protocol is not None and (self.mode != "exactly_once" or self.alignment_timeout is not None):
-            raise JobError(f"Snapshots(experimental_protocol={self.experimental_protocol!r}) is a protocol of its own: "
-                           f"leave mode and alignment_timeout out")
+            raise JobError(
+                f"Snapshots(experimental_protocol={self.experimental_protocol!r}) is a protocol of its own: "
+                f"leave mode and alignment_timeout out"
+            )
 
     @property
     def alignment_mode(self) -> AlignmentMode:
@@ -107,26 +113,29 @@ class Snapshots:
     def coordinator_settings(self) -> CoordinatorSettings:
         return CoordinatorSettings(
             interval_ms=None if self.every is None else parse_duration_ms(self.every),
-            min_pause_ms=parse_duration_ms(self.min_pause), timeout_ms=parse_duration_ms(self.timeout),
-            tolerable_failures=self.tolerable_failures, retain=self.retain)
+            min_pause_ms=parse_duration_ms(self.min_pause),
+            timeout_ms=parse_duration_ms(self.timeout),
+            tolerable_failures=self.tolerable_failures,
+            retain=self.retain,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """How the engine runs. The defaults are measured (`benchmarks/`); change them for a reason."""
 
-    max_batch_rows: int = 8192               # a source's batch; also what small batches are joined to
-    linger_ms: int = 2                       # how long a source waits for more records before it sends a small batch
-    key_group_count: int = 128               # fixed for the life of a job's state
+    max_batch_rows: int = 8192  # a source's batch; also what small batches are joined to
+    linger_ms: int = 2  # how long a source waits for more records before it sends a small batch
+    key_group_count: int = 128  # fixed for the life of a job's state
     chaining: bool = True
-    master_bind_host: str | None = None      # where the master listens; None: loopback, on a cluster as Spark's driver does
-    master_host: str | None = None           # where slots find it, if that isn't where it listens (NAT, a service's name)
-    master_ports: int | str | None = None    # "40000-40019": the first that is free; None: any
-    slot_ports: int | str | None = None      # the same on the slots' hosts
+    master_bind_host: str | None = None  # where the master listens; None: loopback, on a cluster as Spark's driver does
+    master_host: str | None = None  # where slots find it, if that isn't where it listens (NAT, a service's name)
+    master_ports: int | str | None = None  # "40000-40019": the first that is free; None: any
+    slot_ports: int | str | None = None  # the same on the slots' hosts
     heartbeat_ms: int = 1_000
-    heartbeat_timeout_ms: int = 30_000       # longer than any single call of a user's function may take
+    heartbeat_timeout_ms: int = 30_000  # longer than any single call of a user's function may take
     deploy_timeout_ms: int = 120_000
-    loop_memory_bytes: int = 64 << 20        # what a loop's way back holds in memory; more goes to the slot's disk
+    loop_memory_bytes: int = 64 << 20  # what a loop's way back holds in memory; more goes to the slot's disk
 
     def __post_init__(self) -> None:
         if not 1 <= self.key_group_count <= 32_768:
@@ -144,13 +153,17 @@ class Tuning:
 
     @property
     def master_listening(self) -> Listening:
-        return master_listening(bind_host=self.master_bind_host, host=self.master_host,
-                                ports=parse_ports(self.master_ports, setting="master_ports"))
+        return master_listening(
+            bind_host=self.master_bind_host,
+            host=self.master_host,
+            ports=parse_ports(self.master_ports, setting="master_ports"),
+        )
 
     def slot_listening(self, index: int, *, own_end: str) -> Listening:
         """In the slot's process, whose address on its connection to the master is given."""
-        return slot_listening(index, own_end=own_end, environment=os.environ,
-                              ports=parse_ports(self.slot_ports, setting="slot_ports"))
+        return slot_listening(
+            index, own_end=own_end, environment=os.environ, ports=parse_ports(self.slot_ports, setting="slot_ports")
+        )
 
 
 class Backend(Protocol):
@@ -163,8 +176,9 @@ class Backend(Protocol):
     @property
     def folder(self) -> str | None: ...
 
-    def create(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int],
-               native: Path | None = None) -> KeyedBackend:
+    def create(
+        self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int], native: Path | None = None
+    ) -> KeyedBackend:
         """A backend; with a folder of its files, one that goes on from them. `now_ms` is the slot's clock, for state with a
         ttl."""
 
@@ -176,14 +190,16 @@ class Heap:
     native: ClassVar[None] = None
     folder: ClassVar[None] = None
 
-    def create(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int],
-               native: Path | None = None) -> KeyedBackend:
+    def create(
+        self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int], native: Path | None = None
+    ) -> KeyedBackend:
         assert native is None, "the heap has no files of its own"
         return HeapBackend(key_type=key_type, key_group_count=key_group_count, now_ms=now_ms)
 
 
-DEFAULT_RESTART: RestartStrategy = Exponential(initial_ms=500, maximum_ms=30_000, multiplier=2.0, attempts=10,
-                                               reset_after_ms=300_000)
+DEFAULT_RESTART: RestartStrategy = Exponential(
+    initial_ms=500, maximum_ms=30_000, multiplier=2.0, attempts=10, reset_after_ms=300_000
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,15 +212,19 @@ class JobSettings:
     tuning: Tuning = field(default_factory=Tuning)
     backend: Backend = field(default_factory=Heap)
     drop_state: tuple[str, ...] = ()
-    keeps_state: bool = True        # False: epochs end as ever, and nothing is written of their state
-    writers_rest: bool = True       # False: nothing is processed while a snapshot is written, so nobody needs to give way
-    at_the_end: str = "the job ends"        # what the log says follows a failure after which there is no restart
+    keeps_state: bool = True  # False: epochs end as ever, and nothing is written of their state
+    writers_rest: bool = True  # False: nothing is processed while a snapshot is written, so nobody needs to give way
+    at_the_end: str = "the job ends"  # what the log says follows a failure after which there is no restart
 
     def __post_init__(self) -> None:
         """What isn't of its class would be an error of Python's much later."""
         check_snapshots(self.snapshots)
-        _check("restart", self.restart, isinstance(self.restart, NoRestart | FixedDelay | Exponential),
-               "tg.NoRestart(), tg.FixedDelay(attempts=3, delay_ms=1_000) or tg.Exponential(…)")
+        _check(
+            "restart",
+            self.restart,
+            isinstance(self.restart, NoRestart | FixedDelay | Exponential),
+            "tg.NoRestart(), tg.FixedDelay(attempts=3, delay_ms=1_000) or tg.Exponential(…)",
+        )
         _check("tuning", self.tuning, isinstance(self.tuning, Tuning), "tg.Tuning(…)")
         is_backend = all(hasattr(self.backend, name) for name in ("native", "folder", "create"))
         _check("backend", self.backend, is_backend and not isinstance(self.backend, type), "tg.heap() or tg.rocksdb()")

@@ -82,8 +82,9 @@ QUIET_STEPS = 8192
 class Network(Protocol):
     """Channels to other slots."""
 
-    def connect(self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]],
-                incoming: Mapping[ChannelId, pa.Schema]) -> None: ...
+    def connect(
+        self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]], incoming: Mapping[ChannelId, pa.Schema]
+    ) -> None: ...
 
     def outlet(self, channel: ChannelId) -> Outlet: ...
 
@@ -99,7 +100,7 @@ class SlotWorld:
     clock: Clock
     background: Background
     tell: Callable[[Message], None]
-    batch_time: BatchTime | None = None     # what users' functions see in place of the clock, in a micro-batch
+    batch_time: BatchTime | None = None  # what users' functions see in place of the clock, in a micro-batch
 
 
 class StepTimes:
@@ -110,7 +111,7 @@ class StepTimes:
         self._writing = 0
         self._began_s = 0.0
         self._longest_ms = 0.0
-        self._quiet: deque[tuple[float, float]] = deque(maxlen=QUIET_STEPS)     # when a step ended, and what it took
+        self._quiet: deque[tuple[float, float]] = deque(maxlen=QUIET_STEPS)  # when a step ended, and what it took
 
     def took(self, now_s: float, step_ms: float) -> None:
         if self._writing:
@@ -144,8 +145,8 @@ class Slot:
         self._steps = StepTimes()
         self._writers: dict[str, PartWriter] = {}
         self._channels: _Channels | None = None
-        self._untimed = frozenset[str]()                # operators at which event time never moves
-        self._lost: tuple[str, int] | None = None       # a channel that is gone, and until when we wait to hear why
+        self._untimed = frozenset[str]()  # operators at which event time never moves
+        self._lost: tuple[str, int] | None = None  # a channel that is gone, and until when we wait to hear why
 
     # What the driver of the loop calls.
 
@@ -226,8 +227,11 @@ class Slot:
                 started = time.perf_counter()
                 point = self._restore_point(epoch, restore_from)
                 self._deploy([(host, port) for host, port in addresses], point)
-                restored = {} if point is None else {"bytes": point.store.bytes,
-                                                     "ms": round((time.perf_counter() - started) * 1000, 3)}
+                restored = (
+                    {}
+                    if point is None
+                    else {"bytes": point.store.bytes, "ms": round((time.perf_counter() - started) * 1000, 3)}
+                )
                 self._world.tell(Ready(self.index, restored))
             case Start():
                 self._running = True
@@ -264,12 +268,16 @@ class Slot:
             self._next_heartbeat_ms = monotonic_ms + self._settings.tuning.heartbeat_ms
             self._world.tell(Heartbeat(self.index, self._metrics()))
             for subtask in self._subtasks:
-                subtask.maintain()      # also where nothing arrives: state may expire
+                subtask.maintain()  # also where nothing arrives: state may expire
 
     def _metrics(self) -> dict[str, Any]:
-        return {str(subtask.id): {"records_in": subtask.counters.records_in,
-                                  "pause_ms": round(subtask.counters.snapshot_pause_ms, 3)}
-                for subtask in self._subtasks}
+        return {
+            str(subtask.id): {
+                "records_in": subtask.counters.records_in,
+                "pause_ms": round(subtask.counters.snapshot_pause_ms, 3),
+            }
+            for subtask in self._subtasks
+        }
 
     def _fail(self, error: Exception) -> None:
         if self.ended:
@@ -294,16 +302,27 @@ class Slot:
         def write() -> dict[str, Any]:
             started = time.perf_counter()
             with contextlib.nullcontext() if self._settings.writers_rest else without_rests():
-                written = {part.operator: self._writers[part.operator].write(
-                    part.frozen, epoch=marker.epoch, base=marker.base, full=marker.full) for part in parts}
+                written = {
+                    part.operator: self._writers[part.operator].write(
+                        part.frozen, epoch=marker.epoch, base=marker.base, full=marker.full
+                    )
+                    for part in parts
+                }
             stats["write_ms"] = round((time.perf_counter() - started) * 1000, 3)
             stats["state_bytes"] = sum(file["bytes"] for part in written.values() for file in part["piece"]["files"])
             return written
 
         self._world.background.submit(write, partial(self._parts_written, subtask, marker.epoch, parts, stats))
 
-    def _parts_written(self, subtask: Subtask, epoch: int, parts: Sequence[Part], stats: dict[str, Any],
-                       written: dict[str, Any] | None, error: BaseException | None) -> None:
+    def _parts_written(
+        self,
+        subtask: Subtask,
+        epoch: int,
+        parts: Sequence[Part],
+        stats: dict[str, Any],
+        written: dict[str, Any] | None,
+        error: BaseException | None,
+    ) -> None:
         if self.ended:
             return
         for part in parts:
@@ -332,13 +351,18 @@ class Slot:
         else:
             store, manifest = load_savepoint(restore_from)
             manifest = still_to_commit(store, manifest)
-        plan = plan_restore(manifest, operators=declared_operators(self._plan), key_group_count=self._plan.key_group_count,
-                            drop=self._settings.drop_state)
+        plan = plan_restore(
+            manifest,
+            operators=declared_operators(self._plan),
+            key_group_count=self._plan.key_group_count,
+            drop=self._settings.drop_state,
+        )
         return _RestorePoint(CountedReads(store), manifest, plan, is_own=restore_from is None)
 
     def _deploy(self, addresses: Sequence[tuple[str, int]], point: _RestorePoint | None) -> None:
-        channels = self._channels = _Channels(self._plan, self.index, self._world.network, addresses,
-                                              loop_memory_bytes=self._settings.tuning.loop_memory_bytes)
+        channels = self._channels = _Channels(
+            self._plan, self.index, self._world.network, addresses, loop_memory_bytes=self._settings.tuning.loop_memory_bytes
+        )
         timed = _timed_vertices(self._plan)
         self._untimed = untimed_operators(self._plan, micro_batches=self._world.batch_time is not None)
         built = [self._build(vertex, channels, timed, point) for vertex in self._plan.subtasks_in(self.index)]
@@ -353,9 +377,13 @@ class Slot:
         for out in self._plan.outputs_of(vertex):
             writer = EdgeWriter(
                 [channels.outlet(out, channel) for channel in self._plan.targets(out, self.index)],
-                partitioning=out.partitioning, key=out.key, key_group_count=self._plan.key_group_count, first=self.index,
+                partitioning=out.partitioning,
+                key=out.key,
+                key_group_count=self._plan.key_group_count,
+                first=self.index,
                 loops=frozenset(loop.id for loop in self._plan.loops if self._plan.edge_inside(loop, out)),
-                refuses_nulls_for=self._plan.vertices[out.target_vertex].head.name if out.refuses_nulls else None)
+                refuses_nulls_for=self._plan.vertices[out.target_vertex].head.name if out.refuses_nulls else None,
+            )
             writers.append(writer)
             _attach(operators[out.source_node], out.tag, writer)
         follow_splits(list(operators.values()))
@@ -368,25 +396,52 @@ class Slot:
             states = {state: rows for state, rows in context.restored.items() if state not in waiting}
             operators[node.id].open(replace(context, restored=states))
             for place in waiting.values():
-                replay.add(place, operators[node.id], own_records(
-                    place, node, context.rows(place.info.name), subtask=self.index, parallelism=vertex.parallelism,
-                    key_group_count=self._plan.key_group_count))
+                replay.add(
+                    place,
+                    operators[node.id],
+                    own_records(
+                        place,
+                        node,
+                        context.rows(place.info.name),
+                        subtask=self.index,
+                        parallelism=vertex.parallelism,
+                        key_group_count=self._plan.key_group_count,
+                    ),
+                )
         tuning, clock = self._settings.tuning, self._world.clock
         rest: dict[str, Any] = dict(
-            vertex=vertex, index=self.index, operators=list(operators.values()), writers=writers, replay=replay,
-            places=list(places.values()), take_parts=self._take_parts, max_batch_rows=tuning.max_batch_rows,
+            vertex=vertex,
+            index=self.index,
+            operators=list(operators.values()),
+            writers=writers,
+            replay=replay,
+            places=list(places.values()),
+            take_parts=self._take_parts,
+            max_batch_rows=tuning.max_batch_rows,
             monotonic_ms=clock.monotonic_ms,
-            on_done=lambda done: self._world.tell(InputEnded(done.id.vertex, done.id.subtask)))
+            on_done=lambda done: self._world.tell(InputEnded(done.id.vertex, done.id.subtask)),
+        )
         if isinstance(operators[vertex.head.id], SourceOperator):
             return SourceSubtask(linger_ms=tuning.linger_ms, halts=self._settings.snapshots.halts_sources, **rest)
-        inputs = [Input(channels.inlet(edge, channel), edge.port, edge.source_vertex in timed and not edge.feedback,
-                        places.get((vertex.head.name, waits_in(edge))))
-                  for edge in self._plan.inputs_of(vertex) for channel in self._plan.origins(edge, self.index)]
+        inputs = [
+            Input(
+                channels.inlet(edge, channel),
+                edge.port,
+                edge.source_vertex in timed and not edge.feedback,
+                places.get((vertex.head.name, waits_in(edge))),
+            )
+            for edge in self._plan.inputs_of(vertex)
+            for channel in self._plan.origins(edge, self.index)
+        ]
         mode = self._settings.snapshots.alignment_mode
         return InnerSubtask(
-            inputs=inputs, laps=Laps.of(self._plan, vertex, self.index), hurries=keeps,
+            inputs=inputs,
+            laps=Laps.of(self._plan, vertex, self.index),
+            hurries=keeps,
             time_by_epoch=any(isinstance(node.spec, WatermarkSpec) and node.spec.by_epoch for node in self._plan.nodes),
-            mode=AlignmentMode.EXACTLY_ONCE if mode is AlignmentMode.LOGGING and not keeps else mode, **rest)
+            mode=AlignmentMode.EXACTLY_ONCE if mode is AlignmentMode.LOGGING and not keeps else mode,
+            **rest,
+        )
 
     def _keeps_in_flight(self, vertex: Vertex) -> bool:
         """Whether records under way to the vertex may be part of snapshots. Not where they were broadcast or passed on
@@ -394,7 +449,9 @@ class Slot:
         would block the channel of a marker that has overtaken, and with it whoever sent it, and wait for others behind."""
         return self._settings.snapshots.keeps_in_flight and all(
             edge.feedback or edge.partitioning in (Partitioning.HASH, Partitioning.REBALANCE)
-            for each in (vertex.id, *self._plan.below(vertex)) for edge in self._plan.inputs_of(self._plan.vertices[each]))
+            for each in (vertex.id, *self._plan.below(vertex))
+            for edge in self._plan.inputs_of(self._plan.vertices[each])
+        )
 
     def _places(self, vertex: Vertex, point: _RestorePoint | None, *, of_head: bool) -> Iterator[Place]:
         """Those that every snapshot of this vertex has a log of: its head's if so, and those of what it began with."""
@@ -409,40 +466,68 @@ class Slot:
         chain: Chain | None = None
         restored: Mapping[str, Iterable[pa.RecordBatch]] = {}
         if point is not None:
-            restored = restored_rows(point.manifest, node.name, store=point.store, plan=point.plan, subtask=self.index,
-                                     parallelism=vertex.parallelism)
+            restored = restored_rows(
+                point.manifest,
+                node.name,
+                store=point.store,
+                plan=point.plan,
+                subtask=self.index,
+                parallelism=vertex.parallelism,
+            )
             planned = point.plan.of(node.name)
             if point.is_own and planned is not None and planned.unchanged:
-                chain = chain_to_go_on_from(point.manifest, node.name, node.spec.states(node), subtask=self.index,
-                                            parallelism=vertex.parallelism, native=self._settings.backend.native)
+                chain = chain_to_go_on_from(
+                    point.manifest,
+                    node.name,
+                    node.spec.states(node),
+                    subtask=self.index,
+                    parallelism=vertex.parallelism,
+                    native=self._settings.backend.native,
+                )
         files = [file for file in chain or () if file.form == self._settings.backend.native]
         if files:
             # The backend takes its files as they are; there is no row to be read of its states.
             keyed = {info.name for info in node.spec.states(node) if info.kind is StateKind.KEYED}
             restored = {state: rows for state, rows in restored.items() if state not in keyed}
         self._writers[node.name] = PartWriter(
-            node.name, store=self._world.store, attempt=self._attempt, subtask=self.index, parallelism=vertex.parallelism,
+            node.name,
+            store=self._world.store,
+            attempt=self._attempt,
+            subtask=self.index,
+            parallelism=vertex.parallelism,
             key_group_count=self._plan.key_group_count,
-            restored=None if point is None or chain is None else (point.manifest.epoch, chain))
+            restored=None if point is None or chain is None else (point.manifest.epoch, chain),
+        )
         batch_time = self._world.batch_time
         return OperatorContext(
-            job=self._settings.name, subtask=self.index, parallelism=vertex.parallelism, attempt=self._attempt,
-            key_group_count=self._plan.key_group_count, now_ms=self._world.clock.now_ms,
+            job=self._settings.name,
+            subtask=self.index,
+            parallelism=vertex.parallelism,
+            attempt=self._attempt,
+            key_group_count=self._plan.key_group_count,
+            now_ms=self._world.clock.now_ms,
             batch_now_ms=None if batch_time is None else batch_time.now_ms,
             batch_watermark_ms=None if batch_time is None else batch_time.watermark_ms,
             deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
-            make_backend=partial(self._make_backend, None if point is None else point.store, files), restored=restored,
-            is_restored=point is not None, goes_on=chain is not None, is_native=bool(files),
+            make_backend=partial(self._make_backend, None if point is None else point.store, files),
+            restored=restored,
+            is_restored=point is not None,
+            goes_on=chain is not None,
+            is_native=bool(files),
             on_untimed=partial(self._notice, warning_of(node.name)) if node.name in self._untimed else None,
-            snapshots=shown(self._world.store.address))
+            snapshots=shown(self._world.store.address),
+        )
 
     def _notice(self, text: str) -> None:
         self._world.tell(Noticed(self.index, text))
 
     def _make_backend(self, store: Readable | None, files: Sequence[FileEntry], key_type: pa.DataType) -> KeyedBackend:
         backend = self._settings.backend
-        rest: dict[str, Any] = dict(key_type=key_type, key_group_count=self._plan.key_group_count,
-                                    now_ms=(self._world.batch_time or self._world.clock).now_ms)
+        rest: dict[str, Any] = dict(
+            key_type=key_type,
+            key_group_count=self._plan.key_group_count,
+            now_ms=(self._world.batch_time or self._world.clock).now_ms,
+        )
         if store is None or not files:
             return backend.create(**rest)
         with tempfile.TemporaryDirectory(prefix="tidegate-native-", dir=backend.folder) as folder:
@@ -463,8 +548,9 @@ class _RestorePoint:
 class _Channels:
     """The channel ends of one slot: in memory where both ends are here, over the network otherwise."""
 
-    def __init__(self, plan: Plan, slot: int, network: Network, addresses: Sequence[tuple[str, int]], *,
-                 loop_memory_bytes: int) -> None:
+    def __init__(
+        self, plan: Plan, slot: int, network: Network, addresses: Sequence[tuple[str, int]], *, loop_memory_bytes: int
+    ) -> None:
         self._plan = plan
         self._network = network
         self._loop_memory_bytes = loop_memory_bytes
@@ -474,8 +560,11 @@ class _Channels:
         for edge in plan.edges:
             schema = edge_schema(plan, edge)
             if slot < plan.vertices[edge.source_vertex].parallelism:
-                outgoing |= {channel: (addresses[channel.downstream], schema) for channel in plan.targets(edge, slot)
-                             if channel.downstream != slot}
+                outgoing |= {
+                    channel: (addresses[channel.downstream], schema)
+                    for channel in plan.targets(edge, slot)
+                    if channel.downstream != slot
+                }
             if slot < plan.vertices[edge.target_vertex].parallelism:
                 incoming |= {channel: schema for channel in plan.origins(edge, slot) if channel.upstream != slot}
         network.connect(outgoing=outgoing, incoming=incoming)
@@ -492,9 +581,11 @@ class _Channels:
 
     def _own(self, edge: PlanEdge, channel: ChannelId) -> MemoryChannel | FeedbackChannel:
         if channel not in self._local:
-            self._local[channel] = FeedbackChannel(
-                channel, edge_schema(self._plan, edge), memory_bytes=self._loop_memory_bytes) if edge.feedback else (
-                MemoryChannel(channel))
+            self._local[channel] = (
+                FeedbackChannel(channel, edge_schema(self._plan, edge), memory_bytes=self._loop_memory_bytes)
+                if edge.feedback
+                else (MemoryChannel(channel))
+            )
         return self._local[channel]
 
 
@@ -515,6 +606,7 @@ def _timed_vertices(plan: Plan) -> set[int]:
     timed: set[int] = set()
     for vertex in plan.vertices:
         if any(isinstance(node.spec, WatermarkSpec) for node in vertex.nodes) or any(
-                edge.source_vertex in timed and not edge.feedback for edge in plan.inputs_of(vertex)):
+            edge.source_vertex in timed and not edge.feedback for edge in plan.inputs_of(vertex)
+        ):
             timed.add(vertex.id)
     return timed

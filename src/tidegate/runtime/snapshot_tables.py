@@ -33,8 +33,10 @@ class SnapshotTable:
 
     def __init__(self, snapshot: RestorePoint, name: str, *, path: str) -> None:
         if name not in TABLES:
-            raise JobError(f"the option 'table' is {name!r}: there are {', '.join(map(repr, TABLES))}; a state is read with "
-                           f"the option 'state'")
+            raise JobError(
+                f"the option 'table' is {name!r}: there are {', '.join(map(repr, TABLES))}; a state is read with "
+                f"the option 'state'"
+            )
         ddl, self._rows = TABLES[name]
         self.schema = parse_schema(ddl)
         self._snapshot = snapshot
@@ -46,8 +48,9 @@ class SnapshotTable:
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
         columns = list(zip(*self._rows(self._snapshot, self._path), strict=True))
         if columns:
-            yield pa.RecordBatch.from_arrays([_column(values, field.type) for values, field in
-                                              zip(columns, self.schema, strict=True)], schema=self.schema)
+            yield pa.RecordBatch.from_arrays(
+                [_column(values, field.type) for values, field in zip(columns, self.schema, strict=True)], schema=self.schema
+            )
 
 
 def _column(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
@@ -62,9 +65,20 @@ def _snapshots(snapshot: RestorePoint, path: str) -> Iterator[Row]:
     for found in _all(snapshot, path):
         manifest = found.manifest
         files = {file.name: file.bytes for file in manifest.files()}
-        yield (manifest.job, manifest.epoch, manifest.attempt, manifest.created_ms, manifest.ending, found.is_savepoint,
-               manifest.key_group_count, len(manifest.operators), len(files), sum(files.values()),
-               sum(size for name, size in files.items() if name not in before), layout.shown(found.address))
+        yield (
+            manifest.job,
+            manifest.epoch,
+            manifest.attempt,
+            manifest.created_ms,
+            manifest.ending,
+            found.is_savepoint,
+            manifest.key_group_count,
+            len(manifest.operators),
+            len(files),
+            sum(files.values()),
+            sum(size for name, size in files.items() if name not in before),
+            layout.shown(found.address),
+        )
         before = set(files)
 
 
@@ -81,17 +95,32 @@ def _operators(snapshot: RestorePoint, path: str) -> Iterator[Row]:
     sizes = snapshot.manifest.operator_bytes()
     for name, entry in snapshot.manifest.operators.items():
         files = {file.name: file for piece in entry.pieces for file in piece.files}
-        yield (snapshot.manifest.epoch, name, entry.parallelism, len(entry.states), len(files), sizes[name],
-               sorted({file.form for file in files.values()}))
+        yield (
+            snapshot.manifest.epoch,
+            name,
+            entry.parallelism,
+            len(entry.states),
+            len(files),
+            sizes[name],
+            sorted({file.form for file in files.values()}),
+        )
 
 
 def _states(snapshot: RestorePoint, path: str) -> Iterator[Row]:
     for name, entry in snapshot.manifest.operators.items():
         for state in entry.states:
             schema = state.arrow_schema()
-            yield (snapshot.manifest.epoch, name, state.name, state.kind, state.shape,
-                   ddl_of(schema.field("key").type) if state.kind == "keyed" else None, ddl_of(schema.field("value").type),
-                   EXPIRES in schema.names, known_rows(entry, state, snapshot.store))
+            yield (
+                snapshot.manifest.epoch,
+                name,
+                state.name,
+                state.kind,
+                state.shape,
+                ddl_of(schema.field("key").type) if state.kind == "keyed" else None,
+                ddl_of(schema.field("value").type),
+                EXPIRES in schema.names,
+                known_rows(entry, state, snapshot.store),
+            )
 
 
 def _sizes(snapshot: RestorePoint, path: str) -> Iterator[Row]:
@@ -99,8 +128,17 @@ def _sizes(snapshot: RestorePoint, path: str) -> Iterator[Row]:
     for name, entry in manifest.operators.items():
         for piece in entry.pieces:
             for position, file in enumerate(piece.files):
-                yield (manifest.epoch, name, piece.subtask, *piece.key_groups, position, file.name, file.form, file.bytes,
-                       _written_in(file.name, manifest))
+                yield (
+                    manifest.epoch,
+                    name,
+                    piece.subtask,
+                    *piece.key_groups,
+                    position,
+                    file.name,
+                    file.form,
+                    file.bytes,
+                    _written_in(file.name, manifest),
+                )
 
 
 def _written_in(name: str, manifest: Manifest) -> int:
@@ -123,12 +161,23 @@ def known_rows(entry: OperatorEntry, state: StateEntry, store: Store) -> int | N
 
 
 TABLES: dict[str, tuple[str, Callable[[RestorePoint, str], Iterator[Row]]]] = {
-    "snapshots": ("job string, epoch long, attempt long, created timestamp, ending string, savepoint boolean, "
-                  "key_group_count int, operators int, files int, bytes long, new_bytes long, path string", _snapshots),
-    "operators": ("epoch long, operator string, parallelism int, states int, files int, bytes long, forms array<string>",
-                  _operators),
-    "states": ("epoch long, operator string, state string, kind string, shape string, key_type string, value_type string, "
-               "ttl boolean, rows long", _states),
-    "sizes": ("epoch long, operator string, subtask int, first_key_group int, end_key_group int, position int, file string, "
-              "form string, bytes long, written_in_epoch long", _sizes),
+    "snapshots": (
+        "job string, epoch long, attempt long, created timestamp, ending string, savepoint boolean, "
+        "key_group_count int, operators int, files int, bytes long, new_bytes long, path string",
+        _snapshots,
+    ),
+    "operators": (
+        "epoch long, operator string, parallelism int, states int, files int, bytes long, forms array<string>",
+        _operators,
+    ),
+    "states": (
+        "epoch long, operator string, state string, kind string, shape string, key_type string, value_type string, "
+        "ttl boolean, rows long",
+        _states,
+    ),
+    "sizes": (
+        "epoch long, operator string, subtask int, first_key_group int, end_key_group int, position int, file string, "
+        "form string, bytes long, written_in_epoch long",
+        _sizes,
+    ),
 }

@@ -36,7 +36,7 @@ from tidegate.store.layout import state_file_name
 from tidegate.store.manifest import ROWS, FileEntry, Manifest, PieceEntry, StateEntry
 
 MAX_DELTAS = 32
-MAX_DELTA_SHARE = 0.5       # of the base, in bytes
+MAX_DELTA_SHARE = 0.5  # of the base, in bytes
 
 Chain = tuple[FileEntry, ...]
 
@@ -47,8 +47,17 @@ class PartWriter:
     `restored` is the epoch and the chain that the subtask went on from, where its state is just that.
     """
 
-    def __init__(self, operator: str, *, store: Store, attempt: int, subtask: int, parallelism: int, key_group_count: int,
-                 restored: tuple[int, Chain] | None = None) -> None:
+    def __init__(
+        self,
+        operator: str,
+        *,
+        store: Store,
+        attempt: int,
+        subtask: int,
+        parallelism: int,
+        key_group_count: int,
+        restored: tuple[int, Chain] | None = None,
+    ) -> None:
         self._operator = operator
         self._store = store
         self._attempt = attempt
@@ -72,8 +81,15 @@ class PartWriter:
             chain: Chain = () if full else self._upload(native, epoch=epoch, base=base)
             content: Iterable[Section] = itertools.chain(native.sections() if full else (), items)
         else:
-            layer = LayerInMemory((section for part in rest if not keyed.isdisjoint(info.name for info in part.states)
-                                   for section in part.sections()), key_group_count=self._key_group_count)
+            layer = LayerInMemory(
+                (
+                    section
+                    for part in rest
+                    if not keyed.isdisjoint(info.name for info in part.states)
+                    for section in part.sections()
+                ),
+                key_group_count=self._key_group_count,
+            )
             chain, layers = self._links(layer, complete=frozen.complete, base=base, full=full)
             if keyed:
                 self._pending[epoch] = layer
@@ -81,25 +97,38 @@ class PartWriter:
         files = chain + self._write_file(epoch, states, iter(content))
         self._written[epoch] = files
         # Without keyed state the key-groups mean nothing, and there may be more subtasks than groups.
-        groups = key_groups_of(self._subtask, parallelism=self._parallelism,
-                               key_group_count=self._key_group_count) if keyed else range(0)
-        piece = PieceEntry(subtask=self._subtask, key_groups=(groups.start, groups.stop), files=files,
-                           item_counts=dict(counts))
-        return {"parallelism": self._parallelism, "piece": piece.to_json(),
-                "states": [StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape,
-                                         schema=info.schema).to_json() for info in states]}
+        groups = (
+            key_groups_of(self._subtask, parallelism=self._parallelism, key_group_count=self._key_group_count)
+            if keyed
+            else range(0)
+        )
+        piece = PieceEntry(
+            subtask=self._subtask, key_groups=(groups.start, groups.stop), files=files, item_counts=dict(counts)
+        )
+        return {
+            "parallelism": self._parallelism,
+            "piece": piece.to_json(),
+            "states": [
+                StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape, schema=info.schema).to_json()
+                for info in states
+            ],
+        }
 
     def _upload(self, native: FrozenFiles, *, epoch: int, base: int) -> Chain:
         there = {file.local: file for file in self._written.get(base, ()) if file.form != ROWS}
-        return tuple(there[file.local] if file.immutable and file.local in there else
-                     upload(self._store, file, name=self._name(epoch, file.local)) for file in native.files())
+        return tuple(
+            there[file.local]
+            if file.immutable and file.local in there
+            else upload(self._store, file, name=self._name(epoch, file.local))
+            for file in native.files()
+        )
 
     def _name(self, epoch: int, local: str = "") -> str:
-        return state_file_name(attempt=self._attempt, operator=self._operator, subtask=self._subtask, epoch=epoch,
-                               local=local)
+        return state_file_name(
+            attempt=self._attempt, operator=self._operator, subtask=self._subtask, epoch=epoch, local=local
+        )
 
-    def _links(self, layer: LayerInMemory, *, complete: bool, base: int,
-               full: bool) -> tuple[Chain, list[SectionReader]]:
+    def _links(self, layer: LayerInMemory, *, complete: bool, base: int, full: bool) -> tuple[Chain, list[SectionReader]]:
         """The chain that stays, and the layers that are merged to its new end."""
         if complete:
             return (), [layer]
@@ -112,8 +141,9 @@ class PartWriter:
             return chain[:1], [*self._readers(chain[1:]), *layers]
         return chain, layers
 
-    def _merged(self, states: Sequence[StateInfo], layers: Sequence[SectionReader], *,
-                keep_deleted: bool) -> Iterator[Section]:
+    def _merged(
+        self, states: Sequence[StateInfo], layers: Sequence[SectionReader], *, keep_deleted: bool
+    ) -> Iterator[Section]:
         for info in states:
             if info.kind is StateKind.KEYED:
                 yield from merged_sections(info, layers, key_group_count=self._key_group_count, keep_deleted=keep_deleted)
@@ -125,8 +155,9 @@ class PartWriter:
         return [row_reader(self._store, file) for file in chain]
 
 
-def write_rows(store: Store, name: str, states: Sequence[StateInfo], sections: Iterator[Section], *,
-               key_group_count: int) -> Chain:
+def write_rows(
+    store: Store, name: str, states: Sequence[StateInfo], sections: Iterator[Section], *, key_group_count: int
+) -> Chain:
     """One file with these sections; none where there are none."""
     first = next(sections, None)
     if first is None:
@@ -134,26 +165,48 @@ def write_rows(store: Store, name: str, states: Sequence[StateInfo], sections: I
     encoder = StateFileEncoder(key_group_count=key_group_count)
     store.write(name, encoder.chunks(states, itertools.chain((first,), sections)))
     summary = encoder.summary
-    return (FileEntry(name=name, bytes=summary.bytes, checksum=summary.checksum, index_bytes=summary.index_bytes,
-                      index_checksum=summary.index_checksum),)
+    return (
+        FileEntry(
+            name=name,
+            bytes=summary.bytes,
+            checksum=summary.checksum,
+            index_bytes=summary.index_bytes,
+            index_checksum=summary.index_checksum,
+        ),
+    )
 
 
 def row_reader(store: Readable, file: FileEntry) -> StateFileReader:
     assert file.form == ROWS, file
-    return StateFileReader(partial(store.read, file.name), name=file.name, bytes=file.bytes, index_bytes=file.index_bytes,
-                           index_checksum=file.index_checksum)
+    return StateFileReader(
+        partial(store.read, file.name),
+        name=file.name,
+        bytes=file.bytes,
+        index_bytes=file.index_bytes,
+        index_checksum=file.index_checksum,
+    )
 
 
-def chain_to_go_on_from(manifest: Manifest, operator: str, states: Sequence[StateInfo], *, subtask: int,
-                        parallelism: int, native: str | None = None) -> Chain | None:
+def chain_to_go_on_from(
+    manifest: Manifest,
+    operator: str,
+    states: Sequence[StateInfo],
+    *,
+    subtask: int,
+    parallelism: int,
+    native: str | None = None,
+) -> Chain | None:
     """The files of this very subtask, where what they hold is what the subtask takes in: nothing was rescaled, renamed or
     converted. `native` is the form of the files that its backend has, if any."""
     entry = manifest.operators.get(operator)
     if entry is None or entry.parallelism != parallelism:
         return None
     now = {info.name: (info.kind.value, info.shape, info.schema) for info in states}
-    if any(now.get(state.name) != (state.kind, state.shape, state.arrow_schema()) for state in entry.states
-           if state.kind == StateKind.KEYED.value):
+    if any(
+        now.get(state.name) != (state.kind, state.shape, state.arrow_schema())
+        for state in entry.states
+        if state.kind == StateKind.KEYED.value
+    ):
         return None
     files = entry.pieces[subtask].files
     if native is not None:

@@ -40,26 +40,41 @@ from tidegate.types import ddl_of, to_list
 CHANGE, BEFORE, AFTER = "change", "before", "after"
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 
-Bools = Any     # numpy arrays
+Bools = Any  # numpy arrays
 Ints = Any
 
 
 class KeyedChanges:
     """Of a keyed state."""
 
-    def __init__(self, before: RestorePoint, after: RestorePoint, operator: str, was: StateEntry, now: StateEntry, *,
-                 key: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        before: RestorePoint,
+        after: RestorePoint,
+        operator: str,
+        was: StateEntry,
+        now: StateEntry,
+        *,
+        key: Sequence[str] = (),
+    ) -> None:
         key_types = [state.arrow_schema().field("key").type for state in (was, now)]
         if key_types[0] != key_types[1]:
-            raise SchemaError(f"state {now.name!r} can't be compared: its key was {ddl_of(key_types[0])} and is "
-                              f"{ddl_of(key_types[1])}")
+            raise SchemaError(
+                f"state {now.name!r} can't be compared: its key was {ddl_of(key_types[0])} and is {ddl_of(key_types[1])}"
+            )
         self._before = KeyedRows(before, operator, was)
         self._after = KeyedRows(after, operator, now)
         self._group_counts = before.manifest.key_group_count, after.manifest.key_group_count
         self.keys = KeyColumns.of(key_types[1], key)
-        self.schema = table_schema([
-            pa.field(CHANGE, pa.string()), *self.keys.fields(), pa.field(BEFORE, was.arrow_schema().field("value").type),
-            pa.field(AFTER, now.arrow_schema().field("value").type), pa.field(KEY_GROUP, pa.int32())])
+        self.schema = table_schema(
+            [
+                pa.field(CHANGE, pa.string()),
+                *self.keys.fields(),
+                pa.field(BEFORE, was.arrow_schema().field("value").type),
+                pa.field(AFTER, now.arrow_schema().field("value").type),
+                pa.field(KEY_GROUP, pa.int32()),
+            ]
+        )
 
     def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
         if self._group_counts[0] != self._group_counts[1]:
@@ -76,10 +91,12 @@ class KeyedChanges:
         if not len(keys):
             return
         codes = key_codes(keys)
-        place_before, place_after = _places(codes[:before.num_rows], codes), _places(codes[before.num_rows:], codes)
+        place_before, place_after = _places(codes[: before.num_rows], codes), _places(codes[before.num_rows :], codes)
         both = np.flatnonzero((place_before >= 0) & (place_after >= 0))
-        same = _same(before.column("value").take(pa.array(place_before[both])),
-                     after.column("value").take(pa.array(place_after[both])))
+        same = _same(
+            before.column("value").take(pa.array(place_before[both])),
+            after.column("value").take(pa.array(place_after[both])),
+        )
         added, removed = np.flatnonzero(place_before < 0), np.flatnonzero(place_after < 0)
         changed = both[~same]
         which = np.concatenate([added, removed, changed])
@@ -88,9 +105,15 @@ class KeyedChanges:
         of_key = keys.take(pa.array(np.where(place_after >= 0, place_after + before.num_rows, place_before)[which]))
         kinds = pa.array([ADDED] * len(added) + [REMOVED] * len(removed) + [CHANGED] * len(changed), pa.string())
         yield pa.RecordBatch.from_arrays(
-            [kinds, *self.keys.columns(of_key), before.column("value").take(_or_null(place_before[which])),
-             after.column("value").take(_or_null(place_after[which])),
-             pa.array(groups_of(hash_columns([of_key]), self._group_counts[1]))], schema=self.schema)
+            [
+                kinds,
+                *self.keys.columns(of_key),
+                before.column("value").take(_or_null(place_before[which])),
+                after.column("value").take(_or_null(place_after[which])),
+                pa.array(groups_of(hash_columns([of_key]), self._group_counts[1])),
+            ],
+            schema=self.schema,
+        )
 
 
 class ItemChanges:
@@ -113,20 +136,27 @@ class ItemChanges:
         if len(removed) or len(added):
             nothing = np.full(len(removed), -1), np.full(len(added), -1)
             yield pa.RecordBatch.from_arrays(
-                [pa.array([REMOVED] * len(removed) + [ADDED] * len(added), pa.string()),
-                 before.take(_or_null(np.concatenate([removed, nothing[1]]))),
-                 after.take(_or_null(np.concatenate([nothing[0], added])))], schema=self.schema)
+                [
+                    pa.array([REMOVED] * len(removed) + [ADDED] * len(added), pa.string()),
+                    before.take(_or_null(np.concatenate([removed, nothing[1]]))),
+                    after.take(_or_null(np.concatenate([nothing[0], added]))),
+                ],
+                schema=self.schema,
+            )
 
 
-def changes_table(before: RestorePoint, after: RestorePoint, state: str | None, operator: str | None, *,
-                  key: Sequence[str] = ()) -> Table:
+def changes_table(
+    before: RestorePoint, after: RestorePoint, state: str | None, operator: str | None, *, key: Sequence[str] = ()
+) -> Table:
     """From `before` to `after`. Both must have the state, in the same operator."""
     name, now = find_state(after.manifest, state, operator)
     entry = before.manifest.operators.get(name)
     was = next((each for each in entry.states if each.name == now.name), None) if entry is not None else None
     if was is None:
-        raise NotFound(f"the snapshot to compare with (epoch {before.manifest.epoch}) has no state {now.name!r} in operator "
-                       f"{name!r}. {listed(before.manifest)}")
+        raise NotFound(
+            f"the snapshot to compare with (epoch {before.manifest.epoch}) has no state {now.name!r} in operator "
+            f"{name!r}. {listed(before.manifest)}"
+        )
     if was.kind != now.kind:
         raise JobError(f"state {now.name!r} can't be compared: it was {was.kind} and is {now.kind}")
     if now.kind == "keyed":
@@ -140,8 +170,9 @@ def _together(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Record
 
 
 def _items(snapshot: RestorePoint, operator: str, state: StateEntry) -> pa.Array:
-    rows = (rows for piece in snapshot.manifest.operators[operator].pieces
-            for rows in item_rows(snapshot, piece, state.name))
+    rows = (
+        rows for piece in snapshot.manifest.operators[operator].pieces for rows in item_rows(snapshot, piece, state.name)
+    )
     return _together(rows, state.arrow_schema()).column("value")
 
 
@@ -174,7 +205,7 @@ def _codes_of_both(before: pa.Array, after: pa.Array) -> tuple[Ints, Ints]:
         known: dict[Hashable, int] = {}
         values = (comparable(value) for side in (before, after) for value in to_list(side))
         codes = np.fromiter((known.setdefault(value, len(known)) for value in values), np.int64, len(before) + len(after))
-    return codes[:len(before)], codes[len(before):]
+    return codes[: len(before)], codes[len(before) :]
 
 
 def _more_often(these: Ints, those: Ints) -> Ints:

@@ -82,8 +82,9 @@ def find_snapshot(path: str, *, epoch: int | None = None) -> RestorePoint:
     epochs = [] if found.is_savepoint else catalog.epochs()
     if epoch not in epochs:
         there = ", ".join(map(str, epochs)) or f"{found.manifest.epoch} alone"
-        raise NotFound(f"epoch {epoch} is not a complete snapshot in {layout.shown(found.store.address)}; there are: "
-                       f"{there}")
+        raise NotFound(
+            f"epoch {epoch} is not a complete snapshot in {layout.shown(found.store.address)}; there are: {there}"
+        )
     name = layout.manifest_name(epoch=epoch, attempt=catalog.load(epoch).attempt)
     return find_restore_point(layout.inside(found.store.address, name))
 
@@ -101,16 +102,21 @@ def find_state(manifest: Manifest, state: str | None, operator: str | None) -> t
         near = _near(state, [entry.name for name in names for entry in manifest.operators[name].states])
         raise NotFound(f"the snapshot has no state {state!r}{of_it}{near}. {listed(manifest)}")
     if len(found) > 1:
-        raise JobError(f"state {state!r} is in the operators {', '.join(repr(name) for name, _ in found)}: say which one "
-                       f"is meant, with the option 'operator'")
+        raise JobError(
+            f"state {state!r} is in the operators {', '.join(repr(name) for name, _ in found)}: say which one "
+            f"is meant, with the option 'operator'"
+        )
     return found[0]
 
 
 def listed(manifest: Manifest) -> str:
     """What can be asked for: the states of the job's functions, and the names of the engine's own."""
     states = [(name, entry) for name, operator in manifest.operators.items() for entry in operator.states]
-    lines = [f"  operator {name!r}, state {entry.name!r}: {described(entry.kind, entry.shape, entry.arrow_schema())}"
-             for name, entry in states if not entry.name.startswith("__")]
+    lines = [
+        f"  operator {name!r}, state {entry.name!r}: {described(entry.kind, entry.shape, entry.arrow_schema())}"
+        for name, entry in states
+        if not entry.name.startswith("__")
+    ]
     own = [f"{entry.name} of {name!r}" for name, entry in states if entry.name.startswith("__")]
     said = "Give one of these:\n" + "\n".join(lines) if lines else "Its functions have no state."
     return said + (f"\nThe engine's own states are {', '.join(own)}." if own else "")
@@ -160,8 +166,10 @@ def table_schema(fields: Iterable[pa.Field]) -> pa.Schema:
     schema = pa.schema(fields)
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
-        raise SchemaError(f"the table would have the column {twice[0]!r} twice: give the key's columns other names, with "
-                          f"the option 'key' (such as \"id\" or \"first, second\")")
+        raise SchemaError(
+            f"the table would have the column {twice[0]!r} twice: give the key's columns other names, with "
+            f'the option \'key\' (such as "id" or "first, second")'
+        )
     return schema
 
 
@@ -238,8 +246,9 @@ def _moments(ends: pa.Array) -> pa.Array:
 class KeyedTable:
     """A keyed state."""
 
-    def __init__(self, snapshot: RestorePoint, operator: str, state: StateEntry, *, key: Sequence[str] = (),
-                 per: str = "entry") -> None:
+    def __init__(
+        self, snapshot: RestorePoint, operator: str, state: StateEntry, *, key: Sequence[str] = (), per: str = "entry"
+    ) -> None:
         if per not in ("entry", "key"):
             raise JobError(f"the option 'per' is {per!r}: a row is for each 'entry' of a list or map, or for each 'key'")
         self._rows = KeyedRows(snapshot, operator, state)
@@ -247,8 +256,9 @@ class KeyedTable:
         self._group_count = snapshot.manifest.key_group_count
         self._entries = _Entries.of(state, per)
         self.keys = KeyColumns.of(state.arrow_schema().field("key").type, key)
-        self.schema = table_schema([*self.keys.fields(), *self._entries.fields(), pa.field(KEY_GROUP, pa.int32()),
-                                    pa.field(EPOCH, pa.int64())])
+        self.schema = table_schema(
+            [*self.keys.fields(), *self._entries.fields(), pa.field(KEY_GROUP, pa.int32()), pa.field(EPOCH, pa.int64())]
+        )
 
     def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
         return self._rows.parts(groups, count=count)
@@ -287,10 +297,13 @@ class ItemsTable:
         self._is_split = names == wrapped
         fields = [pa.field(VALUE, kind)]
         if self._is_split:
-            fields = [pa.field("id" if state.kind == "union" else MAP_KEY, kind.field(0).type),
-                      pa.field(VALUE, kind.field(1).type)]
-        self.schema = table_schema([pa.field(SUBTASK, pa.int32()), pa.field(POSITION, pa.int64()), *fields,
-                                    pa.field(EPOCH, pa.int64())])
+            fields = [
+                pa.field("id" if state.kind == "union" else MAP_KEY, kind.field(0).type),
+                pa.field(VALUE, kind.field(1).type),
+            ]
+        self.schema = table_schema(
+            [pa.field(SUBTASK, pa.int32()), pa.field(POSITION, pa.int64()), *fields, pa.field(EPOCH, pa.int64())]
+        )
 
     def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
         return [()]
@@ -303,13 +316,19 @@ class ItemsTable:
                 at = np.arange(position, position + len(values), dtype=np.int64)
                 position += len(values)
                 yield pa.RecordBatch.from_arrays(
-                    [pa.array(np.full(len(values), piece.subtask, dtype=np.int32)), pa.array(at),
-                     *(values.flatten() if self._is_split else [values]),
-                     pa.array(np.full(len(values), self._snapshot.manifest.epoch, dtype=np.int64))], schema=self.schema)
+                    [
+                        pa.array(np.full(len(values), piece.subtask, dtype=np.int32)),
+                        pa.array(at),
+                        *(values.flatten() if self._is_split else [values]),
+                        pa.array(np.full(len(values), self._snapshot.manifest.epoch, dtype=np.int64)),
+                    ],
+                    schema=self.schema,
+                )
 
 
-def state_table(snapshot: RestorePoint, state: str | None, operator: str | None, *, key: Sequence[str] = (),
-                per: str = "entry") -> Table:
+def state_table(
+    snapshot: RestorePoint, state: str | None, operator: str | None, *, key: Sequence[str] = (), per: str = "entry"
+) -> Table:
     name, entry = find_state(snapshot.manifest, state, operator)
     if entry.kind == "keyed":
         return KeyedTable(snapshot, name, entry, key=key, per=per)
@@ -355,9 +374,14 @@ def still_there(snapshot: RestorePoint, rows: Iterable[pa.RecordBatch]) -> Itera
         yield from rows
     except NotFound as error:
         epoch = snapshot.manifest.epoch
-        released = "" if snapshot.is_savepoint else (
-            f". The job has released epoch {epoch} since, it seems: read a savepoint, or let the job keep more snapshots "
-            f"with Snapshots(retain=…)")
+        released = (
+            ""
+            if snapshot.is_savepoint
+            else (
+                f". The job has released epoch {epoch} since, it seems: read a savepoint, or let the job keep more snapshots "
+                f"with Snapshots(retain=…)"
+            )
+        )
         raise NotFound(f"{error}{released}") from error
 
 
@@ -376,7 +400,7 @@ def planned_parts(pieces: Sequence[PieceEntry], wanted: Sequence[int], *, count:
         is_native = any(file.form != ROWS for file in piece.files)
         step = len(mine) if is_native else min(len(mine), max(1, round(part_bytes / max(group_bytes, 1e-9))))
         for start in range(0, len(mine), step):
-            some = mine[start:start + step]
+            some = mine[start : start + step]
             if filled and filled_bytes + len(some) * group_bytes > part_bytes:
                 parts.append(tuple(filled))
                 filled, filled_bytes = [], 0.0
@@ -399,8 +423,14 @@ def _runs(groups: Sequence[int]) -> list[tuple[int, int]]:
 def _layers(piece: PieceEntry, entry: OperatorEntry, snapshot: RestorePoint) -> Sequence[SectionReader]:
     native = [file for file in piece.files if file.form != ROWS]
     if native:
-        return [NativeReader(snapshot.store, native, list(map(state_info, entry.states)),
-                             key_group_count=snapshot.manifest.key_group_count)]
+        return [
+            NativeReader(
+                snapshot.store,
+                native,
+                list(map(state_info, entry.states)),
+                key_group_count=snapshot.manifest.key_group_count,
+            )
+        ]
     return [row_reader(snapshot.store, file) for file in piece.files]
 
 

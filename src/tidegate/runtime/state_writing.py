@@ -53,7 +53,7 @@ class StateWriting:
     operator: str
     state: str
     states: tuple[StateEntry, ...]
-    pieces: tuple[PieceEntry, ...]      # of the operator, without files
+    pieces: tuple[PieceEntry, ...]  # of the operator, without files
     job: str
     epoch: int
     attempt: int
@@ -69,8 +69,9 @@ class StateWriting:
         piece = self.pieces[subtask]
         states = list(map(state_info, self.states))
         sections = (section for info in states for section in self._sections(info, piece, rows, base))
-        name = state_file_name(attempt=self.attempt, operator=self.operator, subtask=subtask, epoch=self.epoch,
-                               local=f"tgs-{uuid.uuid4().hex}")
+        name = state_file_name(
+            attempt=self.attempt, operator=self.operator, subtask=subtask, epoch=self.epoch, local=f"tgs-{uuid.uuid4().hex}"
+        )
         files = write_rows(open_store(self.target), name, states, sections, key_group_count=self.key_group_count)
         return replace(piece, files=files)
 
@@ -93,15 +94,25 @@ class StateWriting:
         base = None if self.base is None else _base(self.base).manifest
         entries = {} if base is None else dict(base.operators)
         entries[self.operator] = OperatorEntry(len(self.pieces), self.states, self.pieces)
-        operators = {name: replace(entry, pieces=tuple(found[name][subtask] for subtask in range(entry.parallelism)))
-                     for name, entry in entries.items()}
+        operators = {
+            name: replace(entry, pieces=tuple(found[name][subtask] for subtask in range(entry.parallelism)))
+            for name, entry in entries.items()
+        }
         if base is not None:
             return replace(base, operators=operators, created_ms=created_ms, savepoint=None)
-        return Manifest(job=self.job, epoch=self.epoch, attempt=self.attempt, created_ms=created_ms,
-                        key_group_count=self.key_group_count, ending=None, operators=operators)
+        return Manifest(
+            job=self.job,
+            epoch=self.epoch,
+            attempt=self.attempt,
+            created_ms=created_ms,
+            key_group_count=self.key_group_count,
+            ending=None,
+            operators=operators,
+        )
 
-    def _sections(self, info: StateInfo, piece: PieceEntry, rows: Iterable[pa.RecordBatch],
-                  base: RestorePoint | None) -> Iterator[Section]:
+    def _sections(
+        self, info: StateInfo, piece: PieceEntry, rows: Iterable[pa.RecordBatch], base: RestorePoint | None
+    ) -> Iterator[Section]:
         if info.name == self.state:
             yield from in_order(info.name, _checked(info, rows), self.key_group_count)
         elif base is not None and self.operator in base.manifest.operators:
@@ -124,8 +135,10 @@ def _checked(info: StateInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         codes = key_codes(beside) if len(beside) else np.zeros(0, np.int64)
         twice = np.flatnonzero(codes[1:] == codes[:-1])
         if len(twice):
-            raise JobError(f"the key {beside[int(twice[0])].as_py()!r} is there more than once, and state {info.name!r} has "
-                           f"one row for each key: group the rows by the key first")
+            raise JobError(
+                f"the key {beside[int(twice[0])].as_py()!r} is there more than once, and state {info.name!r} has "
+                f"one row for each key: group the rows by the key first"
+            )
         if len(keys):
             last = keys.slice(len(keys) - 1, 1)
         yield rows
@@ -134,8 +147,17 @@ def _checked(info: StateInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
 # What is to be written.
 
 
-def planned_writing(*, target: str, base: RestorePoint | None, operator: str, info: StateInfo, add: bool, job: str | None,
-                    key_group_count: int | None, parallelism: int) -> StateWriting:
+def planned_writing(
+    *,
+    target: str,
+    base: RestorePoint | None,
+    operator: str,
+    info: StateInfo,
+    add: bool,
+    job: str | None,
+    key_group_count: int | None,
+    parallelism: int,
+) -> StateWriting:
     """Raises an error with a name where that can't be written."""
     if base is None:
         groups = key_group_count or DEFAULT_KEY_GROUPS
@@ -145,25 +167,49 @@ def planned_writing(*, target: str, base: RestorePoint | None, operator: str, in
         return StateWriting(target, None, operator, info.name, (_entry(info),), pieces, job or operator, 1, 1, groups)
     manifest = base.manifest
     if key_group_count not in (None, manifest.key_group_count):
-        raise JobError(f"key_group_count={key_group_count}, and the base has {manifest.key_group_count}: the number is "
-                       f"fixed for the life of a job's state")
+        raise JobError(
+            f"key_group_count={key_group_count}, and the base has {manifest.key_group_count}: the number is "
+            f"fixed for the life of a job's state"
+        )
     entry = manifest.operators.get(operator)
     known = {} if entry is None else {state.name: state for state in entry.states}
     if info.name not in known and not add:
-        raise NotFound(f"the base has no state {info.name!r} in operator {operator!r}: to add it, give add=True. "
-                       f"{listed(manifest)}")
+        raise NotFound(
+            f"the base has no state {info.name!r} in operator {operator!r}: to add it, give add=True. {listed(manifest)}"
+        )
     _check_key(operator, info, entry)
     states = tuple(_entry(info) if name == info.name else state for name, state in known.items())
     states = states if info.name in known else (*states, _entry(info))
     groups = manifest.key_group_count
-    pieces = _pieces(min(parallelism, groups), groups) if entry is None else tuple(
-        replace(piece, files=(), key_groups=_groups_of(piece, entry, groups)) for piece in entry.pieces)
-    return StateWriting(target, base.address, operator, info.name, states, pieces, job or manifest.job, manifest.epoch,
-                        manifest.attempt, groups)
+    pieces = (
+        _pieces(min(parallelism, groups), groups)
+        if entry is None
+        else tuple(replace(piece, files=(), key_groups=_groups_of(piece, entry, groups)) for piece in entry.pieces)
+    )
+    return StateWriting(
+        target,
+        base.address,
+        operator,
+        info.name,
+        states,
+        pieces,
+        job or manifest.job,
+        manifest.epoch,
+        manifest.attempt,
+        groups,
+    )
 
 
-def declared_info(base: RestorePoint | None, operator: str, state: str | Descriptor, *, key: pa.DataType,
-                  value: pa.DataType, shape: str | None, timed: bool) -> StateInfo:
+def declared_info(
+    base: RestorePoint | None,
+    operator: str,
+    state: str | Descriptor,
+    *,
+    key: pa.DataType,
+    value: pa.DataType,
+    shape: str | None,
+    timed: bool,
+) -> StateInfo:
     """What the state is: as the program declares it, else as the base has it, else as the rows are."""
     if isinstance(state, Descriptor):
         if state.kind is not StateKind.KEYED:
@@ -172,8 +218,9 @@ def declared_info(base: RestorePoint | None, operator: str, state: str | Descrip
     known = _known(base, operator, state)
     if known is not None:
         if known.kind is not StateKind.KEYED:
-            raise JobError(f"state {state!r} of operator {operator!r} is {known.kind.value} state: only keyed state can be "
-                           f"written")
+            raise JobError(
+                f"state {state!r} of operator {operator!r} is {known.kind.value} state: only keyed state can be written"
+            )
         if shape not in (None, known.shape):
             raise JobError(f"shape={shape!r}, and state {state!r} of the base is a {known.shape}")
         return known
@@ -194,10 +241,12 @@ def check_rows(info: StateInfo, *, key: pa.DataType, value: pa.DataType) -> None
     wanted = [nullable(info.schema.field(name).type) for name in ("key", "value")]
     given = [nullable(key), nullable(value)]
     if given != wanted:
-        raise SchemaError(f"state {info.name!r} is a {described(info.kind.value, info.shape, info.schema)}:\n"
-                          f"  its rows are   (key {ddl_of(wanted[0])}, value {ddl_of(wanted[1])})\n"
-                          f"  and these are  (key {ddl_of(given[0])}, value {ddl_of(given[1])})\n"
-                          f"Cast or rename the columns, so that they are the same")
+        raise SchemaError(
+            f"state {info.name!r} is a {described(info.kind.value, info.shape, info.schema)}:\n"
+            f"  its rows are   (key {ddl_of(wanted[0])}, value {ddl_of(wanted[1])})\n"
+            f"  and these are  (key {ddl_of(given[0])}, value {ddl_of(given[1])})\n"
+            f"Cast or rename the columns, so that they are the same"
+        )
 
 
 def nullable(kind: pa.DataType) -> pa.DataType:
@@ -221,8 +270,10 @@ def _check_key(operator: str, info: StateInfo, entry: OperatorEntry | None) -> N
     key = info.schema.field("key").type
     for state in entry.states if entry is not None else ():
         if state.kind == "keyed" and nullable(state.arrow_schema().field("key").type) != nullable(key):
-            raise SchemaError(f"operator {operator!r} has keys of ({ddl_of(state.arrow_schema().field('key').type)}), and "
-                              f"state {info.name!r} would have keys of ({ddl_of(key)})")
+            raise SchemaError(
+                f"operator {operator!r} has keys of ({ddl_of(state.arrow_schema().field('key').type)}), and "
+                f"state {info.name!r} would have keys of ({ddl_of(key)})"
+            )
 
 
 def _groups_of(piece: PieceEntry, entry: OperatorEntry, key_group_count: int) -> tuple[int, int]:
@@ -236,8 +287,9 @@ def _groups_of(piece: PieceEntry, entry: OperatorEntry, key_group_count: int) ->
 
 
 def _pieces(parallelism: int, key_group_count: int) -> tuple[PieceEntry, ...]:
-    ranges = [key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count)
-              for subtask in range(parallelism)]
+    ranges = [
+        key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count) for subtask in range(parallelism)
+    ]
     return tuple(PieceEntry(subtask, (groups.start, groups.stop), (), {}) for subtask, groups in enumerate(ranges))
 
 

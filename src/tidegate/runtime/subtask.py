@@ -83,10 +83,10 @@ class Counters:
     """What a subtask has done, for status and benchmarks."""
 
     records_in: int = 0
-    taken: int = 0                               # from channels: records and control elements
+    taken: int = 0  # from channels: records and control elements
     records_out: int = 0
-    snapshot_pause_ms: float = 0.0               # the longest freeze
-    last: dict[str, Any] = field(default_factory=dict)      # of the last snapshot
+    snapshot_pause_ms: float = 0.0  # the longest freeze
+    last: dict[str, Any] = field(default_factory=dict)  # of the last snapshot
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class _Taken:
     """A snapshot between its freeze and the moment when nothing of its epoch is under way any more."""
 
     marker: Marker
-    frozen: dict[str, list[FrozenState]]        # by operator
+    frozen: dict[str, list[FrozenState]]  # by operator
     logs: Logs
     taken_s: float
     times: dict[str, float]
@@ -106,8 +106,17 @@ TakeParts = Callable[["Subtask", Marker, Sequence[Part]], None]
 class Subtask:
     """Base of the two kinds below. `places` are those that every snapshot has a log of."""
 
-    def __init__(self, *, vertex: Vertex, index: int, operators: Sequence[Operator], writers: Sequence[EdgeWriter],
-                 take_parts: TakeParts, places: Sequence[Place], replay: Replay) -> None:
+    def __init__(
+        self,
+        *,
+        vertex: Vertex,
+        index: int,
+        operators: Sequence[Operator],
+        writers: Sequence[EdgeWriter],
+        take_parts: TakeParts,
+        places: Sequence[Place],
+        replay: Replay,
+    ) -> None:
         self.id = SubtaskId(vertex.id, index)
         self.vertex = vertex
         self.operators = tuple(operators)
@@ -118,7 +127,7 @@ class Subtask:
         self._places = tuple(places)
         self._replay = replay
         self._alignment: Alignment
-        self._marker = Marker(0)                # of the epoch in progress
+        self._marker = Marker(0)  # of the epoch in progress
         self._align_started: float | None = None
         self._taken: _Taken | None = None
         self._has_resumed = False
@@ -175,7 +184,7 @@ class Subtask:
 
     @property
     def full(self) -> bool:
-        for writer in self._writers:        # noqa: SIM110  (for its speed)
+        for writer in self._writers:  # noqa: SIM110  (for its speed)
             if writer.full:
                 return True
         return False
@@ -235,8 +244,10 @@ class Subtask:
         logs = Logs(self._places)
         self._replay.log(logs)
         taken = time.perf_counter()
-        times = {"alignment_ms": 0.0 if self._align_started is None else (started - self._align_started) * 1000,
-                 "pause_ms": (taken - started) * 1000}
+        times = {
+            "alignment_ms": 0.0 if self._align_started is None else (started - self._align_started) * 1000,
+            "pause_ms": (taken - started) * 1000,
+        }
         self._align_started = None
         self._taken = _Taken(self._marker, frozen, logs, taken, times)
         self.counters.snapshot_pause_ms = max(self.counters.snapshot_pause_ms, times["pause_ms"])
@@ -246,8 +257,11 @@ class Subtask:
         assert taken is not None and taken.marker.epoch == epoch
         taken.times["logging_ms"] = (time.perf_counter() - taken.taken_s) * 1000
         self.counters.last = {name: round(took_ms, 3) for name, took_ms in taken.times.items()} | taken.logs.byte_counts()
-        parts = [Part(name, FrozenParts(*whole)) for name, frozen in taken.frozen.items()
-                 if (whole := [*frozen, *taken.logs.of(name)])]
+        parts = [
+            Part(name, FrozenParts(*whole))
+            for name, frozen in taken.frozen.items()
+            if (whole := [*frozen, *taken.logs.of(name)])
+        ]
         self._take_parts(self, taken.marker, parts)
 
 
@@ -258,9 +272,19 @@ class InnerSubtask(Subtask):
     come at the end of epochs.
     """
 
-    def __init__(self, *, inputs: Sequence[Input], max_batch_rows: int, monotonic_ms: Callable[[], int],
-                 on_done: Callable[[Subtask], None], mode: AlignmentMode, hurries: bool, laps: Laps | None,
-                 time_by_epoch: bool, **rest: Any) -> None:
+    def __init__(
+        self,
+        *,
+        inputs: Sequence[Input],
+        max_batch_rows: int,
+        monotonic_ms: Callable[[], int],
+        on_done: Callable[[Subtask], None],
+        mode: AlignmentMode,
+        hurries: bool,
+        laps: Laps | None,
+        time_by_epoch: bool,
+        **rest: Any,
+    ) -> None:
         super().__init__(**rest)
         assert inputs
         self._inputs = tuple(inputs)
@@ -275,7 +299,7 @@ class InnerSubtask(Subtask):
         self._laps = laps
         self._alignment = Alignment(self._by_channel, mode=mode, feedback=self._by_channel.keys() - self._regular)
         self._hurries = hurries
-        self._hurry_at: tuple[int, int] | None = None       # the epoch that was triggered, and when it is to be hurried
+        self._hurry_at: tuple[int, int] | None = None  # the epoch that was triggered, and when it is to be hurried
         self._hurried: int | None = None
         self._logged: set[ChannelId] = set()
         self._overtaken: list[pa.RecordBatch] = []
@@ -346,7 +370,7 @@ class InnerSubtask(Subtask):
             self.counters.taken += batch.num_rows - 1
             if self._laps is not None and source.is_feedback:
                 if self._laps.ended:
-                    return      # made by a timer of the clock when all was over: those don't keep a loop going
+                    return  # made by a timer of the clock when all was over: those don't keep a loop going
                 self._laps.on_feedback_records()
             if channel in self._logged:
                 self._log(channel, batch)
@@ -382,7 +406,7 @@ class InnerSubtask(Subtask):
     def _advance(self, outcome: object) -> None:
         if isinstance(outcome, Advanced):
             if outcome.at_ms == MAX_WATERMARK_MS and self._laps is not None and self._laps.holds_time:
-                self._time_held = True      # records may still leave the loop; but other inputs of its body go on
+                self._time_held = True  # records may still leave the loop; but other inputs of its body go on
                 self.operators[0].on_idle()
             else:
                 self.operators[0].on_watermark(outcome.at_ms)
@@ -411,7 +435,7 @@ class InnerSubtask(Subtask):
         if self._hurry_at is not None and self._monotonic_ms() >= self._hurry_at[1]:
             epoch, self._hurry_at = self._hurry_at[0], None
             effects = self._alignment.on_hurry(epoch)
-            if self._alignment.is_hurried(epoch):       # else it is over here: the marker came before the trigger
+            if self._alignment.is_hurried(epoch):  # else it is over here: the marker came before the trigger
                 self._hurried = epoch
                 for each in self._inputs:
                     each.inlet.hurry(True)
@@ -420,8 +444,11 @@ class InnerSubtask(Subtask):
 
     def _overtake(self, inlet: Inlet) -> bool:
         found = False
-        while self._hurried is not None and (marker := inlet.marker()) is not None and (
-                self._alignment.may_overtake(marker.epoch)):
+        while (
+            self._hurried is not None
+            and (marker := inlet.marker()) is not None
+            and (self._alignment.may_overtake(marker.epoch))
+        ):
             found = True
             self._overtaken = inlet.overtake()
             if marker.epoch == self._hurried:
@@ -474,8 +501,16 @@ class SourceSubtask(Subtask):
     `halts`: it reads nothing between its marker and the end of the epoch (the experimental stop-the-world protocol).
     """
 
-    def __init__(self, *, max_batch_rows: int, linger_ms: int, monotonic_ms: Callable[[], int],
-                 on_done: Callable[[Subtask], None], halts: bool, **rest: Any) -> None:
+    def __init__(
+        self,
+        *,
+        max_batch_rows: int,
+        linger_ms: int,
+        monotonic_ms: Callable[[], int],
+        on_done: Callable[[Subtask], None],
+        halts: bool,
+        **rest: Any,
+    ) -> None:
         super().__init__(**rest)
         source = self.operators[0]
         assert isinstance(source, SourceOperator)

@@ -56,17 +56,26 @@ class TransformJob(job.Job):
 
     time_by_epoch = True
 
-    def __init__(self, name: str, inputs: Mapping[str, pa.Schema], *, slots: int, tuning: Tuning | None = None,
-                 keeps_state: bool, **rest: Any) -> None:
-        super().__init__(name, slots=slots, restart=NoRestart(),
-                         tuning=_for_tasks(tuning or Tuning()), **rest)
+    def __init__(
+        self,
+        name: str,
+        inputs: Mapping[str, pa.Schema],
+        *,
+        slots: int,
+        tuning: Tuning | None = None,
+        keeps_state: bool,
+        **rest: Any,
+    ) -> None:
+        super().__init__(name, slots=slots, restart=NoRestart(), tuning=_for_tasks(tuning or Tuning()), **rest)
         self._settings = replace(self._settings, keeps_state=keeps_state, writers_rest=False, at_the_end=AT_THE_END)
         self._handover = Handover(list(inputs.values()))
-        self.inputs = {each: self.source(each, HandedSource(self._handover, index, schema))
-                       for index, (each, schema) in enumerate(inputs.items())}
+        self.inputs = {
+            each: self.source(each, HandedSource(self._handover, index, schema))
+            for index, (each, schema) in enumerate(inputs.items())
+        }
         self._outputs: list[str] = []
         self._secret = secrets.token_bytes(SECRET_BYTES)
-        self._noticed: set[str] = set()         # by users: each text is for the life of the transform, not of an attempt
+        self._noticed: set[str] = set()  # by users: each text is for the life of the transform, not of an attempt
 
     def take_outputs(self, given: object) -> list[str] | None:
         """What the user's function returned: a stream, or several by name. Gives their names; None for a single one."""
@@ -75,13 +84,19 @@ class TransformJob(job.Job):
             raise GraphError("the pipeline returned no stream: return one, or a dict of them by name")
         inner = [node.name for node in self._nodes if isinstance(node.spec, SinkSpec)]
         if inner:
-            raise GraphError(f"sink {inner[0]!r}: what a transform gives are DataFrames, which Spark writes; return the "
-                             f"stream instead of .to(…), by a name of its own where there are several")
+            raise GraphError(
+                f"sink {inner[0]!r}: what a transform gives are DataFrames, which Spark writes; return the "
+                f"stream instead of .to(…), by a name of its own where there are several"
+            )
         for name, stream in named.items():
             if not isinstance(stream, Stream):
-                what = ("a keyed stream; return it before key_by" if isinstance(stream, KeyedStream) else
-                        "a broadcast stream; return it before broadcast" if isinstance(stream, BroadcastStream) else
-                        f"{stream!r}; return a stream, or a dict of streams by name")
+                what = (
+                    "a keyed stream; return it before key_by"
+                    if isinstance(stream, KeyedStream)
+                    else "a broadcast stream; return it before broadcast"
+                    if isinstance(stream, BroadcastStream)
+                    else f"{stream!r}; return a stream, or a dict of streams by name"
+                )
                 raise GraphError(f"the pipeline returned, as {name!r}, {what}")
             stream.to(name, HandedSink(self._handover, self._handover.add_output(stream.schema)))
             self._outputs.append(name)
@@ -100,11 +115,20 @@ class TransformJob(job.Job):
     def launch(self, store: str = "") -> SlotLaunch:
         return SlotLaunch(plan=self.plan(), settings=self._settings, store=store, secret=self._secret)
 
-    def host(self, make_deployer: MakeDeployer, *, store: str, restore: Restore,
-             micro_batch: MicroBatch | None = None) -> MasterHost:
+    def host(
+        self, make_deployer: MakeDeployer, *, store: str, restore: Restore, micro_batch: MicroBatch | None = None
+    ) -> MasterHost:
         """The master of an attempt whose slots were gathered."""
-        return MasterHost(self.launch(store), make_deployer, replan=self._plan_at, explain=self._explain,
-                          versions=self._versions(), restore=restore, micro_batch=micro_batch, noticed=self._noticed)
+        return MasterHost(
+            self.launch(store),
+            make_deployer,
+            replan=self._plan_at,
+            explain=self._explain,
+            versions=self._versions(),
+            restore=restore,
+            micro_batch=micro_batch,
+            noticed=self._noticed,
+        )
 
 
 def _for_tasks(tuning: Tuning) -> Tuning:
@@ -112,8 +136,9 @@ def _for_tasks(tuning: Tuning) -> Tuning:
     where they are read, and come in batches."""
     usual = Tuning()
     suited: dict[str, Any] = {"heartbeat_timeout_ms": HEARTBEAT_TIMEOUT_MS, "linger_ms": 0}
-    return replace(tuning, **{name: value for name, value in suited.items()
-                              if getattr(tuning, name) == getattr(usual, name)})
+    return replace(
+        tuning, **{name: value for name, value in suited.items() if getattr(tuning, name) == getattr(usual, name)}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +173,9 @@ class Bounded:
             store = job_address(f"{self.savepoint_to.rstrip('/')}.work-{uuid.uuid4().hex[:8]}", self.job.name)
         failures: list[bool] = []
         try:
-            handle = self.job.host(lambda launch, master: GatheredDeployer(run, master, store), store=store,
-                                   restore=self.restore).start()
+            handle = self.job.host(
+                lambda launch, master: GatheredDeployer(run, master, store), store=store, restore=self.restore
+            ).start()
             try:
                 finish(run, handle, drain=self.drain)
             finally:
@@ -169,8 +195,14 @@ class Bounded:
                 return
             catalog = SnapshotCatalog(open_store(store))
             manifest = catalog.load(catalog.epochs()[-1])
-            export_snapshot(catalog.store, manifest, open_store(self.savepoint_to), created_ms=SystemClock().now_ms(),
-                            graph=self.job.explain(), versions=self.job._versions())
+            export_snapshot(
+                catalog.store,
+                manifest,
+                open_store(self.savepoint_to),
+                created_ms=SystemClock().now_ms(),
+                graph=self.job.explain(),
+                versions=self.job._versions(),
+            )
             self.written.append(self.savepoint_to)
 
 
@@ -197,7 +229,7 @@ def _clear(address: str) -> None:
         return
     store = open_store(address)
     if isinstance(store, LocalStore):
-        folder = Path(unquote(urlsplit(store.address).path)).parent      # around the job's own
+        folder = Path(unquote(urlsplit(store.address).path)).parent  # around the job's own
         shutil.rmtree(folder, ignore_errors=True)
         return
     for name in store.list(""):

@@ -16,7 +16,7 @@ def untimed_operators(plan: Plan, *, micro_batches: bool) -> frozenset[str]:
     """The names of those that have no watermark operator above them, and input that doesn't end."""
     timed: set[int] = set()
     endless: set[int] = set()
-    nodes = sorted(plan.nodes, key=lambda node: node.id)        # what is above a node has a lower id
+    nodes = sorted(plan.nodes, key=lambda node: node.id)  # what is above a node has a lower id
     for node in nodes:
         above = {edge.source for edge in node.inputs}
         if isinstance(node.spec, WatermarkSpec) or above & timed:
@@ -31,6 +31,8 @@ def _ends(source: Source, micro_batches: bool) -> bool:
 
 
 def warning_of(operator: str) -> str:
-    return (f"operator {operator!r} has set a timer of event time, and event time doesn't move there: no with_watermark is "
-            f"above it, and its input has no end, so the timer doesn't fire. Use .with_watermark(column, delay) behind the "
-            f"source, or set the timer with ctx.timers.processing_time(at).")
+    return (
+        f"operator {operator!r} has set a timer of event time, and event time doesn't move there: no with_watermark is "
+        f"above it, and its input has no end, so the timer doesn't fire. Use .with_watermark(column, delay) behind the "
+        f"source, or set the timer with ctx.timers.processing_time(at)."
+    )

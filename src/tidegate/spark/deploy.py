@@ -31,8 +31,12 @@ if TYPE_CHECKING:
 
 EXECUTORS_POLL_S = 0.1
 # What can be said in Spark's configuration instead of in `Tuning`.
-CONFIGURATION = {"master_bind_host": "spark.tidegate.masterBindHost", "master_host": "spark.tidegate.masterHost",
-                 "master_ports": "spark.tidegate.masterPorts", "slot_ports": "spark.tidegate.slotPorts"}
+CONFIGURATION = {
+    "master_bind_host": "spark.tidegate.masterBindHost",
+    "master_host": "spark.tidegate.masterHost",
+    "master_ports": "spark.tidegate.masterPorts",
+    "slot_ports": "spark.tidegate.slotPorts",
+}
 DRIVER_HOST, DRIVER_BIND_ADDRESS = "spark.driver.host", "spark.driver.bindAddress"
 
 
@@ -72,7 +76,7 @@ class SparkDeployment:
 
     def cancel(self) -> None:
         self._cancelled.set()
-        with contextlib.suppress(Exception):        # a session that is gone has nothing to cancel; the thread tells
+        with contextlib.suppress(Exception):  # a session that is gone has nothing to cancel; the thread tells
             self._spark.sparkContext.cancelJobGroup(self._name)
 
     def _run(self) -> None:
@@ -103,15 +107,21 @@ def placed(tuning: Tuning, spark: SparkSession) -> Tuning:
     """With what Spark's configuration says about addresses, where the program doesn't."""
     # Not the context's getConf(), which takes a hundred round trips to the JVM.
     found = {key: spark.conf.get(key, None) for key in (*CONFIGURATION.values(), DRIVER_HOST, DRIVER_BIND_ADDRESS)}
-    return placed_by(tuning, {key: value for key, value in found.items() if value is not None},
-                     is_local=bool(spark.sparkContext._jsc.sc().isLocal()))
+    return placed_by(
+        tuning,
+        {key: value for key, value in found.items() if value is not None},
+        is_local=bool(spark.sparkContext._jsc.sc().isLocal()),
+    )
 
 
 def placed_by(tuning: Tuning, configuration: Mapping[str, str], *, is_local: bool) -> Tuning:
     """On a cluster the master listens where Spark's driver does, and slots find it by the same name: whatever was done to
     let executors reach the driver is enough. On one machine it listens on loopback, whatever Spark does."""
-    told: dict[str, Any] = {name: configuration[key] for name, key in CONFIGURATION.items()
-                            if getattr(tuning, name) is None and key in configuration}
+    told: dict[str, Any] = {
+        name: configuration[key]
+        for name, key in CONFIGURATION.items()
+        if getattr(tuning, name) is None and key in configuration
+    }
     tuning = replace(tuning, **told)
     driver = _bare(configuration.get(DRIVER_HOST))
     if is_local or driver is None:
@@ -140,16 +150,20 @@ def check_task_slots(spark: SparkSession, slots: int) -> None:
     """Raises `JobError` where Spark, as it was started, can't ever run so many slots at the same time, or none at all."""
     context = spark.sparkContext
     if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        raise JobError("Spark starts all slots of a job at once or none, which it can't do with dynamic allocation: "
-                       "set spark.dynamicAllocation.enabled=false and spark.executor.instances")
+        raise JobError(
+            "Spark starts all slots of a job at once or none, which it can't do with dynamic allocation: "
+            "set spark.dynamicAllocation.enabled=false and spark.executor.instances"
+        )
     check_python(spark)
     if not context._jsc.sc().isLocal():
-        return      # executors come and go: whoever deploys waits for them
+        return  # executors come and go: whoever deploys waits for them
     count = task_slot_count(spark)
     if count < slots:
-        raise JobError(f"the job asks for slots={slots}, which run at the same time, and this Spark ({context.master}) "
-                       f"has {count} task slots: give the job slots={count} or fewer, or start Spark with "
-                       f"master('local[{slots}]')")
+        raise JobError(
+            f"the job asks for slots={slots}, which run at the same time, and this Spark ({context.master}) "
+            f"has {count} task slots: give the job slots={count} or fewer, or start Spark with "
+            f"master('local[{slots}]')"
+        )
 
 
 def _slot_task(payload: bytes, attempt: int, master: tuple[str, int]) -> SlotTask:
@@ -168,6 +182,9 @@ def _short(error: Exception) -> str:
     """What a Spark error says, without Java's and Python's frames."""
     if isinstance(error, ConnectionError):
         return f"the Spark session is gone ({error}): start the program again, the job goes on from its last snapshot"
-    lines = [line.removeprefix(": ") for line in str(error).splitlines()
-             if line[:1].strip() and not line.startswith(("Driver stacktrace", "An error occurred while calling "))]
+    lines = [
+        line.removeprefix(": ")
+        for line in str(error).splitlines()
+        if line[:1].strip() and not line.startswith(("Driver stacktrace", "An error occurred while calling "))
+    ]
     return "\n".join(lines[:12]) or type(error).__name__

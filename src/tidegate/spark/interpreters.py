@@ -31,16 +31,21 @@ SlotTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 PYTHON_VARIABLE, PYTHON_SETTING = "PYSPARK_PYTHON", "spark.pyspark.python"
 
-_MISSING_MODULE = re.compile(r"((?:ModuleNotFoundError|ImportError): (?:No module named|cannot import name) .+)$",
-                             re.MULTILINE)
+_MISSING_MODULE = re.compile(
+    r"((?:ModuleNotFoundError|ImportError): (?:No module named|cannot import name) .+)$", re.MULTILINE
+)
 _OTHER_VERSION = re.compile(r"^.*(\[PYTHON_VERSION_MISMATCH\].+)$", re.MULTILINE)
 _NO_PROGRAM = re.compile(r"(Cannot run program .+)$", re.MULTILINE)
 _TOLD = "Executors run"
-_ADVICE = ("On one machine, set PYSPARK_PYTHON={driver} in the environment before the session is made: "
-           "os.environ['PYSPARK_PYTHON'] = sys.executable. On a cluster, let PYSPARK_PYTHON or spark.pyspark.python name a "
-           "Python that has Tidegate on every host, or send it along with --py-files or --archives (docs/clusters.md)")
-_ASK = ("import importlib.util, json, sys; print(json.dumps([sys.executable, [each for each in ('tidegate', 'pyarrow') "
-        "if importlib.util.find_spec(each) is None]]))")
+_ADVICE = (
+    "On one machine, set PYSPARK_PYTHON={driver} in the environment before the session is made: "
+    "os.environ['PYSPARK_PYTHON'] = sys.executable. On a cluster, let PYSPARK_PYTHON or spark.pyspark.python name a "
+    "Python that has Tidegate on every host, or send it along with --py-files or --archives (docs/clusters.md)"
+)
+_ASK = (
+    "import importlib.util, json, sys; print(json.dumps([sys.executable, [each for each in ('tidegate', 'pyarrow') "
+    "if importlib.util.find_spec(each) is None]]))"
+)
 _ASKING_TIMEOUT_S = 20.0
 
 
@@ -62,14 +67,22 @@ def check_python(spark: SparkSession) -> None:
     if not _is_local(spark) or os.path.dirname(executors) == os.path.dirname(driver):
         return
     try:
-        done = subprocess.run([executors, "-c", _ASK], env=_environment_of(spark), capture_output=True, text=True,
-                              timeout=_ASKING_TIMEOUT_S, check=True)
+        done = subprocess.run(
+            [executors, "-c", _ASK],
+            env=_environment_of(spark),
+            capture_output=True,
+            text=True,
+            timeout=_ASKING_TIMEOUT_S,
+            check=True,
+        )
         python, missing = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
-        return      # Spark will say what is the matter with it
+        return  # Spark will say what is the matter with it
     if missing:
-        raise JobError(f"No module named {missing[0]!r} for Spark's Python processes: they run {python}, the driver runs "
-                       f"{driver}. {_ADVICE.format(driver=driver)}")
+        raise JobError(
+            f"No module named {missing[0]!r} for Spark's Python processes: they run {python}, the driver runs "
+            f"{driver}. {_ADVICE.format(driver=driver)}"
+        )
 
 
 def _is_local(spark: SparkSession) -> bool:
@@ -82,8 +95,12 @@ def _environment_of(spark: SparkSession) -> dict[str, str]:
 
     context = spark.sparkContext
     sent = SparkFiles.getRootDirectory()
-    path = [sent, *(os.path.join(sent, name) for name in context._python_includes or ()),
-            context.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+    path = [
+        sent,
+        *(os.path.join(sent, name) for name in context._python_includes or ()),
+        context.environment.get("PYTHONPATH"),
+        os.environ.get("PYTHONPATH"),
+    ]
     return {**os.environ, **context.environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
@@ -114,8 +131,10 @@ def guarded(task: SlotTask) -> SlotTask:
             unpacked = pickle.loads(packed)
         except ImportError as error:
             version = ".".join(map(str, sys.version_info[:3]))
-            raise ImportError(f"{error}. {told} {sys.executable} (Python {version}, on {socket.gethostname()}), the driver "
-                              f"runs {driver}. {advice}") from None
+            raise ImportError(
+                f"{error}. {told} {sys.executable} (Python {version}, on {socket.gethostname()}), the driver "
+                f"runs {driver}. {advice}"
+            ) from None
         yield from unpacked(batches)
 
     return unpack_and_run
@@ -131,6 +150,8 @@ def no_use_in_trying(error: Exception, pythons: Pythons) -> str | None:
     if not found:
         return None
     why = found[-1].rstrip(")")
-    return (f"{why}. Executors were to run {pythons.executors}, the driver runs {pythons.driver}. {PYTHON_VARIABLE} in the "
-            f"environment, or {PYTHON_SETTING}, names the Python of executors; set it before the session is made "
-            f"(docs/clusters.md)")
+    return (
+        f"{why}. Executors were to run {pythons.executors}, the driver runs {pythons.driver}. {PYTHON_VARIABLE} in the "
+        f"environment, or {PYTHON_SETTING}, names the Python of executors; set it before the session is made "
+        f"(docs/clusters.md)"
+    )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULT_LOCAL_SLOTS = 2
-SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"     # set by spark-submit for the program that it starts
+SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"  # set by spark-submit for the program that it starts
 
 
 class Job(job.Job):
@@ -31,17 +31,37 @@ class Job(job.Job):
     its parallelism; the job holds that many task slots of it as long as it runs.
     """
 
-    def __init__(self, name: str, spark: SparkSession | None = None, *, slots: int | None = None,
-                 backend: Backend | None = None, snapshots: Snapshots | None = None,
-                 restart: RestartStrategy = DEFAULT_RESTART, tuning: Tuning | None = None, restore_from: str | None = None,
-                 claim: bool = False, drop_state: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        spark: SparkSession | None = None,
+        *,
+        slots: int | None = None,
+        backend: Backend | None = None,
+        snapshots: Snapshots | None = None,
+        restart: RestartStrategy = DEFAULT_RESTART,
+        tuning: Tuning | None = None,
+        restore_from: str | None = None,
+        claim: bool = False,
+        drop_state: Sequence[str] = (),
+    ) -> None:
         if spark is not None and not hasattr(spark, "sparkContext"):
-            raise JobError(f"tg.Job({name!r}, {spark!r}): the second argument is a SparkSession, or nothing for one on this "
-                           f"machine")
+            raise JobError(
+                f"tg.Job({name!r}, {spark!r}): the second argument is a SparkSession, or nothing for one on this machine"
+            )
         if slots is None:
             slots = DEFAULT_LOCAL_SLOTS if spark is None else spark.sparkContext.defaultParallelism
-        super().__init__(name, slots=slots, backend=backend, snapshots=snapshots, restart=restart, tuning=tuning,
-                         restore_from=restore_from, claim=claim, drop_state=drop_state)
+        super().__init__(
+            name,
+            slots=slots,
+            backend=backend,
+            snapshots=snapshots,
+            restart=restart,
+            tuning=tuning,
+            restore_from=restore_from,
+            claim=claim,
+            drop_state=drop_state,
+        )
         self._spark = spark
         if spark is not None:
             register(spark)
@@ -78,10 +98,13 @@ def local_session(slots: int) -> SparkSession:
     # Spark starts its Python processes from the PATH; they need the packages and modules that this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{slots}]").appName("tidegate")
-    for key, value in {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1",
-                       "spark.driver.host": "127.0.0.1",
-                       "spark.ui.showConsoleProgress": "false",      # a stage that lives as long as the job has none
-                       "spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, sys.path))}.items():
+    for key, value in {
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.showConsoleProgress": "false",  # a stage that lives as long as the job has none
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     register(session)

@@ -67,9 +67,9 @@ class _Let:
     over_since_s: float | None = None
 
 
-_places: list[_Let] = []        # never fewer
-_lock = threading.Lock()        # of the places
-_making = threading.Lock()      # of the context's variables
+_places: list[_Let] = []  # never fewer
+_lock = threading.Lock()  # of the places
+_making = threading.Lock()  # of the context's variables
 
 
 def in_own_processes(spark: SparkSession, tenant: Tenant | None, slots: int, make: Callable[[], DataFrame]) -> DataFrame:
@@ -101,7 +101,7 @@ def _place_for(new: _Let) -> int:
             let = _places[place]
             if not _is_free(let, new.slots, is_warm=is_warm):
                 continue
-            _places[place] = new        # nobody else takes it
+            _places[place] = new  # nobody else takes it
         # To end slots takes a moment, in which others may find a place.
         if let.tenant.move_out():
             return place

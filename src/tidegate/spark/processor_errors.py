@@ -40,5 +40,8 @@ class NoKey:
     """Where the cursor is in `init` and `close`. No table can look it up, so that no state is touched by mistake."""
 
     def __hash__(self) -> int:
-        raise refused("a state was used in init or close, where there is no key: use it in handleInputRows, "
-                      "handleExpiredTimer or handleInitialState", NO_KEY_HERE)
+        raise refused(
+            "a state was used in init or close, where there is no key: use it in handleInputRows, "
+            "handleExpiredTimer or handleInitialState",
+            NO_KEY_HERE,
+        )

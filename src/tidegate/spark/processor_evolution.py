@@ -27,7 +27,9 @@ ADVICE = Advice(
         "to one with as many digits on both sides of the point, or more); rename a state "
         "(evolve={<state>: tg.evolved(alias=<old name>)}) or the operator (alias=<old name>); let state go by its name "
         "(deleteIfExists in init, or drop_state=['<operator>.<state>'] or ['<operator>']). evolve=, alias= and drop_state= "
-        "are arguments of tg.transform_with_state"))
+        "are arguments of tg.transform_with_state"
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +55,16 @@ def checked_evolve(evolve: Any, *, declared: Mapping[str, Any], operator: str) -
     """What the user gave, by the names of states that `init` declares."""
     given = {} if evolve is None else evolve
     if not isinstance(given, Mapping) or not all(isinstance(each, Evolution) for each in given.values()):
-        raise JobError(f"evolve={evolve!r}: give tg.evolved(…) by the names of states, such as "
-                       f"evolve={{'account': tg.evolved(added={{'orders': 0}})}}")
+        raise JobError(
+            f"evolve={evolve!r}: give tg.evolved(…) by the names of states, such as "
+            f"evolve={{'account': tg.evolved(added={{'orders': 0}})}}"
+        )
     unknown = set(given) - set(declared)
     if unknown:
-        raise JobError(f"evolve= has {min(unknown)!r}, and init of the processor of {operator!r} declares "
-                       f"{', '.join(map(repr, declared)) or 'no states'}: give the names that the states have now")
+        raise JobError(
+            f"evolve= has {min(unknown)!r}, and init of the processor of {operator!r} declares "
+            f"{', '.join(map(repr, declared)) or 'no states'}: give the names that the states have now"
+        )
     return dict(given)
 
 
@@ -67,5 +73,7 @@ def check_aliases(aliases: Mapping[str, tuple[str, ...]]) -> None:
     claimed = [*aliases, *(each for of_state in aliases.values() for each in of_state)]
     twice = {name for name in claimed if claimed.count(name) > 1}
     if twice:
-        raise JobError(f"evolve= has an alias that is the name or alias of another state, or its own: {sorted(twice)}. What "
-                       f"a snapshot holds under a name goes to one state")
+        raise JobError(
+            f"evolve= has an alias that is the name or alias of another state, or its own: {sorted(twice)}. What "
+            f"a snapshot holds under a name goes to one state"
+        )

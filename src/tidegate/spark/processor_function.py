@@ -48,8 +48,16 @@ class ProcessorFunction(GroupFunction):
 
     gives: str
 
-    def __init__(self, processor: StatefulProcessor, declared: Mapping[str, DeclaredState], *, returns: pa.Schema,
-                 key_types: Sequence[pa.DataType], settings: ProcessorSettings, time: TimeKind | None) -> None:
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        declared: Mapping[str, DeclaredState],
+        *,
+        returns: pa.Schema,
+        key_types: Sequence[pa.DataType],
+        settings: ProcessorSettings,
+        time: TimeKind | None,
+    ) -> None:
         self._given = processor
         self._declared = dict(declared)
         self._returns = returns
@@ -65,7 +73,7 @@ class ProcessorFunction(GroupFunction):
         self._operator = operator
         self._cursor = cursor
         self._user_keys = user_keys(self._key_types, self._settings.zone)
-        self._processor = copy.copy(self._given)        # the slots of a test may share a process, and the plan
+        self._processor = copy.copy(self._given)  # the slots of a test may share a process, and the plan
         self._handle = LiveHandle(self._declared, tables, timers, self._time)
         cursor.key = NoKey()
         self._processor.init(self._handle)
@@ -129,8 +137,10 @@ class ProcessorFunction(GroupFunction):
         return TimerValues(*times) if self._time is not None else TimerValues(NO_TIME_MS, NO_TIME_MS)
 
     def _refused(self, what: str) -> SchemaError:
-        return SchemaError(f"operator {self._operator!r} is declared with the output {ddl_of(self._returns)!r}, and {what}. "
-                           f"Change what the processor yields, or the declared output.")
+        return SchemaError(
+            f"operator {self._operator!r} is declared with the output {ddl_of(self._returns)!r}, and {what}. "
+            f"Change what the processor yields, or the declared output."
+        )
 
     @abstractmethod
     def _parts(self, groups: Groups) -> Iterator[Sequence[Any]]:
@@ -157,7 +167,7 @@ class RowFunction(ProcessorFunction):
         kind = self._classes.get(names) or self._classes.setdefault(names, row_class(names))
         rows = map(tuple.__new__, repeat(kind), zip(*python_columns(groups.rows, self._settings.zone), strict=True))
         if len(groups.sizes) == groups.rows.num_rows:
-            return zip(rows, strict=False)      # each has one
+            return zip(rows, strict=False)  # each has one
         stops = list(accumulate(groups.sizes, initial=0))
         return map(list(rows).__getitem__, map(slice, stops, islice(stops, 1, None)))
 
@@ -168,9 +178,10 @@ class RowFunction(ProcessorFunction):
         except AttributeError:
             rows = [self._in_order(row) for row in given]
         columns = zip(*rows, strict=True)
-        yield pa.RecordBatch.from_arrays([self._column(list(values), field, rows)
-                                          for values, field in zip(columns, self._returns, strict=True)],
-                                         schema=self._returns)
+        yield pa.RecordBatch.from_arrays(
+            [self._column(list(values), field, rows) for values, field in zip(columns, self._returns, strict=True)],
+            schema=self._returns,
+        )
 
     def _in_order(self, row: Any) -> Sequence[Any]:
         """The row's values in the order of the output. Fields go by their names, as in Spark."""

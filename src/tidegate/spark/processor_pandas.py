@@ -24,8 +24,16 @@ from tidegate.spark.processor_values import in_zone
 if TYPE_CHECKING:
     import pandas as pd
 
-REFUSALS = (pa.ArrowException, PySparkException, TypeError, ValueError, OverflowError, AttributeError, AssertionError,
-            KeyError)
+REFUSALS = (
+    pa.ArrowException,
+    PySparkException,
+    TypeError,
+    ValueError,
+    OverflowError,
+    AttributeError,
+    AssertionError,
+    KeyError,
+)
 # Beyond so many columns a row is a plain tuple, and its DataFrame has numbers for names.
 MAX_NAMED = 254
 EXACT_FLOAT = 2**53
@@ -36,11 +44,10 @@ def frames_of(groups: Groups, settings: ProcessorSettings) -> Iterator[Sequence[
     rows = groups.rows
     whole, retyped = _whole(rows, settings)
     mean = max(rows.nbytes / rows.num_rows, 1) if rows.num_rows else 1
-    limit = max(1, min(settings.frame_rows, math.ceil(settings.frame_bytes / mean)))     # Spark cuts when it is reached
+    limit = max(1, min(settings.frame_rows, math.ceil(settings.frame_bytes / mean)))  # Spark cuts when it is reached
     start = 0
     for size in groups.sizes:
-        yield [_part(whole, first, min(limit, start + size - first), retyped)
-               for first in range(start, start + size, limit)]
+        yield [_part(whole, first, min(limit, start + size - first), retyped) for first in range(start, start + size, limit)]
         start += size
 
 
@@ -51,7 +58,7 @@ def batches_of(frames: Sequence[pd.DataFrame], returns: pa.Schema, settings: Pro
         try:
             yield _batch_of(together, returns, settings)
         except REFUSALS:
-            pass        # each for itself may fit, as in Spark; or shows what doesn't
+            pass  # each for itself may fit, as in Spark; or shows what doesn't
         else:
             return
     for frame in frames:
@@ -60,10 +67,18 @@ def batches_of(frames: Sequence[pd.DataFrame], returns: pa.Schema, settings: Pro
 
 def _batch_of(frame: pd.DataFrame, returns: pa.Schema, settings: ProcessorSettings) -> pa.RecordBatch:
     batch = PandasToArrowConversion.convert(
-        frame, from_arrow_schema(returns, prefer_timestamp_ntz=True), timezone=settings.zone, safecheck=settings.is_safe,
-        arrow_cast=True, assign_cols_by_name=settings.by_name, int_to_decimal_coercion_enabled=settings.int_to_decimal)
-    columns = [column if column.type == field.type else column.cast(field.type)
-               for column, field in zip(batch.columns, returns, strict=True)]
+        frame,
+        from_arrow_schema(returns, prefer_timestamp_ntz=True),
+        timezone=settings.zone,
+        safecheck=settings.is_safe,
+        arrow_cast=True,
+        assign_cols_by_name=settings.by_name,
+        int_to_decimal_coercion_enabled=settings.int_to_decimal,
+    )
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, returns, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=returns)
 
 
@@ -80,8 +95,10 @@ def _together(frames: Sequence[pd.DataFrame]) -> pd.DataFrame | None:
 
 def _loses(together: pd.DataFrame) -> bool:
     """Whether integers may have lost digits because another DataFrame had floats in their column."""
-    return any(kind.kind == "f" and bool((together.iloc[:, index].abs() >= EXACT_FLOAT).any())
-               for index, kind in enumerate(together.dtypes))
+    return any(
+        kind.kind == "f" and bool((together.iloc[:, index].abs() >= EXACT_FLOAT).any())
+        for index, kind in enumerate(together.dtypes)
+    )
 
 
 def _whole(rows: pa.RecordBatch, settings: ProcessorSettings) -> tuple[pd.DataFrame, list[int]]:
@@ -89,8 +106,10 @@ def _whole(rows: pa.RecordBatch, settings: ProcessorSettings) -> tuple[pd.DataFr
     import pandas as pd
 
     types = [in_zone(kind, settings.zone) for kind in rows.schema.types]
-    rows = pa.RecordBatch.from_arrays([column if column.type == kind else column.cast(kind)
-                                       for column, kind in zip(rows.columns, types, strict=True)], names=rows.schema.names)
+    rows = pa.RecordBatch.from_arrays(
+        [column if column.type == kind else column.cast(kind) for column, kind in zip(rows.columns, types, strict=True)],
+        names=rows.schema.names,
+    )
     found = ArrowBatchTransformer.to_pandas(rows, timezone=settings.zone, prefer_int_ext_dtype=settings.int_extensions)
     retyped = []
     for index, (series, kind) in enumerate(zip(found, types, strict=True)):
@@ -113,7 +132,7 @@ def _part(whole: pd.DataFrame, start: int, size: int, retyped: Sequence[int]) ->
     """Rows numbered from 0. They are in no other part, so that they may be changed in place."""
     import pandas as pd
 
-    part = whole.iloc[start:start + size]
+    part = whole.iloc[start : start + size]
     if retyped:
         part = part.copy()
         for index in retyped:

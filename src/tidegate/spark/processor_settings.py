@@ -48,9 +48,15 @@ class ProcessorSettings:
             return str(found)
 
         rows = int(text(FRAME_ROWS))
-        return cls(zone=text(TIME_ZONE), is_safe=is_on(CONVERT_SAFELY), int_to_decimal=is_on(INT_TO_DECIMAL),
-                   int_extensions=is_on(INT_EXTENSIONS), by_name=is_on(BY_NAME),
-                   frame_rows=rows if rows > 0 else 2**31 - 1, frame_bytes=_bytes_of(spark))
+        return cls(
+            zone=text(TIME_ZONE),
+            is_safe=is_on(CONVERT_SAFELY),
+            int_to_decimal=is_on(INT_TO_DECIMAL),
+            int_extensions=is_on(INT_EXTENSIONS),
+            by_name=is_on(BY_NAME),
+            frame_rows=rows if rows > 0 else 2**31 - 1,
+            frame_bytes=_bytes_of(spark),
+        )
 
 
 def _bytes_of(spark: SparkSession) -> int:

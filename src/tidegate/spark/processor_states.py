@@ -63,9 +63,17 @@ class DeclaredState:
         has_containers = any(form_of(field.type).copied is not None for field in self.value)
         before = self.evolution
         descriptor = Descriptor(
-            kind=StateKind.KEYED, shape=self.shape, item=pa.struct(list(self.value)), name=self.name, ttl=self.ttl_ms,
-            map_key=None if self.key is None else map_key_type(self.key), alias=before.alias, added=before.added,
-            renamed=before.renamed, as_tuples=self.shape == "value" and self.ttl_ms is None and not has_containers)
+            kind=StateKind.KEYED,
+            shape=self.shape,
+            item=pa.struct(list(self.value)),
+            name=self.name,
+            ttl=self.ttl_ms,
+            map_key=None if self.key is None else map_key_type(self.key),
+            alias=before.alias,
+            added=before.added,
+            renamed=before.renamed,
+            as_tuples=self.shape == "value" and self.ttl_ms is None and not has_containers,
+        )
         descriptor.refuse = self._refused
         descriptor.map_key_parts = [] if self.key is None else self.key.types
         return descriptor
@@ -91,8 +99,7 @@ class ProcessorHandle(StatefulProcessorHandle):
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
         return self._declare(stateName, "list", schema, None, ttlDurationMs)
 
-    def getMapState(self, stateName: str, userKeySchema: Any, valueSchema: Any,
-                    ttlDurationMs: int | None = None) -> Any:
+    def getMapState(self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None) -> Any:
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 
     def end_init(self) -> None:
@@ -102,7 +109,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         """What there was of it is let go when the query is restored (`drop_state`)."""
         if not self._in_init:
             raise refused(f"deleteIfExists({stateName!r}) outside of init: call it in init", INVALID_HANDLE_STATE)
-        self.declared.pop(stateName, None)      # a variable of it may have been given out; it is of no use then
+        self.declared.pop(stateName, None)  # a variable of it may have been given out; it is of no use then
         self.deleted.add(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
@@ -118,12 +125,15 @@ class ProcessorHandle(StatefulProcessorHandle):
         if not isinstance(name, str) or not name or name.startswith("__"):
             raise refused(f"a state is named {name!r}: give a text that doesn't begin with '__'", INVALID_NAME)
         if name in self.declared or name in self.deleted:
-            raise refused(f"a state named {name!r} already exists, or init deletes one of that name: give one of them "
-                          f"another name, and declare it once")
+            raise refused(
+                f"a state named {name!r} already exists, or init deletes one of that name: give one of them "
+                f"another name, and declare it once"
+            )
         if not self._in_init:
             raise refused(f"the state {name!r} is declared outside of init: {IN_INIT}", INVALID_HANDLE_STATE)
-        declared = DeclaredState(name, shape, _schema_of(name, values), None if keys is None else _schema_of(name, keys),
-                                 self._ttl(name, ttl_ms))
+        declared = DeclaredState(
+            name, shape, _schema_of(name, values), None if keys is None else _schema_of(name, keys), self._ttl(name, ttl_ms)
+        )
         try:
             declared.descriptor()
         except JobError as error:
@@ -136,19 +146,28 @@ class ProcessorHandle(StatefulProcessorHandle):
         if ttl_ms is None or not (ttl_ms := index(ttl_ms)):
             return None
         if self._time is not TimeKind.PROCESSING:
-            raise refused(f"the state {name!r} has ttlDurationMs={ttl_ms}, which is a duration of processing time: give "
-                          f"timeMode='ProcessingTime', or omit the duration", TTL_IN_WRONG_TIME_MODE)
+            raise refused(
+                f"the state {name!r} has ttlDurationMs={ttl_ms}, which is a duration of processing time: give "
+                f"timeMode='ProcessingTime', or omit the duration",
+                TTL_IN_WRONG_TIME_MODE,
+            )
         if ttl_ms < 0:
-            raise refused(f"the state {name!r} has ttlDurationMs={ttl_ms}: give a millisecond or more, or omit it to keep "
-                          f"the state forever", TTL_NOT_POSITIVE)
+            raise refused(
+                f"the state {name!r} has ttlDurationMs={ttl_ms}: give a millisecond or more, or omit it to keep "
+                f"the state forever",
+                TTL_NOT_POSITIVE,
+            )
         return ttl_ms
 
     def _no_timers(self, method: str) -> ProcessorError:
         if self._time is None:
-            return refused(f"{method}: timers need a time: give timeMode='ProcessingTime', or 'EventTime' and a watermark "
-                           f"on the input", INVALID_TIME_MODE)
-        return refused(f"{method} in init or close: timers belong to a key, and there is none; {WITH_A_KEY}",
-                       INVALID_HANDLE_STATE)
+            return refused(
+                f"{method}: timers need a time: give timeMode='ProcessingTime', or 'EventTime' and a watermark on the input",
+                INVALID_TIME_MODE,
+            )
+        return refused(
+            f"{method} in init or close: timers belong to a key, and there is none; {WITH_A_KEY}", INVALID_HANDLE_STATE
+        )
 
     @abstractmethod
     def _variable_of(self, declared: DeclaredState) -> Any:
@@ -159,8 +178,11 @@ class RecordingHandle(ProcessorHandle):
     """On the driver."""
 
     def _variable_of(self, declared: DeclaredState) -> Any:
-        return _unusable(declared.shape, f"the state {declared.name!r} was used in init or close, where there is no key; "
-                                         f"{WITH_A_KEY}", NO_KEY_HERE)
+        return _unusable(
+            declared.shape,
+            f"the state {declared.name!r} was used in init or close, where there is no key; {WITH_A_KEY}",
+            NO_KEY_HERE,
+        )
 
 
 def _schema_of(state: str, declared: Any) -> pa.Schema:
@@ -175,6 +197,7 @@ def _schema_of(state: str, declared: Any) -> pa.Schema:
 
 def _unusable(shape: str, why: str, condition: str | None = None, *, is_empty: bool = False) -> Any:
     """A state variable that can't be used here, and says why. With `is_empty` its iterators are, as Spark's are then."""
+
     def refuse(*_: Any, **__: Any) -> Any:
         raise refused(why, condition)
 
@@ -197,8 +220,13 @@ _ITERATING = {"value": (), "list": ("get",), "map": ("keys", "values", "iterator
 class LiveHandle(ProcessorHandle):
     """On a slot. `known` are the states that init declared when the query was built."""
 
-    def __init__(self, known: Mapping[str, DeclaredState], tables: Mapping[str, Any], timers: TimerQueue | None,
-                 time: TimeKind | None = None) -> None:
+    def __init__(
+        self,
+        known: Mapping[str, DeclaredState],
+        tables: Mapping[str, Any],
+        timers: TimerQueue | None,
+        time: TimeKind | None = None,
+    ) -> None:
         super().__init__(time)
         self._known = known
         self._tables = tables
@@ -208,9 +236,9 @@ class LiveHandle(ProcessorHandle):
         super().end_init()
         timers = self._timers
         if timers is not None:
-            self.registerTimer = lambda expiryTimestampMs: timers.set(to_ms(expiryTimestampMs))     # type: ignore[method-assign]
-            self.deleteTimer = lambda expiryTimestampMs: timers.delete(to_ms(expiryTimestampMs))    # type: ignore[method-assign]
-            self.listTimers = lambda: iter(timers.times())                                          # type: ignore[method-assign]
+            self.registerTimer = lambda expiryTimestampMs: timers.set(to_ms(expiryTimestampMs))  # type: ignore[method-assign]
+            self.deleteTimer = lambda expiryTimestampMs: timers.delete(to_ms(expiryTimestampMs))  # type: ignore[method-assign]
+            self.listTimers = lambda: iter(timers.times())  # type: ignore[method-assign]
 
     def begin_close(self) -> None:
         for method in ("registerTimer", "deleteTimer", "listTimers"):
@@ -224,11 +252,15 @@ class LiveHandle(ProcessorHandle):
     def _variable_of(self, declared: DeclaredState) -> Any:
         name, known = declared.name, self._known.get(declared.name)
         if known is None:
-            return _unusable(declared.shape, f"the state {name!r} was deleted in init, or not declared when the query was "
-                                             f"built: {IN_INIT}", is_empty=True)
+            return _unusable(
+                declared.shape,
+                f"the state {name!r} was deleted in init, or not declared when the query was built: {IN_INIT}",
+                is_empty=True,
+            )
         if known.shape != declared.shape:
-            raise refused(f"init declares the {declared.shape} state {name!r} here and didn't when the query was built: "
-                          f"{IN_INIT}")
+            raise refused(
+                f"init declares the {declared.shape} state {name!r} here and didn't when the query was built: {IN_INIT}"
+            )
         return VARIABLES[known.shape](known, self._tables[name])
 
 
@@ -241,11 +273,15 @@ class ValueVariable(sparks.ValueState):
             row = held()
             return None if row is None else out(row)
 
-        self.get = held if out is as_held else get                                          # type: ignore[method-assign]
-        self.update = (keep if into is tuple and isinstance(table, HeapRow) else            # type: ignore[method-assign]
-                       lambda newValue: keep(into(newValue)))
-        self.exists = lambda: held() is not None                                            # type: ignore[method-assign]
-        self.clear = table.clear                                                            # type: ignore[method-assign]
+        self.get = held if out is as_held else get  # type: ignore[method-assign]
+        self.update = (
+            keep
+            if into is tuple and isinstance(table, HeapRow)
+            # type: ignore[method-assign]
+            else lambda newValue: keep(into(newValue))
+        )
+        self.exists = lambda: held() is not None  # type: ignore[method-assign]
+        self.clear = table.clear  # type: ignore[method-assign]
 
 
 class ListVariable(sparks.ListState):
@@ -258,12 +294,12 @@ class ListVariable(sparks.ListState):
         def append_list(newState: Iterable[Any]) -> None:
             table.extend(list(map(into, newState)))
 
-        self.get = lambda: map(out, table.get())                            # type: ignore[method-assign]
-        self.put = put                                                      # type: ignore[method-assign]
-        self.appendValue = lambda newState: table.add(into(newState))       # type: ignore[method-assign]
-        self.appendList = append_list                                       # type: ignore[method-assign]
-        self.exists = lambda: bool(table.get())                             # type: ignore[method-assign]
-        self.clear = table.clear                                            # type: ignore[method-assign]
+        self.get = lambda: map(out, table.get())  # type: ignore[method-assign]
+        self.put = put  # type: ignore[method-assign]
+        self.appendValue = lambda newState: table.add(into(newState))  # type: ignore[method-assign]
+        self.appendList = append_list  # type: ignore[method-assign]
+        self.exists = lambda: bool(table.get())  # type: ignore[method-assign]
+        self.clear = table.clear  # type: ignore[method-assign]
 
 
 class MapVariable(sparks.MapState):
@@ -271,7 +307,7 @@ class MapVariable(sparks.MapState):
         assert declared.key is not None
         into, out = rows_in(declared.value), rows_out(declared.value)
         key_in, key_out = map_keys_in(declared.key), map_keys_out(declared.key)
-        make = row_maker(declared.value.names)      # what Spark gives is a Row here, and a plain tuple everywhere else
+        make = row_maker(declared.value.names)  # what Spark gives is a Row here, and a plain tuple everywhere else
 
         def get_value(key: Any) -> Any:
             row = table.get(key_in(key))
@@ -280,16 +316,19 @@ class MapVariable(sparks.MapState):
         def items() -> Iterator[Any]:
             return ((key_out(key), out(row)) for key, row in table.items())
 
-        self.getValue = get_value                                                           # type: ignore[method-assign]
-        self.containsKey = lambda key: key_in(key) in table                                 # type: ignore[method-assign]
-        self.updateValue = lambda key, value: table.put(key_in(key), into(value))           # type: ignore[method-assign]
-        self.removeKey = lambda key: table.remove(key_in(key))                              # type: ignore[method-assign]
-        self.iterator = items                                                               # type: ignore[method-assign]
-        self.keys = lambda: map(key_out, table.keys())                                      # type: ignore[method-assign]
-        self.values = lambda: map(out, table.values())                                      # type: ignore[method-assign]
-        self.exists = lambda: len(table) > 0                                                # type: ignore[method-assign]
-        self.clear = table.clear                                                            # type: ignore[method-assign]
+        self.getValue = get_value  # type: ignore[method-assign]
+        self.containsKey = lambda key: key_in(key) in table  # type: ignore[method-assign]
+        self.updateValue = lambda key, value: table.put(key_in(key), into(value))  # type: ignore[method-assign]
+        self.removeKey = lambda key: table.remove(key_in(key))  # type: ignore[method-assign]
+        self.iterator = items  # type: ignore[method-assign]
+        self.keys = lambda: map(key_out, table.keys())  # type: ignore[method-assign]
+        self.values = lambda: map(out, table.values())  # type: ignore[method-assign]
+        self.exists = lambda: len(table) > 0  # type: ignore[method-assign]
+        self.clear = table.clear  # type: ignore[method-assign]
 
 
 VARIABLES: dict[str, Callable[[DeclaredState, Any], Any]] = {
-    "value": ValueVariable, "list": ListVariable, "map": MapVariable}
+    "value": ValueVariable,
+    "list": ListVariable,
+    "map": MapVariable,
+}

@@ -43,9 +43,10 @@ def rows_in(schema: pa.Schema) -> Convert:
     def convert(given: Any) -> Any:
         values = tuple(given)
         if len(values) != len(converts):
-            return values       # the state says what is wrong with it
-        return tuple([value if each is None or value is None else each(value)
-                      for each, value in zip(converts, values, strict=True)])
+            return values  # the state says what is wrong with it
+        return tuple(
+            [value if each is None or value is None else each(value) for each, value in zip(converts, values, strict=True)]
+        )
 
     return convert
 
@@ -56,8 +57,12 @@ def rows_out(schema: pa.Schema, *, are_tuples: bool = False) -> Convert:
     values_of: Convert = as_held if are_tuples else dict.values
     if not any(converts):
         return as_held if are_tuples else lambda held: tuple(held.values())
-    return lambda held: tuple([value if each is None or value is None else each(value)
-                               for each, value in zip(converts, values_of(held), strict=True)])
+    return lambda held: tuple(
+        [
+            value if each is None or value is None else each(value)
+            for each, value in zip(converts, values_of(held), strict=True)
+        ]
+    )
 
 
 def as_held(value: Any) -> Any:
@@ -158,24 +163,33 @@ def map_keys_out(schema: pa.Schema) -> Convert:
     if len(schema) == 1:
         return lambda held: out({names[0]: held})
     reads = [_READ.get(field.type.id, as_held) for field in schema]
-    return lambda held: out({name: None if value is None else read(value)
-                             for name, read, value in zip(names, reads, json.loads(held), strict=True)})
+    return lambda held: out(
+        {
+            name: None if value is None else read(value)
+            for name, read, value in zip(names, reads, json.loads(held), strict=True)
+        }
+    )
 
 
 def _only(values: tuple[Any, ...], schema: pa.Schema) -> Any:
     if len(values) != len(schema):
-        raise misfit(f"a key of the map is a tuple of ({ddl_of(schema)}), and {values!r} has {len(values)} values",
-                     WRONG_LENGTH)
+        raise misfit(
+            f"a key of the map is a tuple of ({ddl_of(schema)}), and {values!r} has {len(values)} values", WRONG_LENGTH
+        )
     return values[0]
 
 
 _BYTES = (pa.binary().id, pa.large_binary().id)
 _WRITTEN: dict[int, Convert] = {
-    pa.date32().id: date.isoformat, pa.timestamp("us").id: datetime.isoformat, pa.decimal128(1).id: str,
+    pa.date32().id: date.isoformat,
+    pa.timestamp("us").id: datetime.isoformat,
+    pa.decimal128(1).id: str,
     **dict.fromkeys(_BYTES, lambda held: b64encode(held).decode()),
 }
 _READ: dict[int, Convert] = {
-    pa.date32().id: date.fromisoformat, pa.timestamp("us").id: datetime.fromisoformat, pa.decimal128(1).id: Decimal,
+    pa.date32().id: date.fromisoformat,
+    pa.timestamp("us").id: datetime.fromisoformat,
+    pa.decimal128(1).id: Decimal,
     **dict.fromkeys(_BYTES, b64decode),
 }
 
@@ -238,7 +252,11 @@ def user_keys(types: Sequence[pa.DataType], zone: str) -> Callable[[Sequence[Any
 
     def convert(key: Any) -> tuple[Any, ...]:
         parts = (key,) if len(types) == 1 else key
-        return tuple([part.astimezone(there) if is_moment and part is not None else part
-                      for is_moment, part in zip(zoned, parts, strict=True)])
+        return tuple(
+            [
+                part.astimezone(there) if is_moment and part is not None else part
+                for is_moment, part in zip(zoned, parts, strict=True)
+            ]
+        )
 
     return lambda keys: map(convert, keys)

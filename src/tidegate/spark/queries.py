@@ -28,8 +28,10 @@ class SparkQueries:
         query = self._active(batch.query)
         execution = None if query is None else query.streamingQuery().lastExecution()
         if execution is None or execution.currentBatchId() != batch.number:
-            raise TidegateError(f"micro-batch {batch.number} of the query {batch.query} is not what the query runs now: it "
-                                f"was stopped, or is run by another session than the transform's DataFrame is of")
+            raise TidegateError(
+                f"micro-batch {batch.number} of the query {batch.query} is not what the query runs now: it "
+                f"was stopped, or is run by another session than the transform's DataFrame is of"
+            )
         logged = execution.offsetSeqMetadata()
         return BatchTimes(int(logged.batchTimestampMs()), int(logged.batchWatermarkMs()))
 

@@ -136,8 +136,10 @@ class StateSource(DataSource):
         return kind(self._chosen(), schema, _number(self.options, "partitions"))
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        raise JobError("state is written with tg.write_state(df, to, operator=…, state=…): the rows have to be brought "
-                       "together by key-group first, which a source in Python can't ask of Spark")
+        raise JobError(
+            "state is written with tg.write_state(df, to, operator=…, state=…): the rows have to be brought "
+            "together by key-group first, which a source in Python can't ask of Spark"
+        )
 
     def _chosen(self) -> TableRequest:
         """Spark keeps this object once it has asked for the schema, and so the choice of a snapshot."""
@@ -160,12 +162,16 @@ def requested(options: Any) -> TableRequest:
     for name in options:
         if name not in OPTIONS:
             near = difflib.get_close_matches(name, OPTIONS, n=1)
-            raise JobError(f"there is no option {name!r}{f', did you mean {near[0]!r}?' if near else ''}; the options are "
-                           f"{', '.join(OPTIONS)}")
+            raise JobError(
+                f"there is no option {name!r}{f', did you mean {near[0]!r}?' if near else ''}; the options are "
+                f"{', '.join(OPTIONS)}"
+            )
     path, diff, table = options.get("path"), options.get("diff"), options.get("table")
     if not path:
-        raise JobError("say which snapshot is meant: load(path) with the folder of a savepoint or of a job's snapshots, or "
-                       "the file of a manifest")
+        raise JobError(
+            "say which snapshot is meant: load(path) with the folder of a savepoint or of a job's snapshots, or "
+            "the file of a manifest"
+        )
     if table is not None and (diff is not None or options.get("state") is not None):
         raise JobError("the option 'table' stands alone: it is about a snapshot and not about a state of it")
     epoch = _number(options, "epoch")
@@ -173,11 +179,17 @@ def requested(options: Any) -> TableRequest:
     if diff is not None:
         before = find_snapshot(path, epoch=int(diff)) if diff.isdecimal() else find_snapshot(diff)
     return TableRequest(
-        path=path, address=find_snapshot(path, epoch=epoch).address, state=options.get("state"),
-        operator=options.get("operator"), per=options.get("per") or "entry",
+        path=path,
+        address=find_snapshot(path, epoch=epoch).address,
+        state=options.get("state"),
+        operator=options.get("operator"),
+        per=options.get("per") or "entry",
         key=tuple(name.strip() for name in (options.get("key") or "").split(",") if name.strip()),
-        keys=options.get("keys"), key_groups=options.get("key_groups"),
-        before=None if before is None else before.address, table=table)
+        keys=options.get("keys"),
+        key_groups=options.get("key_groups"),
+        before=None if before is None else before.address,
+        table=table,
+    )
 
 
 def _number(options: Any, name: str) -> int | None:
@@ -194,8 +206,9 @@ def parsed_groups(text: str) -> set[int]:
     for part in [] if text == "none" else text.split(","):
         match = _GROUPS.fullmatch(part)
         if match is None:
-            raise JobError(f"the option 'key_groups' is {text!r}: write numbers and ranges, both ends included, such as "
-                           f"'3, 8-15'")
+            raise JobError(
+                f"the option 'key_groups' is {text!r}: write numbers and ranges, both ends included, such as '3, 8-15'"
+            )
         found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
     return found
 
@@ -205,21 +218,23 @@ def parsed_keys(text: str, keys: KeyColumns) -> list[pa.Array]:
     try:
         found = json.loads(text)
     except ValueError:
-        raise JobError(f"the option 'keys' is {text!r}, which is not JSON: write [5, 6] or [\"a\", \"b\"]") from None
+        raise JobError(f'the option \'keys\' is {text!r}, which is not JSON: write [5, 6] or ["a", "b"]') from None
     rows = found if isinstance(found, list) else [found]
     if keys.is_split:
         rows = [[row.get(name) for name in keys.names] if isinstance(row, dict) else row for row in rows]
         if not all(isinstance(row, list) and len(row) == len(keys.names) for row in rows):
-            raise JobError(f"the option 'keys' is {text!r}: a key is the columns {', '.join(keys.names)}, so write "
-                           f"[[…, …], …]")
+            raise JobError(
+                f"the option 'keys' is {text!r}: a key is the columns {', '.join(keys.names)}, so write [[…, …], …]"
+            )
     else:
         rows = [[row] for row in rows]
     columns = list(zip(*rows, strict=True)) or [()] * len(keys.names)
     try:
         return [_typed(values, kind) for values, kind in zip(columns, keys.types, strict=True)]
     except (SchemaError, pa.ArrowException) as error:
-        raise SchemaError(f"the option 'keys' is {text!r}, and a key is ({ddl_of(pa.schema(keys.fields()))}): "
-                          f"{error}") from None
+        raise SchemaError(
+            f"the option 'keys' is {text!r}, and a key is ({ddl_of(pa.schema(keys.fields()))}): {error}"
+        ) from None
 
 
 def _typed(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -244,7 +259,7 @@ class StateReader(DataSourceReader):
         return [InputPartition(part) for part in table.parts(groups, count=self._partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is None:     # Spark's way of saying that there are no partitions
+        if partition.value is None:  # Spark's way of saying that there are no partitions
             return
         snapshot, table = self._request.open()
         expected = to_arrow_schema(self._schema, timezone="UTC")
@@ -254,7 +269,7 @@ class StateReader(DataSourceReader):
             if wanted is not None:
                 assert table.keys is not None
                 rows = rows.filter(_among([rows.column(name) for name in table.keys.names], wanted))
-            if groups is not None:      # a part may be more than was asked for
+            if groups is not None:  # a part may be more than was asked for
                 rows = rows.filter(pa.array(np.isin(rows.column(KEY_GROUP), list(groups))))
             if rows.num_rows:
                 yield _as_expected(rows, expected)
@@ -308,13 +323,13 @@ def groups_within(condition: Filter) -> Iterable[int] | None:
         case In(value=values):
             return {value for value in values if value is not None}
         case GreaterThan(value=int(value)):
-            return all_groups[max(value + 1, 0):]
+            return all_groups[max(value + 1, 0) :]
         case GreaterThanOrEqual(value=int(value)):
-            return all_groups[max(value, 0):]
+            return all_groups[max(value, 0) :]
         case LessThan(value=int(value)):
-            return all_groups[:max(value, 0)]
+            return all_groups[: max(value, 0)]
         case LessThanOrEqual(value=int(value)):
-            return all_groups[:max(value + 1, 0)]
+            return all_groups[: max(value + 1, 0)]
     return None
 
 
@@ -341,7 +356,7 @@ def groups_of_keys(conditions: Iterable[Filter], keys: KeyColumns, group_count: 
         combined = list(zip(*product(*(allowed[name] for name in keys.names)), strict=True))
         columns = [from_list(values, kind) for values, kind in zip(combined, keys.types, strict=True)]
     except SchemaError:
-        return None         # a value of another type than the column's: Spark knows what to do with it
+        return None  # a value of another type than the column's: Spark knows what to do with it
     return set(groups_of(hash_columns(columns), group_count).tolist()) if columns else set()
 
 
@@ -350,8 +365,11 @@ def _as_expected(rows: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
     if rows.schema.equals(expected):
         return rows
     if rows.schema.names != expected.names:
-        raise SchemaError(f"the table has the columns ({ddl_of(rows.schema)}), and it is read with the schema "
-                          f"({ddl_of(expected)})")
-    columns = [column if column.type == field.type else column.cast(field.type)
-               for column, field in zip(rows.columns, expected, strict=True)]
+        raise SchemaError(
+            f"the table has the columns ({ddl_of(rows.schema)}), and it is read with the schema ({ddl_of(expected)})"
+        )
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(rows.columns, expected, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=expected)

@@ -63,9 +63,20 @@ REFUSED = "refused"
 Batches = Iterator[pa.RecordBatch]
 
 
-def write_state(df: DataFrame, to: str, *, operator: str, state: str | Descriptor, base: str | None = None,
-                add: bool = False, key: str | Sequence[str] | None = None, shape: str | None = None, job: str | None = None,
-                key_group_count: int | None = None, parallelism: int | None = None) -> SavepointInfo:
+def write_state(
+    df: DataFrame,
+    to: str,
+    *,
+    operator: str,
+    state: str | Descriptor,
+    base: str | None = None,
+    add: bool = False,
+    key: str | Sequence[str] | None = None,
+    shape: str | None = None,
+    job: str | None = None,
+    key_group_count: int | None = None,
+    parallelism: int | None = None,
+) -> SavepointInfo:
     """Writes the rows as keyed state into a new savepoint in the folder `to`, which a job can begin with (`restore_from`).
 
     `state` is the state's name, or its declaration, `MyFunction.count`, which says what the rows must be. `key` names the
@@ -82,9 +93,16 @@ def write_state(df: DataFrame, to: str, *, operator: str, state: str | Descripto
     rows, info = _prepared(df, found, operator, state, key=key, shape=shape)
     target = open_store(resolved(to))
     spark = df.sparkSession
-    writing = planned_writing(target=target.address, base=found, operator=operator, info=info, add=add, job=job,
-                              key_group_count=key_group_count,
-                              parallelism=parallelism or spark.sparkContext.defaultParallelism)
+    writing = planned_writing(
+        target=target.address,
+        base=found,
+        operator=operator,
+        info=info,
+        add=add,
+        job=job,
+        key_group_count=key_group_count,
+        parallelism=parallelism or spark.sparkContext.defaultParallelism,
+    )
     created_ms = round(time.time() * 1000)
     with savepoint_in_writing(target, job=writing.job, epoch=writing.epoch):
         pieces = _write_pieces(rows, writing)
@@ -92,16 +110,24 @@ def write_state(df: DataFrame, to: str, *, operator: str, state: str | Descripto
         manifest = writing.manifest(pieces, created_ms=created_ms)
         _remove_others(target, {file.name for file in manifest.files()})
         graph = "" if found is None or found.manifest.savepoint is None else found.manifest.savepoint.graph
-        made = create_savepoint(target, manifest, created_ms=created_ms, graph=graph,
-                                versions={**versions_here(), "spark": pyspark.__version__})
+        made = create_savepoint(
+            target, manifest, created_ms=created_ms, graph=graph, versions={**versions_here(), "spark": pyspark.__version__}
+        )
     return SavepointInfo(path=resolved(to), epoch=made.epoch, bytes=sum(made.operator_bytes().values()))
 
 
 # What the rows are.
 
 
-def _prepared(df: DataFrame, base: RestorePoint | None, operator: str, state: str | Descriptor, *,
-              key: str | Sequence[str] | None, shape: str | None) -> tuple[DataFrame, StateInfo]:
+def _prepared(
+    df: DataFrame,
+    base: RestorePoint | None,
+    operator: str,
+    state: str | Descriptor,
+    *,
+    key: str | Sequence[str] | None,
+    shape: str | None,
+) -> tuple[DataFrame, StateInfo]:
     """A row for each key, with the key's columns, `value` and perhaps `expires`; and the state that they are."""
     names = _key_names(df, base, operator, key)
     if AT_MS in df.columns and VALUE not in df.columns:
@@ -113,8 +139,15 @@ def _prepared(df: DataFrame, base: RestorePoint | None, operator: str, state: st
     key_type = fields[0].type if len(fields) == 1 else pa.struct(fields)
     value_type = nullable(schema.field(VALUE).type)
     timed = EXPIRES in whole.columns
-    info = declared_info(base, operator, state, key=key_type, value=value_type, shape=shape or (
-        shape_of_entries if not isinstance(state, Descriptor) and not state.startswith("__") else None), timed=timed)
+    info = declared_info(
+        base,
+        operator,
+        state,
+        key=key_type,
+        value=value_type,
+        shape=shape or (shape_of_entries if not isinstance(state, Descriptor) and not state.startswith("__") else None),
+        timed=timed,
+    )
     if info.shape == "timers" and not pa.types.is_list(value_type):
         return _prepared(_listed(whole, names), base, operator, state, key=names, shape=None)
     if isinstance(state, Descriptor) and shape_of_entries not in (None, info.shape):
@@ -125,8 +158,9 @@ def _prepared(df: DataFrame, base: RestorePoint | None, operator: str, state: st
     if timed:
         moments = pa.list_(MOMENT) if info.shape in COLLECTIONS else MOMENT
         if nullable(schema.field(EXPIRES).type) != moments:
-            raise SchemaError(f"the column {EXPIRES!r} is {ddl_of(schema.field(EXPIRES).type)}, and must be "
-                              f"{ddl_of(moments)}")
+            raise SchemaError(
+                f"the column {EXPIRES!r} is {ddl_of(schema.field(EXPIRES).type)}, and must be {ddl_of(moments)}"
+            )
     if info.shape == "timers":
         whole = whole.withColumn(COMPLAINT, _complaint(whole[VALUE], "the timer at"))
     return whole.select(*names, VALUE, *(name for name in (EXPIRES, COMPLAINT) if name in whole.columns)), info
@@ -152,7 +186,8 @@ def _check_columns(df: DataFrame, names: Sequence[str]) -> None:
             f"the rows have the columns ({ddl_of(parse_schema(df.schema))}), "
             + (f"and {', '.join(map(repr, missing))} is missing" if missing else f"of which {unknown[0]!r} is of no use")
             + f": give the key's columns (key={list(names)!r}), {VALUE!r}, {MAP_KEY!r} for entries of a map, {POSITION!r} "
-              f"for items of a list, and {EXPIRES!r} where the state has a ttl")
+            f"for items of a list, and {EXPIRES!r} where the state has a ttl"
+        )
 
 
 def _whole(df: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str | None]:
@@ -168,12 +203,18 @@ def _whole(df: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str | None]:
     entries = F.col("entries")
     complaint = _complaint(F.transform(entries, lambda entry: entry[place]), f"the {place}")
     if shape == "list":
-        entries = F.array_sort(entries, lambda one, other: F.coalesce(      # nulls are complained of
-            F.signum(one[POSITION] - other[POSITION]).cast("int"), F.lit(0)))
+        entries = F.array_sort(
+            entries,
+            lambda one, other: F.coalesce(  # nulls are complained of
+                F.signum(one[POSITION] - other[POSITION]).cast("int"), F.lit(0)
+            ),
+        )
         value: Column = F.transform(entries, lambda entry: entry[VALUE])
     else:
-        value = F.when(complaint.isNull(), F.map_from_entries(
-            F.transform(entries, lambda entry: F.struct(entry[MAP_KEY], entry[VALUE]))))
+        value = F.when(
+            complaint.isNull(),
+            F.map_from_entries(F.transform(entries, lambda entry: F.struct(entry[MAP_KEY], entry[VALUE]))),
+        )
     ends = [F.transform(entries, lambda entry: entry[EXPIRES]).alias(EXPIRES)] if timed else []
     return gathered.select(*names, value.alias(VALUE), *ends, complaint.alias(COMPLAINT)), shape
 
@@ -186,16 +227,16 @@ def _complaint(places: Column, what: str) -> Column:
     twice = F.element_at(F.filter(places, lambda place, index: F.array_position(places, place) <= index), 1)
     is_null = f"{what} of an entry of the key {{}} is null: give every entry one"
     is_twice = " of the key {} is there more than once: each is written once, so keep one of them"
-    return (F.when(F.exists(places, lambda place: place.isNull()), F.lit(is_null))
-            .when(F.size(F.array_distinct(places)) < F.size(places),
-                  F.concat(F.lit(f"{what} "), twice.cast("string"), F.lit(is_twice))))
+    return F.when(F.exists(places, lambda place: place.isNull()), F.lit(is_null)).when(
+        F.size(F.array_distinct(places)) < F.size(places), F.concat(F.lit(f"{what} "), twice.cast("string"), F.lit(is_twice))
+    )
 
 
 def _listed(df: DataFrame, names: Sequence[str]) -> DataFrame:
     """Timers, put together to a row for each key."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    gathered = df.groupBy(*names).agg(F.collect_list(F.struct(VALUE)).alias(VALUE))     # in structs, or nulls get lost
+    gathered = df.groupBy(*names).agg(F.collect_list(F.struct(VALUE)).alias(VALUE))  # in structs, or nulls get lost
     return gathered.withColumn(VALUE, F.sort_array(F.transform(VALUE, lambda timer: timer[VALUE])))
 
 
@@ -210,8 +251,12 @@ def _write_pieces(rows: DataFrame, writing: StateWriting) -> list[tuple[str, Pie
     group = F.pmod(F.xxhash64(*names), F.lit(writing.key_group_count)).cast("int")
     stops = F.array(*(F.lit(piece.key_groups[1]) for piece in writing.pieces))
     piece = F.size(F.filter(stops, lambda stop: stop <= F.col(GROUP)))
-    cut = (rows.withColumn(GROUP, group).withColumn(PIECE, piece).repartitionById(len(writing.pieces), PIECE)
-           .sortWithinPartitions(GROUP, *names))
+    cut = (
+        rows.withColumn(GROUP, group)
+        .withColumn(PIECE, piece)
+        .repartitionById(len(writing.pieces), PIECE)
+        .sortWithinPartitions(GROUP, *names)
+    )
     return _done(cut.mapInArrow(_piece_task(writing, names), "operator string, piece string"))
 
 
@@ -238,8 +283,13 @@ def _as_state(batch: pa.RecordBatch, info: StateInfo, names: Sequence[str], subt
         raise StoreError(f"Spark gave rows of another piece to task {subtask}")
     kind = info.schema.field("key").type
     columns = [batch.column(name) for name in names]
-    key = columns[0] if len(names) == 1 else pa.StructArray.from_arrays(
-        [column.cast(field.type) for column, field in zip(columns, kind, strict=True)], fields=list(kind))
+    key = (
+        columns[0]
+        if len(names) == 1
+        else pa.StructArray.from_arrays(
+            [column.cast(field.type) for column, field in zip(columns, kind, strict=True)], fields=list(kind)
+        )
+    )
     if COMPLAINT in batch.schema.names:
         _refuse(batch.column(COMPLAINT), key)
     made = [key.cast(kind), batch.column(VALUE).cast(info.schema.field("value").type)]
@@ -249,8 +299,9 @@ def _as_state(batch: pa.RecordBatch, info: StateInfo, names: Sequence[str], subt
         if EXPIRES not in batch.schema.names:
             made.append(pa.nulls(len(batch), wanted))
         else:
-            made.append(batch.column(EXPIRES).cast(pa.list_(in_ms) if pa.types.is_list(wanted) else in_ms,
-                                                   safe=False).cast(wanted))
+            made.append(
+                batch.column(EXPIRES).cast(pa.list_(in_ms) if pa.types.is_list(wanted) else in_ms, safe=False).cast(wanted)
+            )
     return pa.RecordBatch.from_arrays(made, schema=info.schema)
 
 
@@ -260,11 +311,20 @@ def _refuse(complaints: pa.Array, key: pa.Array) -> None:
             raise JobError(complaint.replace("{}", repr(key[index].as_py()), 1))
 
 
-def _copy_pieces(spark: SparkSession, writing: StateWriting, base: RestorePoint | None,
-                 done: set[int]) -> list[tuple[str, PieceEntry]]:
+def _copy_pieces(
+    spark: SparkSession, writing: StateWriting, base: RestorePoint | None, done: set[int]
+) -> list[tuple[str, PieceEntry]]:
     """Everything else: the pieces of the other operators, and those of this one that have no rows."""
-    others = [] if base is None else [(name, piece.subtask) for name, entry in base.manifest.operators.items()
-                                      if name != writing.operator for piece in entry.pieces]
+    others = (
+        []
+        if base is None
+        else [
+            (name, piece.subtask)
+            for name, entry in base.manifest.operators.items()
+            if name != writing.operator
+            for piece in entry.pieces
+        ]
+    )
     empty = [(writing.operator, piece.subtask) for piece in writing.pieces if piece.subtask not in done]
     wanted = others + empty
     if not wanted:
@@ -274,8 +334,11 @@ def _copy_pieces(spark: SparkSession, writing: StateWriting, base: RestorePoint 
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 operator, subtask = wanted[index]
-                written = (writing.write_piece(subtask, ()) if operator == writing.operator
-                           else writing.copy_piece(operator, subtask))
+                written = (
+                    writing.write_piece(subtask, ())
+                    if operator == writing.operator
+                    else writing.copy_piece(operator, subtask)
+                )
                 yield _told(operator, written)
 
     tasks = min(len(wanted), 4 * spark.sparkContext.defaultParallelism)
@@ -309,7 +372,9 @@ def _ours(error: Exception) -> Exception:
         _, found, said = text.rpartition(f"{kind.__module__}.{kind.__name__}: ")
         if found:
             lines = said.splitlines()
-            return kind("\n".join(lines[:next((index for index, line in enumerate(lines) if not line.strip()), len(lines))]))
+            return kind(
+                "\n".join(lines[: next((index for index, line in enumerate(lines) if not line.strip()), len(lines))])
+            )
     return error
 
 

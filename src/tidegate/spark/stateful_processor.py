@@ -49,23 +49,41 @@ if TYPE_CHECKING:
 
 INITIAL_INPUT = "initial_state"
 DEFAULT_NAME = "transform_with_state"
-WATERMARK_DELAY = "spark.watermarkDelayMs"      # what withWatermark leaves with its column
+WATERMARK_DELAY = "spark.watermarkDelayMs"  # what withWatermark leaves with its column
 TIMERS = {"none": None, "processingtime": TimeKind.PROCESSING, "eventtime": TimeKind.EVENT}
 OUTPUT_MODES = ("append", "update")
 ROWS_IN_A_FILE = 1 << 16
 SPARKS_NAMES = {
-    "statefulProcessor": "processor", "outputStructType": "output", "outputMode": "output_mode", "timeMode": "time_mode",
-    "initialState": "initial_state", "eventTimeColumnName": "event_time_column",
+    "statefulProcessor": "processor",
+    "outputStructType": "output",
+    "outputMode": "output_mode",
+    "timeMode": "time_mode",
+    "initialState": "initial_state",
+    "eventTimeColumnName": "event_time_column",
 }
 
 
 def transform_with_state(
-        grouped: GroupedData, processor: StatefulProcessor | None = None, output: StructType | str | None = None,
-        output_mode: str = "Append", time_mode: str = "None", initial_state: GroupedData | None = None, *,
-        event_time_column: str = "", name: str | None = None, slots: int | None = None,
-        snapshots: Snapshots | None = None, start_from: str | None = None, savepoint_to: str | None = None,
-        backend: Backend | None = None, tuning: Tuning | None = None, drop_state: Sequence[str] = (),
-        evolve: Mapping[str, Evolution] | None = None, alias: Names = (), **by_sparks_names: Any) -> DataFrame:
+    grouped: GroupedData,
+    processor: StatefulProcessor | None = None,
+    output: StructType | str | None = None,
+    output_mode: str = "Append",
+    time_mode: str = "None",
+    initial_state: GroupedData | None = None,
+    *,
+    event_time_column: str = "",
+    name: str | None = None,
+    slots: int | None = None,
+    snapshots: Snapshots | None = None,
+    start_from: str | None = None,
+    savepoint_to: str | None = None,
+    backend: Backend | None = None,
+    tuning: Tuning | None = None,
+    drop_state: Sequence[str] = (),
+    evolve: Mapping[str, Evolution] | None = None,
+    alias: Names = (),
+    **by_sparks_names: Any,
+) -> DataFrame:
     """`grouped.transformWithState(…)` on Tidegate: the arguments after the first are Spark's own, in its order, and the
     processor is the same. Spark's names for them (`statefulProcessor=`, `outputStructType=`, `outputMode=`, `timeMode=`,
     `initialState=`, `eventTimeColumnName=`) do, too.
@@ -78,25 +96,77 @@ def transform_with_state(
     `init` gives them. For state of an earlier program `evolve` says what states and fields were called and what new fields
     begin with (`evolve={"account": tg.evolved(…)}`), and `alias` what the operator was called.
     """
-    asked = _Asked(grouped, processor, output, output_mode, time_mode, initial_state, event_time_column, name=name,
-                   evolve=evolve, alias=alias)
-    return _built(_renamed(asked, by_sparks_names), is_pandas=False, slots=slots, snapshots=snapshots, start_from=start_from,
-                  savepoint_to=savepoint_to, backend=backend, tuning=tuning, drop_state=drop_state)
+    asked = _Asked(
+        grouped,
+        processor,
+        output,
+        output_mode,
+        time_mode,
+        initial_state,
+        event_time_column,
+        name=name,
+        evolve=evolve,
+        alias=alias,
+    )
+    return _built(
+        _renamed(asked, by_sparks_names),
+        is_pandas=False,
+        slots=slots,
+        snapshots=snapshots,
+        start_from=start_from,
+        savepoint_to=savepoint_to,
+        backend=backend,
+        tuning=tuning,
+        drop_state=drop_state,
+    )
 
 
 def transform_with_state_in_pandas(
-        grouped: GroupedData, processor: StatefulProcessor | None = None, output: StructType | str | None = None,
-        output_mode: str = "Append", time_mode: str = "None", initial_state: GroupedData | None = None, *,
-        event_time_column: str = "", name: str | None = None, slots: int | None = None,
-        snapshots: Snapshots | None = None, start_from: str | None = None, savepoint_to: str | None = None,
-        backend: Backend | None = None, tuning: Tuning | None = None, drop_state: Sequence[str] = (),
-        evolve: Mapping[str, Evolution] | None = None, alias: Names = (), **by_sparks_names: Any) -> DataFrame:
+    grouped: GroupedData,
+    processor: StatefulProcessor | None = None,
+    output: StructType | str | None = None,
+    output_mode: str = "Append",
+    time_mode: str = "None",
+    initial_state: GroupedData | None = None,
+    *,
+    event_time_column: str = "",
+    name: str | None = None,
+    slots: int | None = None,
+    snapshots: Snapshots | None = None,
+    start_from: str | None = None,
+    savepoint_to: str | None = None,
+    backend: Backend | None = None,
+    tuning: Tuning | None = None,
+    drop_state: Sequence[str] = (),
+    evolve: Mapping[str, Evolution] | None = None,
+    alias: Names = (),
+    **by_sparks_names: Any,
+) -> DataFrame:
     """`grouped.transformWithStateInPandas(…)` on Tidegate: as `transform_with_state`, for a processor that takes and gives
     pandas DataFrames."""
-    asked = _Asked(grouped, processor, output, output_mode, time_mode, initial_state, event_time_column, name=name,
-                   evolve=evolve, alias=alias)
-    return _built(_renamed(asked, by_sparks_names), is_pandas=True, slots=slots, snapshots=snapshots, start_from=start_from,
-                  savepoint_to=savepoint_to, backend=backend, tuning=tuning, drop_state=drop_state)
+    asked = _Asked(
+        grouped,
+        processor,
+        output,
+        output_mode,
+        time_mode,
+        initial_state,
+        event_time_column,
+        name=name,
+        evolve=evolve,
+        alias=alias,
+    )
+    return _built(
+        _renamed(asked, by_sparks_names),
+        is_pandas=True,
+        slots=slots,
+        snapshots=snapshots,
+        start_from=start_from,
+        savepoint_to=savepoint_to,
+        backend=backend,
+        tuning=tuning,
+        drop_state=drop_state,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +193,9 @@ def _renamed(asked: _Asked, by_sparks_names: dict[str, Any]) -> _Asked:
     return replace(asked, **{SPARKS_NAMES[name]: given for name, given in by_sparks_names.items()})
 
 
-def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_state: Sequence[str],
-           **rest: Any) -> DataFrame:
+def _built(
+    asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_state: Sequence[str], **rest: Any
+) -> DataFrame:
     from tidegate.spark.processor_function import FUNCTIONS
 
     _check_modes(asked)
@@ -137,16 +208,33 @@ def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_
     event_time = _event_time(data, timers) if data.isStreaming and timers is not None else None
     initial, initial_key = (None, ()) if asked.initial_state is None else _initial_grouping(asked, data, key)
     schema = pa.schema([field.with_nullable(True) for field in parse_schema(data.schema)])
-    function = FUNCTIONS[is_pandas](asked.processor, recorded.declared, returns=returns,
-                                    settings=ProcessorSettings.of(data.sparkSession), time=timers,
-                                    key_types=[schema.field(each).type for each in key])
+    function = FUNCTIONS[is_pandas](
+        asked.processor,
+        recorded.declared,
+        returns=returns,
+        settings=ProcessorSettings.of(data.sparkSession),
+        time=timers,
+        key_types=[schema.field(each).type for each in key],
+    )
     files = None
     if initial is not None and data.isStreaming and snapshots is not None:
         files = _initial_files(initial, initial_key, snapshots, asked.name)
-    second = SecondPort.LATEST if event_time is not None else (
-        SecondPort.INITIAL if initial is not None and not data.isStreaming else None)
-    spec = GroupedSpec(function, key, timers=timers, event_time=event_time, second=second, initial_key=initial_key,
-                       initial=files, is_bounded=not data.isStreaming, advice=ADVICE)
+    second = (
+        SecondPort.LATEST
+        if event_time is not None
+        else (SecondPort.INITIAL if initial is not None and not data.isStreaming else None)
+    )
+    spec = GroupedSpec(
+        function,
+        key,
+        timers=timers,
+        event_time=event_time,
+        second=second,
+        initial_key=initial_key,
+        initial=files,
+        is_bounded=not data.isStreaming,
+        advice=ADVICE,
+    )
 
     def pipeline(**inputs: Stream) -> Stream:
         stream = inputs[DEFAULT_INPUT]
@@ -158,9 +246,14 @@ def _built(asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_
     frames = {DEFAULT_INPUT: data}
     if initial is not None and second is SecondPort.INITIAL:
         frames[INITIAL_INPUT] = initial
-    result = transform(frames, lambda *streams, **named: pipeline(**dict(zip(frames, streams, strict=False)), **named),
-                       name=asked.name, snapshots=snapshots,
-                       drop_state=[*drop_state, *(f"{asked.name}.{state}" for state in sorted(recorded.deleted))], **rest)
+    result = transform(
+        frames,
+        lambda *streams, **named: pipeline(**dict(zip(frames, streams, strict=False)), **named),
+        name=asked.name,
+        snapshots=snapshots,
+        drop_state=[*drop_state, *(f"{asked.name}.{state}" for state in sorted(recorded.deleted))],
+        **rest,
+    )
     return _with_event_time(result, asked, event_time)
 
 
@@ -171,16 +264,22 @@ def _check_modes(asked: _Asked) -> None:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     if isinstance(asked.processor, type) or not isinstance(asked.processor, StatefulProcessor):
-        raise JobError(f"the processor is {asked.processor!r}: give an instance of a subclass of "
-                       f"pyspark.sql.streaming.StatefulProcessor")
+        raise JobError(
+            f"the processor is {asked.processor!r}: give an instance of a subclass of "
+            f"pyspark.sql.streaming.StatefulProcessor"
+        )
     for method in ("init", "close", "handleInitialState"):
         if inspect.isgeneratorfunction(getattr(asked.processor, method)):
-            raise JobError(f"{type(asked.processor).__name__}.{method} is a generator, which is called for what it does and "
-                           f"not for rows: nothing of it would run. Remove its yield; rows come from handleInputRows and "
-                           f"handleExpiredTimer")
+            raise JobError(
+                f"{type(asked.processor).__name__}.{method} is a generator, which is called for what it does and "
+                f"not for rows: nothing of it would run. Remove its yield; rows come from handleInputRows and "
+                f"handleExpiredTimer"
+            )
     if not isinstance(asked.output_mode, str) or asked.output_mode.lower() not in OUTPUT_MODES:
-        raise JobError(f"outputMode={asked.output_mode!r}: what a processor yields is what is written, once; give 'Append' "
-                       f"or 'Update', which mean the same here")
+        raise JobError(
+            f"outputMode={asked.output_mode!r}: what a processor yields is what is written, once; give 'Append' "
+            f"or 'Update', which mean the same here"
+        )
     if not isinstance(asked.time_mode, str) or asked.time_mode.lower() not in TIMERS:
         raise JobError(f"timeMode={asked.time_mode!r}: give 'None', 'ProcessingTime' or 'EventTime'")
 
@@ -189,8 +288,10 @@ def _grouped_data(grouped: Any, what: str) -> DataFrame:
     from pyspark.sql.group import GroupedData
 
     if not isinstance(grouped, GroupedData):
-        raise JobError(f"{what} is {type(grouped).__name__}: give what df.groupBy(…) gives, of a session in this process "
-                       f"(not of Spark Connect)")
+        raise JobError(
+            f"{what} is {type(grouped).__name__}: give what df.groupBy(…) gives, of a session in this process "
+            f"(not of Spark Connect)"
+        )
     data: DataFrame = grouped._df
     return data
 
@@ -200,10 +301,13 @@ def _grouping_key(grouped: GroupedData, data: DataFrame, what: str) -> tuple[str
     found: list[str] = []
     for name in grouped.count().columns[:-1]:
         same = [column for column in data.columns if column == name] or [
-            column for column in data.columns if column.lower() == name.lower()]
+            column for column in data.columns if column.lower() == name.lower()
+        ]
         if len(same) != 1:
-            raise JobError(f"{what} is grouped by {name!r}, which is not one of its columns ({', '.join(data.columns)}): "
-                           f"make the expression a column first, with df.withColumn(…), and group by that")
+            raise JobError(
+                f"{what} is grouped by {name!r}, which is not one of its columns ({', '.join(data.columns)}): "
+                f"make the expression a column first, with df.withColumn(…), and group by that"
+            )
         found += same
     if not found:
         raise JobError(f"{what} is grouped by no column: give df.groupBy(…) at least one, since state is kept for each key")
@@ -219,8 +323,10 @@ def _output_schema(asked: _Asked, spark: SparkSession) -> pa.Schema:
     except SchemaError as error:
         raise SchemaError(f"outputStructType: {error}") from error
     if not len(schema):
-        raise SchemaError("outputStructType has no columns: give those of the rows that the processor yields, such as "
-                          "'user string, n long'")
+        raise SchemaError(
+            "outputStructType has no columns: give those of the rows that the processor yields, such as "
+            "'user string, n long'"
+        )
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
@@ -251,15 +357,23 @@ def _event_time(data: DataFrame, timers: TimeKind) -> EventTime | None:
     """What the input's withWatermark says."""
     found = [field for field in data.schema.fields if WATERMARK_DELAY in (field.metadata or {})]
     if len(found) > 1:
-        raise JobError(f"the input has several event times ({', '.join(field.name for field in found)}): use withWatermark "
-                       f"on one column")
+        raise JobError(
+            f"the input has several event times ({', '.join(field.name for field in found)}): use withWatermark "
+            f"on one column"
+        )
     if not found:
         if timers is TimeKind.EVENT:
-            raise JobError("timeMode='EventTime' needs a watermark: use df.withWatermark(column, delay) before groupBy, and "
-                           "leave the column among those of the input")
+            raise JobError(
+                "timeMode='EventTime' needs a watermark: use df.withWatermark(column, delay) before groupBy, and "
+                "leave the column among those of the input"
+            )
         return None
-    return EventTime(found[0].name, int(found[0].metadata[WATERMARK_DELAY]), drops_late=timers is TimeKind.EVENT,
-                     is_of_query=_has_several_watermarks(data))
+    return EventTime(
+        found[0].name,
+        int(found[0].metadata[WATERMARK_DELAY]),
+        drops_late=timers is TimeKind.EVENT,
+        is_of_query=_has_several_watermarks(data),
+    )
 
 
 def _has_several_watermarks(data: DataFrame) -> bool:
@@ -287,13 +401,18 @@ def _initial_grouping(asked: _Asked, data: DataFrame, key: tuple[str, ...]) -> t
     initial = _grouped_data(asked.initial_state, "initialState")
     initial_key = _grouping_key(asked.initial_state, initial, "initialState")
     if initial.isStreaming:
-        raise JobError("initialState is a streaming DataFrame: give one that isn't, since all of it is read in the first "
-                       "micro-batch")
-    types = [[frame.schema[each].dataType.simpleString() for each in columns]
-             for frame, columns in ((data, key), (initial, initial_key))]
+        raise JobError(
+            "initialState is a streaming DataFrame: give one that isn't, since all of it is read in the first micro-batch"
+        )
+    types = [
+        [frame.schema[each].dataType.simpleString() for each in columns]
+        for frame, columns in ((data, key), (initial, initial_key))
+    ]
     if types[0] != types[1]:
-        raise JobError(f"the input is grouped by ({', '.join(key)}) of the types {', '.join(types[0])}, and initialState by "
-                       f"({', '.join(initial_key)}) of {', '.join(types[1])}: group both by keys of the same types")
+        raise JobError(
+            f"the input is grouped by ({', '.join(key)}) of the types {', '.join(types[0])}, and initialState by "
+            f"({', '.join(initial_key)}) of {', '.join(types[1])}: group both by keys of the same types"
+        )
     return initial, initial_key
 
 
@@ -314,6 +433,7 @@ def _initial_files(initial: DataFrame, key: tuple[str, ...], snapshots: Snapshot
 
 def _writer(address: str, folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function that writes the rows of a partition, and gives the names of its files."""
+
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = open_store(address)
         held: list[pa.RecordBatch] = []

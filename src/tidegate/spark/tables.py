@@ -22,7 +22,7 @@ def register(spark: SparkSession) -> None:
     """Makes the format "tidegate" known to this session. `tg.Job(…, spark)` does it, too."""
     from tidegate.spark.state_source import FILTERS_ARE_SAFE, StateSource
 
-    if spark in _registered:        # Spark warns where a source is registered again
+    if spark in _registered:  # Spark warns where a source is registered again
         return
     if FILTERS_ARE_SAFE:
         # Spark shows filters to a source in Python only where the session says so, and refuses one that wants to see them
@@ -32,9 +32,19 @@ def register(spark: SparkSession) -> None:
     _registered.add(spark)
 
 
-def read_state(spark: SparkSession, path: str, state: str, *, operator: str | None = None, per: str = "entry",
-               key: str | Sequence[str] = (), keys: Any = None, key_groups: range | Sequence[int] | None = None,
-               epoch: int | None = None, diff: str | int | None = None) -> DataFrame:
+def read_state(
+    spark: SparkSession,
+    path: str,
+    state: str,
+    *,
+    operator: str | None = None,
+    per: str = "entry",
+    key: str | Sequence[str] = (),
+    keys: Any = None,
+    key_groups: range | Sequence[int] | None = None,
+    epoch: int | None = None,
+    diff: str | int | None = None,
+) -> DataFrame:
     """A state of a snapshot as a DataFrame: `spark.read.format("tidegate")` with its options.
 
     `keys` is a key or a list of them (a key of several columns is a tuple), `key_groups` some key-groups: nothing else is
@@ -45,10 +55,16 @@ def read_state(spark: SparkSession, path: str, state: str, *, operator: str | No
     from tidegate.spark.state_source import requested
 
     register(spark)
-    options: dict[str, Any] = {"state": state, "operator": operator, "per": per, "epoch": epoch, "diff": diff,
-                               "key": key if isinstance(key, str) else ", ".join(key),
-                               "keys": None if keys is None else json.dumps(keys, default=str),
-                               "key_groups": None if key_groups is None else ", ".join(map(str, key_groups)) or "none"}
+    options: dict[str, Any] = {
+        "state": state,
+        "operator": operator,
+        "per": per,
+        "epoch": epoch,
+        "diff": diff,
+        "key": key if isinstance(key, str) else ", ".join(key),
+        "keys": None if keys is None else json.dumps(keys, default=str),
+        "key_groups": None if key_groups is None else ", ".join(map(str, key_groups)) or "none",
+    }
     given = {name: str(value) for name, value in options.items() if value not in (None, "")}
     # Spark would ask a Python process, and wrap what is wrong in errors of its own.
     requested({"path": path, **given}).open()

@@ -68,23 +68,53 @@ _gatherings_lock = threading.Lock()
 
 
 @overload
-def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Stream], *, name: str | None = ...,
-              slots: int | None = ..., snapshots: Snapshots | None = ..., start_from: str | None = ...,
-              savepoint_to: str | None = ..., drain: bool | None = ..., backend: Backend | None = ...,
-              tuning: Tuning | None = ..., drop_state: Sequence[str] = ...) -> DataFrame: ...
+def transform(
+    data: DataFrame | Mapping[str, DataFrame],
+    pipeline: Callable[..., Stream],
+    *,
+    name: str | None = ...,
+    slots: int | None = ...,
+    snapshots: Snapshots | None = ...,
+    start_from: str | None = ...,
+    savepoint_to: str | None = ...,
+    drain: bool | None = ...,
+    backend: Backend | None = ...,
+    tuning: Tuning | None = ...,
+    drop_state: Sequence[str] = ...,
+) -> DataFrame: ...
 
 
 @overload
-def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Mapping[str, Stream]], *,
-              name: str | None = ..., slots: int | None = ..., snapshots: Snapshots | None = ...,
-              start_from: str | None = ..., savepoint_to: str | None = ..., drain: bool | None = ...,
-              backend: Backend | None = ..., tuning: Tuning | None = ..., drop_state: Sequence[str] = ...) -> Outputs: ...
+def transform(
+    data: DataFrame | Mapping[str, DataFrame],
+    pipeline: Callable[..., Mapping[str, Stream]],
+    *,
+    name: str | None = ...,
+    slots: int | None = ...,
+    snapshots: Snapshots | None = ...,
+    start_from: str | None = ...,
+    savepoint_to: str | None = ...,
+    drain: bool | None = ...,
+    backend: Backend | None = ...,
+    tuning: Tuning | None = ...,
+    drop_state: Sequence[str] = ...,
+) -> Outputs: ...
 
 
-def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[..., Any], *, name: str | None = None,
-              slots: int | None = None, snapshots: Snapshots | None = None, start_from: str | None = None,
-              savepoint_to: str | None = None, drain: bool | None = None, backend: Backend | None = None,
-              tuning: Tuning | None = None, drop_state: Sequence[str] = ()) -> DataFrame | Outputs:
+def transform(
+    data: DataFrame | Mapping[str, DataFrame],
+    pipeline: Callable[..., Any],
+    *,
+    name: str | None = None,
+    slots: int | None = None,
+    snapshots: Snapshots | None = None,
+    start_from: str | None = None,
+    savepoint_to: str | None = None,
+    drain: bool | None = None,
+    backend: Backend | None = None,
+    tuning: Tuning | None = None,
+    drop_state: Sequence[str] = (),
+) -> DataFrame | Outputs:
     """The DataFrame, or several by name, that a pipeline makes of one or several. Nothing runs before an action needs it.
 
         def pipeline(bids):
@@ -107,15 +137,20 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     spark = next(iter(inputs.values())).sparkSession
     slots = spark.sparkContext.defaultParallelism if slots is None else slots
     streaming = any(frame.isStreaming for frame in inputs.values())
-    kept = (_checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else
-            _no_snapshots(snapshots))
+    kept = _checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else _no_snapshots(snapshots)
     name = checked_name(name, streaming=streaming)
     job = _SparkTransformJob(
-        name, {each: _stream_schema(frame) for each, frame in inputs.items()}, slots=slots, tuning=tuning,
-        backend=backend, drop_state=drop_state, keeps_state=streaming or savepoint_to is not None, snapshots=kept)
+        name,
+        {each: _stream_schema(frame) for each, frame in inputs.items()},
+        slots=slots,
+        tuning=tuning,
+        backend=backend,
+        drop_state=drop_state,
+        keeps_state=streaming or savepoint_to is not None,
+        snapshots=kept,
+    )
     job.place(spark)
-    outputs = job.take_outputs(
-        pipeline(*job.inputs.values()) if set(inputs) == {DEFAULT_INPUT} else pipeline(**job.inputs))
+    outputs = job.take_outputs(pipeline(*job.inputs.values()) if set(inputs) == {DEFAULT_INPUT} else pipeline(**job.inputs))
     check_task_slots(spark, slots)
     restore = Restore(path=None if start_from is None else resolved(start_from))
     if restore.path is not None and not streaming:
@@ -129,8 +164,16 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
         store = open_store(job_address(kept.to, name))
         check_writable(store)
         set_alarm, ticks = alarm_of(job.plan(), store, spark)
-        tenant = MicroBatches(job, transform=transform_id, store=store.address, restore=restore,
-                              queries=SparkQueries(spark), holders=_holders, set_alarm=set_alarm, observed_as=observed)
+        tenant = MicroBatches(
+            job,
+            transform=transform_id,
+            store=store.address,
+            restore=restore,
+            queries=SparkQueries(spark),
+            holders=_holders,
+            set_alarm=set_alarm,
+            observed_as=observed,
+        )
         conduct = tenant.conduct
         watch(spark, observed_as, name, tenant)
     else:
@@ -138,18 +181,28 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
         ticks = spark.range(0, slots, 1, slots)
         if savepoint_to is not None:
             check_empty(open_store(savepoint_to := resolved(savepoint_to)))
-        conduct = Bounded(job=job, restore=restore, drain=savepoint_to is None if drain is None else drain,
-                          savepoint_to=savepoint_to).conduct
+        conduct = Bounded(
+            job=job, restore=restore, drain=savepoint_to is None if drain is None else drain, savepoint_to=savepoint_to
+        ).conduct
     launch = job.launch()
     gathering = _gathering_at(launch.settings.tuning.master_listening)
-    gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
-                  abandon=functools.partial(abandon_stage, spark), begun=None if tenant is None else tenant.begin)
+    gathering.add(
+        transform_id,
+        slots,
+        conduct,
+        patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
+        abandon=functools.partial(abandon_stage, spark),
+        begun=None if tenant is None else tenant.begin,
+    )
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
     together = _together(inputs, ticks, slots, observed_as=observed_as)
     task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
     handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
-    forget_when(unreferenced(spark, handed), functools.partial(gathering.remove, transform_id),
-                functools.partial(unwatch, observed_as or ""))
+    forget_when(
+        unreferenced(spark, handed),
+        functools.partial(gathering.remove, transform_id),
+        functools.partial(unwatch, observed_as or ""),
+    )
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
     given = handed.repartitionById(slots, SLOT)
     if outputs is None:
@@ -201,15 +254,21 @@ def _checked_inputs(data: object) -> dict[str, DataFrame]:
         raise JobError("a transform needs a DataFrame: give one, or a dict of them by name")
     for name, frame in data.items():
         if not isinstance(frame, DataFrame):
-            raise JobError(f"a transform takes DataFrames of a session in this process (not of Spark Connect), or a dict of "
-                           f"them by name, and {name!r} is {type(frame).__name__}")
+            raise JobError(
+                f"a transform takes DataFrames of a session in this process (not of Spark Connect), or a dict of "
+                f"them by name, and {name!r} is {type(frame).__name__}"
+            )
         if frame.isStreaming is not next(iter(data.values())).isStreaming:
-            raise JobError(f"a transform takes streaming DataFrames or batch ones, not both, and {name!r} is "
-                           f"{'a streaming' if frame.isStreaming else 'a batch'} one: read it with "
-                           f"{'read' if frame.isStreaming else 'readStream'}, or join it in Spark before")
+            raise JobError(
+                f"a transform takes streaming DataFrames or batch ones, not both, and {name!r} is "
+                f"{'a streaming' if frame.isStreaming else 'a batch'} one: read it with "
+                f"{'read' if frame.isStreaming else 'readStream'}, or join it in Spark before"
+            )
         if not isinstance(name, str) or not name.isidentifier():
-            raise JobError(f"the DataFrame {name!r}: the pipeline gets its stream under that name, as an argument; choose a "
-                           f"name that can be one")
+            raise JobError(
+                f"the DataFrame {name!r}: the pipeline gets its stream under that name, as an argument; choose a "
+                f"name that can be one"
+            )
     return dict(data)
 
 
@@ -236,35 +295,50 @@ def _gathering_at(listening: Listening) -> Gathering:
 
 def checked_name(name: str | None, *, streaming: bool, default: str = DEFAULT_NAME) -> str:
     if name is None and streaming:
-        raise JobError("a transform of a streaming DataFrame keeps its state under a name: give name=…, another one for "
-                       "each transform, and the same at every start of the query")
+        raise JobError(
+            "a transform of a streaming DataFrame keeps its state under a name: give name=…, another one for "
+            "each transform, and the same at every start of the query"
+        )
     return default if name is None else name
 
 
 def _no_snapshots(snapshots: Snapshots | None) -> Snapshots:
     """Of a transform of batch DataFrames."""
     if snapshots is not None:
-        raise JobError("snapshots= is for streaming DataFrames: a batch is run again from its beginning where it fails. To "
-                       "keep the state at its end, give savepoint_to=")
+        raise JobError(
+            "snapshots= is for streaming DataFrames: a batch is run again from its beginning where it fails. To "
+            "keep the state at its end, give savepoint_to="
+        )
     return Snapshots(to="memory://transform", every=None)
 
 
 def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None, drain: bool | None) -> Snapshots:
     """Of a streaming transform."""
     if snapshots is None:
-        raise JobError("a transform of a streaming DataFrame keeps its state in snapshots, one for each micro-batch: give "
-                       "snapshots=tg.Snapshots(to=…), a folder that belongs to the query as its checkpointLocation does")
+        raise JobError(
+            "a transform of a streaming DataFrame keeps its state in snapshots, one for each micro-batch: give "
+            "snapshots=tg.Snapshots(to=…), a folder that belongs to the query as its checkpointLocation does"
+        )
     check_snapshots(snapshots)
     if savepoint_to is not None or drain is not None:
-        raise JobError("savepoint_to= and drain= are for batch DataFrames: a streaming query has no end. To take its state "
-                       "elsewhere, stop it and give its folder of snapshots as start_from= or restore_from=")
-    if snapshots.mode != "exactly_once" or snapshots.alignment_timeout is not None or (
-            snapshots.experimental_protocol is not None):
-        raise JobError("a micro-batch ends when all its records have been processed, so its snapshots are aligned: leave "
-                       "mode and alignment_timeout out")
+        raise JobError(
+            "savepoint_to= and drain= are for batch DataFrames: a streaming query has no end. To take its state "
+            "elsewhere, stop it and give its folder of snapshots as start_from= or restore_from="
+        )
+    if (
+        snapshots.mode != "exactly_once"
+        or snapshots.alignment_timeout is not None
+        or (snapshots.experimental_protocol is not None)
+    ):
+        raise JobError(
+            "a micro-batch ends when all its records have been processed, so its snapshots are aligned: leave "
+            "mode and alignment_timeout out"
+        )
     if snapshots.retain < MIN_RETAINED:
-        raise JobError(f"Snapshots(retain={snapshots.retain}): a query needs the snapshots of its last two micro-batches, "
-                       f"since Spark may run the last one again: retain={MIN_RETAINED} or more")
+        raise JobError(
+            f"Snapshots(retain={snapshots.retain}): a query needs the snapshots of its last two micro-batches, "
+            f"since Spark may run the last one again: retain={MIN_RETAINED} or more"
+        )
     return replace(snapshots, every=None)
 
 
@@ -280,8 +354,7 @@ def _observed_in(inputs: Mapping[str, DataFrame], name: str, folder: str) -> str
     return observed
 
 
-def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: int, *,
-              observed_as: str | None) -> DataFrame:
+def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: int, *, observed_as: str | None) -> DataFrame:
     """All inputs as one DataFrame of as many partitions as there are slots. `ticks`: rows of no input beside them."""
     from pyspark.sql import functions
 
@@ -289,8 +362,11 @@ def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: i
     absent = [[functions.lit(None).cast(field.dataType) for field in frame.schema] for frame in inputs.values()]
 
     def tagged(frame: DataFrame, which: int) -> DataFrame:
-        columns = [functions.col(name) if index == which else nothing.alias(name) for index in range(len(names))
-                   for name, nothing in zip(names[index], absent[index], strict=True)]
+        columns = [
+            functions.col(name) if index == which else nothing.alias(name)
+            for index in range(len(names))
+            for name, nothing in zip(names[index], absent[index], strict=True)
+        ]
         # The inputs begin at different slots, so that several with one partition each don't all go to the first.
         slot = (functions.spark_partition_id() + max(which, 0)) % slots
         renamed = frame if which == TICK else frame.toDF(*names[which])
@@ -324,8 +400,14 @@ def _task(invitation: Invitation, transform: str, slots: int) -> SlotTask:
             # It has the output of the others from a try that it had given up. When this one fails it tries all of them.
             raise TidegateError(f"Spark has started {together} of {slots} slots, which work only together: all are needed")
         batch = context.getLocalProperty(BATCH_PROPERTY)
-        offer = Offer(transform, context.stageId(), context.partitionId(), context.taskAttemptId(),
-                      context.getLocalProperty(QUERY_PROPERTY), None if batch is None else int(batch))
+        offer = Offer(
+            transform,
+            context.stageId(),
+            context.partitionId(),
+            context.taskAttemptId(),
+            context.getLocalProperty(QUERY_PROPERTY),
+            None if batch is None else int(batch),
+        )
         try:
             yield from run_task(invitation, offer, batches)
         except JobFailed:

@@ -49,7 +49,7 @@ class _Seen:
     transforms: set[str] = field(default_factory=set)
 
 
-_watched: dict[str, _Watched] = {}      # by the name of what the transform observes, which is its own
+_watched: dict[str, _Watched] = {}  # by the name of what the transform observes, which is its own
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
@@ -83,7 +83,7 @@ def _look_again_and_again() -> None:
             watched = dict(_watched)
         active: set[str] = set()
         for spark in {id(each.spark): each.spark for each in watched.values()}.values():
-            with contextlib.suppress(Exception):        # a session or query that ends meanwhile
+            with contextlib.suppress(Exception):  # a session or query that ends meanwhile
                 active |= _look(spark, watched, seen)
         for run in seen.keys() - active:
             del seen[run]
@@ -118,6 +118,8 @@ def _look(spark: SparkSession, watched: dict[str, _Watched], seen: dict[str, _Se
 
 
 def left_out(name: str, query: str, number: int) -> str:
-    return (f"Job {name!r}: Spark has committed micro-batch {number} of the query {query} without running the transform, so "
-            f"its records are not in the state: {WHEN_LEFT_OUT}. Use the output of every batch (batch.count() does). Once "
-            f"a later batch is used, the query fails, since its state can't be right")
+    return (
+        f"Job {name!r}: Spark has committed micro-batch {number} of the query {query} without running the transform, so "
+        f"its records are not in the state: {WHEN_LEFT_OUT}. Use the output of every batch (batch.count() does). Once "
+        f"a later batch is used, the query fails, since its state can't be right"
+    )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 COLUMN = "waking"
 SCHEMA = f"{COLUMN} long"
-COUNT = "wakings"       # what an offset counts
+COUNT = "wakings"  # what an offset counts
 ENABLED = "spark.sql.streaming.noDataMicroBatches.enabled"
 # The versions of Spark that waking_stream.py is known to work with.
 KNOWN_SPARK = ("4.2.", "4.3.")
@@ -85,7 +85,7 @@ def waking(spark: SparkSession) -> tuple[AnyAlarm, DataFrame]:
         from tidegate.spark.waking_stream import waking_stream
 
         alarm = Alarm()
-        with contextlib.suppress(Py4JError, TypeError):     # a vendor's Spark, which has left something out
+        with contextlib.suppress(Py4JError, TypeError):  # a vendor's Spark, which has left something out
             return alarm, waking_stream(alarm.goes_off, spark)
     from tidegate.spark.waking_source import AlarmFile, source_stream
 

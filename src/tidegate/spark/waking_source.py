@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT = "tidegate_waking"
-ALARM = "alarm"         # the option that names the alarm's file
+ALARM = "alarm"  # the option that names the alarm's file
 NEVER = "never"
 
 _registered: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
@@ -48,6 +48,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def waking_source(name: str) -> type[DataSource]:
     """Under a name of its own."""
+
     class Named(WakingSource):
         @classmethod
         def name(cls) -> str:

@@ -47,8 +47,7 @@ def waking_stream(goes_off: Callable[[], bool], spark: SparkSession) -> DataFram
     session: Any = spark._jsparkSession
     ensure_callback_server_started(context._gateway)
     sql = context._jvm.org.apache.spark.sql
-    no_rows = session.internalCreateDataFrame(
-        context._jsc.emptyRDD().rdd(), sql.types.StructType.fromDDL(SCHEMA), True)
+    no_rows = session.internalCreateDataFrame(context._jsc.emptyRDD().rdd(), sql.types.StructType.fromDDL(SCHEMA), True)
     relation = getattr(sql.execution.streaming.runtime, "StreamingExecutionRelation$")
     plan = getattr(relation, "MODULE$").apply(WakingStream(goes_off, context, no_rows), session)
     return DataFrame(sql.classic.Dataset.ofRows(session, plan), spark)
@@ -58,8 +57,10 @@ class WakingStream:
     """What Java calls. A trigger of the query waits for each call but `stop`, so none waits for anything or takes a lock."""
 
     class Java:
-        implements = ("org.apache.spark.sql.execution.streaming.Source",
-                      "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow")
+        implements = (
+            "org.apache.spark.sql.execution.streaming.Source",
+            "org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow",
+        )
 
     def __init__(self, goes_off: Callable[[], bool], context: Any, no_rows: Any) -> None:
         self._goes_off = goes_off
@@ -100,7 +101,7 @@ class WakingStream:
         from py4j.java_gateway import JavaObject  # type: ignore[import-untyped]
 
         _close_connections()
-        with contextlib.suppress(Exception):        # a gateway that doesn't keep a connection for each thread
+        with contextlib.suppress(Exception):  # a gateway that doesn't keep a connection for each thread
             server = JavaObject("GATEWAY_SERVER", self._context._gateway._gateway_client)
             thread = self._context._jvm.java.lang.Thread.currentThread()
             _ending.append((thread, server.getCallbackClient().getPerThreadConnection()))
@@ -120,7 +121,7 @@ def _close_connections() -> None:
     with _closing:
         for each in list(_ending):
             thread, connection = each
-            with contextlib.suppress(Exception):        # its JVM has ended since
+            with contextlib.suppress(Exception):  # its JVM has ended since
                 if thread.isAlive():
                     continue
                 connection.shutdown()

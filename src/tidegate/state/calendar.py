@@ -30,8 +30,8 @@ class Calendar:
     __slots__ = ("_keys", "_times")
 
     def __init__(self) -> None:
-        self._keys: dict[int, Any] = {}     # by time: the key, or several
-        self._times: list[int] = []         # a heap of those, and of times that nobody waits for any more
+        self._keys: dict[int, Any] = {}  # by time: the key, or several
+        self._times: list[int] = []  # a heap of those, and of times that nobody waits for any more
 
     def __len__(self) -> int:
         """How many pairs there are. Counts them."""
@@ -54,7 +54,7 @@ class Calendar:
             held.pop(key, None)
             if held:
                 return
-        elif held is not key and held != key:       # NaN is a key, and not equal to itself
+        elif held is not key and held != key:  # NaN is a key, and not equal to itself
             return
         del self._keys[at_ms]
         if len(self._times) > max(MIN_TIMES, 2 * len(self._keys)):
@@ -69,7 +69,7 @@ class Calendar:
             held = self._keys.pop(at_ms, _NOBODY)
             if type(held) is _Several:
                 for key in held:
-                    yield from self.due(at_ms - 1)      # added by whoever was called just now
+                    yield from self.due(at_ms - 1)  # added by whoever was called just now
                     yield at_ms, key
             elif held is not _NOBODY:
                 yield at_ms, held

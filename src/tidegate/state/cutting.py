@@ -30,8 +30,8 @@ from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
 from tidegate.state.sections import Section
 
-TURN_S = 0.001      # how long the writer works before it rests
-REST = 1.0          # as long as the work before it, times this
+TURN_S = 0.001  # how long the writer works before it rests
+REST = 1.0  # as long as the work before it, times this
 MIN_CHUNK_ENTRIES, MAX_CHUNK_ENTRIES = 64, 8192
 RUN_ROWS = 1 << 14
 SECTION_ROWS = 1 << 12
@@ -91,14 +91,15 @@ def rested(things: Iterable[T]) -> Iterator[T]:
         pace.rest_if_due()
 
 
-def cut_by_group(state: str, chunks: Iterable[pa.RecordBatch], key_group_count: int, *,
-                 deleted: bool = False) -> Iterator[Section]:
+def cut_by_group(
+    state: str, chunks: Iterable[pa.RecordBatch], key_group_count: int, *, deleted: bool = False
+) -> Iterator[Section]:
     """The rows of all chunks as sections, by growing key-group. The rows of a key stay in the order they came in."""
     runs = [_sorted(pa.concat_batches(run), key_group_count) for run in rested(_runs(chunks))]
     if not runs:
         return
-    ends = np.sum([starts for _, starts in runs], axis=0)       # ends[g]: rows in the groups before g
-    first = int(np.searchsorted(ends, 0, side="right")) - 1     # the first group that has any
+    ends = np.sum([starts for _, starts in runs], axis=0)  # ends[g]: rows in the groups before g
+    first = int(np.searchsorted(ends, 0, side="right")) - 1  # the first group that has any
     while ends[first] < ends[-1]:
         stop = int(np.searchsorted(ends, min(ends[first] + SECTION_ROWS, ends[-1]), side="left"))
         stop = max(stop, first + 1)
@@ -106,7 +107,7 @@ def cut_by_group(state: str, chunks: Iterable[pa.RecordBatch], key_group_count: 
             yield Section(state, range(first, stop), rows, deleted)
         first = stop
     while runs:
-        runs.pop()      # one by one, so that the lock can change hands in between
+        runs.pop()  # one by one, so that the lock can change hands in between
 
 
 def in_runs(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -130,7 +131,7 @@ def _runs(chunks: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
 
 def _sorted(rows: pa.RecordBatch, key_group_count: int) -> SortedRun:
     groups: Any = groups_of(hash_columns([rows.column("key")]), key_group_count).astype(np.uint16)
-    order = np.argsort(groups, kind="stable")       # a radix sort, for numbers of 16 bits
+    order = np.argsort(groups, kind="stable")  # a radix sort, for numbers of 16 bits
     starts = np.zeros(key_group_count + 1, dtype=np.int64)
     np.cumsum(np.bincount(groups, minlength=key_group_count), out=starts[1:])
     return rows.take(pa.array(order)), starts

@@ -98,12 +98,25 @@ class Descriptor:
     value. `map_key_parts` are the types of which a map's key is made, where it is text that holds several values.
     """
 
-    def __init__(self, *, kind: StateKind, shape: str, item: ItemType, map_key: str | pa.DataType | None = None,
-                 name: str | None = None, alias: Names = (), added: Mapping[str, Any] | None = None,
-                 renamed: Mapping[str, str] | None = None, default: Any = None,
-                 add: Callable[[Any, Any], Any] | None = None, create: Callable[[], Any] | None = None,
-                 result: Callable[[Any], Any] | None = None, ttl: Duration | None = None,
-                 ttl_refresh: str = "write", as_tuples: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        kind: StateKind,
+        shape: str,
+        item: ItemType,
+        map_key: str | pa.DataType | None = None,
+        name: str | None = None,
+        alias: Names = (),
+        added: Mapping[str, Any] | None = None,
+        renamed: Mapping[str, str] | None = None,
+        default: Any = None,
+        add: Callable[[Any, Any], Any] | None = None,
+        create: Callable[[], Any] | None = None,
+        result: Callable[[Any], Any] | None = None,
+        ttl: Duration | None = None,
+        ttl_refresh: str = "write",
+        as_tuples: bool = False,
+    ) -> None:
         self.kind = kind
         self.shape = shape
         self.ttl = declared_ttl(ttl, ttl_refresh)
@@ -162,8 +175,12 @@ class Descriptor:
     def key_keeper(self) -> Callable[[Any], Any]:
         """The same for a map's keys."""
         assert self.map_key is not None
-        return _keeper(self.key_form, f"state {self.name!r} is declared with keys of {ddl_of(self.map_key)!r}",
-                       none_allowed=False, refuse=self.refuse)
+        return _keeper(
+            self.key_form,
+            f"state {self.name!r} is declared with keys of {ddl_of(self.map_key)!r}",
+            none_allowed=False,
+            refuse=self.refuse,
+        )
 
     def info(self, key: pa.DataType | None = None) -> StateInfo:
         """What a manifest says about this state; `key` is the type of the operator's key, for keyed state."""
@@ -199,13 +216,24 @@ class Descriptor:
 
         self.create = lambda: held(create())
         self.add = lambda accumulator, item: held(add(pickled.handed_out(accumulator, self.name), item))
-        self.result = lambda accumulator: (pickled.handed_out(accumulator, self.name) if result is None else
-                                           result(pickled.handed_out(accumulator, self.name)))
+        self.result = lambda accumulator: (
+            pickled.handed_out(accumulator, self.name)
+            if result is None
+            else result(pickled.handed_out(accumulator, self.name))
+        )
 
 
-def value(type: ItemType, *, default: Any = None, name: str | None = None, alias: Names = (),
-          added: Mapping[str, Any] | None = None, renamed: Mapping[str, str] | None = None, ttl: Duration | None = None,
-          ttl_refresh: str = "write") -> Any:
+def value(
+    type: ItemType,
+    *,
+    default: Any = None,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    ttl: Duration | None = None,
+    ttl_refresh: str = "write",
+) -> Any:
     """One value for each key. `default` is what `get` returns where nothing was set.
 
     `ttl="1 day"`: it is forgotten when it wasn't set for so long, by what `ctx.now_ms()` says; with `ttl_refresh="read"`,
@@ -215,71 +243,171 @@ def value(type: ItemType, *, default: Any = None, name: str | None = None, alias
     a field of a struct that is new a value in what is there already (None without it); `renamed={"new": "old"}` says what
     a field was called. Fields inside fields are joined by dots, and lists and maps need no name: `"address.zip"`.
     """
-    declared = Descriptor(kind=StateKind.KEYED, shape="value", item=type, name=name, alias=alias, added=added,
-                          renamed=renamed, ttl=ttl, ttl_refresh=ttl_refresh)
+    declared = Descriptor(
+        kind=StateKind.KEYED,
+        shape="value",
+        item=type,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+        ttl=ttl,
+        ttl_refresh=ttl_refresh,
+    )
     what = f"a state has default={default!r} and is declared with {declared._item_text!r}"
     declared.default = _keeper(declared.form, what)(default)
     return declared
 
 
-def list_(type: ItemType, *, name: str | None = None, alias: Names = (), added: Mapping[str, Any] | None = None,
-          renamed: Mapping[str, str] | None = None, ttl: Duration | None = None, ttl_refresh: str = "write") -> Any:
+def list_(
+    type: ItemType,
+    *,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    ttl: Duration | None = None,
+    ttl_refresh: str = "write",
+) -> Any:
     """A list for each key. `alias`, `added`, `renamed`, `ttl` and `ttl_refresh` are as in `value`, here and below."""
-    return Descriptor(kind=StateKind.KEYED, shape="list", item=type, name=name, alias=alias, added=added, renamed=renamed,
-                      ttl=ttl, ttl_refresh=ttl_refresh)
+    return Descriptor(
+        kind=StateKind.KEYED,
+        shape="list",
+        item=type,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+        ttl=ttl,
+        ttl_refresh=ttl_refresh,
+    )
 
 
-def map_(key: str | pa.DataType, value: ItemType, *, name: str | None = None, alias: Names = (),
-         added: Mapping[str, Any] | None = None, renamed: Mapping[str, str] | None = None, ttl: Duration | None = None,
-         ttl_refresh: str = "write") -> Any:
+def map_(
+    key: str | pa.DataType,
+    value: ItemType,
+    *,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    ttl: Duration | None = None,
+    ttl_refresh: str = "write",
+) -> Any:
     """A dictionary for each key."""
-    return Descriptor(kind=StateKind.KEYED, shape="map", item=value, map_key=key, name=name, alias=alias, added=added,
-                      renamed=renamed, ttl=ttl, ttl_refresh=ttl_refresh)
+    return Descriptor(
+        kind=StateKind.KEYED,
+        shape="map",
+        item=value,
+        map_key=key,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+        ttl=ttl,
+        ttl_refresh=ttl_refresh,
+    )
 
 
-def reducing(type: ItemType, function: Callable[[Any, Any], Any], *, name: str | None = None, alias: Names = (),
-             added: Mapping[str, Any] | None = None, renamed: Mapping[str, str] | None = None,
-             ttl: Duration | None = None, ttl_refresh: str = "write") -> Any:
+def reducing(
+    type: ItemType,
+    function: Callable[[Any, Any], Any],
+    *,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    ttl: Duration | None = None,
+    ttl_refresh: str = "write",
+) -> Any:
     """`function(merged, item)` over the items added for each key, such as `max`; `get` is None before the first."""
-    return Descriptor(kind=StateKind.KEYED, shape="reducing", item=type, add=function, name=name, alias=alias, added=added,
-                      renamed=renamed, ttl=ttl, ttl_refresh=ttl_refresh)
+    return Descriptor(
+        kind=StateKind.KEYED,
+        shape="reducing",
+        item=type,
+        add=function,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+        ttl=ttl,
+        ttl_refresh=ttl_refresh,
+    )
 
 
-def aggregating(type: ItemType, *, create: Callable[[], Any], add: Callable[[Any, Any], Any],
-                result: Callable[[Any], Any] | None = None, name: str | None = None, alias: Names = (),
-                added: Mapping[str, Any] | None = None, renamed: Mapping[str, str] | None = None,
-                ttl: Duration | None = None, ttl_refresh: str = "write") -> Any:
+def aggregating(
+    type: ItemType,
+    *,
+    create: Callable[[], Any],
+    add: Callable[[Any, Any], Any],
+    result: Callable[[Any], Any] | None = None,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    ttl: Duration | None = None,
+    ttl_refresh: str = "write",
+) -> Any:
     """An accumulator of `type` for each key: made by `create`, moved on by `add(accumulator, item)`, read by `result`.
 
     `add` returns the accumulator, a new one or the one it was given, which it may change in place. `get` is None before
     the first item.
     """
-    return Descriptor(kind=StateKind.KEYED, shape="aggregating", item=type, create=create, add=add, result=result,
-                      name=name, alias=alias, added=added, renamed=renamed, ttl=ttl, ttl_refresh=ttl_refresh)
+    return Descriptor(
+        kind=StateKind.KEYED,
+        shape="aggregating",
+        item=type,
+        create=create,
+        add=add,
+        result=result,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+        ttl=ttl,
+        ttl_refresh=ttl_refresh,
+    )
 
 
-def operator_list(type: ItemType, *, redistribute: str = "split", name: str | None = None, alias: Names = (),
-                  added: Mapping[str, Any] | None = None, renamed: Mapping[str, str] | None = None) -> Any:
+def operator_list(
+    type: ItemType,
+    *,
+    redistribute: str = "split",
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> Any:
     """A list for each subtask. At a restore its items are dealt out (`split`), or everyone gets all of them (`union`)."""
     if redistribute not in ("split", "union"):
         raise JobError(f"redistribute={redistribute!r}: operator list state is redistributed by 'split' or 'union'")
-    return Descriptor(kind=StateKind(redistribute), shape="list", item=type, name=name, alias=alias, added=added,
-                      renamed=renamed)
+    return Descriptor(
+        kind=StateKind(redistribute), shape="list", item=type, name=name, alias=alias, added=added, renamed=renamed
+    )
 
 
-def broadcast_map(key: str | pa.DataType, value: ItemType, *, name: str | None = None, alias: Names = (),
-                  added: Mapping[str, Any] | None = None, renamed: Mapping[str, str] | None = None) -> Any:
+def broadcast_map(
+    key: str | pa.DataType,
+    value: ItemType,
+    *,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> Any:
     """A dictionary that every subtask holds alike, written by the broadcast side of a `BroadcastProcess`."""
-    return Descriptor(kind=StateKind.BROADCAST, shape="map", item=value, map_key=key, name=name, alias=alias, added=added,
-                      renamed=renamed)
+    return Descriptor(
+        kind=StateKind.BROADCAST, shape="map", item=value, map_key=key, name=name, alias=alias, added=added, renamed=renamed
+    )
 
 
 def _refused(text: str, given: Any) -> SchemaError:
     return SchemaError(text)
 
 
-def _keeper(form: Form, declared: str, *, none_allowed: bool = True,
-            refuse: Callable[[str, Any], SchemaError] = _refused) -> Callable[[Any], Any]:
+def _keeper(
+    form: Form, declared: str, *, none_allowed: bool = True, refuse: Callable[[str, Any], SchemaError] = _refused
+) -> Callable[[Any], Any]:
     kept = form.kept
 
     def keep(value: Any) -> Any:
@@ -298,8 +426,9 @@ def _map_key(declared: Any) -> pa.DataType:
         raise JobError("a map state's key can't be pickled, since equal keys must be found again: use a text or a number")
     key = parse_type(declared)
     if key.num_fields:
-        raise JobError(f"a map state's key is of type {ddl_of(key)}; Python can't look up lists and dicts: use a text or a "
-                       f"number")
+        raise JobError(
+            f"a map state's key is of type {ddl_of(key)}; Python can't look up lists and dicts: use a text or a number"
+        )
     return key
 
 
@@ -322,11 +451,14 @@ def descriptors_of(function: object) -> Mapping[str, Descriptor]:
     names = [descriptor.name for descriptor in found.values()]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise JobError(f"{type(function).__name__} declares two states named {sorted(map(str, twice))}: give one of "
-                       f"them another name=")
+        raise JobError(
+            f"{type(function).__name__} declares two states named {sorted(map(str, twice))}: give one of them another name="
+        )
     claimed = names + [alias for descriptor in found.values() for alias in descriptor.aliases]
     twice = {name for name in claimed if claimed.count(name) > 1}
     if twice:
-        raise JobError(f"{type(function).__name__} has an alias= that is the name or alias of another state, or its own: "
-                       f"{sorted(map(str, twice))}. What a snapshot holds under a name goes to one state")
+        raise JobError(
+            f"{type(function).__name__} has an alias= that is the name or alias of another state, or its own: "
+            f"{sorted(map(str, twice))}. What a snapshot holds under a name goes to one state"
+        )
     return found

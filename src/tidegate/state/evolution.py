@@ -36,11 +36,13 @@ ConvertRows: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 MAP_KEY = b"tidegate.map_key"
 """In a schema's metadata: the types of which a map's key is made."""
 
-POSSIBLE = ("What is possible: add a field of a struct (with added={<field>: <default>} where None won't do), drop a field, "
-            "rename one (renamed={<new>: <old>}), widen a number (byte → short → int → long; float → double; byte, short "
-            "and int → double; byte and short → float; a decimal to one with as many digits on both sides of the point, "
-            "or more), let a field be null; rename a state or an operator (alias=<old name>); let state go by its name "
-            "(drop_state=['<operator>.<state>'] or ['<operator>'])")
+POSSIBLE = (
+    "What is possible: add a field of a struct (with added={<field>: <default>} where None won't do), drop a field, "
+    "rename one (renamed={<new>: <old>}), widen a number (byte → short → int → long; float → double; byte, short "
+    "and int → double; byte and short → float; a decimal to one with as many digits on both sides of the point, "
+    "or more), let a field be null; rename a state or an operator (alias=<old name>); let state go by its name "
+    "(drop_state=['<operator>.<state>'] or ['<operator>'])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +126,16 @@ def evolve(was: StateInfo, now: DeclaredState) -> Evolved:
     if not any(converts.values()):
         return Evolved(notes=tuple(notes))
     # When values expire is for the backend to judge (ttl.py): it gets that as the snapshot has it.
-    schema = pa.schema([new.schema.field(column.name) if column.name in converts else column for column in was.schema],
-                       metadata=new.schema.metadata)
+    schema = pa.schema(
+        [new.schema.field(column.name) if column.name in converts else column for column in was.schema],
+        metadata=new.schema.metadata,
+    )
 
     def convert_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [column if (convert := converts.get(name)) is None else convert(column)
-                   for name, column in zip(schema.names, rows.columns, strict=True)]
+        columns = [
+            column if (convert := converts.get(name)) is None else convert(column)
+            for name, column in zip(schema.names, rows.columns, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     return Evolved(convert_rows, tuple(notes), tuple(walk.dropped))
@@ -139,8 +145,10 @@ def _check_map_key(was: pa.Schema, now: pa.Schema) -> None:
     """Of a map whose keys are held as text made of several values: their types don't show in the map's."""
     before, after = ((schema.metadata or {}).get(MAP_KEY) for schema in (was, now))
     if before is not None and after is not None and before != after and (b"," in before or b"," in after):
-        raise RestoreError(f"a key of the map was {before.decode()} and is now {after.decode()}; a key of several fields "
-                           f"must keep their types and their order")
+        raise RestoreError(
+            f"a key of the map was {before.decode()} and is now {after.decode()}; a key of several fields "
+            f"must keep their types and their order"
+        )
 
 
 def conversion(old: pa.DataType, new: pa.DataType, *, changes: Changes | None = None) -> Convert | None:
@@ -161,25 +169,30 @@ def check_changes(declared: pa.DataType, changes: Changes) -> None:
         for path in paths:
             if path not in fields:
                 there = f"it has {', '.join(map(repr, fields))}" if fields else "it has no fields"
-                raise JobError(f"{argument}={{{path!r}: …}}: the type {ddl_of(declared)} has no such field; {there}. Fields "
-                               f"inside fields are joined by dots")
+                raise JobError(
+                    f"{argument}={{{path!r}: …}}: the type {ddl_of(declared)} has no such field; {there}. Fields "
+                    f"inside fields are joined by dots"
+                )
     for path, default in changes.added.items():
         if path in changes.renamed:
             raise JobError(f"the field {path!r} is both in added= and in renamed=: it is one or the other")
         try:
             _default(fields[path], default)
         except SchemaError as error:
-            raise SchemaError(f"added={{{path!r}: {default!r}}} and the field is declared with "
-                              f"{ddl_of(fields[path].type)!r}: {error}") from None
+            raise SchemaError(
+                f"added={{{path!r}: {default!r}}} and the field is declared with {ddl_of(fields[path].type)!r}: {error}"
+            ) from None
     for path, old in changes.renamed.items():
         if type(old) is not str or old in ("", fields[path].name):
             raise JobError(f"renamed={{{path!r}: {old!r}}}: give the name that the field had before")
     for path in changes.renamed:
         ring = _ring(path, changes.renamed)
         if ring:
-            raise JobError(f"by renamed= the fields {', '.join(map(repr, ring))} take each other's names, and a snapshot "
-                           f"doesn't show whether that has happened. Rename one of them to a third name, start the program "
-                           f"with that, and rename the rest then")
+            raise JobError(
+                f"by renamed= the fields {', '.join(map(repr, ring))} take each other's names, and a snapshot "
+                f"doesn't show whether that has happened. Rename one of them to a third name, start the program "
+                f"with that, and rename the rest then"
+            )
 
 
 def _ring(path: str, renamed: Mapping[str, str]) -> list[str]:
@@ -232,8 +245,11 @@ class _Walk:
             return _over_lists(new, self.between(old.value_type, new.value_type, path, key=key))
         if pa.types.is_map(old) and pa.types.is_map(new) and old.keys_sorted == new.keys_sorted:
             self._check_null(old.item_field, new.item_field, path, "a value")
-            return _over_maps(new, self.between(old.key_type, new.key_type, path, key=True),
-                              self.between(old.item_type, new.item_type, path, key=key))
+            return _over_maps(
+                new,
+                self.between(old.key_type, new.key_type, path, key=True),
+                self.between(old.item_type, new.item_type, path, key=key),
+            )
         if _widens(old, new):
             self.notes.append(f"{self._shown(path)} {ddl_of(old)} → {ddl_of(new)}")
             return lambda array: array.cast(new)
@@ -257,8 +273,9 @@ class _Walk:
                 self.notes.append(f"{self._shown(at)} was {was.name!r}")
             self._check_null(was, declared, at, "it")
             parts.append((index, self.between(was.type, declared.type, at)))
-        gone = [self._shown(f"{path}.{was.name}" if path else was.name)
-                for index, was in enumerate(old) if index not in used]
+        gone = [
+            self._shown(f"{path}.{was.name}" if path else was.name) for index, was in enumerate(old) if index not in used
+        ]
         self.notes += [f"{each} dropped" for each in gone]
         self.dropped += gone
         return _over_structs(new, parts)
@@ -268,15 +285,21 @@ class _Walk:
         names = [was.name for was in old]
         former = self._renamed.get(path)
         if former is not None and former in names and name in names and new.get_field_index(former) < 0:
-            self._problem(path, f"the snapshot has {name!r} and its old name {former!r}, and both can't be it: leave "
-                                f"renamed= away, or drop one of them first and rename then")
+            self._problem(
+                path,
+                f"the snapshot has {name!r} and its old name {former!r}, and both can't be it: leave "
+                f"renamed= away, or drop one of them first and rename then",
+            )
         for candidate in (name, former):
             if candidate in names:
                 return names.index(candidate)
-        if former is not None:      # or the value under its real name would be dropped
-            self._problem(path, f"the snapshot has neither {name!r} nor {former!r}, its name in renamed=; it has "
-                                f"{', '.join(map(repr, names)) or 'no fields'}. Give the name that the field had, or take "
-                                f"it out of renamed= if it is new")
+        if former is not None:  # or the value under its real name would be dropped
+            self._problem(
+                path,
+                f"the snapshot has neither {name!r} nor {former!r}, its name in renamed=; it has "
+                f"{', '.join(map(repr, names)) or 'no fields'}. Give the name that the field had, or take "
+                f"it out of renamed= if it is new",
+            )
         return None
 
     def _new(self, declared: pa.Field, path: str) -> Convert | None:
@@ -339,14 +362,18 @@ def _key_conversion(old: pa.DataType, new: pa.DataType, notes: list[str]) -> Con
     names = [[part.name for part in kind] if pa.types.is_struct(kind) else [] for kind in (old, new)]
     if names[0] and [part.type for part in old] == [part.type for part in new]:
         if any(name in names[1] and names[1][index] != name for index, name in enumerate(names[0])):
-            raise RestoreError(f"the key's columns were in the order {names[0]} and are now {names[1]}, and the order is "
-                               f"part of the hash that says where a key's state is: set it back in key_by")
+            raise RestoreError(
+                f"the key's columns were in the order {names[0]} and are now {names[1]}, and the order is "
+                f"part of the hash that says where a key's state is: set it back in key_by"
+            )
         if names[0] != names[1]:
             notes.append(f"key columns {', '.join(names[0])} → {', '.join(names[1])}")
         return _over_structs(new, [(index, None) for index in range(new.num_fields)])
-    raise RestoreError(f"its key was {_text(old, new)} and is now {_text(new, old)}; the type of a key can't change, not to "
-                       f"a wider one either, since its hash says where its state is: bring the column back to the old "
-                       f"type with map before key_by")
+    raise RestoreError(
+        f"its key was {_text(old, new)} and is now {_text(new, old)}; the type of a key can't change, not to "
+        f"a wider one either, since its hash says where its state is: bring the column back to the old "
+        f"type with map before key_by"
+    )
 
 
 def _fields(kind: pa.DataType, path: str) -> list[tuple[str, pa.Field]]:
@@ -377,6 +404,7 @@ def _default(declared: pa.Field, value: Any) -> pa.Array:
 def _over_structs(new: pa.DataType, parts: Sequence[tuple[int | None, Convert | None]]) -> Convert:
     """`parts`, for each new field: the index of the old one, and what becomes of it; where there is none, what makes the
     new one for a struct array."""
+
     def convert(array: pa.Array) -> pa.Array:
         children = []
         for index, of_part in parts:
@@ -393,8 +421,9 @@ def _over_lists(new: pa.DataType, of_items: Convert | None) -> Convert:
     def convert(array: pa.Array) -> pa.Array:
         offsets, here = _extent(array, wide=wide)
         items = array.values[here]
-        return pa.Array.from_buffers(new, len(array), [_validity(array), offsets],
-                                     children=[items if of_items is None else of_items(items)])
+        return pa.Array.from_buffers(
+            new, len(array), [_validity(array), offsets], children=[items if of_items is None else of_items(items)]
+        )
 
     return convert
 
@@ -404,8 +433,10 @@ def _over_maps(new: pa.DataType, of_keys: Convert | None, of_items: Convert | No
 
     def convert(array: pa.Array) -> pa.Array:
         offsets, here = _extent(array, wide=False)
-        columns = [column if of_column is None else of_column(column) for column, of_column in
-                   ((array.keys[here], of_keys), (array.items[here], of_items))]
+        columns = [
+            column if of_column is None else of_column(column)
+            for column, of_column in ((array.keys[here], of_keys), (array.items[here], of_items))
+        ]
         inner = pa.Array.from_buffers(entries, len(columns[0]), [None], children=columns)
         return pa.Array.from_buffers(new, len(array), [_validity(array), offsets], children=[inner])
 
@@ -431,7 +462,7 @@ def _unpickling(now: Pickled, new: StateInfo) -> Convert:
     def of_values(values: pa.Array) -> pa.Array:
         return now.taken_in(values, new.name)
 
-    if pa.types.is_struct(kind):        # id and item, or key and value
+    if pa.types.is_struct(kind):  # id and item, or key and value
         return _over_structs(kind, [(0, None), (1, of_values)])
     if pa.types.is_map(kind):
         return _over_maps(kind, None, of_values)

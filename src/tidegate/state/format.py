@@ -45,8 +45,16 @@ _TRAILER = struct.Struct("<QI8s")
 _NO_GROUP = -1
 _STATES_KEY = b"tidegate.states"
 _GROUP_COUNT_KEY = b"tidegate.key_group_count"
-_INDEX_COLUMNS = {"state": pa.int32(), "deleted": pa.bool_(), "group": pa.int32(), "stop": pa.int32(), "offset": pa.int64(),
-                  "length": pa.int64(), "rows": pa.int64(), "crc32": pa.uint32()}
+_INDEX_COLUMNS = {
+    "state": pa.int32(),
+    "deleted": pa.bool_(),
+    "group": pa.int32(),
+    "stop": pa.int32(),
+    "offset": pa.int64(),
+    "length": pa.int64(),
+    "rows": pa.int64(),
+    "crc32": pa.uint32(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +112,13 @@ class StateFileEncoder:
             checksum = zlib.crc32(chunk, checksum)
             yield chunk
         self._summary = FileSummary(
-            bytes=size_bytes + len(index_content) + _TRAILER.size, checksum=checksum, index_bytes=len(index_content),
-            index_checksum=index_checksum, rows=index.rows_by_state(), groups=index.groups())
+            bytes=size_bytes + len(index_content) + _TRAILER.size,
+            checksum=checksum,
+            index_bytes=len(index_content),
+            index_checksum=index_checksum,
+            rows=index.rows_by_state(),
+            groups=index.groups(),
+        )
 
 
 class StateFileReader:
@@ -115,8 +128,15 @@ class StateFileReader:
     with the read that they came from, up to `READ_BYTES`.
     """
 
-    def __init__(self, read: Callable[[int, int], bytes], *, bytes: int, index_bytes: int, index_checksum: int,
-                 name: str = "a state file") -> None:
+    def __init__(
+        self,
+        read: Callable[[int, int], bytes],
+        *,
+        bytes: int,
+        index_bytes: int,
+        index_checksum: int,
+        name: str = "a state file",
+    ) -> None:
         self._read = read
         self._name = name
         self._size_bytes = bytes
@@ -246,8 +266,9 @@ class _IndexRows:
         assert len(self.positions) == len(self.states), "two states have one name"
         for info in self.states:
             if any(_has_dictionary(column.type) for column in info.schema):
-                raise SchemaError(f"state {info.name!r} has a dictionary-encoded type, which a snapshot can't keep: "
-                                  f"{info.schema}")
+                raise SchemaError(
+                    f"state {info.name!r} has a dictionary-encoded type, which a snapshot can't keep: {info.schema}"
+                )
 
     def append(self, section: Section, *, offset: int, length: int, crc32: int) -> None:
         position = self.positions[section.state]
@@ -265,10 +286,19 @@ class _IndexRows:
             column.append(value)
 
     def encode(self) -> bytes:
-        described = [{"name": info.name, "kind": info.kind.value, "shape": info.shape,
-                      "schema": base64.b64encode(info.schema.serialize()).decode("ascii")} for info in self.states]
-        schema = pa.schema(_INDEX_COLUMNS.items(), metadata={_STATES_KEY: json.dumps(described),
-                                                             _GROUP_COUNT_KEY: str(self.key_group_count)})
+        described = [
+            {
+                "name": info.name,
+                "kind": info.kind.value,
+                "shape": info.shape,
+                "schema": base64.b64encode(info.schema.serialize()).decode("ascii"),
+            }
+            for info in self.states
+        ]
+        schema = pa.schema(
+            _INDEX_COLUMNS.items(),
+            metadata={_STATES_KEY: json.dumps(described), _GROUP_COUNT_KEY: str(self.key_group_count)},
+        )
         arrays = [pa.array(self.columns[column.name], column.type) for column in schema]
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema) as stream:
@@ -306,8 +336,11 @@ class _Index:
     def decode(cls, content: memoryview, *, sections_stop: int) -> _Index:
         table = pa.ipc.open_stream(pa.py_buffer(content)).read_all()
         states = tuple(_state_info(described) for described in json.loads(table.schema.metadata[_STATES_KEY]))
-        index = cls(states, int(table.schema.metadata[_GROUP_COUNT_KEY]),
-                    **{name: table.column(name).to_numpy() for name in _INDEX_COLUMNS})
+        index = cls(
+            states,
+            int(table.schema.metadata[_GROUP_COUNT_KEY]),
+            **{name: table.column(name).to_numpy() for name in _INDEX_COLUMNS},
+        )
         # The sections follow one another without a gap, so that every byte of the file is under some checksum.
         ends = np.append(len(MAGIC), index.offset + index.length)
         if (ends[:-1] != index.offset).any() or ends[-1] != sections_stop:

@@ -124,8 +124,9 @@ class FrozenHeap:
             layer.take()
         for layer in self._layers:
             for deleted in (False, True):
-                yield from cut_by_group(layer.info.name, _emptying(layer.rows[deleted]), self._key_group_count,
-                                        deleted=deleted)
+                yield from cut_by_group(
+                    layer.info.name, _emptying(layer.rows[deleted]), self._key_group_count, deleted=deleted
+                )
 
     def release(self) -> None:
         for layer in self._layers:
@@ -139,7 +140,7 @@ class _FrozenLayer:
         self.info = table.info
         self.layer = table.freeze()
         self.complete = False
-        self.rows: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}       # set, and deleted
+        self.rows: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}  # set, and deleted
 
     def take(self) -> None:
         """Turns the entries into rows."""
@@ -167,10 +168,10 @@ class _FrozenLayer:
             if layer.missing:
                 # To write everything is cheaper than to merge nearly everything with older files.
                 self.rows[False].append(_batch(self.info, list(layer.missing), list(layer.missing.values())))
-        layer.may_hold_gone = bool(self.rows[True])     # a key that was deleted may have been set again
+        layer.may_hold_gone = bool(self.rows[True])  # a key that was deleted may have been set again
         layer.read = True
         if layer.is_private:
-            while len(changes) > MAX_KEPT_ENTRIES:      # to drop it whole would be one long step
+            while len(changes) > MAX_KEPT_ENTRIES:  # to drop it whole would be one long step
                 deque(starmap(changes.popitem, repeat((), pace.entries)), maxlen=0)
                 pace.rest_if_due()
             changes.clear()
@@ -178,8 +179,11 @@ class _FrozenLayer:
     def _without_gone(self, keys: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         if any(map(is_, values, repeat(GONE))):
             gone = [key for key, value in zip(keys, values, strict=True) if value is GONE]
-            self.rows[True].append(pa.RecordBatch.from_arrays(
-                [keys_to_arrow(gone, self.info.schema.field("key").type)], schema=deleted_schema(self.info.schema)))
+            self.rows[True].append(
+                pa.RecordBatch.from_arrays(
+                    [keys_to_arrow(gone, self.info.schema.field("key").type)], schema=deleted_schema(self.info.schema)
+                )
+            )
             keys = [key for key, value in zip(keys, values, strict=True) if value is not GONE]
             values = [value for value in values if value is not GONE]
         return keys, values
@@ -208,8 +212,9 @@ def _batch(info: StateInfo, keys: list[Any], values: list[Any], timed: TimedEntr
         columns = [keys_to_arrow(keys, info.schema.field("key").type), _column(values, value_type)]
         columns += [from_list(each, info.schema.field(EXPIRES).type) for each in ends]
     except SchemaError as error:
-        raise SchemaError(f"state {info.name!r} of type {ddl_of(value_type)} holds a value that can't be written: "
-                          f"{error}") from error
+        raise SchemaError(
+            f"state {info.name!r} of type {ddl_of(value_type)} holds a value that can't be written: {error}"
+        ) from error
     return pa.RecordBatch.from_arrays(columns, schema=info.schema)
 
 
@@ -221,17 +226,22 @@ def _column(values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
         try:
             return pa.Array.from_buffers(arrow, len(values), [None, pa.py_buffer(array(code, values))])
         except (TypeError, OverflowError):
-            pass        # there is a null, or one is too large
+            pass  # there is a null, or one is too large
     if pa.types.is_struct(arrow) and arrow.num_fields and not any(field.type.num_fields for field in arrow):
         # Where there are lists in it, an accumulator may have been changed in place: `from_list` looks at everything.
         try:
-            columns = (list(map(list, zip(*values, strict=True))) if values and type(values[0]) is tuple else     # HeapRow's
-                       [list(map(itemgetter(field.name), values)) for field in arrow])
+            columns = (
+                list(map(list, zip(*values, strict=True)))
+                if values and type(values[0]) is tuple
+                # HeapRow's
+                else [list(map(itemgetter(field.name), values)) for field in arrow]
+            )
         except TypeError:
-            return from_list(values, arrow)     # there is a null
+            return from_list(values, arrow)  # there is a null
         fields = list(arrow)
-        return pa.StructArray.from_arrays([_column(column, field.type)
-                                           for column, field in zip(columns, fields, strict=True)], fields=fields)
+        return pa.StructArray.from_arrays(
+            [_column(column, field.type) for column, field in zip(columns, fields, strict=True)], fields=fields
+        )
     return from_list(values, arrow)
 
 
@@ -260,8 +270,9 @@ def key_list(column: pa.Array) -> list[Any]:
         return [_NAN if key != key else key + 0.0 if key is not None else None for key in to_list(column)]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         items = iter(key_list(column.flatten()))
-        return [None if length is None else tuple(islice(items, length))
-                for length in pc.list_value_length(column).to_pylist()]
+        return [
+            None if length is None else tuple(islice(items, length)) for length in pc.list_value_length(column).to_pylist()
+        ]
     if pa.types.is_dictionary(kind):
         return key_list(column.dictionary_decode())
     return to_list(column)

@@ -63,8 +63,10 @@ class _NoKey:
     """Where the cursor is when there is no key. No table can look it up, so that no state is touched by mistake."""
 
     def __hash__(self) -> int:
-        raise JobError("there is no key here, so there is no keyed state: use it in the methods that are called with a "
-                       "record of a keyed stream, and in on_timer")
+        raise JobError(
+            "there is no key here, so there is no keyed state: use it in the methods that are called with a "
+            "record of a keyed stream, and in on_timer"
+        )
 
     def __repr__(self) -> str:
         return "NO_KEY"
@@ -92,16 +94,23 @@ class Layer:
 
     __slots__ = ("below", "changes", "entry_count", "is_private", "may_hold_gone", "missing", "read", "timed")
 
-    def __init__(self, changes: dict[Any, Any], *, may_hold_gone: bool, is_private: bool, entry_count: int | None = None,
-                 below: dict[Any, Any] | None = None) -> None:
+    def __init__(
+        self,
+        changes: dict[Any, Any],
+        *,
+        may_hold_gone: bool,
+        is_private: bool,
+        entry_count: int | None = None,
+        below: dict[Any, Any] | None = None,
+    ) -> None:
         self.changes = changes
         self.may_hold_gone = may_hold_gone
-        self.is_private = is_private    # the reader's: the table can do without it
+        self.is_private = is_private  # the reader's: the table can do without it
         self.entry_count = entry_count  # how many entries the table had at the freeze
-        self.below = below              # instead of `entry_count`: what the layer lies on, if that is one dictionary
+        self.below = below  # instead of `entry_count`: what the layer lies on, if that is one dictionary
         self.missing: dict[Any, Any] | None = None  # what only `below` holds, where the reader found that it is little
         self.read = False
-        self.timed: TimedEntries | None = None      # of state with a ttl
+        self.timed: TimedEntries | None = None  # of state with a ttl
 
 
 class TimedEntries(Protocol):
@@ -128,7 +137,7 @@ class HeapTable:
         self.copied = descriptor.form.copied
         self.main: dict[Any, Any] = {}
         self.fresh: dict[Any, Any] = {}
-        self.may_hold_gone = False      # whether something was deleted since the last freeze
+        self.may_hold_gone = False  # whether something was deleted since the last freeze
 
     def entries(self) -> dict[Any, Any]:
         """All of them. Not to be changed."""
@@ -152,9 +161,9 @@ class DoubledTable(HeapTable):
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
         super().__init__(descriptor, info, cursor)
-        self.alone = True               # whether no layer or snapshot below `fresh` can hold anything
+        self.alone = True  # whether no layer or snapshot below `fresh` can hold anything
         self.unread: list[Layer] = []
-        self.shared = False             # whether somebody may be reading what isn't in `fresh`
+        self.shared = False  # whether somebody may be reading what isn't in `fresh`
 
     def entries(self) -> dict[Any, Any]:
         return self.main
@@ -214,8 +223,8 @@ class LayeredTable(HeapTable):
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
         super().__init__(descriptor, info, cursor)
-        self.layers: list[Layer] = []       # not moved into main yet, oldest first
-        self.kept_times = 0                 # how many freezes `fresh` has lived through
+        self.layers: list[Layer] = []  # not moved into main yet, oldest first
+        self.kept_times = 0  # how many freezes `fresh` has lived through
 
     def below(self, key: Any) -> Any:
         """What there is under `fresh` for the key, or GONE."""
@@ -240,8 +249,9 @@ class LayeredTable(HeapTable):
             del self.fresh[key]
 
     def freeze(self) -> Layer:
-        layer = Layer(self.fresh, may_hold_gone=self.may_hold_gone, is_private=self._keeps(),
-                      below=None if self.layers else self.main)
+        layer = Layer(
+            self.fresh, may_hold_gone=self.may_hold_gone, is_private=self._keeps(), below=None if self.layers else self.main
+        )
         if layer.is_private:
             layer.changes = self.fresh.copy()
             self.kept_times += 1

@@ -13,10 +13,21 @@ from tidegate.state.heap_layers import ABSENT, GONE, Cursor, DoubledTable, HeapT
 from tidegate.state.sections import StateInfo
 from tidegate.state.values import detached, form_of
 
-__all__ = ["ABSENT", "GONE", "HeapAggregating", "HeapContainerValue", "HeapList", "HeapMap", "HeapReducing", "HeapRow",
-           "HeapTimes", "HeapValue", "make_table"]
+__all__ = [
+    "ABSENT",
+    "GONE",
+    "HeapAggregating",
+    "HeapContainerValue",
+    "HeapList",
+    "HeapMap",
+    "HeapReducing",
+    "HeapRow",
+    "HeapTimes",
+    "HeapValue",
+    "make_table",
+]
 
-_NO_ITEMS: dict[Any, Any] = {}      # never written to
+_NO_ITEMS: dict[Any, Any] = {}  # never written to
 
 
 class HeapValue(LayeredTable):
@@ -252,7 +263,11 @@ class HeapMap(DoubledTable):
 
 
 _TABLES: dict[str, type[HeapTable]] = {
-    "value": HeapValue, "list": HeapList, "map": HeapMap, "reducing": HeapReducing, "aggregating": HeapAggregating,
+    "value": HeapValue,
+    "list": HeapList,
+    "map": HeapMap,
+    "reducing": HeapReducing,
+    "aggregating": HeapAggregating,
     "timers": HeapTimes,
 }
 

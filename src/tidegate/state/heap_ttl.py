@@ -31,14 +31,26 @@ from tidegate.state.heap_layers import GONE, Cursor, DoubledTable, Layer
 from tidegate.state.sections import StateInfo
 from tidegate.state.ttl import loaded
 
-SLICES = 16     # of a ttl
+SLICES = 16  # of a ttl
 
 
 class TimedTable(DoubledTable):
     """What tables with a ttl have in common: the clock, and which keys expire when."""
 
-    __slots__ = ("by_reads", "end", "listed", "now", "now_ms", "order", "slice_ms", "slices", "start", "stop",
-                 "ttl", "ttl_ms")
+    __slots__ = (
+        "by_reads",
+        "end",
+        "listed",
+        "now",
+        "now_ms",
+        "order",
+        "slice_ms",
+        "slices",
+        "start",
+        "stop",
+        "ttl",
+        "ttl_ms",
+    )
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor, now_ms: Callable[[], int]) -> None:
         super().__init__(descriptor, info, cursor)
@@ -49,8 +61,8 @@ class TimedTable(DoubledTable):
         self.now_ms = now_ms
         self.slice_ms = max(1, self.ttl_ms // SLICES)
         self.slices: dict[int, dict[Any, None]] = {}
-        self.order: list[int] = []      # the slices' numbers, as a heap
-        self.listed = 0                 # keys that were listed since the last sweep
+        self.order: list[int] = []  # the slices' numbers, as a heap
+        self.listed = 0  # keys that were listed since the last sweep
         self.now = self.end = self.start = self.stop = -1
         self.tick(now_ms())
 
@@ -88,7 +100,7 @@ class TimedTable(DoubledTable):
 
     def ends_at(self, entry: Any) -> int:
         """What the key of this entry is listed under."""
-        return entry[1]     # type: ignore[no-any-return]
+        return entry[1]  # type: ignore[no-any-return]
 
     def clear(self) -> None:
         key = self.cursor.key
@@ -114,7 +126,7 @@ class TimedTable(DoubledTable):
                 del self.slices[heappop(self.order)]
         self.listed = 0
         if not self.main:
-            self.main = {}      # a dictionary keeps the room that it had
+            self.main = {}  # a dictionary keeps the room that it had
             if self.alone:
                 self.fresh = {}
 
@@ -134,8 +146,7 @@ class TimedTable(DoubledTable):
     def written_at(self, now: int) -> Written:
         return Written(now)
 
-    def load_timed(self, keys: Sequence[Any], values: Sequence[Any], expires: Sequence[Any] | None, *,
-                   known: bool) -> None:
+    def load_timed(self, keys: Sequence[Any], values: Sequence[Any], expires: Sequence[Any] | None, *, known: bool) -> None:
         """Rows of a snapshot. What has expired isn't taken in; if the next one builds on it, it says so."""
         left, gone = loaded(keys, values, expires, shape=self.info.shape, ttl=self.ttl, now_ms=self.now_ms())
         for key, value, end in left:

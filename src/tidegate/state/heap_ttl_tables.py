@@ -158,11 +158,11 @@ class TimedCollection(TimedTable):
     __slots__ = ()
 
     def ends_at(self, entry: Any) -> int:
-        return entry.soonest        # type: ignore[no-any-return]
+        return entry.soonest  # type: ignore[no-any-return]
 
     def look_at(self, key: Any, now: int) -> int:
         entry = self.main[key]
-        self.list_at(key, entry.soonest)        # as everybody expects it
+        self.list_at(key, entry.soonest)  # as everybody expects it
         looked_at = len(entry)
         if entry.soonest <= now:
             self.pruned(key, entry, now)
@@ -381,14 +381,14 @@ class TimedMapTable(TimedCollection):
         held = self.own(now).held
         pair = held.get(item)
         if pair is not None and pair[1] <= now:
-            del held[item]      # what is put now is new, and comes last
+            del held[item]  # what is put now is new, and comes last
         held[item] = (value, self.end)
 
     def remove(self, item: Any) -> None:
         key = self.cursor.key
         entry = self.main.get(key)
         if entry is None or item not in entry.held:
-            hash(item)      # as a dictionary would
+            hash(item)  # as a dictionary would
         elif len(entry.held) == 1:
             self.drop(key)
         else:
@@ -424,7 +424,7 @@ class TimedMapTable(TimedCollection):
         """An item's value and end, None where it isn't there. That is reading it."""
         entry = self.main.get(self.cursor.key)
         if entry is None:
-            hash(item)      # as a dictionary would
+            hash(item)  # as a dictionary would
             return None
         pair: tuple[Any, int] | None = entry.held.get(item)
         if pair is None:
@@ -461,7 +461,10 @@ class TimedMapTable(TimedCollection):
 
 
 _TABLES: dict[str, type[TimedTable]] = {
-    "value": TimedValue, "list": TimedList, "map": TimedMapTable, "reducing": TimedReducing,
+    "value": TimedValue,
+    "list": TimedList,
+    "map": TimedMapTable,
+    "reducing": TimedReducing,
     "aggregating": TimedAggregating,
 }
 

@@ -53,8 +53,9 @@ def resolved_rows(state: str, layers: Sequence[SectionReader], groups: range) ->
         yield from rows
 
 
-def merged_sections(info: StateInfo, layers: Sequence[SectionReader], *, key_group_count: int,
-                    keep_deleted: bool) -> Iterator[Section]:
+def merged_sections(
+    info: StateInfo, layers: Sequence[SectionReader], *, key_group_count: int, keep_deleted: bool
+) -> Iterator[Section]:
     """The layers as one. `keep_deleted` where it will lie on others."""
     gone: list[pa.RecordBatch] = []
     groups = range(key_group_count)
@@ -75,8 +76,10 @@ def _blocks(state: str, layers: Sequence[SectionReader], groups: range) -> Itera
         block = range(start, min(start + step, groups.stop))
         found = [sections for layer in layers if (sections := list(layer.read_sections(state, block)))]
         if len(found) == 1:
-            yield ([section.rows for section in found[0] if not section.deleted],
-                   [section.rows for section in found[0] if section.deleted])
+            yield (
+                [section.rows for section in found[0] if not section.deleted],
+                [section.rows for section in found[0] if section.deleted],
+            )
         elif found:
             yield _last_wins([section for sections in found for section in sections])
 
@@ -86,13 +89,14 @@ def _last_wins(sections: Sequence[Section]) -> Block:
     deleted = np.repeat([section.deleted for section in sections], [section.rows.num_rows for section in sections])
     codes = key_codes(keys)
     last = np.zeros(int(codes.max()) + 1, dtype=np.int64)
-    last[codes] = np.arange(len(codes))                     # where an index is repeated, the last value stays
+    last[codes] = np.arange(len(codes))  # where an index is repeated, the last value stays
     stays = np.zeros(len(codes), dtype=bool)
     stays[last] = True
     rows = pa.concat_batches([section.rows for section in sections if not section.deleted]) if not deleted.all() else None
     live = [] if rows is None else [rows.filter(pa.array(stays[~deleted]))]
-    gone = pa.RecordBatch.from_arrays([keys.filter(pa.array(stays & deleted))],
-                                      schema=deleted_schema(sections[0].rows.schema))
+    gone = pa.RecordBatch.from_arrays(
+        [keys.filter(pa.array(stays & deleted))], schema=deleted_schema(sections[0].rows.schema)
+    )
     return [batch for batch in live if batch.num_rows], [gone] if gone.num_rows else []
 
 

@@ -103,8 +103,7 @@ class UnionList(OperatorList):
 
 
 class BroadcastMap:
-    """Broadcast state, as the user's function sees it. `writable` is True only while the broadcast side is processed.
-    """
+    """Broadcast state, as the user's function sees it. `writable` is True only while the broadcast side is processed."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.info = descriptor.info()
@@ -159,8 +158,10 @@ class BroadcastMap:
 
     def _check_writable(self) -> None:
         if not self.writable:
-            raise JobError(f"broadcast state {self.info.name!r} can be written in process_broadcast only: elsewhere "
-                           f"the subtasks would come to hold different things")
+            raise JobError(
+                f"broadcast state {self.info.name!r} can be written in process_broadcast only: elsewhere "
+                f"the subtasks would come to hold different things"
+            )
 
 
 class OperatorStates:

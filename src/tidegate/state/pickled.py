@@ -68,8 +68,10 @@ class Pickled:
         try:
             return _HEADER.pack(self.version) + pickle.dumps(value, protocol=PROTOCOL)
         except Exception as error:
-            raise SchemaError(f"a {type(value).__qualname__} can't be pickled: {error}. Keep what it is made of, or "
-                              f"define its class in a module that the slots can import") from error
+            raise SchemaError(
+                f"a {type(value).__qualname__} can't be pickled: {error}. Keep what it is made of, or "
+                f"define its class in a module that the slots can import"
+            ) from error
 
     def handed_out(self, held: bytes | None, state: str | None) -> Any:
         """The value itself, at the present version."""
@@ -91,8 +93,13 @@ class Pickled:
             if len(filled):
                 self.handed_out(filled[0].as_py(), state)
             return column
-        return pa.array([held if now or held is None else self.held(self.handed_out(held, state))
-                         for held, now in zip(column.to_pylist(), present.to_pylist(), strict=True)], type=column.type)
+        return pa.array(
+            [
+                held if now or held is None else self.held(self.handed_out(held, state))
+                for held, now in zip(column.to_pylist(), present.to_pylist(), strict=True)
+            ],
+            type=column.type,
+        )
 
     def _migrated(self, value: Any, version: int, state: str | None) -> Any:
         if version > self.version or self.migrate is None:
@@ -100,8 +107,10 @@ class Pickled:
         try:
             return self.migrate(value, version)
         except Exception as error:
-            raise RestoreError(f"state {state!r}: migrate failed for a value of version {version}, "
-                               f"{_cut(repr(value))}: {type(error).__name__}: {error}") from error
+            raise RestoreError(
+                f"state {state!r}: migrate failed for a value of version {version}, "
+                f"{_cut(repr(value))}: {type(error).__name__}: {error}"
+            ) from error
 
 
 def pickled(*, version: int = 1, migrate: Callable[[Any, int], Any] | None = None) -> Pickled:
@@ -132,10 +141,14 @@ def shown(version: int) -> str:
 def unreadable(version: int, now: Pickled) -> str:
     """Why values of a version can't be had: the end of a sentence about a state."""
     if version > now.version:
-        return (f"was pickled by version {version} and is declared with version {now.version}: run the program that "
-                f"wrote it, or a later one")
-    return (f"was pickled by version {version} and is declared with version {now.version}, without a way from one to the "
-            f"other: give pickled(version={now.version}, migrate=…), a function of the old value and its version")
+        return (
+            f"was pickled by version {version} and is declared with version {now.version}: run the program that "
+            f"wrote it, or a later one"
+        )
+    return (
+        f"was pickled by version {version} and is declared with version {now.version}, without a way from one to the "
+        f"other: give pickled(version={now.version}, migrate=…), a function of the old value and its version"
+    )
 
 
 def _version_of(held: bytes, state: str | None) -> int:
@@ -146,20 +159,23 @@ def _version_of(held: bytes, state: str | None) -> int:
 
 
 def _unpickled(held: bytes, state: str | None) -> Any:
-    body = memoryview(held)[_HEADER.size:]
+    body = memoryview(held)[_HEADER.size :]
     try:
         return pickle.loads(body)
     except Exception as error:
         try:
             _Finding(io.BytesIO(body)).load()
         except _Missing as missing:
-            raise RestoreError(f"state {state!r} holds a value whose class {missing} is missing here ({error}): put it "
-                               f"back under that name where the slots can import it, until the values were "
-                               f"migrated") from error
+            raise RestoreError(
+                f"state {state!r} holds a value whose class {missing} is missing here ({error}): put it "
+                f"back under that name where the slots can import it, until the values were "
+                f"migrated"
+            ) from error
         except Exception:  # noqa: BLE001  (it failed in the same way as before)
             pass
-        raise RestoreError(f"state {state!r} holds a value that can't be unpickled: {type(error).__name__}: "
-                           f"{error}") from error
+        raise RestoreError(
+            f"state {state!r} holds a value that can't be unpickled: {type(error).__name__}: {error}"
+        ) from error
 
 
 class _Missing(Exception):

@@ -36,7 +36,7 @@ from tidegate.types import from_list, to_list
 NUMBER_BYTES = 8
 # A list of up to so many items in more than so many chunks is written anew when it is written at all.
 SHORT_LIST, MANY_CHUNKS = 4096, 32
-OBJECT_BYTES = 400      # of a `ListEntry` or `MapEntry`
+OBJECT_BYTES = 400  # of a `ListEntry` or `MapEntry`
 
 
 class _Collections(RocksTable):
@@ -47,8 +47,8 @@ class _Collections(RocksTable):
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
         super().__init__(descriptor, info, host, head, complete=complete)
-        self.item_count = 0     # in `cache`, about
-        self.changes = 0        # items that were added, put or removed and aren't written, about
+        self.item_count = 0  # in `cache`, about
+        self.changes = 0  # items that were added, put or removed and aren't written, about
         self.older_bytes = 0.0
         self.wanted = False
 
@@ -65,7 +65,7 @@ class _Collections(RocksTable):
         """What RocksDB has behind the key: the rest of each key, and the value."""
         self.faults += 1
         start = self.head + self.host.spelled_one(key)
-        return [(spelled[len(start):], value) for spelled, value in self.host.scan(start)]
+        return [(spelled[len(start) :], value) for spelled, value in self.host.scan(start)]
 
     def flush(self, batch: Any, share: float) -> None:
         """All of it, whatever the share: one write of an entry is shorter than two."""
@@ -87,7 +87,7 @@ class _Collections(RocksTable):
         self.cache = {key: self.older.pop(key) for key in self.dirty}
 
     def dirty_bytes(self) -> float:
-        return 0        # they are written after a number of changes
+        return 0  # they are written after a number of changes
 
     def young_bytes(self) -> float:
         return len(self.cache) * (ENTRY_BYTES + OBJECT_BYTES) + self.item_count * self.item_bytes()
@@ -164,7 +164,7 @@ class RocksList(_Collections):
                 chunks = [number for number, _ in self.scan(key)] if entry.chunks is None else entry.chunks
                 delete_all(batch, [start + number for number in chunks])
                 entry.chunks, entry.doomed = [], False
-            new = entry.items[entry.written:] if entry.written else entry.items
+            new = entry.items[entry.written :] if entry.written else entry.items
             if new:
                 number = self.host.next_number().to_bytes(NUMBER_BYTES)
                 places.append(start + number)
@@ -176,13 +176,16 @@ class RocksList(_Collections):
         for key in keys:
             entry = self.cache[key]
             if entry.chunks is None or not entry.items:
-                del self.cache[key]      # nothing is known of it any more, or there is nothing
+                del self.cache[key]  # nothing is known of it any more, or there is nothing
 
     def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
         places, order = in_order(keys)
         lists = to_list(values)
-        self.put(batch, [place + self.host.next_number().to_bytes(NUMBER_BYTES) for place in places],
-                 list(map(lists.__getitem__, order)))
+        self.put(
+            batch,
+            [place + self.host.next_number().to_bytes(NUMBER_BYTES) for place in places],
+            list(map(lists.__getitem__, order)),
+        )
         self.complete = False
 
     def put(self, batch: Any, places: list[bytes], added: list[list[Any]]) -> None:
@@ -198,20 +201,20 @@ class RocksList(_Collections):
         if entry is None:
             entry = self.cache[key] = ListEntry([], [] if self.complete else None)
         self.dirty[key] = None
-        return entry      # type: ignore[no-any-return]
+        return entry  # type: ignore[no-any-return]
 
     def _whole(self, key: Any) -> ListEntry:
         entry = self.entry(key)
         if entry is None and self.complete:
             return ListEntry([], [])
         if entry is not None and entry.whole:
-            return entry      # type: ignore[no-any-return]
+            return entry  # type: ignore[no-any-return]
         self.host.fault()
         found = self.scan(key)
         items = list(chain.from_iterable(self.spelling.values([value for _, value in found])))
         whole = ListEntry(items, [number for number, _ in found])
         self.item_count += len(items)
-        entry = self.entry(key)     # again: what was added may have been written since
+        entry = self.entry(key)  # again: what was added may have been written since
         if entry is not None:
             items.extend(entry.items)
         self.cache[key] = whole
@@ -320,7 +323,7 @@ class RocksMap(_Collections):
     def write_down(self, batch: Any) -> None:
         keys = list(self.dirty)
         removed: list[Any] = []
-        behind: list[bytes] = []        # the key of each of them
+        behind: list[bytes] = []  # the key of each of them
         written: list[tuple[MapEntry, Any]] = []
         places: list[bytes] = []
         for key, start in zip(keys, as_list(self.host.spelled(keys, self.head)), strict=True):
@@ -351,16 +354,23 @@ class RocksMap(_Collections):
                 entry.numbers[item] = ~entry.numbers[item] if value is None else int.from_bytes(value[:NUMBER_BYTES])
         spelled = self.spell([entry.values[item] for entry, item in written])
         self.measure(spelled)
-        put_all(batch, places, [entry.numbers[item].to_bytes(NUMBER_BYTES) + value
-                                for (entry, item), value in zip(written, spelled, strict=True)])
+        put_all(
+            batch,
+            places,
+            [
+                entry.numbers[item].to_bytes(NUMBER_BYTES) + value
+                for (entry, item), value in zip(written, spelled, strict=True)
+            ],
+        )
 
     def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
         maps = to_list(values)
         places = [place for place, one in zip(as_list(keys), maps, strict=True) for _ in one]
         items = [item for one in maps for item in one]
         spelled = self.spell([value for one in maps for value in one.values()])
-        put_all(batch, self._behind(places, items), [self.host.next_number().to_bytes(NUMBER_BYTES) + value
-                                                     for value in spelled])
+        put_all(
+            batch, self._behind(places, items), [self.host.next_number().to_bytes(NUMBER_BYTES) + value for value in spelled]
+        )
         self.complete = False
 
     def _behind(self, places: Sequence[bytes], items: Sequence[Any]) -> list[bytes]:
@@ -370,8 +380,9 @@ class RocksMap(_Collections):
         try:
             spelled = spelled_column(from_list(items, self.key_kind))
         except SchemaError as error:
-            raise SchemaError(f"state {self.info.name!r} is declared with other keys: {error}. Change the function or the "
-                              f"declaration.") from error
+            raise SchemaError(
+                f"state {self.info.name!r} is declared with other keys: {error}. Change the function or the declaration."
+            ) from error
         return [place + item for place, item in zip(places, spelled, strict=True)]
 
     # Reading.
@@ -382,7 +393,7 @@ class RocksMap(_Collections):
         entry = self.entry(key)
         if entry is None:
             if self.complete:
-                hash(item)      # as a dictionary would
+                hash(item)  # as a dictionary would
                 return ABSENT
         else:
             value = entry.values.get(item, ABSENT)
@@ -396,7 +407,7 @@ class RocksMap(_Collections):
         try:
             spelled = spelled_column(from_list([item], self.key_kind))[0]
         except SchemaError:
-            return ABSENT       # a number too large for the type is no key
+            return ABSENT  # a number too large for the type is no key
         self.host.fault()
         self.faults += 1
         found = self.host.db.get(self.head + self.host.spelled_one(key) + spelled)
@@ -416,18 +427,18 @@ class RocksMap(_Collections):
         entry = self.entry(key)
         if entry is None:
             entry = self.cache[key] = MapEntry(whole=self.complete)
-        return entry      # type: ignore[no-any-return]
+        return entry  # type: ignore[no-any-return]
 
     def _whole(self, key: Any) -> MapEntry:
         """All that the key has."""
         entry = self.entry(key)
         if entry is not None and entry.whole:
-            return entry      # type: ignore[no-any-return]
+            return entry  # type: ignore[no-any-return]
         if entry is None and self.complete:
             return MapEntry(whole=True)
         self.host.fault()
         found = self.scan(key)
-        entry = self.entry(key)     # again: it may have been written since
+        entry = self.entry(key)  # again: it may have been written since
         if entry is None:
             entry = MapEntry(whole=False)
         self.cache[key] = entry
@@ -444,4 +455,4 @@ class RocksMap(_Collections):
         entry.values = dict(sorted(entry.values.items(), key=lambda each: entry.numbers[each[0]]))
         entry.whole = True
         self.item_count += len(found)
-        return entry      # type: ignore[no-any-return]
+        return entry  # type: ignore[no-any-return]

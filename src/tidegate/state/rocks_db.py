@@ -22,8 +22,8 @@ from tidegate.errors import JobError, StoreError
 
 try:
     import rocksdict as _rocksdict
-except ImportError:         # it is an extra
-    _rocksdict = None       # type: ignore[assignment]
+except ImportError:  # it is an extra
+    _rocksdict = None  # type: ignore[assignment]
 
 rocksdict: Any = _rocksdict
 
@@ -119,7 +119,7 @@ def open_db(folder: Path, memory: SlotMemory, *, read_only: bool = False) -> Any
         raise StoreError(f"RocksDB can't open {folder}: {error}") from error
     write = rocksdict.WriteOptions()
     write.disable_wal = True
-    write.memtable_insert_hint_per_batch = True     # batches are sorted
+    write.memtable_insert_hint_per_batch = True  # batches are sorted
     db.set_write_options(write)
     return db
 

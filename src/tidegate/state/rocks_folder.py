@@ -59,7 +59,7 @@ def remove_left_behind(above: Path) -> None:
             if time.time() - lock.stat().st_mtime < _YOUNG_S:
                 continue
             handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:     # somebody else's, or just gone
+        except OSError:  # somebody else's, or just gone
             continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,7 +35,7 @@ GROUP_BYTES = 2
 LENGTH_BYTES = 4
 _NULL_LENGTH = 0xFFFF_FFFF
 
-Matrix: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"      # one row for each key
+Matrix: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"  # one row for each key
 # What a column becomes: a matrix where all rows have the same length, else a list.
 Spelled: TypeAlias = "Matrix | list[bytes]"
 
@@ -51,8 +51,8 @@ class KeySpelling:
         """`head`, the key-group, the key: for each key."""
         groups: Any = groups_of(hash_columns([keys]), self.key_group_count)
         start = np.empty((len(keys), len(head) + GROUP_BYTES), np.uint8)
-        start[:, :len(head)] = np.frombuffer(head, np.uint8)
-        start[:, len(head):] = groups.astype(">u2").view(np.uint8).reshape(-1, GROUP_BYTES)
+        start[:, : len(head)] = np.frombuffer(head, np.uint8)
+        start[:, len(head) :] = groups.astype(">u2").view(np.uint8).reshape(-1, GROUP_BYTES)
         return _joined([start, *_pieces(keys)])
 
     def read(self, spelled: Sequence[bytes], *, skip: int) -> tuple[pa.Array, list[int]]:
@@ -109,9 +109,9 @@ def _pieces(column: pa.Array) -> list[Spelled]:
 
 def _numbers(column: pa.Array) -> Spelled:
     width = column.type.bit_width // 8
-    numbers = np.frombuffer(column.buffers()[1], f"V{width}")[column.offset:column.offset + len(column)]
+    numbers = np.frombuffer(column.buffers()[1], f"V{width}")[column.offset : column.offset + len(column)]
     if pa.types.is_floating(column.type):
-        floats = numbers.view(f"f{width}") + 0.0        # no -0.0
+        floats = numbers.view(f"f{width}") + 0.0  # no -0.0
         floats[np.isnan(floats)] = np.nan
         numbers = floats.view(f"V{width}")
     rows = np.ones((len(column), 1 + width), np.uint8)
@@ -125,8 +125,10 @@ def _numbers(column: pa.Array) -> Spelled:
 def _lists(column: pa.Array) -> list[bytes]:
     items = iter(as_list(_joined(_pieces(column.flatten()), len(column.flatten()))))
     counts = column.value_lengths().to_pylist()
-    return [(_NULL_LENGTH if count is None else count).to_bytes(LENGTH_BYTES) + b"".join(islice(items, count or 0))
-            for count in counts]
+    return [
+        (_NULL_LENGTH if count is None else count).to_bytes(LENGTH_BYTES) + b"".join(islice(items, count or 0))
+        for count in counts
+    ]
 
 
 def _lengths(lengths: list[int]) -> Matrix:
@@ -183,8 +185,12 @@ def _read_numbers(spelled: Sequence[bytes], at: Sequence[int], kind: pa.DataType
     width = kind.bit_width // 8
     count = len(spelled)
     there = [key[place] for key, place in zip(spelled, at, strict=True)]
-    whole = b"".join([key[place + 1:place + 1 + width] if one else bytes(width)
-                      for key, place, one in zip(spelled, at, there, strict=True)])
+    whole = b"".join(
+        [
+            key[place + 1 : place + 1 + width] if one else bytes(width)
+            for key, place, one in zip(spelled, at, there, strict=True)
+        ]
+    )
     numbers = np.frombuffer(whole, np.uint8).reshape(count, width)[:, ::-1].tobytes()
     valid = None if all(there) else pa.py_buffer(np.packbits(np.array(there, np.uint8), bitorder="little").tobytes())
     array = pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(numbers)])
@@ -209,7 +215,7 @@ def _read_lists(spelled: Sequence[bytes], at: Sequence[int], kind: pa.DataType) 
     counts: list[int | None] = []
     ends = []
     for key, place in zip(spelled, at, strict=True):
-        count = int.from_bytes(key[place:place + LENGTH_BYTES])
+        count = int.from_bytes(key[place : place + LENGTH_BYTES])
         place += LENGTH_BYTES
         counts.append(None if count == _NULL_LENGTH else count)
         for _ in range(counts[-1] or 0):
@@ -235,6 +241,6 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def group_bounds(spelled: Sequence[bytes], *, skip: int) -> list[tuple[int, int, int]]:
     """Sorted keys by key-group: the group, and from where to where its keys are. `skip`: bytes in front of the group."""
-    starts = np.frombuffer(b"".join([key[skip:skip + GROUP_BYTES] for key in spelled]), ">u2").astype(np.int64)
+    starts = np.frombuffer(b"".join([key[skip : skip + GROUP_BYTES] for key in spelled]), ">u2").astype(np.int64)
     edges = [0, *(np.flatnonzero(np.diff(starts)) + 1).tolist(), len(spelled)]
     return [(int(starts[start]), start, stop) for start, stop in pairwise(edges) if start < stop]

@@ -22,7 +22,7 @@ from tidegate.state.rocks_values import value_spelling
 from tidegate.state.sections import Section, StateInfo
 from tidegate.types import ddl_of, from_list, to_list
 
-REST = 4.0      # as long as the work before it, times this
+REST = 4.0  # as long as the work before it, times this
 
 Entry: TypeAlias = tuple[bytes, bytes]
 
@@ -82,8 +82,9 @@ class StateReader:
 
     def _values(self, entries: list[Entry]) -> tuple[Sequence[bytes], pa.RecordBatch]:
         keys, values = zip(*entries, strict=True)
-        return keys, self._batch(self._spelling.read(keys, skip=self._skip)[0],
-                                 value_spelling(self._value_type).column(values))
+        return keys, self._batch(
+            self._spelling.read(keys, skip=self._skip)[0], value_spelling(self._value_type).column(values)
+        )
 
     def _lists(self, entries: list[Entry]) -> tuple[Sequence[bytes], pa.RecordBatch]:
         chunks = value_spelling(self._value_type).values([value for _, value in entries])
@@ -100,16 +101,19 @@ class StateReader:
         found: dict[bytes, list[tuple[bytes, Any, Any]]] = {}
         for (key, spelled_value), end, item, value in zip(entries, ends, items, values, strict=True):
             found.setdefault(key[:end], []).append((spelled_value[:NUMBER_BYTES], item, value))
-        return self._collected({key: {item: value for _, item, value in sorted(those, key=itemgetter(0))}
-                                for key, those in found.items()})
+        return self._collected(
+            {key: {item: value for _, item, value in sorted(those, key=itemgetter(0))} for key, those in found.items()}
+        )
 
     def _collected(self, found: dict[bytes, Any]) -> tuple[Sequence[bytes], pa.RecordBatch]:
         keys = list(found)
         try:
             values = from_list(list(found.values()), self._value_type)
         except SchemaError as error:
-            raise SchemaError(f"state {self._info.name!r} is declared as {ddl_of(self._value_type)}, and holds something "
-                              f"else: {error}. Change the function or the declaration.") from error
+            raise SchemaError(
+                f"state {self._info.name!r} is declared as {ddl_of(self._value_type)}, and holds something "
+                f"else: {error}. Change the function or the declaration."
+            ) from error
         return keys, self._batch(self._spelling.read(keys, skip=self._skip)[0], values)
 
     def _batch(self, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
@@ -117,12 +121,12 @@ class StateReader:
 
 
 def _cut(state: str, pieces: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[Section]:
-    whole: list[pa.RecordBatch] = []        # rows of whole groups, from `first` on
+    whole: list[pa.RecordBatch] = []  # rows of whole groups, from `first` on
     first = last = row_count = 0
-    parts: list[pa.RecordBatch] = []        # rows of the present group
+    parts: list[pa.RecordBatch] = []  # rows of the present group
     part_count = 0
     present = -1
-    large = False                           # whether some rows of it are gone already
+    large = False  # whether some rows of it are gone already
     end: list[tuple[int, pa.RecordBatch | None]] = [(-1, None)]
 
     def made(rows: list[pa.RecordBatch], groups: range) -> Section:

@@ -36,7 +36,7 @@ class Settling:
 
     def __init__(self, db: Any, tables: Sequence[RocksTable], last: Any, place: Path, folder: Folder) -> None:
         self._place = place
-        self._folder = folder       # lives as long as this
+        self._folder = folder  # lives as long as this
         self._error: Exception | None = None
         self._hurried = False
         self._needed = True
@@ -71,7 +71,7 @@ class Settling:
                 db.flush()
                 link_files(db, self._place)
             if not self._needed:
-                self._folder.discard(self._place)       # it may have been made since it was discarded
+                self._folder.discard(self._place)  # it may have been made since it was discarded
         except Exception as error:  # noqa: BLE001  (for who waits)
             self._error = error
         finally:

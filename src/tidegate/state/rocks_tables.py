@@ -72,8 +72,28 @@ class TableHost(Protocol):
 class RocksTable:
     """The cache of one state. Subclasses add the methods that the user's function calls."""
 
-    __slots__ = ("cache", "complete", "copied", "cursor", "default", "dirty", "faults", "frozen", "head", "host", "info",
-                 "keep", "older", "plain", "probed", "spelled_bytes", "spelling", "turn", "wanted", "waste")
+    __slots__ = (
+        "cache",
+        "complete",
+        "copied",
+        "cursor",
+        "default",
+        "dirty",
+        "faults",
+        "frozen",
+        "head",
+        "host",
+        "info",
+        "keep",
+        "older",
+        "plain",
+        "probed",
+        "spelled_bytes",
+        "spelling",
+        "turn",
+        "wanted",
+        "waste",
+    )
     prefetched: ClassVar[bool] = True
 
     def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
@@ -88,9 +108,9 @@ class RocksTable:
         self.complete = complete
         self.cache: dict[Any, Any] = {}
         self.older: dict[Any, Any] = {}
-        self.waste: dict[Any, Any] = {}         # forgotten, and freed bit by bit
+        self.waste: dict[Any, Any] = {}  # forgotten, and freed bit by bit
         self.dirty: dict[Any, Any] = {}
-        self.frozen: dict[Any, Any] = {}        # what was dirty at the last freeze and isn't written yet
+        self.frozen: dict[Any, Any] = {}  # what was dirty at the last freeze and isn't written yet
         self.spelling: ValueSpelling = value_spelling(self.stored_type(descriptor))
         # As long as nothing is known. A guess that is too high costs a write too early, one too low memory.
         self.spelled_bytes = 8.0 if pa.types.is_primitive(self.stored_type(descriptor)) else 1024.0
@@ -143,8 +163,9 @@ class RocksTable:
             if missing and elsewhere:
                 # The view goes through `missing`, where set.intersection would go through the whole dictionary; and what is
                 # written meanwhile isn't in `frozen` any more.
-                found = {key: value for key in elsewhere.keys() & missing
-                         if (value := elsewhere.get(key, ABSENT)) is not ABSENT}
+                found = {
+                    key: value for key in elsewhere.keys() & missing if (value := elsewhere.get(key, ABSENT)) is not ABSENT
+                }
                 self.cache.update(found)
                 missing.difference_update(found)
         self.faults = 0
@@ -156,7 +177,7 @@ class RocksTable:
     def take_in(self, keys: Iterable[Any], spelled: list[bytes | None]) -> None:
         """What was fetched."""
         if None not in spelled:
-            self.cache.update(zip(keys, self.spelling.values(spelled), strict=True))     # type: ignore[arg-type]
+            self.cache.update(zip(keys, self.spelling.values(spelled), strict=True))  # type: ignore[arg-type]
             return
         values = iter(self.spelling.values([each for each in spelled if each is not None]))
         self.cache.update((key, GONE if each is None else next(values)) for key, each in zip(keys, spelled, strict=True))
@@ -220,8 +241,10 @@ class RocksTable:
             return self.spelling.spelled(values)
         except SchemaError as error:
             kind = self.info.schema.field("value").type
-            raise SchemaError(f"state {self.info.name!r} is declared as {ddl_of(kind)}, and holds something else: "
-                              f"{error}. Change the function or the declaration.") from error
+            raise SchemaError(
+                f"state {self.info.name!r} is declared as {ddl_of(kind)}, and holds something else: "
+                f"{error}. Change the function or the declaration."
+            ) from error
 
     def measure(self, spelled: Sequence[bytes]) -> None:
         """Learns how long values are: at once that they are longer, and slowly that they are not."""
@@ -276,7 +299,7 @@ class RocksTimes(RocksValue):
     def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
         super().__init__(descriptor, info, host, head, complete=complete)
         self.plain = list
-        self.wanted = False     # until it is seen that there are timers
+        self.wanted = False  # until it is seen that there are timers
 
 
 class RocksReducing(RocksTable):
@@ -348,7 +371,7 @@ class RocksAggregating(RocksTable):
 
 
 def put_all(batch: Any, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
-    deque(map(batch.__setitem__, keys, values), maxlen=0)      # the quickest way to call it for each
+    deque(map(batch.__setitem__, keys, values), maxlen=0)  # the quickest way to call it for each
 
 
 def delete_all(batch: Any, keys: Iterable[bytes]) -> None:

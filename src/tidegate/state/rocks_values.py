@@ -156,7 +156,7 @@ class _Nested(_ByValue):
         try:
             return [_to_json(value if pack is None or value is None else pack(value)).encode() for value in values]
         except (TypeError, ValueError, KeyError, AttributeError):
-            from_list(values, self._kind)      # says what is wrong with which
+            from_list(values, self._kind)  # says what is wrong with which
             raise
 
     def value(self, spelled: bytes) -> Any:
@@ -168,8 +168,14 @@ class _Nested(_ByValue):
 
 
 _NO_TEXT = b"\xff"
-_STRUCT_CODES = {pa.int8().id: "b", pa.int16().id: "h", pa.int32().id: "i", pa.int64().id: "q",
-                 pa.float32().id: "f", pa.float64().id: "d"}
+_STRUCT_CODES = {
+    pa.int8().id: "b",
+    pa.int16().id: "h",
+    pa.int32().id: "i",
+    pa.int64().id: "q",
+    pa.float32().id: "f",
+    pa.float64().id: "d",
+}
 _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
@@ -193,21 +199,27 @@ def _turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
         return str, Decimal
     if pa.types.is_timestamp(kind):
         zone = None if kind.tz is None else UTC
-        return (lambda value: (value.replace(tzinfo=None) - _EPOCH) // _MICROSECOND,
-                lambda number: (_EPOCH + number * _MICROSECOND).replace(tzinfo=zone))
+        return (
+            lambda value: (value.replace(tzinfo=None) - _EPOCH) // _MICROSECOND,
+            lambda number: (_EPOCH + number * _MICROSECOND).replace(tzinfo=zone),
+        )
     return None, None
 
 
 def _list_turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
     pack, unpack = map(_or_none, _turns(kind.value_type))
-    return (None if pack is None else lambda value: list(map(pack, value)),
-            None if unpack is None else lambda value: list(map(unpack, value)))
+    return (
+        None if pack is None else lambda value: list(map(pack, value)),
+        None if unpack is None else lambda value: list(map(unpack, value)),
+    )
 
 
 def _map_turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
     (pack_key, unpack_key), (pack, unpack) = (map(_or_same, _turns(each)) for each in (kind.key_type, kind.item_type))
-    return (lambda value: [[pack_key(key), pack(item)] for key, item in value.items()],
-            lambda pairs: {_hashable(unpack_key(key)): unpack(item) for key, item in pairs})
+    return (
+        lambda value: [[pack_key(key), pack(item)] for key, item in value.items()],
+        lambda pairs: {_hashable(unpack_key(key)): unpack(item) for key, item in pairs},
+    )
 
 
 def _struct_turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
@@ -215,10 +227,11 @@ def _struct_turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
     turns = [_turns(field.type) for field in kind]
     packs, unpacks = [_or_same(pack) for pack, _ in turns], [_or_same(unpack) for _, unpack in turns]
     if not any(pack for pack, _ in turns):
-        return (lambda value: [value[name] for name in names],
-                lambda fields: dict(zip(names, fields, strict=True)))
-    return (lambda value: [pack(value[name]) for name, pack in zip(names, packs, strict=True)],
-            lambda fields: {name: unpack(field) for name, unpack, field in zip(names, unpacks, fields, strict=True)})
+        return (lambda value: [value[name] for name in names], lambda fields: dict(zip(names, fields, strict=True)))
+    return (
+        lambda value: [pack(value[name]) for name, pack in zip(names, packs, strict=True)],
+        lambda fields: {name: unpack(field) for name, unpack, field in zip(names, unpacks, fields, strict=True)},
+    )
 
 
 def _or_none(turn: Turn | None) -> Turn | None:

@@ -81,11 +81,15 @@ LOADED_ROWS = 65_536
 MAX_SPELLED_KEYS = 65_536
 
 HEAD_BYTES = 2
-_META_KEY = bytes(HEAD_BYTES)       # the first key there is; states begin with 1
+_META_KEY = bytes(HEAD_BYTES)  # the first key there is; states begin with 1
 _META_VERSION = 1
 
 _TABLES: dict[str, type[RocksTable]] = {
-    "value": RocksValue, "list": RocksList, "map": RocksMap, "reducing": RocksReducing, "aggregating": RocksAggregating,
+    "value": RocksValue,
+    "list": RocksList,
+    "map": RocksMap,
+    "reducing": RocksReducing,
+    "aggregating": RocksAggregating,
     "timers": RocksTimes,
 }
 
@@ -108,20 +112,32 @@ class RocksSettings:
     def memory_bytes(self) -> int:
         return _parse_bytes(self.memory)
 
-    def create(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int] | None = None,
-               native: Path | None = None) -> RocksBackend | TimedBackend:
+    def create(
+        self,
+        *,
+        key_type: pa.DataType,
+        key_group_count: int,
+        now_ms: Callable[[], int] | None = None,
+        native: Path | None = None,
+    ) -> RocksBackend | TimedBackend:
         """A backend. `native`: a folder with the files of a frozen version, to go on from; it is left as it is. State with
         a ttl needs a clock."""
-        backend = RocksBackend(key_type=key_type, key_group_count=key_group_count, folder=Folder(self.folder),
-                               memory=SlotMemory.of_process(self.memory_bytes), native=native)
+        backend = RocksBackend(
+            key_type=key_type,
+            key_group_count=key_group_count,
+            folder=Folder(self.folder),
+            memory=SlotMemory.of_process(self.memory_bytes),
+            native=native,
+        )
         return backend if now_ms is None else TimedBackend(backend, now_ms=now_ms)
 
 
 class RocksBackend:
     """All keyed state of one operator in one subtask."""
 
-    def __init__(self, *, key_type: pa.DataType, key_group_count: int, folder: Folder, memory: SlotMemory,
-                 native: Path | None = None) -> None:
+    def __init__(
+        self, *, key_type: pa.DataType, key_group_count: int, folder: Folder, memory: SlotMemory, native: Path | None = None
+    ) -> None:
         self.key_type = key_type
         self.key_group_count = key_group_count
         self.cursor = Cursor()
@@ -136,7 +152,7 @@ class RocksBackend:
         self._numbers = count(self._meta.number)
         self._tables: dict[str, RocksTable] = {}
         self._prefetched: list[RocksTable] = []
-        self._batch: Sequence[Any] = ()                 # keys that are not spelled yet
+        self._batch: Sequence[Any] = ()  # keys that are not spelled yet
         self._spelled: dict[Any, bytes] = {}
         self._faults = 0
         self._frozen_count = 0
@@ -177,7 +193,7 @@ class RocksBackend:
         """The keys of up to `count` entries on disk from a place on, and the place behind them; b"" is the beginning, and
         the end. For sweeping: what only the cache knows isn't among them, and what it knows better may be."""
         head = self._tables[state].head
-        stop = (int.from_bytes(head) + 1).to_bytes(HEAD_BYTES)      # RocksDB looks at these very bytes: they have to stay
+        stop = (int.from_bytes(head) + 1).to_bytes(HEAD_BYTES)  # RocksDB looks at these very bytes: they have to stay
         spelled = [key for key, _ in islice(scan_range(self.db, place or head, stop), count)]
         if not spelled:
             return [], b""
@@ -239,7 +255,7 @@ class RocksBackend:
     def close(self) -> None:
         """Removes the state from the disk. Frozen versions that were not released stay readable."""
         self._memory.leave(self)
-        with contextlib.suppress(Exception):        # whoever reads the frozen version is told
+        with contextlib.suppress(Exception):  # whoever reads the frozen version is told
             self.settle()
         for table in self._tables.values():
             table.cache, table.older, table.dirty, table.frozen = {}, {}, {}, {}
@@ -285,8 +301,10 @@ class RocksBackend:
         if sum(table.young_bytes() for table in tables) > allowed_bytes / 2:
             for table in tables:
                 table.forget_older()
-        fullness = max(sum(table.dirty_bytes() for table in tables) / (allowed_bytes * DIRTY_SHARE),
-                       sum(table.changes for table in tables if isinstance(table, RocksList | RocksMap)) / MAX_CHANGES)
+        fullness = max(
+            sum(table.dirty_bytes() for table in tables) / (allowed_bytes * DIRTY_SHARE),
+            sum(table.changes for table in tables if isinstance(table, RocksList | RocksMap)) / MAX_CHANGES,
+        )
         if fullness <= 1 or (fullness <= 2 and self._settling is not None and not self._settling.done):
             return
         self.settle()
@@ -307,8 +325,15 @@ class FrozenRocks:
     native = NATIVE
     complete = True
 
-    def __init__(self, settling: Settling, states: tuple[StateInfo, ...], heads: dict[str, bytes], spelling: KeySpelling, *,
-                 memory: SlotMemory) -> None:
+    def __init__(
+        self,
+        settling: Settling,
+        states: tuple[StateInfo, ...],
+        heads: dict[str, bytes],
+        spelling: KeySpelling,
+        *,
+        memory: SlotMemory,
+    ) -> None:
         self.states = states
         self._settling = settling
         self._heads = heads
@@ -323,15 +348,22 @@ class FrozenRocks:
 
     def sections(self) -> Iterator[Section]:
         """All rows, as any backend takes them."""
-        yield from _sections(self._settling.wait(), self._memory, self.states, self._heads, self._spelling,
-                             range(self._spelling.key_group_count))
+        yield from _sections(
+            self._settling.wait(),
+            self._memory,
+            self.states,
+            self._heads,
+            self._spelling,
+            range(self._spelling.key_group_count),
+        )
 
     def release(self) -> None:
         self._settling.discard()
 
 
-def native_sections(native: Path, states: Sequence[StateInfo], *, key_type: pa.DataType, key_group_count: int,
-                    groups: range) -> Iterator[Section]:
+def native_sections(
+    native: Path, states: Sequence[StateInfo], *, key_type: pa.DataType, key_group_count: int, groups: range
+) -> Iterator[Section]:
     """Rows of these key-groups out of the files of a frozen version, for another parallelism or another backend.
 
     `states` say what is read, by name and type; they have to be as they were written. `native` is left as it is.
@@ -345,13 +377,30 @@ def native_sections(native: Path, states: Sequence[StateInfo], *, key_type: pa.D
     db.close()
     known = {info.name: info for info in states if info.name in meta.states}
     stored = tuple(map(stored_info, known.values()))
-    sections = _sections(folder.live, memory, stored, {info.name: meta.head(info) for info in stored}, spelling, groups,
-                         folder=folder, rest_factor=0)
+    sections = _sections(
+        folder.live,
+        memory,
+        stored,
+        {info.name: meta.head(info) for info in stored},
+        spelling,
+        groups,
+        folder=folder,
+        rest_factor=0,
+    )
     return (Section(section.state, section.groups, taken_apart(section.rows, known[section.state])) for section in sections)
 
 
-def _sections(place: Path, memory: SlotMemory, states: Sequence[StateInfo], heads: dict[str, bytes], spelling: KeySpelling,
-              groups: range, *, folder: Folder | None = None, rest_factor: float = REST) -> Iterator[Section]:
+def _sections(
+    place: Path,
+    memory: SlotMemory,
+    states: Sequence[StateInfo],
+    heads: dict[str, bytes],
+    spelling: KeySpelling,
+    groups: range,
+    *,
+    folder: Folder | None = None,
+    rest_factor: float = REST,
+) -> Iterator[Section]:
     """`folder`: removed when all was read."""
     db = open_db(place, memory, read_only=True)
     try:
@@ -371,7 +420,7 @@ class _Meta:
         self.key = _spelled_schema(pa.schema([pa.field("key", key_type)]))
         self.key_group_count = key_group_count
         self.number = 0
-        self.states: dict[str, tuple[int, str, str]] = {}       # the head, the shape, the schema
+        self.states: dict[str, tuple[int, str, str]] = {}  # the head, the shape, the schema
 
     @classmethod
     def read(cls, db: Any, *, key_type: pa.DataType, key_group_count: int, native: Path | None) -> _Meta:
@@ -385,8 +434,10 @@ class _Meta:
         if found["version"] != _META_VERSION:
             raise RestoreError(f"{native} was written by another version of Tidegate ({found['version']})")
         if found["key_group_count"] != key_group_count or not _same_types(found["key"], meta.key):
-            raise RestoreError(f"{native} holds state of {found['key_group_count']} key-groups under another key: restore "
-                               f"it from a savepoint")
+            raise RestoreError(
+                f"{native} holds state of {found['key_group_count']} key-groups under another key: restore "
+                f"it from a savepoint"
+            )
         meta.number = found["number"] + 1
         meta.states = {name: (head, shape, schema) for name, (head, shape, schema) in found["states"].items()}
         return meta
@@ -400,8 +451,10 @@ class _Meta:
             taken = {head for head, _, _ in self.states.values()}
             known = self.states[info.name] = (next(head for head in count(1) if head not in taken), info.shape, schema)
         elif known[1] != info.shape or not _same_types(known[2], schema):
-            raise RestoreError(f"state {info.name!r} is declared as {info.shape} {info.schema}, and RocksDB's files hold "
-                               f"{known[1]} {_schema(known[2])}: restore it from a savepoint, which can be converted")
+            raise RestoreError(
+                f"state {info.name!r} is declared as {info.shape} {info.schema}, and RocksDB's files hold "
+                f"{known[1]} {_schema(known[2])}: restore it from a savepoint, which can be converted"
+            )
         return known[0].to_bytes(HEAD_BYTES)
 
     def write(self, batch: Any, tables: Iterable[str], *, number: int) -> None:
@@ -409,8 +462,15 @@ class _Meta:
         for name in self.states.keys() - set(tables):
             head, _, _ = self.states.pop(name)
             batch.delete_range(head.to_bytes(HEAD_BYTES), (head + 1).to_bytes(HEAD_BYTES))
-        batch[_META_KEY] = json.dumps({"version": _META_VERSION, "key": self.key, "key_group_count": self.key_group_count,
-                                       "number": number, "states": self.states}).encode()
+        batch[_META_KEY] = json.dumps(
+            {
+                "version": _META_VERSION,
+                "key": self.key,
+                "key_group_count": self.key_group_count,
+                "number": number,
+                "states": self.states,
+            }
+        ).encode()
 
 
 _NATIVE_NAME = re.compile(r"\d+\.sst|CURRENT|(MANIFEST|OPTIONS)-\d+")

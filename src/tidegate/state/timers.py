@@ -78,8 +78,10 @@ class TimerQueue:
         most = MAX_SET_AT_THE_END + len(self._calendar) if now_ms == MAX_MS else MAX_MS
         for number, (at_ms, key) in enumerate(self._calendar.due(now_ms)):
             if number >= most:
-                raise JobError(f"{MAX_SET_AT_THE_END:,} timers were set in on_timer after the end of all input, and each is "
-                               f"due at once: set no more where ctx.watermark_ms is 2**63 - 1")
+                raise JobError(
+                    f"{MAX_SET_AT_THE_END:,} timers were set in on_timer after the end of all input, and each is "
+                    f"due at once: set no more where ctx.watermark_ms is 2**63 - 1"
+                )
             self._cursor.key = key
             if self._take(at_ms):
                 yield at_ms
@@ -138,7 +140,7 @@ def to_ms(at: int | datetime) -> int:
     if isinstance(at, datetime):
         aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         return (aware - _EPOCH) // timedelta(milliseconds=1)
-    at_ms = index(at)       # a float is no time
+    at_ms = index(at)  # a float is no time
     if not MIN_MS <= at_ms <= MAX_MS:
         raise ValueError(f"a timer at {at_ms} ms is beyond the end of time")
     return at_ms

@@ -29,7 +29,7 @@ from tidegate.errors import JobError
 from tidegate.types import parse_duration_ms, to_list
 
 EXPIRES = "expires"
-COLLECTIONS = ("list", "map")       # the shapes whose items have an end of their own
+COLLECTIONS = ("list", "map")  # the shapes whose items have an end of their own
 
 Duration: TypeAlias = "str | int | float | timedelta"
 
@@ -45,16 +45,19 @@ class Ttl:
 def declared_ttl(ttl: Duration | None, refresh: str) -> Ttl | None:
     """Of `ttl=` and `ttl_refresh=`. Raises `JobError` where they make no sense."""
     if refresh not in ("write", "read"):
-        raise JobError(f"ttl_refresh={refresh!r}: state lives on when it is written ('write'), or when it is read, too "
-                       f"('read')")
+        raise JobError(
+            f"ttl_refresh={refresh!r}: state lives on when it is written ('write'), or when it is read, too ('read')"
+        )
     if ttl is None:
         if refresh == "read":
             raise JobError("ttl_refresh='read' without ttl=: say how long the state lives, such as ttl='1 day'")
         return None
     ttl_ms = parse_duration_ms(ttl)
     if ttl_ms <= 0:
-        raise JobError(f"ttl={ttl!r}: state that lives for no time would never be there; give it a millisecond or more, or "
-                       f"leave ttl= away to keep it for ever")
+        raise JobError(
+            f"ttl={ttl!r}: state that lives for no time would never be there; give it a millisecond or more, or "
+            f"leave ttl= away to keep it for ever"
+        )
     return Ttl(ttl_ms, refresh == "read")
 
 
@@ -93,8 +96,9 @@ def alive(value: Any, end: Any, *, shape: str, now_ms: int) -> tuple[Any, Any] |
     return [item for item, stays in zip(value, kept, strict=True) if stays], ends
 
 
-def loaded(keys: Sequence[Any], values: Sequence[Any], expires: Sequence[Any] | None, *, shape: str, ttl: Ttl | None,
-           now_ms: int) -> tuple[list[tuple[Any, Any, Any]], list[Any]]:
+def loaded(
+    keys: Sequence[Any], values: Sequence[Any], expires: Sequence[Any] | None, *, shape: str, ttl: Ttl | None, now_ms: int
+) -> tuple[list[tuple[Any, Any, Any]], list[Any]]:
     """Rows of a snapshot as they are taken in: (key, value, end) of those that are left, and the keys that are not.
 
     Without a ttl the ends mean nothing.

@@ -24,7 +24,7 @@ from tidegate.state.ttl import COLLECTIONS, EXPIRES, Ttl, alive, expires_list, l
 from tidegate.state.values import detached
 from tidegate.types import from_list, to_list
 
-SWEPT_KEYS = 64     # in one step, at most
+SWEPT_KEYS = 64  # in one step, at most
 
 
 class Backend(Protocol):
@@ -49,8 +49,9 @@ class Backend(Protocol):
 def stored_descriptor(descriptor: Descriptor) -> Descriptor:
     """What the backend is told."""
     shape = descriptor.shape if descriptor.shape in COLLECTIONS else "value"
-    return Descriptor(kind=StateKind.KEYED, shape=shape, item=_with_end(descriptor.item), map_key=descriptor.map_key,
-                      name=descriptor.name)
+    return Descriptor(
+        kind=StateKind.KEYED, shape=shape, item=_with_end(descriptor.item), map_key=descriptor.map_key, name=descriptor.name
+    )
 
 
 def stored_info(info: StateInfo) -> StateInfo:
@@ -62,8 +63,12 @@ def stored_info(info: StateInfo) -> StateInfo:
         kind = pa.map_(kind.key_type, _with_end(kind.item_type))
     else:
         kind = pa.list_(_with_end(kind.value_type)) if info.shape == "list" else _with_end(kind)
-    return StateInfo(info.name, info.kind, info.shape if info.shape in COLLECTIONS else "value",
-                     pa.schema([info.schema.field("key"), pa.field("value", kind)]))
+    return StateInfo(
+        info.name,
+        info.kind,
+        info.shape if info.shape in COLLECTIONS else "value",
+        pa.schema([info.schema.field("key"), pa.field("value", kind)]),
+    )
 
 
 def taken_apart(rows: pa.RecordBatch, info: StateInfo, *, now_ms: int | None = None) -> pa.RecordBatch:
@@ -81,15 +86,21 @@ def taken_apart(rows: pa.RecordBatch, info: StateInfo, *, now_ms: int | None = N
             values.append(left[0])
             ends.append(left[1])
     return pa.RecordBatch.from_arrays(
-        [rows.column("key").take(pa.array(keys, pa.int64())), from_list(values, info.schema.field("value").type),
-         from_list(ends, info.schema.field(EXPIRES).type)], schema=info.schema)
+        [
+            rows.column("key").take(pa.array(keys, pa.int64())),
+            from_list(values, info.schema.field("value").type),
+            from_list(ends, info.schema.field(EXPIRES).type),
+        ],
+        schema=info.schema,
+    )
 
 
 def put_together(rows: pa.RecordBatch, info: StateInfo, *, ttl: Ttl | None, now_ms: int) -> pa.RecordBatch:
     """Rows of a snapshot as the backend takes them in, without what has expired. `ttl` is None where the state has none
     any more."""
-    left, _ = loaded(range(rows.num_rows), to_list(rows.column("value")), expires_list(rows), shape=info.shape, ttl=ttl,
-                     now_ms=now_ms)
+    left, _ = loaded(
+        range(rows.num_rows), to_list(rows.column("value")), expires_list(rows), shape=info.shape, ttl=ttl, now_ms=now_ms
+    )
     schema = (info if ttl is None else stored_info(info)).schema
     keys = rows.column("key").take(pa.array([index for index, _, _ in left], pa.int64()))
     held = [value if ttl is None else _together(value, end, info.shape) for _, value, end in left]
@@ -133,7 +144,7 @@ class TimedBackend:
         self.close = backend.close
         self._backend = backend
         self._now_ms = now_ms
-        self._infos: dict[str, StateInfo] = {}      # of all states, as a manifest has them
+        self._infos: dict[str, StateInfo] = {}  # of all states, as a manifest has them
         self._tables: dict[str, TimedOver] = {}
 
     def table(self, descriptor: Descriptor) -> Any:
@@ -342,7 +353,7 @@ class MapOver(TimedOver):
     def put(self, item: Any, value: Any) -> None:
         item, value = self._keep_key(item), self.keep(value)
         now_ms = self.now_ms()
-        self._found(item, now_ms)       # what is put after its end is new, and comes last
+        self._found(item, now_ms)  # what is put after its end is new, and comes last
         self.inner.put(item, _pair(value, now_ms + self.ttl_ms))
 
     def remove(self, item: Any) -> None:
@@ -403,5 +414,9 @@ class MapOver(TimedOver):
 
 
 _TABLES: dict[str, type[TimedOver]] = {
-    "value": ValueOver, "list": ListOver, "map": MapOver, "reducing": ReducingOver, "aggregating": AggregatingOver,
+    "value": ValueOver,
+    "list": ListOver,
+    "map": MapOver,
+    "reducing": ReducingOver,
+    "aggregating": AggregatingOver,
 }

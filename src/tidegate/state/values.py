@@ -76,9 +76,17 @@ def detached(value: Any) -> Any:
 
 
 _PLAIN: dict[int, type] = {
-    pa.bool_().id: bool, pa.int8().id: int, pa.int16().id: int, pa.int32().id: int, pa.int64().id: int,
-    pa.float64().id: float, pa.string().id: str, pa.large_string().id: str, pa.binary().id: bytes,
-    pa.large_binary().id: bytes, pa.date32().id: date,
+    pa.bool_().id: bool,
+    pa.int8().id: int,
+    pa.int16().id: int,
+    pa.int32().id: int,
+    pa.int64().id: int,
+    pa.float64().id: float,
+    pa.string().id: str,
+    pa.large_string().id: str,
+    pa.binary().id: bytes,
+    pa.large_binary().id: bytes,
+    pa.date32().id: date,
 }
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, date, datetime, Decimal})
 

@@ -64,7 +64,7 @@ class SnapshotCatalog:
         # Manifests never change, so what one lists is read once. `release` forgets those that are gone.
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
         self._discarded: deque[str] = deque(maxlen=REMEMBERED_DISCARDS)
-        self._confirmed: set[ManifestName] = set()      # those whose notes are ours to delete
+        self._confirmed: set[ManifestName] = set()  # those whose notes are ours to delete
 
     @property
     def store(self) -> Store:
@@ -77,7 +77,7 @@ class SnapshotCatalog:
         """
         attempt = self._create_claim(above)
         live = self._live_manifests()
-        self._require_current(attempt)      # or the newest snapshot may be a later attempt's, which is no parent of ours
+        self._require_current(attempt)  # or the newest snapshot may be a later attempt's, which is no parent of ours
         parent = live[-1] if live else None
         parent_attempt, self._newest_epoch = (parent.attempt, parent.epoch) if parent else (0, 0)
         origin = OriginName(attempt=attempt, parent_attempt=parent_attempt, parent_epoch=self._newest_epoch)
@@ -116,7 +116,8 @@ class SnapshotCatalog:
         return FencedOff(
             f"attempt {attempt} is over: {whose} was taken over by another program of the same name and folder{by} "
             f"(attempt {newest} in {layout.shown(self._store.address)}). Give each its own name or folder, or stop one of "
-            f"them")
+            f"them"
+        )
 
     def epochs(self) -> list[int]:
         """The complete epochs that the newest attempt can go on from, ascending."""
@@ -130,8 +131,11 @@ class SnapshotCatalog:
         """No epoch above it was ever begun in a way that left a trace, complete, aborted or dead; 0 where none was."""
         manifests = (manifest.epoch for manifest in self._manifests())
         origins = (origin.parent_epoch for origin in self._origins().values())
-        files = (parsed.epoch for name in self._store.list(layout.STATE)
-                 if (parsed := layout.parse_state_file_name(name)) is not None)
+        files = (
+            parsed.epoch
+            for name in self._store.list(layout.STATE)
+            if (parsed := layout.parse_state_file_name(name)) is not None
+        )
         return max((0, *manifests, *origins, *files))
 
     def load(self, epoch: int) -> Manifest:
@@ -217,20 +221,24 @@ class SnapshotCatalog:
         live = lineage(origins, manifests)
         needed = self._files_listed_by(live)
         dead = [manifest for manifest in manifests if manifest not in live and manifest.attempt < current_attempt]
-        left = {name for name in files
-                if (parsed := layout.parse_state_file_name(name)) is not None and parsed.attempt < current_attempt}
+        left = {
+            name
+            for name in files
+            if (parsed := layout.parse_state_file_name(name)) is not None and parsed.attempt < current_attempt
+        }
         noted = self._noted()
         newest = max((each for each in noted if each in live), default=None)
         self._confirmed |= set() if newest is None else {newest}
-        self._forget_confirmed({each for each in noted if each != newest and (
-            each in live or each.attempt < current_attempt)})
+        self._forget_confirmed(
+            {each for each in noted if each != newest and (each in live or each.attempt < current_attempt)}
+        )
         return self._delete(dead, left - needed) + self._prune_claims(current_attempt, live, origins)
 
     def _create_claim(self, above: int) -> int:
         while True:
             attempt = max(above, *self.attempts(), 0) + 1
             claim = Claim.now(attempt, self._claimant, self._program).to_bytes()
-            self._claims[attempt] = claim       # before it is known: where the answer gets lost, the claim may be ours
+            self._claims[attempt] = claim  # before it is known: where the answer gets lost, the claim may be ours
             try:
                 self._store.create(layout.attempt_name(attempt), claim)
             except AlreadyExists:
@@ -245,8 +253,13 @@ class SnapshotCatalog:
         before = None if self._program is None else self._claim(attempt - 1)
         if before is None or before.program is None or not before.program.appears_alive():
             return
-        _log.warning("Attempt %d of job %r takes over from a program that is still there: %s. If it still runs the job, it "
-                     "ends with FencedOff.", attempt, before.program.job, before.described)
+        _log.warning(
+            "Attempt %d of job %r takes over from a program that is still there: %s. If it still runs the job, it "
+            "ends with FencedOff.",
+            attempt,
+            before.program.job,
+            before.described,
+        )
 
     def _claim(self, attempt: int) -> Claim | None:
         """None if it can't be read: it is for messages only."""
@@ -275,8 +288,9 @@ class SnapshotCatalog:
             self._store.delete(name)
         return names
 
-    def _prune_claims(self, current_attempt: int, live: Iterable[ManifestName],
-                      origins: Mapping[int, OriginName]) -> list[str]:
+    def _prune_claims(
+        self, current_attempt: int, live: Iterable[ManifestName], origins: Mapping[int, OriginName]
+    ) -> list[str]:
         # The lineage goes through the attempts of its manifests: their origins are needed and their numbers taken.
         oldest = min([current_attempt - KEPT_ATTEMPTS + 1, *(manifest.attempt for manifest in live)])
         claims = [layout.attempt_name(attempt) for attempt in self.attempts() if attempt < oldest]

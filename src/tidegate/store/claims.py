@@ -40,7 +40,7 @@ class Program:
         except ProcessLookupError:
             return False
         except OSError:
-            return True     # somebody else's
+            return True  # somebody else's
         return True
 
 
@@ -49,7 +49,7 @@ class Claim:
     attempt: int
     claimant: str
     program: Program | None = None
-    at: str | None = None           # UTC
+    at: str | None = None  # UTC
 
     @classmethod
     def now(cls, attempt: int, claimant: str, program: Program | None) -> Claim:
@@ -68,8 +68,9 @@ class Claim:
             claim = cls(int(found["attempt"]), str(found["claimant"]))
             if "host" not in found:
                 return claim
-            program = Program(job=str(found["job"]), host=str(found["host"]), process=int(found["process"]),
-                              user=str(found["user"]))
+            program = Program(
+                job=str(found["job"]), host=str(found["host"]), process=int(found["process"]), user=str(found["user"])
+            )
             return cls(claim.attempt, claim.claimant, program, str(found["at"]))
         except (ValueError, KeyError, TypeError):
             return None

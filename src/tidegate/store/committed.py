@@ -25,8 +25,12 @@ COMMITTABLES_SHAPE = "committables"
 
 def committable_count(manifest: Manifest) -> int:
     """Return how many committables the snapshot lists."""
-    return sum(piece.item_counts.get(name, 0) for entry in manifest.operators.values() for name in _names(entry)
-               for piece in entry.pieces)
+    return sum(
+        piece.item_counts.get(name, 0)
+        for entry in manifest.operators.values()
+        for name in _names(entry)
+        for piece in entry.pieces
+    )
 
 
 def still_to_commit(store: Store, manifest: Manifest) -> Manifest:
@@ -39,9 +43,13 @@ def still_to_commit(store: Store, manifest: Manifest) -> Manifest:
 
 def without_committables(manifest: Manifest) -> Manifest:
     """Return the same snapshot with nothing to commit. A piece that holds nothing else lists no file."""
-    return replace(manifest, operators={
-        name: replace(entry, pieces=tuple(_without(piece, entry) for piece in entry.pieces)) if _names(entry) else entry
-        for name, entry in manifest.operators.items()})
+    return replace(
+        manifest,
+        operators={
+            name: replace(entry, pieces=tuple(_without(piece, entry) for piece in entry.pieces)) if _names(entry) else entry
+            for name, entry in manifest.operators.items()
+        },
+    )
 
 
 def holds_more(piece: PieceEntry, entry: OperatorEntry) -> bool:

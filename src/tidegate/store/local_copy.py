@@ -242,11 +242,11 @@ class LocalCopyStore:
         assert offset >= 0 and (length is None or length >= 0)
         wanted = max(copy.size_bytes - offset, 0) if length is None else length
         if offset + wanted > copy.size_bytes:
-            return None     # an error, which is the store's to raise
+            return None  # an error, which is the store's to raise
         try:
             content = copy.read(offset, wanted)
         except FileNotFoundError:
-            self._drop(name)    # another process needed the room
+            self._drop(name)  # another process needed the room
             return None
         except (OSError, _BadCopy) as error:
             _log.warning("the local copy of %s is not used: %s", name, error)

@@ -67,9 +67,15 @@ class FileEntry:
             raise ValueError(f"{self.name}: no CRC-32")
 
     def to_json(self) -> Json:
-        return {"name": self.name, "bytes": self.bytes, "checksum": self.checksum,
-                "index_bytes": self.index_bytes, "index_checksum": self.index_checksum, "form": self.form,
-                "local": self.local}
+        return {
+            "name": self.name,
+            "bytes": self.bytes,
+            "checksum": self.checksum,
+            "index_bytes": self.index_bytes,
+            "index_checksum": self.index_checksum,
+            "form": self.form,
+            "local": self.local,
+        }
 
     @classmethod
     def from_json(cls, value: object) -> FileEntry:
@@ -126,8 +132,12 @@ class PieceEntry:
             raise ValueError(f"subtask {self.subtask}: a negative count")
 
     def to_json(self) -> Json:
-        return {"subtask": self.subtask, "key_groups": list(self.key_groups),
-                "files": [file.to_json() for file in self.files], "item_counts": dict(self.item_counts)}
+        return {
+            "subtask": self.subtask,
+            "key_groups": list(self.key_groups),
+            "files": [file.to_json() for file in self.files],
+            "item_counts": dict(self.item_counts),
+        }
 
     @classmethod
     def from_json(cls, value: object) -> PieceEntry:
@@ -147,15 +157,20 @@ class OperatorEntry:
         names = [state.name for state in self.states]
         _require(len(set(names)) == len(names), f"a state is listed twice in {names}")
         subtasks = [piece.subtask for piece in self.pieces]
-        _require(subtasks == sorted(set(subtasks)) and all(subtask < self.parallelism for subtask in subtasks),
-                 f"parallelism {self.parallelism} can't have pieces of the subtasks {subtasks}")
+        _require(
+            subtasks == sorted(set(subtasks)) and all(subtask < self.parallelism for subtask in subtasks),
+            f"parallelism {self.parallelism} can't have pieces of the subtasks {subtasks}",
+        )
         for piece in self.pieces:
             unknown = set(piece.item_counts) - set(names)
             _require(not unknown, f"subtask {piece.subtask} counts items of unknown states {sorted(unknown)}")
 
     def to_json(self) -> Json:
-        return {"parallelism": self.parallelism, "states": [state.to_json() for state in self.states],
-                "pieces": [piece.to_json() for piece in self.pieces]}
+        return {
+            "parallelism": self.parallelism,
+            "states": [state.to_json() for state in self.states],
+            "pieces": [piece.to_json() for piece in self.pieces],
+        }
 
     @classmethod
     def from_json(cls, value: object) -> OperatorEntry:
@@ -177,8 +192,13 @@ class SavepointEntry:
         _require(bool(_SAVEPOINT_ID.fullmatch(self.id)), f"{self.id!r:.80} is not the id of a savepoint")
 
     def to_json(self) -> Json:
-        return {"id": self.id, "created_ms": self.created_ms, "graph": self.graph, "versions": dict(self.versions),
-                "operator_bytes": dict(self.operator_bytes)}
+        return {
+            "id": self.id,
+            "created_ms": self.created_ms,
+            "graph": self.graph,
+            "versions": dict(self.versions),
+            "operator_bytes": dict(self.operator_bytes),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +248,10 @@ class Manifest:
         _require(self.epoch > 0 and self.attempt > 0, f"epoch {self.epoch} or attempt {self.attempt} isn't positive")
         _require(self.key_group_count > 0, f"{self.key_group_count} key-groups")
         for name, operator in self.operators.items():
-            _require(len(operator.pieces) == operator.parallelism, f"operator {name!r}: {len(operator.pieces)} pieces "
-                                                                   f"of {operator.parallelism} subtasks")
+            _require(
+                len(operator.pieces) == operator.parallelism,
+                f"operator {name!r}: {len(operator.pieces)} pieces of {operator.parallelism} subtasks",
+            )
             beyond = [piece.key_groups for piece in operator.pieces if piece.key_groups[1] > self.key_group_count]
             _require(not beyond, f"operator {name!r}: key-groups {beyond} of {self.key_group_count}")
         if self.savepoint is not None:
@@ -237,8 +259,10 @@ class Manifest:
 
     def operator_bytes(self) -> dict[str, int]:
         """How many bytes of files each operator has; one that several pieces share counts once."""
-        return {name: sum({file.name: file.bytes for piece in operator.pieces for file in piece.files}.values())
-                for name, operator in self.operators.items()}
+        return {
+            name: sum({file.name: file.bytes for piece in operator.pieces for file in piece.files}.values())
+            for name, operator in self.operators.items()
+        }
 
     def files(self) -> Iterator[FileEntry]:
         """Every file that the snapshot needs. A file that two pieces share comes twice."""
@@ -248,14 +272,24 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         body = json.dumps(
-            {"format": FORMAT_VERSION, "job": self.job, "epoch": self.epoch, "attempt": self.attempt,
-             "created_ms": self.created_ms, "key_group_count": self.key_group_count, "ending": self.ending,
-             "operators": {name: operator.to_json() for name, operator in self.operators.items()},
-             "stats": dict(self.stats),
-             "restored_from": None if self.restored_from is None else self.restored_from.to_json(),
-             "savepoint": None if self.savepoint is None else self.savepoint.to_json(),
-             **({} if self.micro_batch is None else {"micro_batch": self.micro_batch.to_json()})},
-            sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+            {
+                "format": FORMAT_VERSION,
+                "job": self.job,
+                "epoch": self.epoch,
+                "attempt": self.attempt,
+                "created_ms": self.created_ms,
+                "key_group_count": self.key_group_count,
+                "ending": self.ending,
+                "operators": {name: operator.to_json() for name, operator in self.operators.items()},
+                "stats": dict(self.stats),
+                "restored_from": None if self.restored_from is None else self.restored_from.to_json(),
+                "savepoint": None if self.savepoint is None else self.savepoint.to_json(),
+                **({} if self.micro_batch is None else {"micro_batch": self.micro_batch.to_json()}),
+            },
+            sort_keys=True,
+            separators=(",", ":"),
+            allow_nan=False,
+        ).encode("ascii")
         return b'{"crc32":"%08x","manifest":%b}\n' % (zlib.crc32(body), body)
 
     @classmethod
@@ -278,8 +312,22 @@ class Manifest:
 
 def _parse_manifest(value: object) -> Manifest:
     of_batch = ("micro_batch",) if isinstance(value, dict) and "micro_batch" in value else ()
-    fields = _object(value, "manifest", "format", "job", "epoch", "attempt", "created_ms", "key_group_count", "ending",
-                     "operators", "stats", "restored_from", "savepoint", *of_batch)
+    fields = _object(
+        value,
+        "manifest",
+        "format",
+        "job",
+        "epoch",
+        "attempt",
+        "created_ms",
+        "key_group_count",
+        "ending",
+        "operators",
+        "stats",
+        "restored_from",
+        "savepoint",
+        *of_batch,
+    )
     origin, savepoint, micro_batch = fields["restored_from"], fields["savepoint"], fields.get("micro_batch")
     operators = _mapping(fields["operators"], "operators")
     return Manifest(
@@ -293,7 +341,8 @@ def _parse_manifest(value: object) -> Manifest:
         stats=_mapping(fields["stats"], "stats"),
         restored_from=None if origin is None else _parse_restored_from(origin, "restored_from"),
         savepoint=None if savepoint is None else _parse_savepoint(savepoint, "savepoint"),
-        micro_batch=None if micro_batch is None else _parse_micro_batch(micro_batch, "micro_batch"))
+        micro_batch=None if micro_batch is None else _parse_micro_batch(micro_batch, "micro_batch"),
+    )
 
 
 def _parse_micro_batch(value: object, where: str) -> MicroBatch:
@@ -310,10 +359,12 @@ def _parse_savepoint(value: object, where: str) -> SavepointEntry:
     fields = _object(value, where, "id", "created_ms", "graph", "versions", "operator_bytes")
     versions, sizes = (_mapping(fields[key], f"{where}.{key}") for key in ("versions", "operator_bytes"))
     return SavepointEntry(
-        id=_text(fields["id"], f"{where}.id"), created_ms=_integer(fields["created_ms"], f"{where}.created_ms"),
+        id=_text(fields["id"], f"{where}.id"),
+        created_ms=_integer(fields["created_ms"], f"{where}.created_ms"),
         graph=_text(fields["graph"], f"{where}.graph"),
         versions={name: _text(version, f"{where}.versions[{name!r}]") for name, version in versions.items()},
-        operator_bytes={name: _integer(size, f"{where}.operator_bytes[{name!r}]") for name, size in sizes.items()})
+        operator_bytes={name: _integer(size, f"{where}.operator_bytes[{name!r}]") for name, size in sizes.items()},
+    )
 
 
 def _parse_operator(value: object, where: str) -> OperatorEntry:
@@ -322,7 +373,8 @@ def _parse_operator(value: object, where: str) -> OperatorEntry:
     return OperatorEntry(
         parallelism=_integer(fields["parallelism"], f"{where}.parallelism"),
         states=tuple(_parse_state(entry, f"{where}.states[{i}]") for i, entry in enumerate(states)),
-        pieces=tuple(_parse_piece(entry, f"{where}.pieces[{i}]") for i, entry in enumerate(pieces)))
+        pieces=tuple(_parse_piece(entry, f"{where}.pieces[{i}]") for i, entry in enumerate(pieces)),
+    )
 
 
 def _parse_state(value: object, where: str) -> StateEntry:
@@ -341,16 +393,25 @@ def _parse_piece(value: object, where: str) -> PieceEntry:
         subtask=_integer(fields["subtask"], f"{where}.subtask"),
         key_groups=(start, stop),
         files=tuple(_parse_file(entry, f"{where}.files[{i}]") for i, entry in enumerate(files)),
-        item_counts={state: _integer(count, f"{where}.item_counts[{state!r}]") for state, count in counts.items()})
+        item_counts={state: _integer(count, f"{where}.item_counts[{state!r}]") for state, count in counts.items()},
+    )
 
 
 def _parse_file(value: object, where: str) -> FileEntry:
     fields = _object(value, where, "name", "bytes", "checksum", "index_bytes", "index_checksum", "form", "local")
     size, checksum, index_bytes, index_checksum = (
-        _integer(fields[key], f"{where}.{key}") for key in ("bytes", "checksum", "index_bytes", "index_checksum"))
+        _integer(fields[key], f"{where}.{key}") for key in ("bytes", "checksum", "index_bytes", "index_checksum")
+    )
     name, form, local = (_text(fields[key], f"{where}.{key}") for key in ("name", "form", "local"))
-    return FileEntry(name=name, bytes=size, checksum=checksum, index_bytes=index_bytes, index_checksum=index_checksum,
-                     form=form, local=local)
+    return FileEntry(
+        name=name,
+        bytes=size,
+        checksum=checksum,
+        index_bytes=index_bytes,
+        index_checksum=index_checksum,
+        form=form,
+        local=local,
+    )
 
 
 def _received(parse: Callable[[object, str], _Entry], value: object, what: str) -> _Entry:

@@ -63,24 +63,45 @@ class SavepointInfo:
 # Copying.
 
 
-def export_snapshot(source: Store, manifest: Manifest, target: Store, *, created_ms: int, graph: str = "",
-                    versions: Mapping[str, str] | None = None, rewrite: Rewrite | None = None,
-                    cancelled: Callable[[], bool] = lambda: False) -> Manifest:
+def export_snapshot(
+    source: Store,
+    manifest: Manifest,
+    target: Store,
+    *,
+    created_ms: int,
+    graph: str = "",
+    versions: Mapping[str, str] | None = None,
+    rewrite: Rewrite | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Manifest:
     """Copies a complete snapshot into `target` and gives the savepoint's manifest, which is there when this returns.
 
     AlreadyExists where the folder isn't empty; then nothing was written. Whatever goes wrong later, what was copied is
     removed again. `cancelled` is asked now and then, from this thread.
     """
-    odd = [(name, piece) for name, operator in manifest.operators.items() for piece in operator.pieces
-           if not is_canonical(piece)]
+    odd = [
+        (name, piece)
+        for name, operator in manifest.operators.items()
+        for piece in operator.pieces
+        if not is_canonical(piece)
+    ]
     if odd and rewrite is None:
-        raise StoreError(f"epoch {manifest.epoch} can't be copied as it is: operator {odd[0][0]!r} has increments or files "
-                         f"of its backend in it. Take a savepoint of the running job, or of one that was stopped")
+        raise StoreError(
+            f"epoch {manifest.epoch} can't be copied as it is: operator {odd[0][0]!r} has increments or files "
+            f"of its backend in it. Take a savepoint of the running job, or of one that was stopped"
+        )
     with savepoint_in_writing(target, job=manifest.job, epoch=manifest.epoch):
-        operators = {name: _export_operator(source, manifest, name, entry, target, rewrite, cancelled)
-                     for name, entry in manifest.operators.items()}
-        return create_savepoint(target, replace(manifest, operators=operators, savepoint=None), created_ms=created_ms,
-                                graph=graph, versions=versions or {})
+        operators = {
+            name: _export_operator(source, manifest, name, entry, target, rewrite, cancelled)
+            for name, entry in manifest.operators.items()
+        }
+        return create_savepoint(
+            target,
+            replace(manifest, operators=operators, savepoint=None),
+            created_ms=created_ms,
+            graph=graph,
+            versions=versions or {},
+        )
 
 
 @contextmanager
@@ -102,11 +123,17 @@ def savepoint_in_writing(target: Store, *, job: str, epoch: int) -> Iterator[Non
         target.delete(layout.INCOMPLETE)
 
 
-def create_savepoint(target: Store, manifest: Manifest, *, created_ms: int, graph: str,
-                     versions: Mapping[str, str]) -> Manifest:
+def create_savepoint(
+    target: Store, manifest: Manifest, *, created_ms: int, graph: str, versions: Mapping[str, str]
+) -> Manifest:
     """Makes a savepoint of the files that the manifest lists, which are all in `target`."""
-    entry = SavepointEntry(id=uuid.uuid4().hex, created_ms=created_ms, graph=graph, versions=dict(versions),
-                           operator_bytes=manifest.operator_bytes())
+    entry = SavepointEntry(
+        id=uuid.uuid4().hex,
+        created_ms=created_ms,
+        graph=graph,
+        versions=dict(versions),
+        operator_bytes=manifest.operator_bytes(),
+    )
     made = replace(manifest, savepoint=entry)
     target.create(layout.SAVEPOINT, made.to_bytes())
     return made
@@ -123,13 +150,22 @@ def check_empty(target: Store, *, but: Collection[str] = ()) -> None:
         return
     where = layout.shown(target.address)
     if layout.INCOMPLETE in found and layout.SAVEPOINT not in found:
-        raise AlreadyExists(f"{where} holds a savepoint that is being written, or whose writing was interrupted: choose "
-                            f"another folder, or delete it first")
+        raise AlreadyExists(
+            f"{where} holds a savepoint that is being written, or whose writing was interrupted: choose "
+            f"another folder, or delete it first"
+        )
     raise AlreadyExists(f"{where} is not empty (it holds {found[0]}): a savepoint needs a folder of its own")
 
 
-def _export_operator(source: Store, manifest: Manifest, name: str, entry: OperatorEntry, target: Store,
-                     rewrite: Rewrite | None, cancelled: Callable[[], bool]) -> OperatorEntry:
+def _export_operator(
+    source: Store,
+    manifest: Manifest,
+    name: str,
+    entry: OperatorEntry,
+    target: Store,
+    rewrite: Rewrite | None,
+    cancelled: Callable[[], bool],
+) -> OperatorEntry:
     pieces = []
     for piece in entry.pieces:
         if is_canonical(piece) and (rewrite is None or not holds_more(piece, entry)):
@@ -245,9 +281,11 @@ def _newest_manifest(store: Store) -> str:
     if jobs:
         raise NotFound(f"{where} has folders of the jobs {jobs}: give the path of one, such as {where}/{jobs[0]}")
     what = f"neither a savepoint ({layout.SAVEPOINT}) nor a job's folder of snapshots ({layout.MANIFESTS}/)"
-    raise NotFound(f"{where} is {what}: {'it holds other files' if names else 'nothing is there'}. Give the folder of a "
-                   f"savepoint, or a job's folder, which is named after it in Snapshots(to=…); a job has none before its "
-                   f"first snapshot is complete")
+    raise NotFound(
+        f"{where} is {what}: {'it holds other files' if names else 'nothing is there'}. Give the folder of a "
+        f"savepoint, or a job's folder, which is named after it in Snapshots(to=…); a job has none before its "
+        f"first snapshot is complete"
+    )
 
 
 def _names(store: Store) -> list[str]:
@@ -256,8 +294,9 @@ def _names(store: Store) -> list[str]:
     except StoreError as error:
         if not lasts(error):
             raise
-        raise NotFound(f"there are no snapshots in {layout.shown(store.address)}: {error.__cause__}. "
-                       f"{what_to_do(error)}") from error
+        raise NotFound(
+            f"there are no snapshots in {layout.shown(store.address)}: {error.__cause__}. {what_to_do(error)}"
+        ) from error
 
 
 # Deleting, by the job that claimed it.
@@ -333,8 +372,9 @@ def wait_for_savepoint(job: str | Store, request: str, *, timeout_s: float = REQ
                 answer = json.loads(store.read(layout.answer_name(request)))
                 break
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"the job in {layout.shown(store.address)} gave no answer within {timeout_s} s: does it "
-                                   f"run?")
+                raise TimeoutError(
+                    f"the job in {layout.shown(store.address)} gave no answer within {timeout_s} s: does it run?"
+                )
             time.sleep(_POLL_S)
     finally:
         for name in (layout.request_name(request), layout.answer_name(request)):
@@ -358,7 +398,7 @@ def open_requests(store: Store, *, now_ms: int, known: Collection[str] = ()) -> 
             content = json.loads(store.read(name))
             asked = Request(id=request, to=str(content["to"]), expires_ms=int(content["expires_ms"]))
         except NotFound:
-            continue        # taken back meanwhile
+            continue  # taken back meanwhile
         except (ValueError, KeyError, TypeError):
             store.delete(name)
             continue
@@ -371,8 +411,11 @@ def open_requests(store: Store, *, now_ms: int, known: Collection[str] = ()) -> 
 
 def answer_request(store: Store, request: str, outcome: SavepointInfo | str) -> None:
     """`outcome` is the savepoint, or says why there is none. An answer to a request that was taken back is not given."""
-    content = {"failed": outcome} if isinstance(outcome, str) else {
-        "path": outcome.path, "epoch": outcome.epoch, "bytes": outcome.bytes}
+    content = (
+        {"failed": outcome}
+        if isinstance(outcome, str)
+        else {"path": outcome.path, "epoch": outcome.epoch, "bytes": outcome.bytes}
+    )
     if layout.request_name(request) in store.list(layout.REQUESTS):
         with suppress(AlreadyExists):
             store.create(layout.answer_name(request), json.dumps(content).encode("utf-8"))

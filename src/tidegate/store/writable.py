@@ -24,5 +24,7 @@ def check_writable(store: Store) -> None:
 
 
 def unwritable(address: str, error: Exception) -> str:
-    return (f"snapshots can't be kept in {shown(address)}: user {user_here()} on host {socket.gethostname()} can't write "
-            f"there ({error}). {what_to_do(error, made=True)}, Snapshots(to=…)")
+    return (
+        f"snapshots can't be kept in {shown(address)}: user {user_here()} on host {socket.gethostname()} can't write "
+        f"there ({error}). {what_to_do(error, made=True)}, Snapshots(to=…)"
+    )

@@ -71,8 +71,14 @@ class Nursery:
 
     def start(self, index: int, payload: bytes, attempt: int, master: tuple[str, int]) -> SlotProcess:
         """A process for what `run_slot` is given."""
-        here = {"path": sys.path, "environment": dict(os.environ), "folder": os.getcwd(), "index": index,
-                "attempt": attempt, "master": master}
+        here = {
+            "path": sys.path,
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "index": index,
+            "attempt": attempt,
+            "master": master,
+        }
         read, write = os.pipe()
         with os.fdopen(read, "rb"), self._lock:
             ours = self._opened()
@@ -98,14 +104,16 @@ class Nursery:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _NURSERY, str(theirs.fileno()), json.dumps(sys.path)],
-                    stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
             self._owner = os.getpid()
         return self._socket
 
 
 def serve(number: int) -> None:
     """The nursery's own process: forks whenever it is asked to, until nobody can ask any more."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)       # the dead need nobody to wait for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead need nobody to wait for them
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()

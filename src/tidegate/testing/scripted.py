@@ -130,7 +130,7 @@ class ScriptedReader(SourceReader):
                 self._splits.finish(playback.split)
             if batch is not None:
                 self._splits.read(playback.split)
-                self._playbacks = self._playbacks[index + 1:] + self._playbacks[:index + 1]
+                self._playbacks = self._playbacks[index + 1 :] + self._playbacks[: index + 1]
                 return batch
         return None
 
@@ -157,8 +157,10 @@ class _Playback:
         self._taken_at = self._passed if self.split in context.restored else None
         self._taken_times = 0
         if self._passed > len(self._script):
-            raise RestoreError(f"the snapshot was taken behind item {self._passed} of {self.split}, which has only "
-                               f"{len(self._script)} now: give the source the script it had, or a longer one")
+            raise RestoreError(
+                f"the snapshot was taken behind item {self._passed} of {self.split}, which has only "
+                f"{len(self._script)} now: give the source the script it had, or a longer one"
+            )
 
     @property
     def finished(self) -> bool:
@@ -174,7 +176,7 @@ class _Playback:
                 return None
             self._move(1)
         records: list[Any] = []
-        for item in self._script[self._passed:self._passed + max_rows]:
+        for item in self._script[self._passed : self._passed + max_rows]:
             if isinstance(item, Step):
                 break
             records.append(item)

@@ -15,15 +15,21 @@ from tidegate.channels.elements import Element, End, Idle, Lap, Marker, Watermar
 from tidegate.channels.frames import FrameAssembler, Kind, SendQueue
 from tidegate.errors import ProtocolError, SchemaError
 
-SCHEMA = pa.schema([
-    pa.field("key", pa.int64(), nullable=False), ("text", pa.string()),
-    ("spots", pa.list_(pa.struct([("x", pa.float64())]))),
-])
+SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.int64(), nullable=False),
+        ("text", pa.string()),
+        ("spots", pa.list_(pa.struct([("x", pa.float64())]))),
+    ]
+)
 
 
 def batch(rows: int, text: str = "tide") -> pa.RecordBatch:
-    columns = [pa.array(range(rows)), pa.array([f"{text} {i}" for i in range(rows)]),
-               pa.array([[{"x": i / 2}] * (i % 3) for i in range(rows)], type=SCHEMA.field("spots").type)]
+    columns = [
+        pa.array(range(rows)),
+        pa.array([f"{text} {i}" for i in range(rows)]),
+        pa.array([[{"x": i / 2}] * (i % 3) for i in range(rows)], type=SCHEMA.field("spots").type),
+    ]
     return pa.record_batch([c.cast(f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
 
 
@@ -36,12 +42,12 @@ def feed(assembler: FrameAssembler, stream: bytes, chunk_sizes: Sequence[int]) -
     found: list[frames.Frame] = []
     at = turn = 0
     while at < len(stream):
-        chunk = memoryview(stream)[at:at + chunk_sizes[turn % len(chunk_sizes)]]
+        chunk = memoryview(stream)[at : at + chunk_sizes[turn % len(chunk_sizes)]]
         turn += 1
         count = 0
         for buffer in assembler.buffers():
-            part = chunk[count:count + len(buffer)]
-            buffer[:len(part)] = part
+            part = chunk[count : count + len(buffer)]
+            buffer[: len(part)] = part
             count += len(part)
         assert count > 0
         found += assembler.advance(count)
@@ -54,9 +60,13 @@ def decoded(found: Iterable[frames.Frame]) -> list[Element]:
 
 
 elements = st.one_of(
-    st.builds(Marker, st.integers(0, 2**64 - 1)), st.builds(Watermark, st.integers(-(2**63), 2**63 - 1)),
+    st.builds(Marker, st.integers(0, 2**64 - 1)),
+    st.builds(Watermark, st.integers(-(2**63), 2**63 - 1)),
     st.builds(Lap, st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.booleans()),
-    st.just(Idle()), st.just(End()), st.integers(0, 20).map(batch), st.sampled_from([0, 3_000, 9_000]).map(batch),
+    st.just(Idle()),
+    st.just(End()),
+    st.integers(0, 20).map(batch),
+    st.sampled_from([0, 3_000, 9_000]).map(batch),
 )
 
 
@@ -82,7 +92,7 @@ def test_a_stream_that_is_cut_off_shows_as_partial(sent: list[Element], data: st
     length = data.draw(st.integers(0, len(stream)))
     assembler = FrameAssembler(frames.channel_lengths())
     found = decoded(feed(assembler, stream[:length], [100_000]))
-    assert found == sent[:len(found)]
+    assert found == sent[: len(found)]
     assert assembler.partial == (length not in ends)
 
 
@@ -129,11 +139,23 @@ def test_a_truncated_batch_is_refused(kept: int) -> None:
         frames.decode(Kind.BATCH, bytes(batch(20).serialize())[:kept], SCHEMA)
 
 
-@pytest.mark.parametrize(("kind", "length"), [
-    (Kind.BATCH, 1_000_001), (Kind.BATCH, 2**32 - 1), (Kind.BATCH, 0), (Kind.MARKER, 7), (Kind.MARKER, 9),
-    (Kind.WATERMARK, 0), (Kind.WATERMARK, 1 << 30), (Kind.IDLE, 1), (Kind.END, 8), (Kind.CLOSE, 1),
-    (Kind.LAP, 12), (Kind.LAP, 14),
-])
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    [
+        (Kind.BATCH, 1_000_001),
+        (Kind.BATCH, 2**32 - 1),
+        (Kind.BATCH, 0),
+        (Kind.MARKER, 7),
+        (Kind.MARKER, 9),
+        (Kind.WATERMARK, 0),
+        (Kind.WATERMARK, 1 << 30),
+        (Kind.IDLE, 1),
+        (Kind.END, 8),
+        (Kind.CLOSE, 1),
+        (Kind.LAP, 12),
+        (Kind.LAP, 14),
+    ],
+)
 def test_a_wrong_length_is_refused_before_anything_is_allocated(kind: Kind, length: int) -> None:
     assembler = FrameAssembler(frames.channel_lengths(1_000_000))
     before = pa.total_allocated_bytes()
@@ -177,7 +199,8 @@ def test_a_slice_travels_without_the_rest_of_its_batch() -> None:
     whole = batch(50_000)
     assert len(stream_of([whole.slice(10, 5)])) < 2_000
     assert decoded(feed(FrameAssembler(frames.channel_lengths()), stream_of([whole.slice(10, 5)]), [999])) == [
-        whole.slice(10, 5)]
+        whole.slice(10, 5)
+    ]
 
 
 def test_a_batch_that_is_too_long_for_a_frame_goes_as_several() -> None:
@@ -193,9 +216,14 @@ def test_a_record_that_is_too_long_for_a_frame_is_an_error_that_says_so() -> Non
         frames.encode(batch(2, text="x" * 20_000), SCHEMA, max_batch_bytes=10_000)
 
 
-@pytest.mark.parametrize("other", [
-    pa.schema([("key", pa.int64())]), pa.schema([("key", pa.int32())]), pa.schema([("other", pa.int64())]),
-])
+@pytest.mark.parametrize(
+    "other",
+    [
+        pa.schema([("key", pa.int64())]),
+        pa.schema([("key", pa.int32())]),
+        pa.schema([("other", pa.int64())]),
+    ],
+)
 def test_a_batch_of_another_schema_is_never_sent(other: pa.Schema) -> None:
     sent = pa.record_batch([pa.array([1], type=other.field(0).type)], schema=other)
     with pytest.raises(SchemaError, match="was sent on a channel with"):
@@ -205,9 +233,15 @@ def test_a_batch_of_another_schema_is_never_sent(other: pa.Schema) -> None:
 DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 
 
-@pytest.mark.parametrize("hidden", [
-    DICTIONARY, pa.list_(DICTIONARY), pa.struct([("a", pa.large_list(DICTIONARY))]), pa.map_(pa.string(), DICTIONARY),
-])
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        DICTIONARY,
+        pa.list_(DICTIONARY),
+        pa.struct([("a", pa.large_list(DICTIONARY))]),
+        pa.map_(pa.string(), DICTIONARY),
+    ],
+)
 def test_dictionary_encoded_columns_are_refused_wherever_they_hide(hidden: pa.DataType) -> None:
     with pytest.raises(SchemaError, match="'worst' is dictionary-encoded"):
         frames.check_schema(pa.schema([("fine", pa.string()), ("worst", hidden)]))
@@ -234,7 +268,9 @@ def test_the_fingerprint_tells_schemas_apart_by_their_columns_alone() -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=10)
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
 
 
 @given(st.lists(st.dictionaries(st.text(), json_values, max_size=4), max_size=5), st.integers(1, 50))

@@ -47,7 +47,7 @@ class Side:
     def hear(self, data: bytes) -> None:
         self._inbox += data
         while self._wanted is not None and len(self._inbox) >= self._wanted:
-            value, self._inbox = self._inbox[:self._wanted], self._inbox[self._wanted:]
+            value, self._inbox = self._inbox[: self._wanted], self._inbox[self._wanted :]
             self._advance(value)
 
     def _advance(self, value: bytes | None) -> None:
@@ -64,8 +64,7 @@ class Side:
             self.done, self.error = True, error
 
 
-def converse(connector: Side, acceptor: Side,
-             alter: Callable[[int, bytes], bytes] = lambda turn, data: data) -> list[bytes]:
+def converse(connector: Side, acceptor: Side, alter: Callable[[int, bytes], bytes] = lambda turn, data: data) -> list[bytes]:
     """Both sides talk until neither has anything to say. Gives what was said, the connector first, then in turns."""
     said: list[bytes] = []
     speaker, listener = connector, acceptor
@@ -230,11 +229,18 @@ def test_garbage_ends_in_a_handshake_error_or_in_waiting(garbage: bytes, framed:
         assert not side.done or side.error is not None
 
 
-@pytest.mark.parametrize("hello", [
-    b"null", b"[" * 4_000, b"{}", b'{"protocol":"tidegate/9"}', b'{"protocol":"tidegate/1","job":7}',
-    b'{"protocol":"tidegate/1","job":"bid counts","attempt":true,"nonce":"00"}',
-    b'{"protocol":"tidegate/1","job":"bid counts","attempt":3,"nonce":"00"}',
-])
+@pytest.mark.parametrize(
+    "hello",
+    [
+        b"null",
+        b"[" * 4_000,
+        b"{}",
+        b'{"protocol":"tidegate/9"}',
+        b'{"protocol":"tidegate/1","job":7}',
+        b'{"protocol":"tidegate/1","job":"bid counts","attempt":true,"nonce":"00"}',
+        b'{"protocol":"tidegate/1","job":"bid counts","attempt":3,"nonce":"00"}',
+    ],
+)
 def test_a_hello_that_is_none_is_refused_without_an_answer(hello: bytes) -> None:
     other = acceptor()
     other.hear(struct.pack("<I", len(hello)) + hello)
@@ -295,8 +301,12 @@ class Door:
         here, there = socket.socketpair()
         here.setblocking(False)
         there.settimeout(10)
-        self.lobby.admit(here, accepting(lambda: OURS, purpose="channel", admit=lambda about: None),
-                         on_done=self._done, on_failed=lambda error: self.failures.append(str(error)))
+        self.lobby.admit(
+            here,
+            accepting(lambda: OURS, purpose="channel", admit=lambda about: None),
+            on_done=self._done,
+            on_failed=lambda error: self.failures.append(str(error)),
+        )
         return there
 
     def _done(self, sock: socket.socket, about: Mapping[str, Any]) -> None:

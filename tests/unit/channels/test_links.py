@@ -36,9 +36,13 @@ class Driver:
         self.messages: list[tuple[Link, dict[str, Any]]] = []
         self.lost: list[tuple[Link, str]] = []
         self.server = LinkServer(
-            self.selector, identity(), on_connect=lambda link, hello: self.connected.append((link, hello)),
+            self.selector,
+            identity(),
+            on_connect=lambda link, hello: self.connected.append((link, hello)),
             on_message=lambda link, message: self.messages.append((link, message)),
-            on_lost=lambda link, reason: self.lost.append((link, reason)), **options)
+            on_lost=lambda link, reason: self.lost.append((link, reason)),
+            **options,
+        )
 
     def until(self, condition: Callable[[], object]) -> None:
         give_up_s = time.monotonic() + PATIENCE_S
@@ -75,8 +79,11 @@ class SlotEnd:
         self.peer = driver.connected[-1][0]
         self.messages: list[dict[str, Any]] = []
         self.lost: list[str] = []
-        link.attach(driver.selector, on_message=lambda _, message: self.messages.append(message),
-                    on_lost=lambda _, reason: self.lost.append(reason))
+        link.attach(
+            driver.selector,
+            on_message=lambda _, message: self.messages.append(message),
+            on_lost=lambda _, reason: self.lost.append(reason),
+        )
 
 
 @pytest.fixture
@@ -214,8 +221,7 @@ def test_nobody_at_the_address_is_a_lost_link(driver: Driver) -> None:
 
 
 def test_a_coordinator_that_never_answers_is_a_lost_link() -> None:
-    with (socket.create_server(("127.0.0.1", 0)) as silent,
-          pytest.raises(LinkLost, match=r"didn't answer within 0\.1 s")):
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(LinkLost, match=r"didn't answer within 0\.1 s"):
         connect_link(silent.getsockname(), identity(), {}, timeout_s=0.1)
 
 
@@ -296,14 +302,18 @@ def test_flush_of_a_link_that_is_down_is_in_vain_but_no_error(driver: Driver, sl
     assert not slot.peer.flush(timeout_s=PATIENCE_S)
 
 
-@pytest.mark.parametrize(("said", "reason"), [
-    (struct.pack("<IB", 2**31, 6), "a MESSAGE frame of 2147483648 bytes"),
-    (struct.pack("<IB", 8, 2) + bytes(8), "unknown kind 2"),
-    (struct.pack("<IB", 2, 6) + b"[]", "not an object"),
-    (struct.pack("<IB", 5, 6) + b"{bad}", "isn't JSON"),
-])
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (struct.pack("<IB", 2**31, 6), "a MESSAGE frame of 2147483648 bytes"),
+        (struct.pack("<IB", 8, 2) + bytes(8), "unknown kind 2"),
+        (struct.pack("<IB", 2, 6) + b"[]", "not an object"),
+        (struct.pack("<IB", 5, 6) + b"{bad}", "isn't JSON"),
+    ],
+)
 def test_a_slot_that_speaks_nonsense_loses_its_link_and_no_other_does(
-        driver: Driver, slot: SlotEnd, said: bytes, reason: str) -> None:
+    driver: Driver, slot: SlotEnd, said: bytes, reason: str
+) -> None:
     other = SlotEnd(driver)
     slot.link._sock.sendall(said)
     driver.until(lambda: driver.lost)

@@ -99,8 +99,14 @@ def test_to_look_at_the_oldest_leaves_it() -> None:
 
 def test_slices_and_empty_batches_and_odd_columns_survive() -> None:
     schema = pa.schema([("points", pa.list_(pa.struct([("x", pa.float64())]))), ("on", pa.bool_()), ("no", pa.null())])
-    rows = pa.record_batch([pa.array([[{"x": 1.0}], None, [], [{"x": None}]], type=schema.field("points").type),
-                            pa.array([True, None, False, True]), pa.nulls(4)], schema=schema)
+    rows = pa.record_batch(
+        [
+            pa.array([[{"x": 1.0}], None, [], [{"x": None}]], type=schema.field("points").type),
+            pa.array([True, None, False, True]),
+            pa.nulls(4),
+        ],
+        schema=schema,
+    )
     sent = [rows, rows.slice(1, 2), rows.slice(0, 0), rows.slice(3)]
     spill = Spill(schema, memory_bytes=0)
     for each in sent:
@@ -214,7 +220,8 @@ def test_columns_that_can_t_be_written_alone_are_refused_at_once() -> None:
 
 
 def test_a_folder_that_is_not_there_is_an_error_that_says_what_to_do(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spill = Spill(SCHEMA, memory_bytes=BATCH_BYTES)
     spill.append(batch(0))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))

@@ -38,16 +38,29 @@ class Slot:
         self.error: Exception | None = None
         self._thread: threading.Thread | None = None
 
-    def connect(self, outgoing: dict[ChannelId, Slot], incoming: list[ChannelId], *, schema: pa.Schema = SCHEMA,
-                deadline_s: float = PATIENCE_S) -> Slot:
+    def connect(
+        self,
+        outgoing: dict[ChannelId, Slot],
+        incoming: list[ChannelId],
+        *,
+        schema: pa.Schema = SCHEMA,
+        deadline_s: float = PATIENCE_S,
+    ) -> Slot:
         addresses = {channel: slot.network.address for channel, slot in outgoing.items()}
-        self._thread = threading.Thread(target=self._connect, args=(
-            addresses, dict.fromkeys(incoming, schema), dict.fromkeys(outgoing, schema), deadline_s))
+        self._thread = threading.Thread(
+            target=self._connect,
+            args=(addresses, dict.fromkeys(incoming, schema), dict.fromkeys(outgoing, schema), deadline_s),
+        )
         self._thread.start()
         return self
 
-    def _connect(self, outgoing: dict[ChannelId, tuple[str, int]], incoming: dict[ChannelId, pa.Schema],
-                 outgoing_schemas: dict[ChannelId, pa.Schema], deadline_s: float) -> None:
+    def _connect(
+        self,
+        outgoing: dict[ChannelId, tuple[str, int]],
+        incoming: dict[ChannelId, pa.Schema],
+        outgoing_schemas: dict[ChannelId, pa.Schema],
+        deadline_s: float,
+    ) -> None:
         try:
             self.network.connect(outgoing, incoming, outgoing_schemas, deadline_s=deadline_s)
         except Exception as error:
@@ -120,13 +133,16 @@ def lost_by(slot: Slot) -> ChannelLost:
 
 
 def test_four_slots_connect_all_to_all_on_several_edges_and_every_channel_leads_to_its_end(
-        slots: Callable[..., Slot]) -> None:
+    slots: Callable[..., Slot],
+) -> None:
     count, edges = 4, 3
     all_slots = [slots() for _ in range(count)]
     channels = [ChannelId(edge, i, j) for edge in range(edges) for i in range(count) for j in range(count) if i != j]
     for index, slot in enumerate(all_slots):
-        slot.connect({c: all_slots[c.downstream] for c in channels if c.upstream == index},
-                     [c for c in channels if c.downstream == index])
+        slot.connect(
+            {c: all_slots[c.downstream] for c in channels if c.upstream == index},
+            [c for c in channels if c.downstream == index],
+        )
     for slot in all_slots:
         slot.join()
         assert slot.error is None
@@ -255,7 +271,8 @@ def test_a_slot_without_channels_is_connected_at_once(slots: Callable[..., Slot]
 
 
 def test_poll_waits_no_longer_than_told_and_says_whether_anything_happened(
-        pair: tuple[Slot, Slot, TcpOutlet, TcpInlet]) -> None:
+    pair: tuple[Slot, Slot, TcpOutlet, TcpInlet],
+) -> None:
     _, receiver, outlet, inlet = pair
     assert not receiver.network.poll(0)
     outlet.send(Marker(1))
@@ -320,7 +337,8 @@ def test_an_inlet_reads_no_more_than_its_bound_of_elements(pair: tuple[Slot, Slo
 
 
 def test_a_hurried_inlet_has_a_bound_too(
-        pair: tuple[Slot, Slot, TcpOutlet, TcpInlet], monkeypatch: pytest.MonkeyPatch) -> None:
+    pair: tuple[Slot, Slot, TcpOutlet, TcpInlet], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sender, receiver, outlet, inlet = pair
     monkeypatch.setattr(tcp, "MAX_HURRIED_ELEMENTS", 8_000)
     for epoch in range(60_000):
@@ -354,7 +372,8 @@ def test_to_hurry_a_closed_inlet_changes_nothing(pair: tuple[Slot, Slot, TcpOutl
 
 
 def test_a_sender_that_ends_without_a_farewell_is_a_lost_channel_and_what_came_before_can_be_taken(
-        pair: tuple[Slot, Slot, TcpOutlet, TcpInlet]) -> None:
+    pair: tuple[Slot, Slot, TcpOutlet, TcpInlet],
+) -> None:
     _, receiver, outlet, inlet = pair
     outlet.send(batch(1))
     outlet._sock.shutdown(socket.SHUT_WR)  # what the kernel does when a process is killed
@@ -373,8 +392,7 @@ def test_a_sender_that_ends_within_a_frame_is_a_lost_channel(pair: tuple[Slot, S
     assert len(inlet) == 0
 
 
-def test_a_receiver_that_ends_without_a_farewell_is_a_lost_channel(
-        pair: tuple[Slot, Slot, TcpOutlet, TcpInlet]) -> None:
+def test_a_receiver_that_ends_without_a_farewell_is_a_lost_channel(pair: tuple[Slot, Slot, TcpOutlet, TcpInlet]) -> None:
     sender, _, outlet, inlet = pair
     inlet._sock.shutdown(socket.SHUT_RDWR)
     assert lost_by(sender).channel == CHANNEL
@@ -395,14 +413,18 @@ def test_a_loss_found_while_sending_is_reported_by_poll(pair: tuple[Slot, Slot, 
     lost_by(sender)
 
 
-@pytest.mark.parametrize(("said", "reason"), [
-    (struct.pack("<IB", 2**31, 1), "a BATCH frame of 2147483648 bytes"),
-    (struct.pack("<IB", 3, 77) + b"abc", "unknown kind 77"),
-    (struct.pack("<IB", 2, 6) + b"{}", "unknown kind 6"),
-    (struct.pack("<IB", 100, 1) + b"x" * 100, "holds no batch of the agreed schema"),
-])
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (struct.pack("<IB", 2**31, 1), "a BATCH frame of 2147483648 bytes"),
+        (struct.pack("<IB", 3, 77) + b"abc", "unknown kind 77"),
+        (struct.pack("<IB", 2, 6) + b"{}", "unknown kind 6"),
+        (struct.pack("<IB", 100, 1) + b"x" * 100, "holds no batch of the agreed schema"),
+    ],
+)
 def test_a_sender_that_speaks_nonsense_is_a_lost_channel(
-        pair: tuple[Slot, Slot, TcpOutlet, TcpInlet], said: bytes, reason: str) -> None:
+    pair: tuple[Slot, Slot, TcpOutlet, TcpInlet], said: bytes, reason: str
+) -> None:
     _, receiver, outlet, _ = pair
     outlet._sock.sendall(said)
     assert reason in lost_by(receiver).reason
@@ -454,8 +476,7 @@ def test_a_farewell_is_no_loss(pair: tuple[Slot, Slot, TcpOutlet, TcpInlet], fir
         other.network.poll(0.001)
 
 
-def test_to_send_after_the_receiver_s_farewell_is_a_lost_channel(
-        pair: tuple[Slot, Slot, TcpOutlet, TcpInlet]) -> None:
+def test_to_send_after_the_receiver_s_farewell_is_a_lost_channel(pair: tuple[Slot, Slot, TcpOutlet, TcpInlet]) -> None:
     sender, _, outlet, inlet = pair
     inlet.close()
     poll_until(lambda: outlet.full, sender)
@@ -466,7 +487,8 @@ def test_to_send_after_the_receiver_s_farewell_is_a_lost_channel(
 
 
 def test_a_sender_that_closes_before_all_was_taken_leaves_a_lost_channel(
-        pair: tuple[Slot, Slot, TcpOutlet, TcpInlet]) -> None:
+    pair: tuple[Slot, Slot, TcpOutlet, TcpInlet],
+) -> None:
     _, receiver, outlet, inlet = pair
     inlet.block()
     sent = 0
@@ -510,7 +532,8 @@ def test_a_slot_listens_only_until_it_is_connected(pair: tuple[Slot, Slot, TcpOu
 
 
 def test_channels_have_no_user_timeout_since_a_blocked_one_would_be_cut(
-        pair: tuple[Slot, Slot, TcpOutlet, TcpInlet]) -> None:
+    pair: tuple[Slot, Slot, TcpOutlet, TcpInlet],
+) -> None:
     for sock in (pair[2]._sock, pair[3]._sock):
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

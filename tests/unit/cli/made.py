@@ -24,8 +24,9 @@ from tidegate.types import from_list
 
 GROUPS = 16
 COUNTS = StateInfo("count", StateKind.KEYED, "value", pa.schema([("key", pa.string()), ("value", pa.int64())]))
-SCORES = StateInfo("scores", StateKind.KEYED, "map",
-                   pa.schema([("key", pa.string()), ("value", pa.map_(pa.string(), pa.float64()))]))
+SCORES = StateInfo(
+    "scores", StateKind.KEYED, "map", pa.schema([("key", pa.string()), ("value", pa.map_(pa.string(), pa.float64()))])
+)
 OFFSETS = StateInfo("offsets", StateKind.SPLIT, "list", pa.schema([("value", pa.int64())]))
 STATES = (COUNTS, SCORES, OFFSETS)
 
@@ -65,9 +66,18 @@ class Made:
     def manifest_path(self, epoch: int) -> Path:
         return self.path / layout.manifest_name(epoch=epoch, attempt=self.attempt)
 
-    def write(self, epoch: int, layer: Mapping[str, Mapping[Any, Any]], *, on: int | None = None, parallelism: int = 2,
-              items: Sequence[int] = (), states: Sequence[StateInfo] = STATES, operator: str = "counting",
-              ending: str | None = None) -> Manifest:
+    def write(
+        self,
+        epoch: int,
+        layer: Mapping[str, Mapping[Any, Any]],
+        *,
+        on: int | None = None,
+        parallelism: int = 2,
+        items: Sequence[int] = (),
+        states: Sequence[StateInfo] = STATES,
+        operator: str = "counting",
+        ending: str | None = None,
+    ) -> Manifest:
         """`layer` maps states to what is set or deleted in them; `on` is the epoch whose chain it extends."""
         pieces = []
         for subtask in range(parallelism):
@@ -76,22 +86,51 @@ class Made:
             groups = key_groups_of(subtask, parallelism=parallelism, key_group_count=GROUPS)
             sections = list(_sections(states, layer, groups, mine))
             file = self.write_file(epoch, subtask, states, sections, operator=operator) if sections else ()
-            pieces.append(PieceEntry(subtask=subtask, key_groups=(groups.start, groups.stop), files=before + file,
-                                     item_counts={"offsets": len(mine)} if mine else {}))
-        entries = tuple(StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape, schema=info.schema)
-                        for info in states)
-        return self.commit(Manifest(
-            job=self.job, epoch=epoch, attempt=self.attempt, created_ms=1_700_000_000_000 + epoch, key_group_count=GROUPS,
-            ending=ending, operators={operator: OperatorEntry(parallelism, entries, tuple(pieces))}))
+            pieces.append(
+                PieceEntry(
+                    subtask=subtask,
+                    key_groups=(groups.start, groups.stop),
+                    files=before + file,
+                    item_counts={"offsets": len(mine)} if mine else {},
+                )
+            )
+        entries = tuple(
+            StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape, schema=info.schema) for info in states
+        )
+        return self.commit(
+            Manifest(
+                job=self.job,
+                epoch=epoch,
+                attempt=self.attempt,
+                created_ms=1_700_000_000_000 + epoch,
+                key_group_count=GROUPS,
+                ending=ending,
+                operators={operator: OperatorEntry(parallelism, entries, tuple(pieces))},
+            )
+        )
 
-    def write_file(self, epoch: int, subtask: int, states: Sequence[StateInfo], sections: Iterable[Section], *,
-                   operator: str = "counting") -> tuple[FileEntry]:
+    def write_file(
+        self,
+        epoch: int,
+        subtask: int,
+        states: Sequence[StateInfo],
+        sections: Iterable[Section],
+        *,
+        operator: str = "counting",
+    ) -> tuple[FileEntry]:
         name = layout.state_file_name(attempt=self.attempt, operator=operator, subtask=subtask, epoch=epoch)
         encoder = StateFileEncoder(key_group_count=GROUPS)
         self.store.write(name, encoder.chunks(states, sections))
         summary = encoder.summary
-        return (FileEntry(name=name, bytes=summary.bytes, checksum=summary.checksum, index_bytes=summary.index_bytes,
-                          index_checksum=summary.index_checksum),)
+        return (
+            FileEntry(
+                name=name,
+                bytes=summary.bytes,
+                checksum=summary.checksum,
+                index_bytes=summary.index_bytes,
+                index_checksum=summary.index_checksum,
+            ),
+        )
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Also over one that is there, for a test that makes it wrong."""
@@ -107,8 +146,9 @@ class Made:
         self.commit(replace(manifest, operators={operator: replace(entry, pieces=pieces, parallelism=len(pieces))}))
 
 
-def _sections(states: Sequence[StateInfo], layer: Mapping[str, Mapping[Any, Any]], groups: range,
-              items: Sequence[int]) -> Iterable[Section]:
+def _sections(
+    states: Sequence[StateInfo], layer: Mapping[str, Mapping[Any, Any]], groups: range, items: Sequence[int]
+) -> Iterable[Section]:
     for info in states:
         if info.kind is not StateKind.KEYED:
             if items:

@@ -61,12 +61,29 @@ def sorted_maps(table: dict[str, dict[str, float]]) -> dict[str, list[tuple[str,
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(one=TABLE, layer=LAYER, second=LAYER, other=TABLE, scores=MAPS, more=MAPS, items=st.lists(st.integers(0, 3)),
-       later=st.lists(st.integers(0, 3)), parallelism=st.integers(1, 5))
+@given(
+    one=TABLE,
+    layer=LAYER,
+    second=LAYER,
+    other=TABLE,
+    scores=MAPS,
+    more=MAPS,
+    items=st.lists(st.integers(0, 3)),
+    later=st.lists(st.integers(0, 3)),
+    parallelism=st.integers(1, 5),
+)
 def test_the_difference_is_that_of_the_dictionaries(
-        tmp_path_factory: pytest.TempPathFactory, one: dict[str, Any], layer: dict[str, Any], second: dict[str, Any],
-        other: dict[str, Any], scores: dict[str, Any], more: dict[str, Any], items: list[int], later: list[int],
-        parallelism: int) -> None:
+    tmp_path_factory: pytest.TempPathFactory,
+    one: dict[str, Any],
+    layer: dict[str, Any],
+    second: dict[str, Any],
+    other: dict[str, Any],
+    scores: dict[str, Any],
+    more: dict[str, Any],
+    items: list[int],
+    later: list[int],
+    parallelism: int,
+) -> None:
     made = Made(tmp_path_factory.mktemp("snapshots"))
     made.write(1, {"count": one, "scores": scores}, items=items)
     made.write(2, {"count": layer}, on=1)
@@ -130,17 +147,22 @@ def test_differences_that_are_not_in_the_rows_are_told(tmp_path: Path) -> None:
     made = Made(tmp_path)
     made.write(1, {"count": {"a": 1, "b": 2}}, parallelism=2)
     wide = replace(COUNTS, schema=pa.schema([("key", pa.string()), ("value", pa.float64())]))
-    made.write(2, {"count": {"a": 1.0, "b": 2.5}, "fresh": {"q": {"p": 1.0}}}, parallelism=3,
-               states=(wide, replace(SCORES, name="fresh")))
+    made.write(
+        2,
+        {"count": {"a": 1.0, "b": 2.5}, "fresh": {"q": {"p": 1.0}}},
+        parallelism=3,
+        states=(wide, replace(SCORES, name="fresh")),
+    )
     found = run_json("snapshots", "diff", made.path)
     assert found["structure"] == [
         "operator 'counting' had parallelism 2 and has 3",
         "state 'count' of operator 'counting' had the type (key string, value int64) and has (key string, value double)",
         "state 'scores' of operator 'counting' is gone",
         "state 'offsets' of operator 'counting' is gone",
-        "state 'fresh' of operator 'counting' is new"]
+        "state 'fresh' of operator 'counting' is new",
+    ]
     states = {each["state"]: each for each in found["states"]}
-    assert numbers(states["count"]) == (0, 0, 1, 1)      # 1 is 1.0
+    assert numbers(states["count"]) == (0, 0, 1, 1)  # 1 is 1.0
     assert numbers(states["fresh"]) == (1, 0, 0, 0)
 
 

@@ -30,12 +30,18 @@ def made(tmp_path: Path) -> Made:
 def test_snapshots_are_listed_with_what_they_share(made: Made) -> None:
     rows = run_json("snapshots", "list", made.path)["snapshots"]
     assert [(row["epoch"], row["attempt"], row["ending"], row["job"]) for row in rows] == [
-        (3, 1, None, "job"), (5, 1, None, "job"), (6, 1, "stopped", "job")]
+        (3, 1, None, "job"),
+        (5, 1, None, "job"),
+        (6, 1, "stopped", "job"),
+    ]
     base = sum(file.bytes for file in made.manifests[3].files())
     delta = sum(file.bytes for file in made.manifests[5].files()) - base
     last = sum(file.bytes for file in made.manifests[6].files())
     assert [(row["bytes"], row["shared_bytes"], row["new_bytes"]) for row in rows] == [
-        (base, 0, base), (base + delta, base, delta), (last, 0, last)]
+        (base, 0, base),
+        (base + delta, base, delta),
+        (last, 0, last),
+    ]
     assert [row["files"] for row in rows] == [2, 2 + len(set(made.manifests[5].files()) - set(made.manifests[3].files())), 1]
     assert rows[0]["created"] == "2023-11-14T22:13:20+00:00"
 
@@ -83,8 +89,14 @@ def test_a_savepoint_is_shown_with_its_graph_and_versions(made: Made, tmp_path: 
     from tidegate.store.local import LocalStore
 
     target = tmp_path / "savepoint"
-    export_snapshot(made.store, made.manifests[3], LocalStore(target), created_ms=1, graph="source → counting",
-                    versions={"tidegate": "1.2.3"})
+    export_snapshot(
+        made.store,
+        made.manifests[3],
+        LocalStore(target),
+        created_ms=1,
+        graph="source → counting",
+        versions={"tidegate": "1.2.3"},
+    )
     assert [row["savepoint"] for row in run_json("snapshots", "list", target)["snapshots"]] == [True]
     for path in (target, target / "savepoint.json"):
         found = run_json("snapshots", "show", path)
@@ -100,7 +112,10 @@ def test_show_tells_all_that_is_in_a_snapshot(made: Made) -> None:
     operator = found["operators"]["counting"]
     assert operator["parallelism"] == 2
     assert [(state["name"], state["kind"], state["shape"], state["rows"]) for state in operator["states"]] == [
-        ("count", "keyed", "value", 100), ("scores", "keyed", "map", 1), ("offsets", "split", "list", 3)]
+        ("count", "keyed", "value", 100),
+        ("scores", "keyed", "map", 1),
+        ("offsets", "split", "list", 3),
+    ]
     assert operator["states"][0]["type"] == "key string, value int64"
     assert [piece["key_groups"] for piece in operator["pieces"]] == [[0, 8], [8, 16]]
     files = {file["name"]: file["bytes"] for piece in operator["pieces"] for file in piece["files"]}
@@ -134,35 +149,38 @@ def test_a_manifest_that_can_not_be_read_is_listed_as_such(made: Made) -> None:
     assert shown.exit_code == 2 and "not a whole manifest" in shown.stderr
 
 
-@pytest.mark.parametrize("arguments", [
-    ["snapshots", "list", "nowhere"],
-    ["snapshots", "show", "nowhere"],
-    ["snapshots", "verify", "nowhere"],
-    ["snapshots", "diff", "nowhere", "nowhere"],
-    ["savepoint", "create", "nowhere", "to"],
-    ["savepoint", "export", "nowhere", "to"],
-    ["snapshots", "show", "{path}", "--epoch", "4"],
-    ["snapshots", "verify", "{path}", "--epoch", "4"],
-    ["snapshots", "verify", "{path}", "--epoch", "3", "--all"],
-    ["snapshots", "verify", "{path}", "--epoch", "three"],
-    ["snapshots", "diff", "{path}", "{path}", "--epochs", "3", "4"],
-    ["snapshots", "diff", "{path}", "--epochs", "3"],
-    ["snapshots", "diff", "{path}", "--keys", "-1"],
-    ["snapshots", "list", "file://elsewhere/x"],
-    ["snapshots", "list", "ftp://elsewhere/x"],
-    ["snapshots", "list", "http://[::1/x"],
-    ["snapshots", "list", ""],
-    ["snapshots", "list", "{path}/manifests/0000000077-a0000000001.json"],
-    ["snapshots", "show", "{path}/manifests/0000000077-a0000000001.json"],
-    ["snapshots", "show", "{path}/manifests/0000000003-a0000000001.json/x"],
-    ["snapshots", "show", "{path}/state"],
-    ["savepoint", "export", "{path}", "{path}"],
-    ["snapshots", "burn", "{path}"],
-])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["snapshots", "list", "nowhere"],
+        ["snapshots", "show", "nowhere"],
+        ["snapshots", "verify", "nowhere"],
+        ["snapshots", "diff", "nowhere", "nowhere"],
+        ["savepoint", "create", "nowhere", "to"],
+        ["savepoint", "export", "nowhere", "to"],
+        ["snapshots", "show", "{path}", "--epoch", "4"],
+        ["snapshots", "verify", "{path}", "--epoch", "4"],
+        ["snapshots", "verify", "{path}", "--epoch", "3", "--all"],
+        ["snapshots", "verify", "{path}", "--epoch", "three"],
+        ["snapshots", "diff", "{path}", "{path}", "--epochs", "3", "4"],
+        ["snapshots", "diff", "{path}", "--epochs", "3"],
+        ["snapshots", "diff", "{path}", "--keys", "-1"],
+        ["snapshots", "list", "file://elsewhere/x"],
+        ["snapshots", "list", "ftp://elsewhere/x"],
+        ["snapshots", "list", "http://[::1/x"],
+        ["snapshots", "list", ""],
+        ["snapshots", "list", "{path}/manifests/0000000077-a0000000001.json"],
+        ["snapshots", "show", "{path}/manifests/0000000077-a0000000001.json"],
+        ["snapshots", "show", "{path}/manifests/0000000003-a0000000001.json/x"],
+        ["snapshots", "show", "{path}/state"],
+        ["savepoint", "export", "{path}", "{path}"],
+        ["snapshots", "burn", "{path}"],
+    ],
+)
 def test_what_can_not_be_answered_is_one_line_and_exit_code_2(made: Made, arguments: list[str]) -> None:
     result = run(*(argument.format(path=made.path) for argument in arguments))
     if arguments[:2] == ["snapshots", "list"] and "0000000077" in arguments[2]:
-        assert result.exit_code == 1        # a listing says of each what is wrong with it
+        assert result.exit_code == 1  # a listing says of each what is wrong with it
         return
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
@@ -172,19 +190,30 @@ def test_what_can_not_be_answered_is_one_line_and_exit_code_2(made: Made, argume
 
 
 def test_secrets_in_an_address_are_not_shown() -> None:
-    result = run("snapshots", "list", "s3://key:secret@bucket/folder?endpoint_override=127.0.0.1:1&scheme=http"
-                                      "&connect_timeout=0.1&request_timeout=0.1")
+    result = run(
+        "snapshots",
+        "list",
+        "s3://key:secret@bucket/folder?endpoint_override=127.0.0.1:1&scheme=http&connect_timeout=0.1&request_timeout=0.1",
+    )
     assert result.exit_code == 2
     assert "secret" not in result.output
 
 
 def test_the_command_runs_as_a_program_of_its_own(made: Made) -> None:
-    done = subprocess.run([sys.executable, "-m", "tidegate.cli.main", "snapshots", "list", str(made.path), "--json"],
-                          capture_output=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+    done = subprocess.run(
+        [sys.executable, "-m", "tidegate.cli.main", "snapshots", "list", str(made.path), "--json"],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
     assert [row["epoch"] for row in json.loads(done.stdout)["snapshots"]] == [3, 5, 6]
     assert done.stderr == b""
-    nowhere = subprocess.run([sys.executable, "-m", "tidegate.cli.main", "snapshots", "verify", "nowhere"], check=False,
-                             capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+    nowhere = subprocess.run(
+        [sys.executable, "-m", "tidegate.cli.main", "snapshots", "verify", "nowhere"],
+        check=False,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
     assert nowhere.returncode == 2 and b"Traceback" not in nowhere.stderr
 
 

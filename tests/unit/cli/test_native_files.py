@@ -28,8 +28,12 @@ def in_form(manifest: Manifest, form: str) -> Manifest:
     def changed(piece: PieceEntry) -> PieceEntry:
         return replace(piece, files=tuple(replace(file, form=form) for file in piece.files))
 
-    return replace(manifest, operators={name: replace(entry, pieces=tuple(map(changed, entry.pieces)))
-                                        for name, entry in manifest.operators.items()})
+    return replace(
+        manifest,
+        operators={
+            name: replace(entry, pieces=tuple(map(changed, entry.pieces))) for name, entry in manifest.operators.items()
+        },
+    )
 
 
 def rows_of_database(manifest: Manifest, operator: str, **rest: Any) -> Mapping[str, Iterable[pa.RecordBatch]]:
@@ -68,7 +72,8 @@ def test_bytes_and_rows_are_verified(made: Made) -> None:
     result = run("snapshots", "verify", made.path, "--json")
     assert result.exit_code == 1
     assert [problem["what"] for problem in json.loads(result.stdout)["problems"]] == [
-        "the checksum of the file doesn't match"]
+        "the checksum of the file doesn't match"
+    ]
 
 
 def test_keys_of_another_piece_are_found(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +87,9 @@ def test_keys_of_another_piece_are_found(made: Made, monkeypatch: pytest.MonkeyP
     assert problem["what"].startswith("subtask 1: state 'count'") and "belong elsewhere" in problem["what"]
 
 
-def test_a_database_that_can_not_be_read_is_a_problem_and_not_a_traceback(made: Made,
-                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_can_not_be_read_is_a_problem_and_not_a_traceback(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: Any, **rest: Any) -> Any:
         raise OSError("no such column family")
 
@@ -92,11 +98,14 @@ def test_a_database_that_can_not_be_read_is_a_problem_and_not_a_traceback(made: 
     assert result.exit_code == 1 and "no such column family" in result.stdout
 
 
-def test_rows_that_do_not_come_by_key_group_are_not_exported(made: Made, tmp_path: Path,
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_do_not_come_by_key_group_are_not_exported(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def backwards(manifest: Manifest, operator: str, **rest: Any) -> Any:
-        return {state: [batch.take(pa.array(range(batch.num_rows)[::-1])) for batch in batches]
-                for state, batches in rows_of_database(manifest, operator, **rest).items()}
+        return {
+            state: [batch.take(pa.array(range(batch.num_rows)[::-1])) for batch in batches]
+            for state, batches in rows_of_database(manifest, operator, **rest).items()
+        }
 
     monkeypatch.setattr("tidegate.runtime.exporting.restored_rows", backwards)
     result = run("savepoint", "export", made.path, tmp_path / "savepoint")

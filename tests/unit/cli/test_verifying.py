@@ -87,7 +87,8 @@ def test_any_flipped_bit_in_any_file_of_a_snapshot_is_found(made: Made) -> None:
             result = run("snapshots", "verify", made.path, "--json")
             assert result.exit_code == 1, f"{path.name}: byte {position} of {len(whole)}"
             assert {problem["where"] for problem in json.loads(result.stdout)["problems"]} == {
-                str(path.relative_to(made.path))}
+                str(path.relative_to(made.path))
+            }
         path.write_bytes(whole)
     assert run("snapshots", "verify", made.path).exit_code == 0
 
@@ -112,7 +113,7 @@ def test_flips_and_truncations_of_a_savepoint_are_found(made: Made, tmp_path: Pa
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         whole = path.read_bytes()
         for position in range(0, len(whole), max(1, len(whole) // 20)):
-            path.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1:])
+            path.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
             assert run("snapshots", "verify", folder).exit_code == 1
             path.write_bytes(whole[:position])
             assert run("snapshots", "verify", folder).exit_code == 1
@@ -159,15 +160,18 @@ def piece(subtask: int, start: int, stop: int) -> PieceEntry:
     return PieceEntry(subtask=subtask, key_groups=(start, stop), files=(), item_counts={})
 
 
-@pytest.mark.parametrize(("ranges", "expected"), [
-    ([(0, 8), (9, 16)], "key-groups 8, before those of subtask 1, are in no piece"),
-    ([(0, 8), (7, 16)], "key-groups 7 of subtask 1 are those of a subtask before it as well, or not in order"),
-    ([(1, 8), (8, 16)], "key-groups 0, before those of subtask 0, are in no piece"),
-    ([(0, 8), (8, 14)], "key-groups 14…16 (half-open) are in no piece"),
-    ([(8, 16), (0, 8)], "key-groups 0…8 (half-open), before those of subtask 0, are in no piece"),
-    ([(0, 16), (0, 16)], "key-groups 0…16 (half-open) of subtask 1 are those of a subtask before it as well"),
-    ([(0, 0), (0, 0)], "key-groups 0…16 (half-open) are in no piece"),
-])
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        ([(0, 8), (9, 16)], "key-groups 8, before those of subtask 1, are in no piece"),
+        ([(0, 8), (7, 16)], "key-groups 7 of subtask 1 are those of a subtask before it as well, or not in order"),
+        ([(1, 8), (8, 16)], "key-groups 0, before those of subtask 0, are in no piece"),
+        ([(0, 8), (8, 14)], "key-groups 14…16 (half-open) are in no piece"),
+        ([(8, 16), (0, 8)], "key-groups 0…8 (half-open), before those of subtask 0, are in no piece"),
+        ([(0, 16), (0, 16)], "key-groups 0…16 (half-open) of subtask 1 are those of a subtask before it as well"),
+        ([(0, 0), (0, 0)], "key-groups 0…16 (half-open) are in no piece"),
+    ],
+)
 def test_key_groups_that_do_not_tile_are_found(made: Made, ranges: list[tuple[int, int]], expected: str) -> None:
     made.change_pieces(4, *(piece(subtask, *bounds) for subtask, bounds in enumerate(ranges)))
     found = [problem["what"] for problem in problems(made.path) if problem["where"] == "operator 'counting'"]
@@ -199,8 +203,10 @@ def test_a_key_in_a_section_of_another_key_group_is_found(made: Made) -> None:
     file = put(made, Section("count", range(2, 3), counts_of(*right)), Section("count", range(3, 5), counts_of(stray)))
     [problem] = problems(made.path)
     assert problem["where"] == file.name
-    assert problem["what"] == (f"state 'count': 1 of 1 keys in a section of key-groups 3…5 (half-open) belong elsewhere; "
-                               f"the first is {stray!r}, of key-group 5")
+    assert problem["what"] == (
+        f"state 'count': 1 of 1 keys in a section of key-groups 3…5 (half-open) belong elsewhere; "
+        f"the first is {stray!r}, of key-group 5"
+    )
 
 
 def test_a_key_that_is_in_its_section_but_not_of_this_piece_is_found(made: Made) -> None:
@@ -250,12 +256,17 @@ def test_items_without_any_file_are_found(made: Made) -> None:
     assert "has 0 rows in no file" in problems(made.path)[0]["what"]
 
 
-@pytest.mark.parametrize("change", [
-    lambda file: replace(file, bytes=file.bytes + 1), lambda file: replace(file, checksum=file.checksum ^ 1),
-    lambda file: replace(file, index_checksum=file.index_checksum ^ 1),
-    lambda file: replace(file, index_bytes=file.index_bytes - 8), lambda file: replace(file, index_bytes=file.bytes),
-    lambda file: replace(file, name="state/a0000000001-e0000000003-s00007-counting.tgs"),
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: replace(file, bytes=file.bytes + 1),
+        lambda file: replace(file, checksum=file.checksum ^ 1),
+        lambda file: replace(file, index_checksum=file.index_checksum ^ 1),
+        lambda file: replace(file, index_bytes=file.index_bytes - 8),
+        lambda file: replace(file, index_bytes=file.bytes),
+        lambda file: replace(file, name="state/a0000000001-e0000000003-s00007-counting.tgs"),
+    ],
+)
 def test_a_manifest_that_is_wrong_about_a_file_is_found(made: Made, change: Callable[[FileEntry], FileEntry]) -> None:
     first, second = made.manifests[4].operators["counting"].pieces
     made.change_pieces(4, replace(first, files=(change(first.files[0]), *first.files[1:])), second)

@@ -15,8 +15,11 @@ SCHEMA = pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string())), ("at", p
 
 
 def _open(delivered: list[str], *, subtask: int = 0, attempt: int = 1) -> SinkWriter:
-    return sinks.collect().open(SinkContext(job="job", sink="out", subtask=subtask, parallelism=2, attempt=attempt,
-                                            schema=SCHEMA, deliver=delivered.append))
+    return sinks.collect().open(
+        SinkContext(
+            job="job", sink="out", subtask=subtask, parallelism=2, attempt=attempt, schema=SCHEMA, deliver=delivered.append
+        )
+    )
 
 
 def _batch(*numbers: int) -> pa.RecordBatch:
@@ -38,7 +41,7 @@ def test_rows_are_ordered_by_epoch_then_subtask_and_taken_once() -> None:
     rows = delivered_rows(delivered)
     assert [row[0] for row in rows] == [90, 90, 0, 91, 91, 0, 100, 100, 0, 101, 101, 0]
     assert rows[3] == (91, ["a", None], None)
-    assert rows[3].n == 91    # type: ignore[attr-defined]
+    assert rows[3].n == 91  # type: ignore[attr-defined]
 
 
 def test_nothing_delivered_is_no_rows() -> None:
@@ -67,8 +70,16 @@ def test_too_much_in_an_epoch_is_refused_with_a_way_out(monkeypatch: pytest.Monk
         writer.write(large)
 
 
-@pytest.mark.parametrize("nonsense", ["", "{}", "[]", '{"id": {}, "rows": "", "omitted": 0}',
-                                      '{"id": {"sink": "s", "epoch": 1, "subtask": 0, "attempt": 1}, "rows": "!"}'])
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"id": {}, "rows": "", "omitted": 0}',
+        '{"id": {"sink": "s", "epoch": 1, "subtask": 0, "attempt": 1}, "rows": "!"}',
+    ],
+)
 def test_a_delivery_that_cant_be_read_is_an_error(nonsense: str) -> None:
     with pytest.raises(CommitError):
         decode_delivered(nonsense)

@@ -18,6 +18,7 @@ from tidegate.errors import JobError, SourceError
 
 # What grows.
 
+
 def test_lines_are_read_as_they_are_finished(tmp_path: Path) -> None:
     log = tmp_path / "log.json"
     append(log, '{"n": 1}\n{"n": ')
@@ -72,7 +73,7 @@ def test_a_file_that_grows_all_the_time_doesnt_hold_up_the_others(tmp_path: Path
         assert batch is not None
         read += batch.column("n").to_pylist()
         append(tmp_path / "a.json", '{"n": 1}\n' * 2)
-    assert read == [1, 1, 1, 2, 2, 2, 1, 1, 1, 1][:len(read)]
+    assert read == [1, 1, 1, 2, 2, 2, 1, 1, 1, 1][: len(read)]
     assert 2 in read
     assert reading.offsets()["a.json"] >= 0, "more of it is known to be there"
     read += reading.later()
@@ -149,10 +150,11 @@ def test_another_file_system_is_read_as_well(tmp_path: Path, monkeypatch: pytest
 
 def test_an_address_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="no file system"):
-        Reading(jsons("nonsense://here"))      # type: ignore[arg-type]
+        Reading(jsons("nonsense://here"))  # type: ignore[arg-type]
 
 
 # What must not change.
+
 
 def test_a_file_that_shrank_is_an_error(tmp_path: Path) -> None:
     log = tmp_path / "log.json"

@@ -29,8 +29,14 @@ def _numbers(split: int, start: int, count: int) -> dict[str, Any]:
     return {"n": np.arange(start, start + count)}
 
 
-def _open(source: Source, clock: Clock | None = None, *, subtask: int = 0, parallelism: int = 1,
-          restored: Mapping[str, Any] | None = None) -> SourceReader:
+def _open(
+    source: Source,
+    clock: Clock | None = None,
+    *,
+    subtask: int = 0,
+    parallelism: int = 1,
+    restored: Mapping[str, Any] | None = None,
+) -> SourceReader:
     return source.open(SourceContext(subtask, parallelism, restored or {}, clock or Clock()))
 
 
@@ -75,7 +81,7 @@ def test_after_a_restore_there_is_no_burst() -> None:
     clock.ms += 1_000
     assert _poll_count(reader) == 1000
     offsets = reader.offsets()
-    clock.ms += 50_000      # the job was down for so long
+    clock.ms += 50_000  # the job was down for so long
     again = _open(source, clock, restored=offsets)
     assert _poll_count(again) == 0
     clock.ms += 100
@@ -114,6 +120,7 @@ def test_without_a_limit_a_poll_is_filled_from_one_split() -> None:
     def make(split: int, start: int, count: int) -> dict[str, Any]:
         calls.append((split, start, count))
         return _numbers(split, start, count)
+
     reader = _open(sources.generator(make, schema="n long", splits=2))
     for _ in range(4):
         assert _poll_count(reader, 1000) == 1000
@@ -132,14 +139,29 @@ SCHEMA = "n long, x double, s string, at timestamp"
 _AT = np.array(["2026-01-31T12:00", "2026-01-31T13:00"], dtype="datetime64[s]")
 
 
-@pytest.mark.parametrize("made", [
-    {"n": np.array([1, 2], np.int32), "x": np.array([1, 2]), "s": ["a", None], "at": _AT},
-    {"s": pa.array(["a", None]).dictionary_encode(), "n": [1, 2], "x": [1, 2.0], "at": pa.array(_AT)},
-    pa.table({"at": pa.chunked_array([_AT[:1], _AT[1:]]), "n": [1, 2], "x": [1.0, 2.0],
-              "s": pa.array(["a", None], pa.large_string())}),
-    pa.record_batch({"n": pa.array([1, 2], pa.int16()), "x": pa.array([1, 2], pa.float32()), "s": ["a", None],
-                     "at": pa.array(_AT).cast(pa.timestamp("ns", "Europe/Berlin"))}),
-])
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"n": np.array([1, 2], np.int32), "x": np.array([1, 2]), "s": ["a", None], "at": _AT},
+        {"s": pa.array(["a", None]).dictionary_encode(), "n": [1, 2], "x": [1, 2.0], "at": pa.array(_AT)},
+        pa.table(
+            {
+                "at": pa.chunked_array([_AT[:1], _AT[1:]]),
+                "n": [1, 2],
+                "x": [1.0, 2.0],
+                "s": pa.array(["a", None], pa.large_string()),
+            }
+        ),
+        pa.record_batch(
+            {
+                "n": pa.array([1, 2], pa.int16()),
+                "x": pa.array([1, 2], pa.float32()),
+                "s": ["a", None],
+                "at": pa.array(_AT).cast(pa.timestamp("ns", "Europe/Berlin")),
+            }
+        ),
+    ],
+)
 def test_columns_come_out_in_the_declared_types(made: Any) -> None:
     batch = _open(sources.generator(lambda split, start, count: made, schema=SCHEMA)).poll(2)
     assert batch is not None
@@ -147,23 +169,28 @@ def test_columns_come_out_in_the_declared_types(made: Any) -> None:
     assert batch.column("n").to_pylist() == [1, 2]
     assert batch.column("x").to_pylist() == [1.0, 2.0]
     assert batch.column("s").to_pylist() == ["a", None]
-    assert [at.isoformat() for at in batch.column("at").to_pylist()] == ["2026-01-31T12:00:00+00:00",
-                                                                        "2026-01-31T13:00:00+00:00"]
+    assert [at.isoformat() for at in batch.column("at").to_pylist()] == [
+        "2026-01-31T12:00:00+00:00",
+        "2026-01-31T13:00:00+00:00",
+    ]
 
 
-@pytest.mark.parametrize(("made", "complaint"), [
-    ({"m": [1, 2]}, r"returned the columns \['m'\], the schema declares \['n'\]"),
-    ({"n": [1, 2], "m": [1, 2]}, r"returned the columns \['m', 'n'\]"),
-    ({"n": np.array([1.0, 2.0])}, "column 'n' is double, but long is declared"),
-    ({"n": np.array(["1", "2"])}, "column 'n' is string, but long is declared"),
-    ({"n": _AT}, "column 'n' is timestamp_ntz, but long is declared"),
-    ({"n": [1, "2"]}, "2"),
-    ({"n": np.array([1, 2], np.uint64)}, "uint64"),
-    ({"n": [1]}, "returned 1 records"),
-    ({"n": np.array([[1], [2]])}, "column 'n'"),
-    ([1, 2], "returned list"),
-    (None, "returned NoneType"),
-])
+@pytest.mark.parametrize(
+    ("made", "complaint"),
+    [
+        ({"m": [1, 2]}, r"returned the columns \['m'\], the schema declares \['n'\]"),
+        ({"n": [1, 2], "m": [1, 2]}, r"returned the columns \['m', 'n'\]"),
+        ({"n": np.array([1.0, 2.0])}, "column 'n' is double, but long is declared"),
+        ({"n": np.array(["1", "2"])}, "column 'n' is string, but long is declared"),
+        ({"n": _AT}, "column 'n' is timestamp_ntz, but long is declared"),
+        ({"n": [1, "2"]}, "2"),
+        ({"n": np.array([1, 2], np.uint64)}, "uint64"),
+        ({"n": [1]}, "returned 1 records"),
+        ({"n": np.array([[1], [2]])}, "column 'n'"),
+        ([1, 2], "returned list"),
+        (None, "returned NoneType"),
+    ],
+)
 def test_what_doesnt_fit_is_told_with_the_place(made: Any, complaint: str) -> None:
     reader = _open(sources.generator(lambda split, start, count: made, schema="n long"))
     with pytest.raises(SchemaError, match=complaint):
@@ -189,9 +216,17 @@ def test_another_number_of_splits_is_refused_at_a_restore() -> None:
             _open(sources.generator(_numbers, schema="n long", splits=splits), restored=reader.offsets())
 
 
-@pytest.mark.parametrize("wrong", [
-    dict(splits=0), dict(rows=-1), dict(rate=0), dict(rate=-5.0), dict(rate=float("nan")), dict(make_row=lambda i: (i,)),
-])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(splits=0),
+        dict(rows=-1),
+        dict(rate=0),
+        dict(rate=-5.0),
+        dict(rate=float("nan")),
+        dict(make_row=lambda i: (i,)),
+    ],
+)
 def test_a_wrong_number_is_refused_when_the_source_is_built(wrong: dict[str, Any]) -> None:
     with pytest.raises(JobError):
         sources.generator(_numbers, schema="n long", **wrong)

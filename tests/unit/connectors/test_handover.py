@@ -18,9 +18,15 @@ def handed(*rows: tuple[int, dict[str, object]], zone: str = "UTC") -> pa.Record
         return pa.array([row.get(name) if which == of else None for which, row in rows], kind)
 
     return pa.RecordBatch.from_arrays(
-        [pa.array([which for which, _ in rows], pa.int32()), pa.array([0] * len(rows), pa.int32()),
-         column(0, "id", pa.int64()), column(0, "at", pa.timestamp("us", tz=zone)), column(1, "name", pa.string())],
-        names=[WHICH, SLOT, *columns_of(0, 2), *columns_of(1, 1)])
+        [
+            pa.array([which for which, _ in rows], pa.int32()),
+            pa.array([0] * len(rows), pa.int32()),
+            column(0, "id", pa.int64()),
+            column(0, "at", pa.timestamp("us", tz=zone)),
+            column(1, "name", pa.string()),
+        ],
+        names=[WHICH, SLOT, *columns_of(0, 2), *columns_of(1, 1)],
+    )
 
 
 def ids(batch: pa.RecordBatch | None) -> list[int] | None:
@@ -30,8 +36,16 @@ def ids(batch: pa.RecordBatch | None) -> list[int] | None:
 def test_the_rows_of_each_input_come_out_under_its_schema_in_their_order() -> None:
     handover = Handover([BIDS, RULES])
     assert handover.read
-    handover.begin(iter([handed((0, {"id": 1, "at": 7}), (1, {"name": "a"}), (TICK, {}), (0, {"id": 2, "at": None}),
-                                zone="Europe/Vienna"), handed((0, {"id": 3, "at": None}))]))
+    handover.begin(
+        iter(
+            [
+                handed(
+                    (0, {"id": 1, "at": 7}), (1, {"name": "a"}), (TICK, {}), (0, {"id": 2, "at": None}), zone="Europe/Vienna"
+                ),
+                handed((0, {"id": 3, "at": None})),
+            ]
+        )
+    )
     assert not handover.read
     first = handover.poll(0, 100)
     assert first is not None and first.schema.equals(BIDS) and ids(first) == [1, 2]
@@ -72,7 +86,8 @@ def test_several_outputs_go_out_as_one() -> None:
     assert all(batch.schema.equals(handed_schema([RULES, pa.schema([("n", pa.string())])])) for batch in batches)
     assert [batch.to_pylist() for batch in batches] == [
         [{WHICH: 0, SLOT: 3, "0_0": "a", "1_0": None}],
-        [{WHICH: 1, SLOT: 3, "0_0": None, "1_0": "x"}]]
+        [{WHICH: 1, SLOT: 3, "0_0": None, "1_0": "x"}],
+    ]
     assert handover.output_columns == [["name"], ["n"]]
 
 
@@ -89,7 +104,7 @@ def test_what_is_written_after_the_marker_waits_for_the_next_task() -> None:
     handover.seal(0)
     write("b")
     assert taken() == ["a"]
-    handover.seal(0)        # the epoch was aborted, this is the marker of the next
+    handover.seal(0)  # the epoch was aborted, this is the marker of the next
     write("c")
     assert taken() == ["b"]
     handover.begin(iter(()))

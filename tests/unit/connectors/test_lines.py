@@ -17,21 +17,25 @@ from tidegate.errors import JobError, SchemaError, SourceError
 
 # Lines that can't be read.
 
-@pytest.mark.parametrize(("bad", "complaint"), [
-    ('{"n": 1.5}', "int64"),
-    ('{"n": "1"}', "changed from number to string"),
-    ('{"n": 99999999999999999999}', "99999999999999999999"),
-    ("null", "no JSON object"),
-    ("[1]", "no JSON object"),
-    ("nonsense", "no JSON object"),
-    ('{"n": 1', "no JSON object"),
-    ('{"n": 1}{"n": 2}', "not one record on each line"),
-    ('{"n": 1} null {"n": 1}', "not one record on each line"),
-    ('{"n":\n1}', "no JSON object"),
-    ('{"n": 1,}', "JSON parse error"),
-    ('{"n": 1, "n": 2}', "twice"),
-    ("\x00", "no JSON object"),
-])
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        ('{"n": 1.5}', "int64"),
+        ('{"n": "1"}', "changed from number to string"),
+        ('{"n": 99999999999999999999}', "99999999999999999999"),
+        ("null", "no JSON object"),
+        ("[1]", "no JSON object"),
+        ("nonsense", "no JSON object"),
+        ('{"n": 1', "no JSON object"),
+        ('{"n": 1}{"n": 2}', "not one record on each line"),
+        ('{"n": 1} null {"n": 1}', "not one record on each line"),
+        ('{"n":\n1}', "no JSON object"),
+        ('{"n": 1,}', "JSON parse error"),
+        ('{"n": 1, "n": 2}', "twice"),
+        ("\x00", "no JSON object"),
+    ],
+)
 def test_a_bad_line_is_told_with_file_line_byte_and_text(tmp_path: Path, bad: str, complaint: str) -> None:
     (tmp_path / "log.json").write_text('{"n": 1}\n\n{"n": 2}\n' + bad + '\n{"n": 3}\n')
     reading = Reading(jsons(tmp_path))
@@ -49,7 +53,7 @@ def test_a_bad_line_is_told_with_file_line_byte_and_text(tmp_path: Path, bad: st
 def test_bytes_that_are_no_text_are_a_bad_line(tmp_path: Path) -> None:
     (tmp_path / "log.json").write_bytes(b'{"s": "\xc3\xa9"}\n{"s": "\xff"}\n')
     reading = Reading(sources.json(tmp_path, schema="s string"))
-    assert reading.reader.poll(10).column("s").to_pylist() == ["é"]     # type: ignore[union-attr]
+    assert reading.reader.poll(10).column("s").to_pylist() == ["é"]  # type: ignore[union-attr]
     with pytest.raises(SourceError, match=r"line 2 .* codec can't decode"):
         reading.now()
 
@@ -84,14 +88,32 @@ def test_a_missing_value_where_null_is_forbidden_is_a_bad_line(tmp_path: Path) -
 # Types of JSON lines and CSV.
 
 TYPED = "b boolean, i int, d double, t string, day date, at timestamp, plain timestamp_ntz, price decimal(10,2)"
-TYPED_ROW = {"b": True, "i": -7, "d": 1.5, "t": "é,\"x\"", "day": date(2026, 1, 31),
-             "at": datetime(2026, 1, 31, 11, 0, 0, 250_000, UTC), "plain": datetime(2026, 1, 31, 12),
-             "price": Decimal("12.50")}
+TYPED_ROW = {
+    "b": True,
+    "i": -7,
+    "d": 1.5,
+    "t": 'é,"x"',
+    "day": date(2026, 1, 31),
+    "at": datetime(2026, 1, 31, 11, 0, 0, 250_000, UTC),
+    "plain": datetime(2026, 1, 31, 12),
+    "price": Decimal("12.50"),
+}
 
 
 def test_json_values_have_the_declared_types(tmp_path: Path) -> None:
-    line = {"b": True, "i": -7, "d": 1.5, "t": "é,\"x\"", "day": "2026-01-31", "at": "2026-01-31T12:00:00.25+01:00",
-            "plain": "2026-01-31T12:00:00", "price": "12.50", "l": [1, None], "s": {"x": 1, "y": 2}, "ignored": {"a": []}}
+    line = {
+        "b": True,
+        "i": -7,
+        "d": 1.5,
+        "t": 'é,"x"',
+        "day": "2026-01-31",
+        "at": "2026-01-31T12:00:00.25+01:00",
+        "plain": "2026-01-31T12:00:00",
+        "price": "12.50",
+        "l": [1, None],
+        "s": {"x": 1, "y": 2},
+        "ignored": {"a": []},
+    }
     (tmp_path / "a.json").write_text(json.dumps(line) + "\n{}\n")
     source = sources.json(tmp_path, schema=TYPED + ", l array<long>, s struct<x: int>", stop_at_end=True)
     batch = Reading(source).reader.poll(10)
@@ -102,9 +124,10 @@ def test_json_values_have_the_declared_types(tmp_path: Path) -> None:
 
 def test_csv_values_have_the_declared_types(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(
-        'day,other,at,b,i,d,t,plain,price\n'
+        "day,other,at,b,i,d,t,plain,price\n"
         '2026-01-31,zzz,2026-01-31T12:00:00.25+01:00,true,-7,1.5,"é,""x""",2026-01-31 12:00:00,12.5\n'
-        ',,,,,,"",,\n,,,,,,,,\n')
+        ',,,,,,"",,\n,,,,,,,,\n'
+    )
     source = sources.csv(tmp_path, schema=TYPED, stop_at_end=True)
     batch = Reading(source).reader.poll(10)
     assert batch is not None
@@ -121,19 +144,22 @@ def test_a_type_that_the_format_cant_hold_is_refused_when_the_source_is_built(tm
         make(tmp_path, schema="n nosuch")
 
 
-@pytest.mark.parametrize(("bad", "complaint"), [
-    ("x,2", "int64"),
-    ("1", "Expected 2 columns, got 1"),
-    ("1,2,3", "Expected 2 columns, got 3"),
-    ('1,"a\nb"', "not one record"),
-    ('1,"a', "not one record"),
-    ("1,2\r3,4", "carriage return"),
-    ("1,\x00", "zero byte"),
-])
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        ("x,2", "int64"),
+        ("1", "Expected 2 columns, got 1"),
+        ("1,2,3", "Expected 2 columns, got 3"),
+        ('1,"a\nb"', "not one record"),
+        ('1,"a', "not one record"),
+        ("1,2\r3,4", "carriage return"),
+        ("1,\x00", "zero byte"),
+    ],
+)
 def test_a_bad_csv_line_is_told(tmp_path: Path, bad: str, complaint: str) -> None:
     (tmp_path / "a.csv").write_text("n,s\n1,2\n" + bad + "\n5,6\n")
     reading = Reading(sources.csv(tmp_path, schema="n long, s string"))
-    assert reading.reader.poll(10).column("n").to_pylist() == [1]       # type: ignore[union-attr]
+    assert reading.reader.poll(10).column("n").to_pylist() == [1]  # type: ignore[union-attr]
     with pytest.raises(SourceError, match=complaint) as raised:
         reading.now()
     assert "a.csv" in str(raised.value)
@@ -143,7 +169,7 @@ def test_a_bad_csv_line_is_told(tmp_path: Path, bad: str, complaint: str) -> Non
 def test_a_quote_that_stays_open_to_the_end_is_a_bad_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('s\n"a""b"\n"c\n')
     reading = Reading(sources.csv(tmp_path, schema="s string", stop_at_end=True))
-    assert reading.reader.poll(10).column("s").to_pylist() == ['a"b']       # type: ignore[union-attr]
+    assert reading.reader.poll(10).column("s").to_pylist() == ['a"b']  # type: ignore[union-attr]
     with pytest.raises(SourceError, match=r"line 3 .*line breaks"):
         reading.now()
     (tmp_path / "a.csv").write_text('s,t\na"b,"c\n')

@@ -20,11 +20,28 @@ from tidegate.errors import CommitError, JobError, SchemaError
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
-def _open(folder: Path | str, *, job: str = "job", sink: str = "out", subtask: int = 0, attempt: int = 1,
-          snapshots: str = "file:///snapshots/job", **options: Any) -> SinkWriter:
-    return sinks.parquet(folder, **options).open(SinkContext(
-        job=job, sink=sink, subtask=subtask, parallelism=4, attempt=attempt, schema=SCHEMA, deliver=lambda _: None,
-        snapshots=snapshots))
+def _open(
+    folder: Path | str,
+    *,
+    job: str = "job",
+    sink: str = "out",
+    subtask: int = 0,
+    attempt: int = 1,
+    snapshots: str = "file:///snapshots/job",
+    **options: Any,
+) -> SinkWriter:
+    return sinks.parquet(folder, **options).open(
+        SinkContext(
+            job=job,
+            sink=sink,
+            subtask=subtask,
+            parallelism=4,
+            attempt=attempt,
+            schema=SCHEMA,
+            deliver=lambda _: None,
+            snapshots=snapshots,
+        )
+    )
 
 
 def _batch(*numbers: int) -> pa.RecordBatch:
@@ -96,8 +113,15 @@ def test_a_torn_pending_file_is_no_success(tmp_path: Path) -> None:
     assert _visible(tmp_path) == []
 
 
-@pytest.mark.parametrize("consume", [Path.unlink, lambda path: path.rename(path.parent.parent / path.name),
-                                     lambda path: path.write_bytes(b"something else")], ids=["delete", "move", "change"])
+@pytest.mark.parametrize(
+    "consume",
+    [
+        Path.unlink,
+        lambda path: path.rename(path.parent.parent / path.name),
+        lambda path: path.write_bytes(b"something else"),
+    ],
+    ids=["delete", "move", "change"],
+)
 def test_what_consumers_do_with_committed_files_breaks_no_repeated_commit(tmp_path: Path, consume: Any) -> None:
     folder = tmp_path / "out"
     writer = _open(folder)
@@ -230,7 +254,8 @@ def test_another_process_may_commit_at_the_same_time(tmp_path: Path, monkeypatch
 
     def race(source: str, target: str) -> None:
         rename(source, target)
-        rename(source, target)      # too late, it is gone
+        rename(source, target)  # too late, it is gone
+
     monkeypatch.setattr(os, "replace", race)
     writer.commit([committable])
     assert _visible(tmp_path) == [1]
@@ -245,8 +270,10 @@ def test_a_job_that_starts_over_leaves_old_output_alone(tmp_path: Path) -> None:
 
 
 def test_two_jobs_may_write_into_one_folder(tmp_path: Path) -> None:
-    writers = [_open(tmp_path, job=job, sink=sink, attempt=attempt)
-               for attempt, (job, sink) in enumerate([("a", "out"), ("b", "out"), ("a", "out2")], start=1)]
+    writers = [
+        _open(tmp_path, job=job, sink=sink, attempt=attempt)
+        for attempt, (job, sink) in enumerate([("a", "out"), ("b", "out"), ("a", "out2")], start=1)
+    ]
     committables = [_prepared(writer, 1, index) for index, writer in enumerate(writers)]
     for writer in writers:
         writer.discard_leftovers()
@@ -277,7 +304,7 @@ def test_leftovers_of_older_attempts_go_and_nothing_else(tmp_path: Path) -> None
     for writer in old:
         writer.write(_batch(-1))
         writer.pre_commit(2)()
-        writer.write(_batch(-2))        # a row group of a file that is never finished
+        writer.write(_batch(-2))  # a row group of a file that is never finished
     assert len(_pending(tmp_path)) == 12
     first, second = (_open(tmp_path, subtask=subtask, attempt=2, row_group_rows=1) for subtask in range(2))
     first.commit(restored[0::2])
@@ -330,13 +357,15 @@ def test_the_hot_loop_opens_no_file_when_an_epoch_ends(tmp_path: Path) -> None:
 
 
 def test_files_are_durable_before_they_are_promised_and_after_they_are_committed(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[str] = []
     sync = os.fsync
 
     def record(descriptor: int) -> None:
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         sync(descriptor)
+
     writer = _open(tmp_path, subtask=1)
     monkeypatch.setattr(os, "fsync", record)
     committable = _prepared(writer, 1, 1)

@@ -46,7 +46,7 @@ def test_row_groups_before_the_offset_arent_read_again(tmp_path: Path) -> None:
     start = min(filter(None, [second.dictionary_page_offset, second.data_page_offset]))
     with path.open("r+b") as file:
         file.seek(4)
-        file.write(b"\xff" * (start - 4))       # whoever reads the first row group now fails
+        file.write(b"\xff" * (start - 4))  # whoever reads the first row group now fails
     source = sources.parquet(tmp_path, schema="n long", stop_at_end=True)
     assert Reading(source, {"a.parquet": 1000}).now() == list(range(1000, 3000))
     assert Reading(source, {"a.parquet": 1500}).now() == list(range(1500, 3000))
@@ -56,7 +56,7 @@ def test_row_groups_before_the_offset_arent_read_again(tmp_path: Path) -> None:
 
 class _Away(io.BytesIO):
     def read(self, size: int | None = -1) -> bytes:
-        raise OSError("AWS Error NETWORK_CONNECTION")     # as Arrow tells of it: with a text, without a number
+        raise OSError("AWS Error NETWORK_CONNECTION")  # as Arrow tells of it: with a text, without a number
 
 
 def test_an_object_store_that_is_away_for_a_moment_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_an_object_store_that_is_away_for_a_moment_is_no_damage(tmp_path: Path, 
     with monkeypatch.context() as network:
         network.setattr(folders.InputFolder, "open", lambda self, name: pa.PythonFile(_Away(bytes(1000)), "r"))
         with pytest.raises(OSError, match="NETWORK_CONNECTION"):
-            reading.now()       # taken for an unfinished file, it would wait for a change that never comes
+            reading.now()  # taken for an unfinished file, it would wait for a change that never comes
     assert reading.offsets() == {}
     assert Reading(source).now() == [1, 2, 3]
 
@@ -100,8 +100,15 @@ def test_the_schema_is_taken_from_the_oldest_file(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"no Parquet file in .* give the source a schema"):
         sources.parquet(tmp_path)
     at = pa.array([datetime(2026, 1, 31, 12)], pa.timestamp("ns"))
-    table = pa.table({"i": pa.array([1], pa.int32()), "s": pa.array(["x"], pa.large_string()), "at": at,
-                      "l": [[1, 2]], "d": pa.array(["x"]).dictionary_encode()})
+    table = pa.table(
+        {
+            "i": pa.array([1], pa.int32()),
+            "s": pa.array(["x"], pa.large_string()),
+            "at": at,
+            "l": [[1, 2]],
+            "d": pa.array(["x"]).dictionary_encode(),
+        }
+    )
     pq.write_table(table, tmp_path / "old.parquet", use_deprecated_int96_timestamps=True)
     os.utime(tmp_path / "old.parquet", (10, 10))
     pq.write_table(pa.table({"i": [1]}), tmp_path / "new.parquet")
@@ -112,5 +119,4 @@ def test_the_schema_is_taken_from_the_oldest_file(tmp_path: Path) -> None:
     batch = Reading(source).reader.poll(1)
     assert batch is not None
     assert batch.schema.equals(source.schema)
-    assert batch.to_pylist() == [{"i": 1, "s": "x", "at": datetime(2026, 1, 31, 12, tzinfo=UTC), "l": [1, 2],
-                                  "d": "x"}]
+    assert batch.to_pylist() == [{"i": 1, "s": "x", "at": datetime(2026, 1, 31, 12, tzinfo=UTC), "l": [1, 2], "d": "x"}]

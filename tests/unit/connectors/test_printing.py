@@ -15,8 +15,9 @@ SCHEMA = pa.schema([("word", pa.string()), ("n", pa.int64())])
 
 
 def _open(delivered: list[str], *, limit: int = 1000) -> SinkWriter:
-    return sinks.print(limit=limit).open(SinkContext(job="job", sink="out", subtask=0, parallelism=1, attempt=1,
-                                                     schema=SCHEMA, deliver=delivered.append))
+    return sinks.print(limit=limit).open(
+        SinkContext(job="job", sink="out", subtask=0, parallelism=1, attempt=1, schema=SCHEMA, deliver=delivered.append)
+    )
 
 
 def _batch(count: int) -> pa.RecordBatch:
@@ -48,8 +49,13 @@ def test_rows_beyond_the_limit_are_counted_by_epoch() -> None:
     printer = DeliveryPrinter(lines.append)
     for committable in delivered:
         printer.take(committable)
-    assert lines == ["out> word='w0', n=0", "out> word='w1', n=1", "out> word='w0', n=0",
-                     "out> … and 6 more in epoch 4", "out> word='w0', n=0"]
+    assert lines == [
+        "out> word='w0', n=0",
+        "out> word='w1', n=1",
+        "out> word='w0', n=0",
+        "out> … and 6 more in epoch 4",
+        "out> word='w0', n=0",
+    ]
 
 
 def test_large_rows_dont_fill_the_snapshot() -> None:

@@ -92,26 +92,30 @@ def test_a_column_fits_where_every_value_stays_what_it_is(column: pa.Array, kind
         assert into.to_pylist() == column.to_pylist()
 
 
-@pytest.mark.parametrize(("column", "kind"), [
-    (pa.array([1], pa.int64()), pa.int32()),
-    (pa.array([1], pa.uint64()), pa.int64()),
-    (pa.array([1.0]), pa.int64()),
-    (pa.array(["1"]), pa.int64()),
-    (pa.array([1]), pa.string()),
-    (pa.array([True]), pa.int64()),
-    (pa.array([1.0], pa.float64()), pa.float32()),
-    (pa.array([b"a"]), pa.string()),
-    (pa.array([1]), pa.timestamp("us")),
-    (pa.array([1], pa.timestamp("us", "UTC")), pa.timestamp("us")),
-    (pa.array([1]), pa.bool_()),
-    (pa.array([["a"]]), pa.list_(pa.int64())),
-    (pa.array([{"a": 1}]), pa.struct([("b", pa.int64())])),
-    (pa.array(["1.25"]).cast(pa.decimal128(4, 2)), pa.decimal128(4, 1)),
-    # The types fit, these values don't.
-    (pa.array([2**60 + 1]), pa.float64()),
-    (pa.array([1], pa.timestamp("ns")), pa.timestamp("us")),
-    (pa.array(["99999.5"]).cast(pa.decimal128(10, 1)), pa.decimal128(5, 1)),
-], ids=lambda x: str(getattr(x, "type", x)))
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (pa.array([1], pa.int64()), pa.int32()),
+        (pa.array([1], pa.uint64()), pa.int64()),
+        (pa.array([1.0]), pa.int64()),
+        (pa.array(["1"]), pa.int64()),
+        (pa.array([1]), pa.string()),
+        (pa.array([True]), pa.int64()),
+        (pa.array([1.0], pa.float64()), pa.float32()),
+        (pa.array([b"a"]), pa.string()),
+        (pa.array([1]), pa.timestamp("us")),
+        (pa.array([1], pa.timestamp("us", "UTC")), pa.timestamp("us")),
+        (pa.array([1]), pa.bool_()),
+        (pa.array([["a"]]), pa.list_(pa.int64())),
+        (pa.array([{"a": 1}]), pa.struct([("b", pa.int64())])),
+        (pa.array(["1.25"]).cast(pa.decimal128(4, 2)), pa.decimal128(4, 1)),
+        # The types fit, these values don't.
+        (pa.array([2**60 + 1]), pa.float64()),
+        (pa.array([1], pa.timestamp("ns")), pa.timestamp("us")),
+        (pa.array(["99999.5"]).cast(pa.decimal128(10, 1)), pa.decimal128(5, 1)),
+    ],
+    ids=lambda x: str(getattr(x, "type", x)),
+)
 def test_a_column_that_would_change_is_refused(column: pa.Array, kind: Any) -> None:
     with pytest.raises(SchemaError, match="here: column 'c'"):
         fitted(column, pa.field("c", kind), where="here")

@@ -23,8 +23,13 @@ class Clock:
         return self.ms
 
 
-def _open(source: ScriptedSource, restored: Mapping[str, Any] | None = None, clock: Clock | None = None,
-          subtask: int = 0, parallelism: int = 1) -> SourceReader:
+def _open(
+    source: ScriptedSource,
+    restored: Mapping[str, Any] | None = None,
+    clock: Clock | None = None,
+    subtask: int = 0,
+    parallelism: int = 1,
+) -> SourceReader:
     return source.open(SourceContext(subtask, parallelism, restored or {}, clock or Clock()))
 
 
@@ -78,8 +83,7 @@ reader = source.open(SourceContext(0, 1, {{}}, lambda: 0))
 while not reader.finished:
     print(reader.poll(10).column("n").to_pylist(), flush=True)
 """
-    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-            for _ in range(2)]
+    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False) for _ in range(2)]
     assert [run.returncode for run in runs] == [-signal.SIGKILL, 0], runs[-1].stderr
     assert [run.stdout for run in runs] == ["[1]\n", "[1]\n[2]\n"]
 

@@ -24,13 +24,27 @@ def test_whatever_has_state_can_have_been_called_something_else() -> None:
     bids.connect(bids.broadcast()).process("rules", Rules(), alias="laws")
     bids.key_by("auction").to("keyed out", Nowhere(), alias="keyed log")
     assert {node.name: node.aliases for node in pipeline.build().nodes} == {
-        "bids": ("offers",), "collect": ("gather", "heap"), "count": ("counts",), "out": ("log",), "join": ("match",),
-        "rules": ("laws",), "keyed out": ("keyed log",)}
+        "bids": ("offers",),
+        "collect": ("gather", "heap"),
+        "count": ("counts",),
+        "out": ("log",),
+        "join": ("match",),
+        "rules": ("laws",),
+        "keyed out": ("keyed log",),
+    }
 
 
-@pytest.mark.parametrize(("alias", "told"), [
-    ("bids", "not the one that it has"), (["a", "a"], "each once"), ("", "a name begins with a letter"),
-    (5, "give the name"), (["a/b"], "neither slashes"), ([5], "give a text")])
+@pytest.mark.parametrize(
+    ("alias", "told"),
+    [
+        ("bids", "not the one that it has"),
+        (["a", "a"], "each once"),
+        ("", "a name begins with a letter"),
+        (5, "give the name"),
+        (["a/b"], "neither slashes"),
+        ([5], "give a text"),
+    ],
+)
 def test_an_alias_is_a_name_that_it_had_before(alias: Any, told: str) -> None:
     with pytest.raises(GraphError, match=told):
         Pipeline().source("bids", Records(BIDS), alias=alias)
@@ -60,12 +74,20 @@ def test_states_have_aliases_too() -> None:
         recent = tg.list_("long", alias=["last", "latest"])
 
     assert {name: each.aliases for name, each in descriptors_of(Renamed()).items()} == {
-        "count": ("n",), "recent": ("last", "latest")}
+        "count": ("n",),
+        "recent": ("last", "latest"),
+    }
 
 
-@pytest.mark.parametrize(("one", "other"), [
-    (tg.value("long", alias="other"), tg.value("long")), (tg.value("long", alias="x"), tg.value("long", alias="x")),
-    (tg.value("long", alias="one"), tg.value("long")), (tg.value("long", alias=["x", "x"]), tg.value("long"))])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (tg.value("long", alias="other"), tg.value("long")),
+        (tg.value("long", alias="x"), tg.value("long", alias="x")),
+        (tg.value("long", alias="one"), tg.value("long")),
+        (tg.value("long", alias=["x", "x"]), tg.value("long")),
+    ],
+)
 def test_a_name_goes_to_one_state(one: Any, other: Any) -> None:
     function = type("Twice", (), {"one": one, "other": other})
     with pytest.raises(JobError, match=r"Twice has an alias= that is the name or alias of another state, or its own"):

@@ -77,15 +77,15 @@ class StateInInit(Keyed):
 
 
 class NoContext(KeyedProcess):
-    def process(self, record: Any) -> None: ...             # type: ignore[override]
+    def process(self, record: Any) -> None: ...  # type: ignore[override]
 
 
 class TooManyInTimer(Keyed):
-    def on_timer(self, at: int, key: Any, ctx: Any) -> None: ...      # type: ignore[override]
+    def on_timer(self, at: int, key: Any, ctx: Any) -> None: ...  # type: ignore[override]
 
 
 class Asynchronous(KeyedProcess):
-    async def process(self, record: Any, ctx: Any) -> None: ...       # type: ignore[override]
+    async def process(self, record: Any, ctx: Any) -> None: ...  # type: ignore[override]
 
 
 class AsynchronousCall:
@@ -125,12 +125,15 @@ def says(message: str, *parts: str) -> bool:
 # ---------------------------------------------------------------------------------------------- names and numbers
 
 
-@pytest.mark.parametrize("again", [
-    lambda s: s.to("bids", Nowhere()),
-    lambda s: s.process("bids", Plain()),
-    lambda s: s.map(lambda bid: bid, returns=BIDS, name="bids"),
-    lambda s: s.with_watermark("ts", "1 s", name="bids"),
-])
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda s: s.to("bids", Nowhere()),
+        lambda s: s.process("bids", Plain()),
+        lambda s: s.map(lambda bid: bid, returns=BIDS, name="bids"),
+        lambda s: s.with_watermark("ts", "1 s", name="bids"),
+    ],
+)
 def test_a_name_is_given_once(bids: Stream, again: Callable[[Stream], Any]) -> None:
     assert says(complaint(GraphError, lambda: again(bids)), "'bids'", "already taken by a source", "choose another")
 
@@ -152,7 +155,7 @@ def test_names_may_have_spaces_and_letters_of_any_language(bids: Stream, name: s
 
 
 def test_a_name_is_text(pipeline: Pipeline) -> None:
-    message = complaint(GraphError, lambda: pipeline.source(Records(BIDS), Records(BIDS)))      # type: ignore[arg-type]
+    message = complaint(GraphError, lambda: pipeline.source(Records(BIDS), Records(BIDS)))  # type: ignore[arg-type]
     assert says(message, "source's name", "give a text")
 
 
@@ -175,14 +178,17 @@ def test_an_unknown_column_like_none_that_is_there_gets_the_list_alone(bids: Str
     assert says(message, "no column 'zzz'", f"columns are: {BIDS}") and "Did you mean" not in message
 
 
-@pytest.mark.parametrize(("columns", "advice"), [
-    ((), "at least one column, such as key_by('auction')"),
-    (("auction", "auction"), "name each once"),
-    ((["auction", "price"],), "key_by(*columns)"),
-    ((lambda bid: bid.auction,), "compute the key into a column with map"),
-    ((1,), "give the column's name"),
-    (("tags",), "can't be a key; take the entries that matter into columns"),
-])
+@pytest.mark.parametrize(
+    ("columns", "advice"),
+    [
+        ((), "at least one column, such as key_by('auction')"),
+        (("auction", "auction"), "name each once"),
+        ((["auction", "price"],), "key_by(*columns)"),
+        ((lambda bid: bid.auction,), "compute the key into a column with map"),
+        ((1,), "give the column's name"),
+        (("tags",), "can't be a key; take the entries that matter into columns"),
+    ],
+)
 def test_a_key_is_made_of_columns(bids: Stream, columns: tuple[Any, ...], advice: str) -> None:
     assert says(complaint(SchemaError, lambda: bids.key_by(*columns)), "key_by after 'bids'", advice)
 
@@ -192,14 +198,17 @@ def test_a_map_deep_within_a_column_is_no_key_either(pipeline: Pipeline) -> None
     assert says(complaint(SchemaError, lambda: stream.key_by("a")), "column 'a'", "can't be a key")
 
 
-@pytest.mark.parametrize("write", [
-    lambda s, ddl: s.map(lambda bid: bid, returns=ddl, name="op"),
-    lambda s, ddl: s.flat_map(lambda bid: bid, returns=ddl, name="op"),
-    lambda s, ddl: s.map_batches(lambda batch: batch, returns=ddl, name="op"),
-    lambda s, ddl: s.process("op", Plain(), returns=ddl),
-    lambda s, ddl: s.key_by("auction").process("op", Keyed(), returns=ddl),
-    lambda s, ddl: s.connect(s).process("op", Two(), returns=ddl),
-])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda s, ddl: s.map(lambda bid: bid, returns=ddl, name="op"),
+        lambda s, ddl: s.flat_map(lambda bid: bid, returns=ddl, name="op"),
+        lambda s, ddl: s.map_batches(lambda batch: batch, returns=ddl, name="op"),
+        lambda s, ddl: s.process("op", Plain(), returns=ddl),
+        lambda s, ddl: s.key_by("auction").process("op", Keyed(), returns=ddl),
+        lambda s, ddl: s.connect(s).process("op", Two(), returns=ddl),
+    ],
+)
 def test_a_wrong_ddl_names_the_operator(bids: Stream, write: Callable[[Stream, str], Any]) -> None:
     message = complaint(SchemaError, lambda: write(bids, "auction lng"))
     assert says(message, "operator 'op', returns:", "did you mean 'long'?")
@@ -229,8 +238,14 @@ def test_a_source_of_types_that_spark_lacks_is_refused(pipeline: Pipeline) -> No
 def test_keys_of_connected_streams_have_the_same_types(pipeline: Pipeline, bids: Stream) -> None:
     items = pipeline.source("items", Records("item int, name string"))
     message = complaint(SchemaError, lambda: bids.key_by("auction").connect(items.key_by("item")))
-    assert says(message, "connect after 'bids'", "left key is (auction long)", "right one (item int)", "never meet",
-                "bring one to the other's type with map")
+    assert says(
+        message,
+        "connect after 'bids'",
+        "left key is (auction long)",
+        "right one (item int)",
+        "never meet",
+        "bring one to the other's type with map",
+    )
 
 
 def test_keys_of_connected_streams_have_as_many_columns(pipeline: Pipeline, bids: Stream) -> None:
@@ -268,14 +283,16 @@ def test_event_time_is_a_column_that_is_there(bids: Stream) -> None:
     assert says(message, "operator 'event time'", "Did you mean 'ts'?")
 
 
-@pytest.mark.parametrize(("arguments", "parts"), [
-    ({"delay": "five"}, ("delay", "5 seconds")),
-    ({"delay": -1}, ("delay", "-1")),
-    ({"delay": "1 s", "idle_after": "soon"}, ("idle_after", "5 seconds")),
-    ({"delay": "1 s", "idle_after": 0}, ("idle_after", "such as '30 seconds'")),
-])
-def test_the_times_of_a_watermark_are_durations(bids: Stream, arguments: dict[str, Any],
-                                                parts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ({"delay": "five"}, ("delay", "5 seconds")),
+        ({"delay": -1}, ("delay", "-1")),
+        ({"delay": "1 s", "idle_after": "soon"}, ("idle_after", "5 seconds")),
+        ({"delay": "1 s", "idle_after": 0}, ("idle_after", "such as '30 seconds'")),
+    ],
+)
+def test_the_times_of_a_watermark_are_durations(bids: Stream, arguments: dict[str, Any], parts: tuple[str, ...]) -> None:
     message = complaint(GraphError, lambda: bids.with_watermark("ts", **arguments))
     assert says(message, "operator 'watermark-1'", *parts)
 
@@ -284,17 +301,33 @@ def test_the_times_of_a_watermark_are_durations(bids: Stream, arguments: dict[st
 
 
 def test_a_source_is_an_instance_of_source(pipeline: Pipeline) -> None:
-    assert says(complaint(GraphError, lambda: pipeline.source("bids", Records)),      # type: ignore[arg-type]
-                "source 'bids'", "Records is a class", "Records(…)")
-    assert says(complaint(GraphError, lambda: pipeline.source("bids", [1, 2])),       # type: ignore[arg-type]
-                "source 'bids'", "[1, 2] is no source", "tg.sources")
+    assert says(
+        complaint(GraphError, lambda: pipeline.source("bids", Records)),  # type: ignore[arg-type]
+        "source 'bids'",
+        "Records is a class",
+        "Records(…)",
+    )
+    assert says(
+        complaint(GraphError, lambda: pipeline.source("bids", [1, 2])),  # type: ignore[arg-type]
+        "source 'bids'",
+        "[1, 2] is no source",
+        "tg.sources",
+    )
 
 
 def test_a_sink_is_an_instance_of_sink(bids: Stream) -> None:
-    assert says(complaint(GraphError, lambda: bids.to("out", Nowhere)),               # type: ignore[arg-type]
-                "sink 'out'", "Nowhere is a class", "Nowhere(…)")
-    assert says(complaint(GraphError, lambda: bids.to("out", "counts/")),             # type: ignore[arg-type]
-                "sink 'out'", "'counts/' is no sink", "tg.sinks")
+    assert says(
+        complaint(GraphError, lambda: bids.to("out", Nowhere)),  # type: ignore[arg-type]
+        "sink 'out'",
+        "Nowhere is a class",
+        "Nowhere(…)",
+    )
+    assert says(
+        complaint(GraphError, lambda: bids.to("out", "counts/")),  # type: ignore[arg-type]
+        "sink 'out'",
+        "'counts/' is no sink",
+        "tg.sinks",
+    )
 
 
 def test_a_sink_says_what_it_can_not_take(bids: Stream) -> None:
@@ -305,19 +338,23 @@ def test_a_sink_says_what_it_can_not_take(bids: Stream) -> None:
 # ------------------------------------------------------------------------------------------------- user's functions
 
 
-@pytest.mark.parametrize(("write", "parts"), [
-    (lambda s: s.map("x", returns="a long"), ("operator 'map-1'", "takes a function, not 'x'")),
-    (lambda s: s.map(Plain(), returns="a long"), ("operator 'map-1'", "process function", ".process(")),
-    (lambda s: s.filter(Keyed), ("operator 'filter-1'", "Keyed is a process function", ".process(")),
-    (lambda s: s.map(generator, returns="a long"), ("operator 'map-1'", "generator", "use flat_map")),
-    (lambda s: s.filter(generator), ("operator 'filter-1'", "generator", "return True or False")),
-    (lambda s: s.map(lambda: 1, returns="a long"), ("operator 'map-1'", "one argument, the record")),
-    (lambda s: s.map_batches(lambda a, b: a, returns="a long"), ("operator 'map_batches-1'", "the batch")),
-    (lambda s: s.flat_map(coroutine, returns="a long"), ("operator 'flat_map-1'", "asynchronous", "async def")),
-    (lambda s: s.map(AsynchronousCall(), returns="a long"), ("operator 'map-1'", "asynchronous", "async def")),
-])
-def test_a_function_can_be_called_with_a_record(bids: Stream, write: Callable[[Stream], Any],
-                                                parts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("write", "parts"),
+    [
+        (lambda s: s.map("x", returns="a long"), ("operator 'map-1'", "takes a function, not 'x'")),
+        (lambda s: s.map(Plain(), returns="a long"), ("operator 'map-1'", "process function", ".process(")),
+        (lambda s: s.filter(Keyed), ("operator 'filter-1'", "Keyed is a process function", ".process(")),
+        (lambda s: s.map(generator, returns="a long"), ("operator 'map-1'", "generator", "use flat_map")),
+        (lambda s: s.filter(generator), ("operator 'filter-1'", "generator", "return True or False")),
+        (lambda s: s.map(lambda: 1, returns="a long"), ("operator 'map-1'", "one argument, the record")),
+        (lambda s: s.map_batches(lambda a, b: a, returns="a long"), ("operator 'map_batches-1'", "the batch")),
+        (lambda s: s.flat_map(coroutine, returns="a long"), ("operator 'flat_map-1'", "asynchronous", "async def")),
+        (lambda s: s.map(AsynchronousCall(), returns="a long"), ("operator 'map-1'", "asynchronous", "async def")),
+    ],
+)
+def test_a_function_can_be_called_with_a_record(
+    bids: Stream, write: Callable[[Stream], Any], parts: tuple[str, ...]
+) -> None:
     assert says(complaint(GraphError, lambda: write(bids)), *parts)
 
 
@@ -326,38 +363,50 @@ def test_functions_that_do_not_tell_their_arguments_are_taken(bids: Stream) -> N
     bids.flat_map(generator, returns=BIDS)
 
 
-@pytest.mark.parametrize(("write", "parts"), [
-    (lambda s: s.process("op", Keyed()), ("Keyed is a KeyedProcess", "belongs after key_by", ".key_by(…).process(…)")),
-    (lambda s: s.key_by("at").process("op", Plain()), ("Plain is a Process", "without key", "keyed by at", "tg.Keyed")),
-    (lambda s: s.process("op", Two()), ("Two is a CoProcess", "left.connect(right).process(…)")),
-    (lambda s: s.key_by("at").process("op", Rules()), ("Rules is a BroadcastProcess", "connect(rules.broadcast())")),
-    (lambda s: s.connect(s).process("op", Rules()), ("Rules is a BroadcastProcess", "two connected streams takes")),
-    (lambda s: s.connect(s.broadcast()).process("op", Two()), ("Two is a CoProcess", "tg.BroadcastProcess")),
-    (lambda s: s.process("op", Plain), ("Plain is a class", "pass an instance: Plain(…)")),
-    (lambda s: s.process("op", generator), ("not generator", "tg.Process", "map, flat_map and filter")),
-    (lambda s: s.process("op", None), ("not None", "tg.Process")),
-    (lambda s: s.key_by("at").process("op", NoContext()), ("NoContext.process", "process(self, record, ctx)")),
-    (lambda s: s.key_by("at").process("op", TooManyInTimer()), ("TooManyInTimer.on_timer", "on_timer(self, at, ctx)")),
-    (lambda s: s.key_by("at").process("op", Asynchronous()), ("Asynchronous.process", "async def")),
-])
-def test_a_process_function_is_where_it_belongs(bids: Stream, write: Callable[[Stream], Any],
-                                                parts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("write", "parts"),
+    [
+        (lambda s: s.process("op", Keyed()), ("Keyed is a KeyedProcess", "belongs after key_by", ".key_by(…).process(…)")),
+        (lambda s: s.key_by("at").process("op", Plain()), ("Plain is a Process", "without key", "keyed by at", "tg.Keyed")),
+        (lambda s: s.process("op", Two()), ("Two is a CoProcess", "left.connect(right).process(…)")),
+        (lambda s: s.key_by("at").process("op", Rules()), ("Rules is a BroadcastProcess", "connect(rules.broadcast())")),
+        (lambda s: s.connect(s).process("op", Rules()), ("Rules is a BroadcastProcess", "two connected streams takes")),
+        (lambda s: s.connect(s.broadcast()).process("op", Two()), ("Two is a CoProcess", "tg.BroadcastProcess")),
+        (lambda s: s.process("op", Plain), ("Plain is a class", "pass an instance: Plain(…)")),
+        (lambda s: s.process("op", generator), ("not generator", "tg.Process", "map, flat_map and filter")),
+        (lambda s: s.process("op", None), ("not None", "tg.Process")),
+        (lambda s: s.key_by("at").process("op", NoContext()), ("NoContext.process", "process(self, record, ctx)")),
+        (lambda s: s.key_by("at").process("op", TooManyInTimer()), ("TooManyInTimer.on_timer", "on_timer(self, at, ctx)")),
+        (lambda s: s.key_by("at").process("op", Asynchronous()), ("Asynchronous.process", "async def")),
+    ],
+)
+def test_a_process_function_is_where_it_belongs(
+    bids: Stream, write: Callable[[Stream], Any], parts: tuple[str, ...]
+) -> None:
     assert says(complaint(GraphError, lambda: write(bids)), "operator 'op'", *parts)
 
 
-@pytest.mark.parametrize(("write", "parts"), [
-    (lambda s: s.process("op", PlainWithKeyedState()),
-     ("state 'count' (value)", "use key_by first and make PlainWithKeyedState a KeyedProcess", "tg.operator_list")),
-    (lambda s: s.connect(s).process("op", TwoWithKeyedState()), ("state 'names' (list)", "key_by first on both")),
-    (lambda s: s.connect(s.broadcast()).process("op", RulesWithKeyedState()), ("'count' (value)", "key_by first")),
-    (lambda s: s.key_by("at").process("op", KeyedWithBroadcastState()),
-     ("state 'rules'", "only a BroadcastProcess", "tg.map")),
-    (lambda s: s.key_by("at").process("op", TwoOfOneName()), ("two states named ['same']", "another name=")),
-    (lambda s: s.key_by("at").process("op", EnginesName()), ("'__event_timers'", "another name=")),
-    (lambda s: s.key_by("at").process("op", StateInInit()), ("'count' is set on an instance", "in the class body")),
-])
-def test_state_is_declared_where_it_can_be_kept(bids: Stream, write: Callable[[Stream], Any],
-                                                parts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("write", "parts"),
+    [
+        (
+            lambda s: s.process("op", PlainWithKeyedState()),
+            ("state 'count' (value)", "use key_by first and make PlainWithKeyedState a KeyedProcess", "tg.operator_list"),
+        ),
+        (lambda s: s.connect(s).process("op", TwoWithKeyedState()), ("state 'names' (list)", "key_by first on both")),
+        (lambda s: s.connect(s.broadcast()).process("op", RulesWithKeyedState()), ("'count' (value)", "key_by first")),
+        (
+            lambda s: s.key_by("at").process("op", KeyedWithBroadcastState()),
+            ("state 'rules'", "only a BroadcastProcess", "tg.map"),
+        ),
+        (lambda s: s.key_by("at").process("op", TwoOfOneName()), ("two states named ['same']", "another name=")),
+        (lambda s: s.key_by("at").process("op", EnginesName()), ("'__event_timers'", "another name=")),
+        (lambda s: s.key_by("at").process("op", StateInInit()), ("'count' is set on an instance", "in the class body")),
+    ],
+)
+def test_state_is_declared_where_it_can_be_kept(
+    bids: Stream, write: Callable[[Stream], Any], parts: tuple[str, ...]
+) -> None:
     assert says(complaint(GraphError, lambda: write(bids)), "operator 'op'", *parts)
 
 
@@ -386,7 +435,7 @@ def test_what_was_refused_leaves_no_trace(bids: Stream, pipeline: Pipeline) -> N
     function = Plain()
     complaint(SchemaError, lambda: bids.process("op", function, returns="a lng"))
     complaint(GraphError, lambda: bids.process("op", function, parallelism=0))
-    complaint(GraphError, lambda: bids.process("op", function, side_outputs=["late"]))      # type: ignore[arg-type]
+    complaint(GraphError, lambda: bids.process("op", function, side_outputs=["late"]))  # type: ignore[arg-type]
     bids.process("op", function)
     assert len(pipeline.build().nodes) == 2
 
@@ -394,12 +443,12 @@ def test_what_was_refused_leaves_no_trace(bids: Stream, pipeline: Pipeline) -> N
 def test_a_timer_without_on_timer_is_an_error_that_says_so() -> None:
     for function in (Keyed(), Two(), Rules()):
         with pytest.raises(TypeError, match=rf"define on_timer\(self, at, ctx\) in {type(function).__name__}"):
-            function.on_timer(0, None)      # type: ignore[arg-type]
+            function.on_timer(0, None)  # type: ignore[arg-type]
 
 
 def test_the_optional_methods_of_a_function_do_nothing() -> None:
     function: Function = Plain()
-    function.open(None)                     # type: ignore[arg-type]
+    function.open(None)  # type: ignore[arg-type]
     function.on_snapshot_complete(1)
     function.close()
 
@@ -426,17 +475,20 @@ def test_a_declared_output_must_lead_somewhere(pipeline: Pipeline, bids: Stream)
     assert says(complaint(GraphError, pipeline.build), "process 'op' goes nowhere", "leave returns= away")
 
 
-@pytest.mark.parametrize("use", [
-    lambda s, other: s.to("out", Nowhere()),
-    lambda s, other: s.map(lambda row: row, returns="a long"),
-    lambda s, other: s.key_by("a"),
-    lambda s, other: s.union(other),
-    lambda s, other: other.union(s),
-    lambda s, other: other.connect(s),
-    lambda s, other: s.connect(other),
-    lambda s, other: s.broadcast(),
-    lambda s, other: s.with_watermark("a", 0),
-])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda s, other: s.to("out", Nowhere()),
+        lambda s, other: s.map(lambda row: row, returns="a long"),
+        lambda s, other: s.key_by("a"),
+        lambda s, other: s.union(other),
+        lambda s, other: other.union(s),
+        lambda s, other: other.connect(s),
+        lambda s, other: s.connect(other),
+        lambda s, other: s.broadcast(),
+        lambda s, other: s.with_watermark("a", 0),
+    ],
+)
 def test_an_operator_without_output_can_not_be_read(bids: Stream, use: Callable[[Stream, Stream], Any]) -> None:
     silent = bids.process("op", Plain())
     assert says(complaint(GraphError, lambda: use(silent, bids)), "operator 'op' has no output", "returns='column type")
@@ -444,8 +496,12 @@ def test_an_operator_without_output_can_not_be_read(bids: Stream, use: Callable[
 
 def test_streams_of_two_jobs_do_not_mix(bids: Stream) -> None:
     other = Pipeline().source("other", Records(BIDS))
-    for write in (lambda: bids.union(other), lambda: bids.connect(other), lambda: bids.connect(other.broadcast()),
-                  lambda: bids.key_by("at").connect(other.key_by("at"))):
+    for write in (
+        lambda: bids.union(other),
+        lambda: bids.connect(other),
+        lambda: bids.connect(other.broadcast()),
+        lambda: bids.key_by("at").connect(other.key_by("at")),
+    ):
         assert says(complaint(GraphError, write), "after 'bids'", "different jobs", "of one")
 
 
@@ -473,8 +529,13 @@ def test_union_comes_before_key_by_and_broadcast(bids: Stream) -> None:
 def test_an_undeclared_side_output_is_named_with_the_closest_one(bids: Stream) -> None:
     stream = bids.process("op", Plain(), returns="a long", side_outputs={"late": "a long", "broken": "a long"})
     message = complaint(GraphError, lambda: stream.side_output("lat"))
-    assert says(message, "operator 'op' declares no side output 'lat'", "Did you mean 'late'?", "'late', 'broken'",
-                "side_outputs={'lat':")
+    assert says(
+        message,
+        "operator 'op' declares no side output 'lat'",
+        "Did you mean 'late'?",
+        "'late', 'broken'",
+        "side_outputs={'lat':",
+    )
     assert says(complaint(GraphError, lambda: bids.side_output("late")), "operator 'bids'", "It has none")
 
 
@@ -491,7 +552,7 @@ def test_a_side_output_of_an_operator_without_main_output_can_be_read(bids: Stre
 
 
 def test_side_outputs_are_a_dictionary_of_schemas(bids: Stream) -> None:
-    message = complaint(GraphError, lambda: bids.process("op", Plain(), side_outputs=["late"]))   # type: ignore[arg-type]
+    message = complaint(GraphError, lambda: bids.process("op", Plain(), side_outputs=["late"]))  # type: ignore[arg-type]
     assert says(message, "operator 'op'", "['late']", "give a dictionary")
 
 

@@ -51,16 +51,19 @@ class Join(CoProcess):
 def auctions() -> Pipeline:
     """A job with one of almost everything."""
     pipeline = Pipeline()
-    bids = (pipeline.source("bids", Records("auction long, bidder long, price double, ts timestamp"), parallelism=1)
-                    .with_watermark("ts", "5 seconds", idle_after="1500 ms"))
+    bids = pipeline.source(
+        "bids", Records("auction long, bidder long, price double, ts timestamp"), parallelism=1
+    ).with_watermark("ts", "5 seconds", idle_after="1500 ms")
     rules = pipeline.source("rules", Records("kind string, limit double"), parallelism=1)
     checked = bids.connect(rules.broadcast()).process(
-        "apply rules", ApplyRules(), returns="auction long, price double", side_outputs={"refused": "why string"})
+        "apply rules", ApplyRules(), returns="auction long, price double", side_outputs={"refused": "why string"}
+    )
     checked.side_output("refused").filter(bool).to("refused bids", Nowhere())
     checked.side_output("refused").to("archive", Nowhere())
     counts = checked.key_by("auction").process("count", CountBids(), returns="auction long, n long")
     counts.union(counts.map(lambda row: row, returns="auction long, n long")).process(
-        "in hundreds", InHundreds(), returns="ids array<long>").to("out", Nowhere(), parallelism=1)
+        "in hundreds", InHundreds(), returns="ids array<long>"
+    ).to("out", Nowhere(), parallelism=1)
     return pipeline
 
 
@@ -299,7 +302,7 @@ def test_loops_in_the_physical_plan() -> None:
     plan = make_plan(retries().build(), slots=2, key_group_count=128)
     header, _, *rest = explain_physical(plan).splitlines()
     assert header == "== Physical plan: 2 slots, 11 subtasks, 16 channels, 128 key-groups, 2 loops =="
-    assert "\n".join(rest[rest.index("") + 1:]) == golden("""
+    assert "\n".join(rest[rest.index("") + 1 :]) == golden("""
         edge  from    to      channels          records go
         e0    v0 × 2  v1 × 2  2, all in memory  forward
         e1    v1 × 2  v2 × 2  2, all in memory  forward
@@ -341,10 +344,11 @@ def test_a_slot_without_subtasks_is_shown() -> None:
     assert text.splitlines()[-1].split() == ["1", "none"]
 
 
-@pytest.mark.parametrize(("slots", "shown", "left_out"), [
-    (8, range(8), None), (9, [*range(7), 8], "1 more slot"), (40, [*range(7), 39], "32 more slots")])
-def test_of_many_slots_the_first_and_the_last_are_shown(slots: int, shown: range | list[int],
-                                                        left_out: str | None) -> None:
+@pytest.mark.parametrize(
+    ("slots", "shown", "left_out"),
+    [(8, range(8), None), (9, [*range(7), 8], "1 more slot"), (40, [*range(7), 39], "32 more slots")],
+)
+def test_of_many_slots_the_first_and_the_last_are_shown(slots: int, shown: range | list[int], left_out: str | None) -> None:
     text = explain_physical(make_plan(auctions().build(), slots=slots, key_group_count=128))
     assert [int(found) for found in re.findall(r"^(\d+) ", text, re.MULTILINE)] == list(shown)
     assert re.findall(r"^… +(.*)$", text, re.MULTILINE) == ([] if left_out is None else [left_out])

@@ -56,15 +56,20 @@ def test_a_batch_that_promises_more_about_nulls_is_taken_as_what_the_state_is_fo
 WORD = pa.dictionary(pa.int32(), pa.string())
 
 
-@pytest.mark.parametrize(("kind", "plain", "values"), [
-    (WORD, pa.string(), ["a", None, "a"]),
-    (pa.struct([pa.field("w", WORD)]), pa.struct([pa.field("w", pa.string())]), [{"w": "a"}, None, {"w": None}]),
-    (pa.list_(WORD), pa.list_(pa.string()), [["a", "b"], None, []]),
-    (pa.large_list(WORD), pa.large_list(pa.string()), [["a", "b"], None, []]),
-    (pa.map_(pa.string(), WORD), pa.map_(pa.string(), pa.string()), [[("k", "a")], None, []]),
-], ids=str)
-def test_dictionaries_are_decoded_since_no_snapshot_keeps_them(kind: pa.DataType, plain: pa.DataType,
-                                                               values: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "plain", "values"),
+    [
+        (WORD, pa.string(), ["a", None, "a"]),
+        (pa.struct([pa.field("w", WORD)]), pa.struct([pa.field("w", pa.string())]), [{"w": "a"}, None, {"w": None}]),
+        (pa.list_(WORD), pa.list_(pa.string()), [["a", "b"], None, []]),
+        (pa.large_list(WORD), pa.large_list(pa.string()), [["a", "b"], None, []]),
+        (pa.map_(pa.string(), WORD), pa.map_(pa.string(), pa.string()), [[("k", "a")], None, []]),
+    ],
+    ids=str,
+)
+def test_dictionaries_are_decoded_since_no_snapshot_keeps_them(
+    kind: pa.DataType, plain: pa.DataType, values: list[Any]
+) -> None:
     schema = pa.schema([pa.field("word", kind)])
     batch = pa.record_batch([pa.array(values, plain).cast(kind)], schema=schema)
     value = rows_to_value(batch, schema)

@@ -30,8 +30,10 @@ def by_name(pipeline: Pipeline) -> dict[str, Node]:
 def members(pipeline: Pipeline) -> dict[str, list[str]]:
     """What is in each loop, in order, without its head and its tail."""
     nodes = pipeline.build().nodes
-    return {loop.head.name: [nodes[index].name for index in sorted(loop.nodes - {loop.head.id, loop.tail.id})]
-            for loop in loops_in(nodes)}
+    return {
+        loop.head.name: [nodes[index].name for index in sorted(loop.nodes - {loop.head.id, loop.tail.id})]
+        for loop in loops_in(nodes)
+    }
 
 
 # ------------------------------------------------------------------------------------------------- what is built
@@ -164,6 +166,7 @@ def test_a_loop_in_the_body_of_another_that_leads_out_is_not_in_it() -> None:
 
 def test_a_loop_of_an_outside_stream_begins_with_the_loop_that_it_gets_records_from() -> None:
     """The way of an outer record back to its head goes through the feedback of the inner loop alone."""
+
     def build(*, begin_with_both: bool) -> Pipeline:
         pipeline = Pipeline()
         other = records(pipeline, "other")
@@ -171,14 +174,14 @@ def test_a_loop_of_an_outside_stream_begins_with_the_loop_that_it_gets_records_f
         def outer(stream: Stream) -> tuple[Stream, Stream]:
             def inner(others: Stream) -> tuple[Stream, Stream]:
                 return passed_on(others.union(stream), "mix"), others
+
             mixed = (other.union(stream) if begin_with_both else other).iterate("inner", inner)
             return passed_on(mixed, "again"), mixed
 
         records(pipeline, "in").iterate("outer", outer).to("out", Nowhere())
         return pipeline
 
-    assert members(build(begin_with_both=True)) == {"outer": ["inner", "mix", "inner-feedback", "again"],
-                                                    "inner": ["mix"]}
+    assert members(build(begin_with_both=True)) == {"outer": ["inner", "mix", "inner-feedback", "again"], "inner": ["mix"]}
     with pytest.raises(GraphError, match="'inner' gets records of the loop 'outer' inside its body"):
         build(begin_with_both=False).build()
 
@@ -194,36 +197,49 @@ async def waiting(stream: Stream) -> Any:
     return again(stream)
 
 
-@pytest.mark.parametrize(("body", "told"), [
-    (5, r"loop 'retry': iterate takes a function of the loop's stream that returns two streams.* not 5"),
-    (lambda: None, r"loop 'retry': .*<lambda> has the arguments \(\).*iterate calls it with one argument"),
-    (generating, r"loop 'retry': generating is a generator; return the two streams"),
-    (waiting, r"loop 'retry': waiting is asynchronous"),
-    (lambda stream: None, r"loop 'retry': the body returned None; return two streams, the feedback and the output"),
-    (lambda stream: passed_on(stream, "a"), r"the body returned <stream of 'a': .*they may be the same"),
-    (lambda stream: (stream, stream, stream), r"the body returned \(<stream.*; return two streams"),
-    (lambda stream: (passed_on(stream, "a"), 5), r"the output that the body returned is 5; return a stream"),
-    (lambda stream: (stream.key_by("k"), stream),
-     r"the feedback that the body returned is a keyed stream; return the stream before key_by"),
-    (lambda stream: (passed_on(stream, "a"), stream.broadcast()), r"the output .* is a broadcast stream; return the"),
-    (lambda stream: (passed_on(stream, "a"), stream.key_by("k").process("no", Count())),
-     r"operator 'no' has no output that could be used"),
-    (lambda stream: (passed_on(stream, "a"), records(Pipeline(), "b")), r"loop 'retry', output: .* different jobs"),
-    (lambda stream: (records(Pipeline(), "b"), stream), r"loop 'retry', feedback: .* different jobs"),
-    (lambda stream: (stream, passed_on(stream, "a")), r"loop 'retry': the feedback is the loop's own stream .* for ever"),
-    (lambda stream: (passed_on(stream, "a").union(stream.rebalance()), stream), r"loop's own stream .* for ever"),
-])
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (5, r"loop 'retry': iterate takes a function of the loop's stream that returns two streams.* not 5"),
+        (lambda: None, r"loop 'retry': .*<lambda> has the arguments \(\).*iterate calls it with one argument"),
+        (generating, r"loop 'retry': generating is a generator; return the two streams"),
+        (waiting, r"loop 'retry': waiting is asynchronous"),
+        (lambda stream: None, r"loop 'retry': the body returned None; return two streams, the feedback and the output"),
+        (lambda stream: passed_on(stream, "a"), r"the body returned <stream of 'a': .*they may be the same"),
+        (lambda stream: (stream, stream, stream), r"the body returned \(<stream.*; return two streams"),
+        (lambda stream: (passed_on(stream, "a"), 5), r"the output that the body returned is 5; return a stream"),
+        (
+            lambda stream: (stream.key_by("k"), stream),
+            r"the feedback that the body returned is a keyed stream; return the stream before key_by",
+        ),
+        (lambda stream: (passed_on(stream, "a"), stream.broadcast()), r"the output .* is a broadcast stream; return the"),
+        (
+            lambda stream: (passed_on(stream, "a"), stream.key_by("k").process("no", Count())),
+            r"operator 'no' has no output that could be used",
+        ),
+        (lambda stream: (passed_on(stream, "a"), records(Pipeline(), "b")), r"loop 'retry', output: .* different jobs"),
+        (lambda stream: (records(Pipeline(), "b"), stream), r"loop 'retry', feedback: .* different jobs"),
+        (
+            lambda stream: (stream, passed_on(stream, "a")),
+            r"loop 'retry': the feedback is the loop's own stream .* for ever",
+        ),
+        (lambda stream: (passed_on(stream, "a").union(stream.rebalance()), stream), r"loop's own stream .* for ever"),
+    ],
+)
 def test_a_body_gives_two_streams(body: Any, told: str) -> None:
     with pytest.raises(GraphError, match=told):
         records(Pipeline(), "in").iterate("retry", body)
 
 
-@pytest.mark.parametrize(("returns", "told"), [
-    ("k long", r"the feedback is of \(k long\), and the loop's stream of \(k long NOT NULL, v long\).* with map"),
-    ("v long, k long NOT NULL", r"the feedback is of \(v long, k long NOT NULL\), and the loop's stream of"),
-    ("k int NOT NULL, v long", r"the feedback is of \(k int NOT NULL, v long\)"),
-    ("k long, v long", r"\(k long, v long\), and .*: 'k' may be null in the feedback alone; declare it NOT NULL there"),
-])
+@pytest.mark.parametrize(
+    ("returns", "told"),
+    [
+        ("k long", r"the feedback is of \(k long\), and the loop's stream of \(k long NOT NULL, v long\).* with map"),
+        ("v long, k long NOT NULL", r"the feedback is of \(v long, k long NOT NULL\), and the loop's stream of"),
+        ("k int NOT NULL, v long", r"the feedback is of \(k int NOT NULL, v long\)"),
+        ("k long, v long", r"\(k long, v long\), and .*: 'k' may be null in the feedback alone; declare it NOT NULL there"),
+    ],
+)
 def test_a_feedback_has_the_columns_of_the_input(returns: str, told: str) -> None:
     stream = records(Pipeline(), "in").map(lambda row: row, returns="k long NOT NULL, v long")
     with pytest.raises(SchemaError, match=rf"loop 'retry': .*{told}"):
@@ -288,7 +304,7 @@ def test_an_output_that_goes_nowhere_is_refused() -> None:
 def test_what_has_no_records_or_goes_by_key_can_t_begin_a_loop() -> None:
     stream = records(Pipeline(), "in")
     with pytest.raises(AttributeError, match=r"a keyed stream has no 'iterate': call .iterate\(…\) before key_by"):
-        stream.key_by("k").iterate("retry", again)      # type: ignore[attr-defined]
+        stream.key_by("k").iterate("retry", again)  # type: ignore[attr-defined]
     with pytest.raises(GraphError, match=r"operator 'no' has no output"):
         stream.key_by("k").process("no", Count()).iterate("retry", again)
 

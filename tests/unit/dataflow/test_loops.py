@@ -21,8 +21,9 @@ def around(stream: Stream) -> tuple[Stream, Stream]:
     return again, again
 
 
-def loop(pipeline: Pipeline, *, source: int | None = None, parallelism: int | None = None,
-         of_count: int | None = None) -> Pipeline:
+def loop(
+    pipeline: Pipeline, *, source: int | None = None, parallelism: int | None = None, of_count: int | None = None
+) -> Pipeline:
     def body(stream: Stream) -> tuple[Stream, Stream]:
         tried = count(stream, "try", of_count)
         return passed_on(tried, "again"), passed_on(tried, "done")
@@ -78,8 +79,13 @@ def test_without_chaining_both_ends_are_vertices_of_their_own() -> None:
     records(pipeline, "in").iterate("loop", around).to("out", Nowhere())
     plan = plan_of(pipeline, chaining=False)
     assert names(plan) == ["in", "loop", "again", "loop-feedback", "out"]
-    assert wires(plan) == [(0, 1, 0, "forward"), (1, 2, 0, "forward"), (2, 3, 0, "forward"), (2, 4, 0, "forward"),
-                           (3, 1, 0, "forward")]
+    assert wires(plan) == [
+        (0, 1, 0, "forward"),
+        (1, 2, 0, "forward"),
+        (2, 3, 0, "forward"),
+        (2, 4, 0, "forward"),
+        (3, 1, 0, "forward"),
+    ]
     assert plan.loops[0].vertices == {1, 2, 3} and inside(plan) == [[1, 2, 4]]
 
 
@@ -101,19 +107,31 @@ def test_a_body_may_be_more_or_less_parallel_than_its_loop(of_loop: int, of_coun
 
 def test_a_tail_follows_its_head_to_another_parallelism() -> None:
     graph = loop(Pipeline()).build()
-    rescaled = replace(graph, nodes=tuple(replace(node, parallelism=1) if node.name == "retry" else node
-                                          for node in graph.nodes))
+    rescaled = replace(
+        graph, nodes=tuple(replace(node, parallelism=1) if node.name == "retry" else node for node in graph.nodes)
+    )
     plan = make_plan(rescaled, slots=3, key_group_count=8)
     assert {node.name: vertex.parallelism for vertex in plan.vertices for node in vertex.nodes} == {
-        "in": 3, "retry": 1, "try": 3, "again": 3, "done": 3, "out": 3, "retry-feedback": 1}
+        "in": 3,
+        "retry": 1,
+        "try": 3,
+        "again": 3,
+        "done": 3,
+        "out": 3,
+        "retry-feedback": 1,
+    }
 
 
 def test_a_tail_has_no_parallelism_of_its_own() -> None:
     graph = loop(Pipeline()).build()
-    rescaled = replace(graph, nodes=tuple(replace(node, parallelism=1) if node.name == "retry-feedback" else node
-                                          for node in graph.nodes))
-    with pytest.raises(GraphError, match=r"operator 'retry-feedback': parallelism=1, and its loop begins with .* of 3.*"
-                                         r"give it to the loop, not to its feedback"):
+    rescaled = replace(
+        graph, nodes=tuple(replace(node, parallelism=1) if node.name == "retry-feedback" else node for node in graph.nodes)
+    )
+    with pytest.raises(
+        GraphError,
+        match=r"operator 'retry-feedback': parallelism=1, and its loop begins with .* of 3.*"
+        r"give it to the loop, not to its feedback",
+    ):
         make_plan(rescaled, slots=3, key_group_count=8)
 
 
@@ -131,8 +149,14 @@ def test_a_united_feedback_comes_together_in_a_vertex_of_its_own() -> None:
     records(pipeline, "one").union(records(pipeline, "two", 1)).iterate("loop", body).to("out", Nowhere())
     plan = plan_of(pipeline)
     assert names(plan) == ["one", "two", "loop → a → out", "b", "loop-feedback"]
-    assert wires(plan) == [(0, 2, 0, "forward"), (1, 2, 0, "rebalance"), (2, 3, 0, "hash"), (2, 4, 0, "forward"),
-                           (3, 4, 0, "forward"), (4, 2, 0, "forward")]
+    assert wires(plan) == [
+        (0, 2, 0, "forward"),
+        (1, 2, 0, "rebalance"),
+        (2, 3, 0, "hash"),
+        (2, 4, 0, "forward"),
+        (3, 4, 0, "forward"),
+        (4, 2, 0, "forward"),
+    ]
     assert plan.loops[0].vertices == {2, 3, 4} and inside(plan) == [[2, 3, 4, 5]]
 
 
@@ -150,7 +174,10 @@ def test_what_a_body_gets_from_outside_is_not_inside() -> None:
     assert names(plan) == ["prices", "rules", "in", "loop", "join", "rule → again → loop-feedback", "count → out"]
     assert plan.loops[0].vertices == {3, 4, 5}
     assert [wire for wire, edge in zip(wires(plan), plan.edges, strict=True) if plan.edge_inside(plan.loops[0], edge)] == [
-        (3, 4, 0, "hash"), (4, 5, 0, "forward"), (5, 3, 0, "forward")]
+        (3, 4, 0, "hash"),
+        (4, 5, 0, "forward"),
+        (5, 3, 0, "forward"),
+    ]
 
 
 def test_laps_of_an_outer_loop_take_the_feedback_of_an_inner_one_but_not_the_other_way_round() -> None:
@@ -171,7 +198,12 @@ def test_laps_of_an_outer_loop_take_the_feedback_of_an_inner_one_but_not_the_oth
     assert plan.loops == (Loop(0, "outer", 1, 4, frozenset({1, 2, 3, 4})), Loop(1, "inner", 3, 4, frozenset({3, 4})))
     assert inside(plan) == [[1, 2, 3, 4, 5], [3, 5]]
     assert [[found.name for found in plan.loops_of(vertex.id)] for vertex in plan.vertices] == [
-        [], ["outer"], ["outer"], ["outer", "inner"], ["outer", "inner"]]
+        [],
+        ["outer"],
+        ["outer"],
+        ["outer", "inner"],
+        ["outer", "inner"],
+    ]
 
 
 def test_loops_one_after_the_other_share_nothing() -> None:

@@ -77,7 +77,7 @@ def check_invariants(plan: Plan, pipeline: Pipeline) -> None:
         assert sum(not edge.feedback for edge in plan.inputs_of(vertex)) == len(vertex.head.inputs)
     regular = [edge for edge in plan.edges if not edge.feedback]
     assert chained_edge_count + len(regular) == sum(len(node.inputs) for node in graph.nodes)
-    assert plan.edges[:len(regular)] == tuple(regular)
+    assert plan.edges[: len(regular)] == tuple(regular)
     for edge in plan.edges:
         source, target = plan.vertices[edge.source_vertex], plan.vertices[edge.target_vertex]
         assert edge.feedback or source.id < target.id
@@ -91,7 +91,8 @@ def check_loops(plan: Plan) -> None:
     assert [loop.id for loop in plan.loops] == list(range(len(plan.loops)))
     back = [edge for edge in plan.edges if edge.feedback]
     assert [(edge.source_vertex, edge.target_vertex) for edge in back] == [
-        (loop.tail_vertex, loop.head_vertex) for loop in plan.loops]
+        (loop.tail_vertex, loop.head_vertex) for loop in plan.loops
+    ]
     heads = [vertex.id for vertex in plan.vertices if isinstance(vertex.head.spec, IterationHeadSpec)]
     assert heads == [loop.head_vertex for loop in plan.loops]
     for loop, edge in zip(plan.loops, back, strict=True):
@@ -114,10 +115,17 @@ def on_the_way(plan: Plan, loop: Loop) -> set[int]:
     ways = {(edge.source_vertex, edge.target_vertex) for edge in plan.edges if not edge.feedback} | inner
     ways |= {(vertex.id, vertex.id) for vertex in plan.vertices}
     for middle in range(len(plan.vertices)):
-        ways |= {(one, other) for one in range(len(plan.vertices)) for other in range(len(plan.vertices))
-                 if (one, middle) in ways and (middle, other) in ways}
-    return {vertex.id for vertex in plan.vertices
-            if (loop.head_vertex, vertex.id) in ways and (vertex.id, loop.tail_vertex) in ways}
+        ways |= {
+            (one, other)
+            for one in range(len(plan.vertices))
+            for other in range(len(plan.vertices))
+            if (one, middle) in ways and (middle, other) in ways
+        }
+    return {
+        vertex.id
+        for vertex in plan.vertices
+        if (loop.head_vertex, vertex.id) in ways and (vertex.id, loop.tail_vertex) in ways
+    }
 
 
 def names(plan: Plan) -> list[str]:
@@ -127,6 +135,7 @@ def names(plan: Plan) -> list[str]:
 def wires(plan: Plan) -> list[tuple[int, int, int, str]]:
     def wire(edge: PlanEdge) -> tuple[int, int, int, str]:
         return edge.source_vertex, edge.target_vertex, edge.port, edge.partitioning.value
+
     return [wire(edge) for edge in plan.edges]
 
 
@@ -155,8 +164,18 @@ def test_a_key_starts_a_new_vertex() -> None:
     count(passed_on(records(pipeline, "in"), "a")).to("out", Nowhere())
     plan = plan_of(pipeline)
     assert names(plan) == ["in → a", "count → out"]
-    assert plan.edges == (PlanEdge(id=0, source_vertex=0, source_node=1, tag=None, target_vertex=1, port=0,
-                                   partitioning=Partitioning.HASH, key=("k",)),)
+    assert plan.edges == (
+        PlanEdge(
+            id=0,
+            source_vertex=0,
+            source_node=1,
+            tag=None,
+            target_vertex=1,
+            port=0,
+            partitioning=Partitioning.HASH,
+            key=("k",),
+        ),
+    )
 
 
 def test_rebalance_starts_a_new_vertex() -> None:
@@ -250,7 +269,9 @@ def test_an_unchained_side_output_keeps_its_tag() -> None:
     counts.side_output("late").to("late out", Nowhere(), parallelism=1)
     plan = plan_of(pipeline)
     assert [(edge.tag, edge.partitioning) for edge in plan.edges] == [
-        (None, Partitioning.HASH), ("late", Partitioning.REBALANCE)]
+        (None, Partitioning.HASH),
+        ("late", Partitioning.REBALANCE),
+    ]
 
 
 def test_vertices_are_ordered_by_their_heads_where_chains_interleave() -> None:
@@ -314,8 +335,9 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     return pipeline
 
 
-def grow(draw: st.DrawFn, streams: list[Stream], prefix: str, *, steps: int, depth: int,
-         around: Stream | None = None) -> None:
+def grow(
+    draw: st.DrawFn, streams: list[Stream], prefix: str, *, steps: int, depth: int, around: Stream | None = None
+) -> None:
     """Adds operators. What is made in a loop's body may be used outside of it, too."""
     kinds = ["filter", "count", "union", "connect", "broadcast", "rebalance", "side", *["loop"] * (2 * depth)]
     for index in range(steps):
@@ -349,7 +371,7 @@ def grow(draw: st.DrawFn, streams: list[Stream], prefix: str, *, steps: int, dep
 def grow_body(draw: st.DrawFn, streams: list[Stream], loop: str, stream: Stream, *, depth: int) -> tuple[Stream, Stream]:
     streams.append(stream)
     grow(draw, streams, f"{loop}.", steps=draw(st.integers(0, 3)), depth=depth, around=stream)
-    made = streams[streams.index(stream):]
+    made = streams[streams.index(stream) :]
     returning = passed_on(stream.union(draw(st.sampled_from(made))), f"{loop} back", draw(st.sampled_from([None, 1, 2])))
     return returning, draw(st.sampled_from([returning, *made]))
 
@@ -358,10 +380,16 @@ def grow_body(draw: st.DrawFn, streams: list[Stream], loop: str, stream: Stream,
 def test_every_graph_gives_a_sound_plan(pipeline: Pipeline, chaining: bool) -> None:
     plan = plan_of(pipeline, slots=3, chaining=chaining)
     for edge in plan.edges:
-        written = [channel for upstream in range(plan.vertices[edge.source_vertex].parallelism)
-                   for channel in plan.targets(edge, upstream)]
-        read = [channel for downstream in range(plan.vertices[edge.target_vertex].parallelism)
-                for channel in plan.origins(edge, downstream)]
+        written = [
+            channel
+            for upstream in range(plan.vertices[edge.source_vertex].parallelism)
+            for channel in plan.targets(edge, upstream)
+        ]
+        read = [
+            channel
+            for downstream in range(plan.vertices[edge.target_vertex].parallelism)
+            for channel in plan.origins(edge, downstream)
+        ]
         assert sorted(written) == sorted(read) and len(set(written)) == len(written)
 
 

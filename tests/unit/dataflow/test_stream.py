@@ -20,8 +20,12 @@ from tidegate.state.descriptors import broadcast_map, operator_list, value
 from tidegate.types import parse_schema
 
 BIDS = "auction long, price double, ts timestamp"
-FORWARD, HASH, BROADCAST, REBALANCE = (Partitioning.FORWARD, Partitioning.HASH, Partitioning.BROADCAST,
-                                       Partitioning.REBALANCE)
+FORWARD, HASH, BROADCAST, REBALANCE = (
+    Partitioning.FORWARD,
+    Partitioning.HASH,
+    Partitioning.BROADCAST,
+    Partitioning.REBALANCE,
+)
 
 
 class Count(KeyedProcess):
@@ -72,11 +76,13 @@ def by_name(graph: LogicalGraph, name: str) -> Node:
 
 
 def test_a_chain_becomes_nodes_in_the_order_written(pipeline: Pipeline, bids: Stream) -> None:
-    (bids.filter(lambda bid: bid.price > 1)
-         .map(lambda bid: (bid.auction,), returns="auction long")
-         .flat_map(lambda row: [row, row], returns="auction long")
-         .map_batches(lambda batch: batch, returns="auction long")
-         .to("out", Nowhere()))
+    (
+        bids.filter(lambda bid: bid.price > 1)
+        .map(lambda bid: (bid.auction,), returns="auction long")
+        .flat_map(lambda row: [row, row], returns="auction long")
+        .map_batches(lambda batch: batch, returns="auction long")
+        .to("out", Nowhere())
+    )
 
     graph = pipeline.build()
 
@@ -107,7 +113,7 @@ def test_returns_may_be_an_arrow_schema(bids: Stream) -> None:
 
 
 def test_returns_may_be_a_struct_type(bids: Stream) -> None:
-    class StructType:                # what pyspark's class looks like from here; unit tests don't import pyspark
+    class StructType:  # what pyspark's class looks like from here; unit tests don't import pyspark
         def jsonValue(self) -> dict[str, Any]:
             return {"type": "struct", "fields": [{"name": "a", "type": "long", "nullable": True, "metadata": {}}]}
 
@@ -180,8 +186,12 @@ def test_a_union_is_nullable_where_one_of_its_streams_is(pipeline: Pipeline) -> 
 
 def test_connected_keyed_streams_keep_their_own_keys(pipeline: Pipeline, bids: Stream) -> None:
     items = pipeline.source("items", Records("item long, name string"))
-    (bids.key_by("auction").connect(items.key_by("item"))
-         .process("join", Join(), returns="auction long").to("out", Nowhere()))
+    (
+        bids.key_by("auction")
+        .connect(items.key_by("item"))
+        .process("join", Join(), returns="auction long")
+        .to("out", Nowhere())
+    )
 
     join = by_name(pipeline.build(), "join")
 
@@ -211,8 +221,9 @@ def test_a_broadcast_stream_arrives_at_port_one(pipeline: Pipeline, bids: Stream
 
 
 def test_a_side_output_is_a_stream_of_its_own_schema(pipeline: Pipeline, bids: Stream) -> None:
-    counts = bids.key_by("auction").process("count", Count(), returns="auction long, n long",
-                                            side_outputs={"late": "auction long"})
+    counts = bids.key_by("auction").process(
+        "count", Count(), returns="auction long, n long", side_outputs={"late": "auction long"}
+    )
     late = counts.side_output("late")
     counts.to("out", Nowhere())
     late.to("late out", Nowhere())

@@ -59,13 +59,24 @@ class Clock:
 class Bench:
     """An opened operator with a consumer on each output."""
 
-    def __init__(self, spec: Spec, *inputs: str, returns: str | None = None, sides: Mapping[str, str] | None = None,
-                 name: str = "the operator", restored: Restored | None = None, subtask: int = 0, parallelism: int = 1,
-                 batch_clock: Clock | None = None, open: bool = True) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        *inputs: str,
+        returns: str | None = None,
+        sides: Mapping[str, str] | None = None,
+        name: str = "the operator",
+        restored: Restored | None = None,
+        subtask: int = 0,
+        parallelism: int = 1,
+        batch_clock: Clock | None = None,
+        open: bool = True,
+    ) -> None:
         self.schemas = tuple(map(parse_schema, inputs))
         schema = pa.schema([]) if returns is None else parse_schema(returns)
-        self.node = Node(0, name, spec, (), schema, self.schemas,
-                         {tag: parse_schema(declared) for tag, declared in (sides or {}).items()})
+        self.node = Node(
+            0, name, spec, (), schema, self.schemas, {tag: parse_schema(declared) for tag, declared in (sides or {}).items()}
+        )
         self.operator: Operator = spec.create(self.node)
         self.out = Collected()
         self.layers: list[LayerInMemory] = []
@@ -73,10 +84,18 @@ class Bench:
         self.clock = Clock()
         self.delivered: list[tuple[str, str]] = []
         self.context = OperatorContext(
-            job="job", subtask=subtask, parallelism=parallelism, attempt=7, key_group_count=GROUPS, now_ms=self.clock,
+            job="job",
+            subtask=subtask,
+            parallelism=parallelism,
+            attempt=7,
+            key_group_count=GROUPS,
+            now_ms=self.clock,
             deliver=lambda sink, committable: self.delivered.append((sink, committable)),
-            make_backend=lambda key_type: HeapBackend(key_type=key_type, key_group_count=GROUPS), restored=restored or {},
-            is_restored=restored is not None, batch_now_ms=batch_clock)
+            make_backend=lambda key_type: HeapBackend(key_type=key_type, key_group_count=GROUPS),
+            restored=restored or {},
+            is_restored=restored is not None,
+            batch_now_ms=batch_clock,
+        )
         self.operator.consumers.append(self.out)
         for tag, collected in self.sides.items():
             self.operator.side_consumers[tag].append(collected)
@@ -99,5 +118,9 @@ class Bench:
         if frozen.complete:
             self.layers.clear()
         self.layers.append(LayerInMemory(keyed, key_group_count=GROUPS))
-        return {info.name: list(resolved_rows(info.name, self.layers, range(GROUPS))) if info.kind is StateKind.KEYED else
-                [section.rows for section in sections if section.state == info.name] for info in frozen.states}
+        return {
+            info.name: list(resolved_rows(info.name, self.layers, range(GROUPS)))
+            if info.kind is StateKind.KEYED
+            else [section.rows for section in sections if section.state == info.name]
+            for info in frozen.states
+        }

@@ -47,8 +47,14 @@ class Plain(tg.BroadcastProcess):
 
 
 def applying(function: tg.BroadcastProcess | None = None, key: tuple[str, ...] = ("player",), **more: Any) -> Bench:
-    return Bench(BroadcastProcessSpec(function or Apply(), key), MAIN, RULES, returns="player string, n long",
-                 name="apply rules", **more)
+    return Bench(
+        BroadcastProcessSpec(function or Apply(), key),
+        MAIN,
+        RULES,
+        returns="player string, n long",
+        name="apply rules",
+        **more,
+    )
 
 
 def test_the_main_side_sees_what_the_broadcast_side_wrote() -> None:
@@ -56,7 +62,10 @@ def test_the_main_side_sees_what_the_broadcast_side_wrote() -> None:
     assert bench.feed(("ann", "jump", 5.0)) == []
     assert bench.feed(("jump", [3.0]), ("run", [9.0]), port=1) == [("rule jump", 1), ("rule run", 2)]
     assert bench.feed(("ann", "jump", 5.0), ("bob", "jump", 4.0), ("ann", "jump", 3.5), ("ann", "run", 3.5)) == [
-        ("ann", 1), ("bob", 1), ("ann", 2)]
+        ("ann", 1),
+        ("bob", 1),
+        ("ann", 2),
+    ]
     bench.feed(("jump", None), port=1)
     assert bench.feed(("ann", "jump", 5.0)) == []
 
@@ -132,7 +141,7 @@ def test_there_is_no_key_on_the_broadcast_side(use: str) -> None:
 
 def test_timers_fire_with_the_broadcast_state_to_read() -> None:
     class Later(Apply):
-        def process(self, event: Any, ctx: Any) -> None:     # type: ignore[override]
+        def process(self, event: Any, ctx: Any) -> None:  # type: ignore[override]
             ctx.timers.event_time(10)
 
         def on_timer(self, at: int, ctx: Any) -> Iterator[Any]:

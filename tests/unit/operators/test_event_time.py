@@ -70,19 +70,24 @@ def test_subtasks_that_did_not_agree_are_told_apart_by_the_key_until_event_time_
     one = keyed(restored=together(*subtasks))
     for _ in range(2):
         assert one.feed(*((key, None) for key in KEYS)) == [
-            (key, 100 if first else 50) for key, first in zip(KEYS, FIRST_HALF, strict=True)]
+            (key, 100 if first else 50) for key, first in zip(KEYS, FIRST_HALF, strict=True)
+        ]
         one = keyed(restored=together(one))
     one.operator.on_watermark(60)
     low = 60
     assert one.feed((KEYS[0], None), (KEYS[1], None)) == [
-        (KEYS[0], 100 if FIRST_HALF[0] else low), (KEYS[1], 100 if FIRST_HALF[1] else low)]
+        (KEYS[0], 100 if FIRST_HALF[0] else low),
+        (KEYS[1], 100 if FIRST_HALF[1] else low),
+    ]
     third = [keyed(restored=together(one), subtask=subtask, parallelism=4) for subtask in range(4)]
-    assert [[row["value"]["at_ms"] for rows in each["__watermark"] for row in rows.to_pylist()]
-            for each in map(together, third)] == [[100], [100], [60], [60]]
+    assert [
+        [row["value"]["at_ms"] for rows in each["__watermark"] for row in rows.to_pylist()] for each in map(together, third)
+    ] == [[100], [100], [60], [60]]
     one.operator.on_watermark(100)
     assert one.feed(*((key, None) for key in KEYS)) == [(key, 100) for key in KEYS]
     assert [row["value"] for rows in together(one)["__watermark"] for row in rows.to_pylist()] == [
-        {"first": 0, "stop": GROUPS, "of": GROUPS, "at_ms": 100}]
+        {"first": 0, "stop": GROUPS, "of": GROUPS, "at_ms": 100}
+    ]
 
 
 def test_a_batch_whose_keys_have_several_watermarks_stays_whole() -> None:
@@ -96,14 +101,15 @@ def test_a_batch_whose_keys_have_several_watermarks_stays_whole() -> None:
     def noted(key_type: pa.DataType) -> Any:
         backend = make_backend(key_type)
         begin_batch = backend.begin_batch
-        backend.begin_batch = lambda keys: (begun.append(len(keys)), begin_batch(keys))     # type: ignore[method-assign]
+        backend.begin_batch = lambda keys: (begun.append(len(keys)), begin_batch(keys))  # type: ignore[method-assign]
         return backend
 
     one.operator.open(dataclasses.replace(one.context, make_backend=noted))
     assert one.feed(*((key, None) for key in KEYS)) == [
-        (key, 100 if first else MIN_WATERMARK_MS) for key, first in zip(KEYS, FIRST_HALF, strict=True)]
+        (key, 100 if first else MIN_WATERMARK_MS) for key, first in zip(KEYS, FIRST_HALF, strict=True)
+    ]
     assert begun == [len(KEYS)] and len(one.out.events) == 1
-    assert one.operator._context.watermark_ms == MIN_WATERMARK_MS       # type: ignore[attr-defined]
+    assert one.operator._context.watermark_ms == MIN_WATERMARK_MS  # type: ignore[attr-defined]
 
 
 class TellLate(tg.KeyedProcess):
@@ -121,7 +127,8 @@ def test_whether_a_record_is_late_is_decided_by_its_key() -> None:
     one = make(restored=together(*subtasks))
     for at, late_in in ((40, {True, False}), (70, {True}), (120, set())):
         assert one.feed(*((key, at) for key in KEYS)) == [
-            (key, int(first in late_in)) for key, first in zip(KEYS, FIRST_HALF, strict=True)]
+            (key, int(first in late_in)) for key, first in zip(KEYS, FIRST_HALF, strict=True)
+        ]
 
 
 def test_a_timer_sees_the_watermark_of_its_key_too() -> None:
@@ -249,10 +256,10 @@ def test_by_order_time_moves_once_in_a_micro_batch_and_what_comes_behind_it_coun
     bench = timed(by_epoch=True, name="watermark")
     bench.feed((100,))
     bench.operator.hold_time()
-    bench.feed((120,))                      # round a loop, from a subtask that has moved time already
+    bench.feed((120,))  # round a loop, from a subtask that has moved time already
     bench.operator.move_time()
     assert bench.out.others == [("watermark", 94)]
-    for _ in range(2):                      # the epoch is aborted, and ends again
+    for _ in range(2):  # the epoch is aborted, and ends again
         bench.operator.before_snapshot()
     assert bench.out.others == [("watermark", 94)]
     kept = latest(bench)
@@ -309,4 +316,5 @@ def test_the_end_of_time_does_not_take_key_groups_back_that_were_ahead() -> None
     one.operator.on_watermark(MAX_WATERMARK_MS)
     assert one.feed((1, None)) == [(1, MAX_WATERMARK_MS)]
     assert keyed(restored=together(one)).feed(*((key, None) for key in KEYS)) == [
-        (key, 100 if first else 50) for key, first in zip(KEYS, FIRST_HALF, strict=True)]
+        (key, 100 if first else 50) for key, first in zip(KEYS, FIRST_HALF, strict=True)
+    ]

@@ -87,8 +87,14 @@ class Sum(GroupFunction):
 
 
 def summing(*inputs: str, restored: Restored | None = None, subtask: int = 0, parallelism: int = 1, **spec: Any) -> Bench:
-    return Bench(GroupedSpec(Sum(), ("key",), **spec), *(inputs or (SCHEMA,)), returns=RETURNS, restored=restored,
-                 subtask=subtask, parallelism=parallelism)
+    return Bench(
+        GroupedSpec(Sum(), ("key",), **spec),
+        *(inputs or (SCHEMA,)),
+        returns=RETURNS,
+        restored=restored,
+        subtask=subtask,
+        parallelism=parallelism,
+    )
 
 
 def end_epoch(bench: Bench) -> list[tuple[Any, ...]]:
@@ -102,7 +108,7 @@ def totals(rows: list[tuple[Any, ...]]) -> dict[str, int]:
 
 
 def calls(bench: Bench) -> list[Any]:
-    function: Any = bench.node.spec.function        # type: ignore[attr-defined]
+    function: Any = bench.node.spec.function  # type: ignore[attr-defined]
     return list(function.calls)
 
 
@@ -149,7 +155,7 @@ def test_state_and_timers_are_restored() -> None:
 def test_closing_closes_the_function() -> None:
     bench = summing()
     bench.operator.close()
-    function: Any = bench.node.spec.function        # type: ignore[attr-defined]
+    function: Any = bench.node.spec.function  # type: ignore[attr-defined]
     assert function.closed
 
 
@@ -172,8 +178,14 @@ def timed(second: int, key: str = "a", amount: int = 1) -> tuple[Any, ...]:
 
 
 def event_time(delay_ms: int = 2000, **more: Any) -> Bench:
-    return summing(TIMED, "latest long", timers=TimeKind.EVENT, second=SecondPort.LATEST,
-                   event_time=EventTime("at", delay_ms, drops_late=True), **more)
+    return summing(
+        TIMED,
+        "latest long",
+        timers=TimeKind.EVENT,
+        second=SecondPort.LATEST,
+        event_time=EventTime("at", delay_ms, drops_late=True),
+        **more,
+    )
 
 
 def test_the_watermark_is_that_of_the_epoch_before_and_never_goes_back() -> None:
@@ -283,8 +295,9 @@ def test_an_initial_state_comes_first_and_in_the_first_epoch_only() -> None:
     bench.feed(("a", 100), ("b", 7), ("b", 8), port=1)
     assert totals(end_epoch(bench)) == {"a": 101}
     assert calls(bench) == [("initial", "a", 1), ("initial", "b", 2), ("a", [1])]
-    again = summing(SCHEMA, "name string, amount long", second=SecondPort.INITIAL, initial_key=("name",),
-                    restored=bench.freeze())
+    again = summing(
+        SCHEMA, "name string, amount long", second=SecondPort.INITIAL, initial_key=("name",), restored=bench.freeze()
+    )
     again.feed(("b", 1))
     again.feed(("b", 1000), port=1)
     assert totals(end_epoch(again)) == {"b": 16}

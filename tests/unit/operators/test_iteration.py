@@ -55,7 +55,7 @@ def test_a_tail_has_no_state() -> None:
 def test_records_of_united_streams_leave_with_one_schema(make: Callable[[], Bench]) -> None:
     bench = make()
     seen = []
-    bench.out.on_batch = lambda batch, port: seen.append(batch.schema)      # type: ignore[method-assign]
+    bench.out.on_batch = lambda batch, port: seen.append(batch.schema)  # type: ignore[method-assign]
     for declared in (RECORD, "k long NOT NULL, v string"):
         bench.operator.on_batch(batch_of([(1, "a")], parse_schema(declared)), 0)
     assert seen == [parse_schema(RECORD)] * 2

@@ -88,9 +88,16 @@ def test_records_are_named_tuples() -> None:
 # -------------------------------------------------------------------------------------------------- what comes out
 
 
-@pytest.mark.parametrize(("gives", "rows"), [
-    (None, []), ([], []), ([(1, 2), [3, 4]], [(1, 2), (3, 4)]), (((1, 2) for _ in range(2)), [(1, 2), (1, 2)]),
-    ([{"y": 2, "x": 1}], [(1, 2)])])
+@pytest.mark.parametrize(
+    ("gives", "rows"),
+    [
+        (None, []),
+        ([], []),
+        ([(1, 2), [3, 4]], [(1, 2), (3, 4)]),
+        (((1, 2) for _ in range(2)), [(1, 2), (1, 2)]),
+        ([{"y": 2, "x": 1}], [(1, 2)]),
+    ],
+)
 def test_a_function_gives_none_a_list_or_a_generator(gives: Any, rows: list[Any]) -> None:
     class Gives(tg.Process):
         def process(self, record: Any, ctx: Any) -> Any:
@@ -144,8 +151,12 @@ class Timed(tg.KeyedProcess):
 
 
 def timed(function: tg.KeyedProcess | None = None, **more: Any) -> Bench:
-    return Bench(KeyedProcessSpec(function or Timed(), ("key",)), "key string, call string, at long",
-                 returns="key string, at long, watermark long, n long", **more)
+    return Bench(
+        KeyedProcessSpec(function or Timed(), ("key",)),
+        "key string, call string, at long",
+        returns="key string, at long, watermark long, n long",
+        **more,
+    )
 
 
 def test_event_timers_fire_before_the_watermark_that_makes_them_due_goes_on() -> None:
@@ -154,8 +165,12 @@ def test_event_timers_fire_before_the_watermark_that_makes_them_due_goes_on() ->
     bench.operator.on_watermark(9)
     bench.operator.on_watermark(25)
     bench.operator.on_watermark(25)
-    assert bench.out.events == [("watermark", 9), ("batch", ("b", 10, 25, 1), ("a", 20, 25, 1)), ("watermark", 25),
-                                ("watermark", 25)]
+    assert bench.out.events == [
+        ("watermark", 9),
+        ("batch", ("b", 10, 25, 1), ("a", 20, 25, 1)),
+        ("watermark", 25),
+        ("watermark", 25),
+    ]
     bench.operator.on_watermark(MAX_WATERMARK_MS)
     assert bench.out.events[-2:] == [("batch", ("a", 30, MAX_WATERMARK_MS, 2)), ("watermark", MAX_WATERMARK_MS)]
 
@@ -225,8 +240,14 @@ def test_at_the_end_of_a_micro_batch_event_timers_fire_that_are_due_already() ->
 
 def test_a_deleted_timer_does_not_fire() -> None:
     bench = timed()
-    bench.feed(("a", "event_time", 1), ("a", "event_time", 2), ("a", "delete_event_time", 1), ("b", "delete_event_time", 2),
-               ("a", "processing_time", 3), ("a", "delete_processing_time", 3))
+    bench.feed(
+        ("a", "event_time", 1),
+        ("a", "event_time", 2),
+        ("a", "delete_event_time", 1),
+        ("b", "delete_event_time", 2),
+        ("a", "processing_time", 3),
+        ("a", "delete_processing_time", 3),
+    )
     bench.operator.on_watermark(10)
     bench.operator.on_time(10)
     assert bench.out.rows == [("a", 2, 10, 1)]
@@ -321,11 +342,16 @@ def test_a_function_without_state_has_nothing_to_freeze_but_event_time() -> None
 def test_the_states_of_a_function_are_known_without_running_it() -> None:
     bench = summing()
     assert [info.name for info in bench.node.spec.states(bench.node)] == [
-        "total", "__event_timers", "__processing_timers", "__watermark"]
+        "total",
+        "__event_timers",
+        "__processing_timers",
+        "__watermark",
+    ]
     frozen = bench.operator.freeze(1)
     assert frozen is not None
     assert {info.name: info.schema for info in frozen.states} == {
-        info.name: info.schema for info in bench.node.spec.states(bench.node)}
+        info.name: info.schema for info in bench.node.spec.states(bench.node)
+    }
 
 
 def test_two_subtasks_of_one_function_have_states_of_their_own() -> None:
@@ -443,8 +469,9 @@ class Fails(tg.KeyedProcess):
 
 
 def failing() -> Bench:
-    return Bench(KeyedProcessSpec(Fails(), ("key",)), "key string, amount long", returns="key string, amount long",
-                 name="pay out")
+    return Bench(
+        KeyedProcessSpec(Fails(), ("key",)), "key string, amount long", returns="key string, amount long", name="pay out"
+    )
 
 
 def test_an_error_tells_the_operator_the_record_and_the_user_s_own_traceback() -> None:
@@ -471,8 +498,10 @@ def test_an_error_in_a_timer_tells_its_time_and_key() -> None:
     assert "in on_timer" in failed.value.user_traceback
 
 
-@pytest.mark.parametrize(("row", "complaint"), [
-    (("a", "1"), "column 'total'"), (("a", 1.5), "column 'total'"), (("a",), "has 1 values"), (5, "of type int")])
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [(("a", "1"), "column 'total'"), (("a", 1.5), "column 'total'"), (("a",), "has 1 values"), (5, "of type int")],
+)
 def test_rows_that_don_t_fit_name_operator_and_declaration(row: Any, complaint: str) -> None:
     class Misfit(tg.Process):
         def process(self, record: Any, ctx: Any) -> Any:
@@ -548,8 +577,13 @@ class Match(tg.CoProcess):
 
 
 def matching(**more: Any) -> Bench:
-    return Bench(CoProcessSpec(Match(), (("id",), ("order",))), "id long, total double", "amount double, order long",
-                 returns="id long, open double", **more)
+    return Bench(
+        CoProcessSpec(Match(), (("id",), ("order",))),
+        "id long, total double",
+        "amount double, order long",
+        returns="id long, open double",
+        **more,
+    )
 
 
 def test_two_streams_share_state_by_their_keys() -> None:

@@ -40,9 +40,15 @@ def test_filter_keeps_what_is_true() -> None:
     assert bench.feed() == []
 
 
-@pytest.mark.parametrize("gives", [
-    lambda batch: batch, lambda batch: [batch], lambda batch: iter([batch.slice(0, 1), batch.slice(1)]),
-    lambda batch: [batch.slice(0, 0), batch]])
+@pytest.mark.parametrize(
+    "gives",
+    [
+        lambda batch: batch,
+        lambda batch: [batch],
+        lambda batch: iter([batch.slice(0, 1), batch.slice(1)]),
+        lambda batch: [batch.slice(0, 0), batch],
+    ],
+)
 def test_map_batches_gives_a_batch_or_several(gives: Callable[[pa.RecordBatch], Any]) -> None:
     bench = Bench(MapBatchesSpec(gives), IN, returns=IN)
     assert bench.feed((1, "x"), (2, "y")) == [(1, "x"), (2, "y")]
@@ -60,9 +66,17 @@ def test_map_batches_is_vectorised() -> None:
     assert Bench(MapBatchesSpec(twice), IN, returns=OUT).feed((1, "x")) == [("x", 2)]
 
 
-@pytest.mark.parametrize(("gives", "got"), [
-    (lambda batch: batch, "a long, b string"), (lambda batch: [batch["a"]], "a Int64Array"),
-    (lambda batch: pa.record_batch([batch["b"], batch["a"].cast(pa.int32())], names=["b", "twice"]), "b string, twice int")])
+@pytest.mark.parametrize(
+    ("gives", "got"),
+    [
+        (lambda batch: batch, "a long, b string"),
+        (lambda batch: [batch["a"]], "a Int64Array"),
+        (
+            lambda batch: pa.record_batch([batch["b"], batch["a"].cast(pa.int32())], names=["b", "twice"]),
+            "b string, twice int",
+        ),
+    ],
+)
 def test_batches_of_another_schema_name_operator_and_declaration(gives: Callable[[pa.RecordBatch], Any], got: str) -> None:
     with pytest.raises(SchemaError) as failed:
         Bench(MapBatchesSpec(gives), IN, returns=OUT, name="double it").feed((1, "x"))
@@ -70,8 +84,9 @@ def test_batches_of_another_schema_name_operator_and_declaration(gives: Callable
         assert told in str(failed.value)
 
 
-@pytest.mark.parametrize("spec", [
-    MapSpec(lambda record: (record.a, record.b)), FlatMapSpec(lambda record: [(record.a, record.b)])])
+@pytest.mark.parametrize(
+    "spec", [MapSpec(lambda record: (record.a, record.b)), FlatMapSpec(lambda record: [(record.a, record.b)])]
+)
 def test_rows_that_don_t_fit_name_operator_and_declaration(spec: Any) -> None:
     with pytest.raises(SchemaError) as failed:
         Bench(spec, IN, returns=OUT, name="swap").feed((1, "x"))
@@ -106,9 +121,15 @@ def test_an_error_in_a_batch_tells_how_large_it_was() -> None:
     assert failed.value.record == "a batch of 2 records"
 
 
-@pytest.mark.parametrize("spec", [
-    MapSpec(lambda record: record), FlatMapSpec(lambda record: [record]), FilterSpec(lambda record: True),
-    MapBatchesSpec(lambda batch: batch)])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        MapSpec(lambda record: record),
+        FlatMapSpec(lambda record: [record]),
+        FilterSpec(lambda record: True),
+        MapBatchesSpec(lambda batch: batch),
+    ],
+)
 def test_time_and_ends_pass_through_and_nothing_is_kept(spec: Any) -> None:
     bench = Bench(spec, IN, returns=IN)
     bench.operator.on_watermark(7)

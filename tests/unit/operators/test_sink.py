@@ -119,7 +119,7 @@ def test_output_of_an_aborted_epoch_goes_with_the_next_complete_one() -> None:
     ledger = Ledger()
     bench = writing(ledger)
     bench.feed((1,))
-    assert listed(frozen(bench, 5)) == ["5:[1]"]      # written, then aborted because of another subtask
+    assert listed(frozen(bench, 5)) == ["5:[1]"]  # written, then aborted because of another subtask
     bench.feed((2,))
     assert listed(frozen(bench, 6)) == ["5:[1]", "6:[2]"]
     bench.feed((3,))

@@ -59,7 +59,7 @@ class ScriptedReader(SourceReader):
         step = self.script.pop(0)
         if not isinstance(step, int):
             return step
-        rows = ROWS[self.position:self.position + step]
+        rows = ROWS[self.position : self.position + step]
         self.position += len(rows)
         return batch_of(rows, self.source.schema)
 
@@ -131,7 +131,7 @@ def test_an_offset_that_json_can_t_carry_is_an_error_with_names() -> None:
     class Odd(Scripted):
         def open(self, context: SourceContext) -> SourceReader:
             reader = super().open(context)
-            reader.offsets = lambda: {"split": {1, 2}}      # type: ignore[method-assign]
+            reader.offsets = lambda: {"split": {1, 2}}  # type: ignore[method-assign]
             return reader
 
     bench, _ = reading(Odd([]))
@@ -187,8 +187,12 @@ def test_the_watermark_follows_the_latest_record_at_a_distance() -> None:
     bench.feed(("d", 110))
     bench.feed(("e", 130))
     assert bench.out.events == [
-        ("batch", ("a", 100), ("b", 120), ("c", 90)), ("watermark", 114), ("batch", ("d", 110)), ("batch", ("e", 130)),
-        ("watermark", 124)], "behind its batch, and only where it moves"
+        ("batch", ("a", 100), ("b", 120), ("c", 90)),
+        ("watermark", 114),
+        ("batch", ("d", 110)),
+        ("batch", ("e", 130)),
+        ("watermark", 124),
+    ], "behind its batch, and only where it moves"
 
 
 def test_records_without_a_time_move_nothing() -> None:
@@ -242,13 +246,17 @@ def test_a_stream_that_never_becomes_idle_waits_for_nothing() -> None:
     assert bench.freeze()["__split_watermarks"] == [], "there is nothing to keep yet"
 
 
-@pytest.mark.parametrize(("column", "times_ms"), [
-    (pa.array([1500, None], pa.int64()), [1500, None]),
-    (pa.array([datetime(1970, 1, 1, 0, 0, 1, 500_999)], pa.timestamp("us", "UTC")), [1500]),
-    (pa.array([datetime(1970, 1, 1, 0, 0, 1, 500_999)], pa.timestamp("us")), [1500]),
-    (pa.array([1_500_999_999], pa.timestamp("ns", "Europe/Berlin")), [1500]),
-    (pa.array([2], pa.timestamp("s")), [2000]),
-    (pa.array([date(1970, 1, 2), None], pa.date32()), [86_400_000, None])])
+@pytest.mark.parametrize(
+    ("column", "times_ms"),
+    [
+        (pa.array([1500, None], pa.int64()), [1500, None]),
+        (pa.array([datetime(1970, 1, 1, 0, 0, 1, 500_999)], pa.timestamp("us", "UTC")), [1500]),
+        (pa.array([datetime(1970, 1, 1, 0, 0, 1, 500_999)], pa.timestamp("us")), [1500]),
+        (pa.array([1_500_999_999], pa.timestamp("ns", "Europe/Berlin")), [1500]),
+        (pa.array([2], pa.timestamp("s")), [2000]),
+        (pa.array([date(1970, 1, 2), None], pa.date32()), [86_400_000, None]),
+    ],
+)
 def test_event_times_are_milliseconds(column: pa.Array, times_ms: list[int | None]) -> None:
     assert event_times_ms(column).to_pylist() == times_ms
 
@@ -281,23 +289,31 @@ def of_its_own(script: list[Any], **reader: Any) -> tuple[Bench, SourceOperator]
             return _OwnReader(self, context, **reader)
 
     bench, operator = reading(Own(script), open=False)
-    operator.splits.is_followed = True          # there is a watermark operator in its chain
+    operator.splits.is_followed = True  # there is a watermark operator in its chain
     operator.open(bench.context)
     return bench, operator
 
 
-@pytest.mark.parametrize(("discovers", "calls"), [
-    ((), [[("read", "a")]]),
-    (("a",), [[("read", "b")]]),
-    (("a",), [[]]),
-    (("a",), [[("read", "a"), ("finish", "a")], [("read", "a")]])])
+@pytest.mark.parametrize(
+    ("discovers", "calls"),
+    [
+        ((), [[("read", "a")]]),
+        (("a",), [[("read", "b")]]),
+        (("a",), [[]]),
+        (("a",), [[("read", "a"), ("finish", "a")], [("read", "a")]]),
+    ],
+)
 def test_a_batch_of_a_split_that_is_not_discovered_is_an_error_that_says_what_to_do(
-        discovers: tuple[str, ...], calls: list[Any]) -> None:
+    discovers: tuple[str, ...], calls: list[Any]
+) -> None:
     bench, operator = of_its_own([2] * len(calls), discovers=discovers, calls=calls)
     for _ in calls[1:]:
         operator.poll(1)
-    with pytest.raises(JobError, match=r"source 'the source': its reader gave a batch of split '\w?', which it has not "
-                                       r"discovered, or has finished before\. Call splits\.discover"):
+    with pytest.raises(
+        JobError,
+        match=r"source 'the source': its reader gave a batch of split '\w?', which it has not "
+        r"discovered, or has finished before\. Call splits\.discover",
+    ):
         operator.poll(1)
     assert len(bench.out.rows) == 2 * (len(calls) - 1), "nothing of that batch was passed on"
 

@@ -39,7 +39,7 @@ def test_frames_of_a_package_with_a_name_like_the_engine_s_stay(monkeypatch: pyt
     assert engine.endswith("tidegate/")
     assert not "/x/site-packages/tidegate_rules/code.py".startswith("/x/site-packages/tidegate/")
     error = raised(lambda: int("x"))
-    monkeypatch.setattr(user_code, "_ENGINE", __file__[:-len("code.py")] + "/")
+    monkeypatch.setattr(user_code, "_ENGINE", __file__[: -len("code.py")] + "/")
     assert "test_user_code.py" in blamed(error).user_traceback
 
 
@@ -85,14 +85,19 @@ def test_where_there_is_no_record_something_else_is_told() -> None:
     assert blamed(ValueError()).record is None
 
 
-@pytest.mark.parametrize(("given", "sentence"), [
-    ({"record": (1, "x")}, "raised at record (1, 'x'):"),
-    ({"at": "the timer at 5 of key 'a'"}, "raised at the timer at 5 of key 'a':"),
-    ({"at": "a batch of 2 records"}, "raised at a batch of 2 records:"),
-    ({"at": "the records of key ('1',), the first of them Row(n=1)"},
-     "raised at the records of key ('1',), the first of them Row(n=1):"),
-    ({}, "raised:"),
-])
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"record": (1, "x")}, "raised at record (1, 'x'):"),
+        ({"at": "the timer at 5 of key 'a'"}, "raised at the timer at 5 of key 'a':"),
+        ({"at": "a batch of 2 records"}, "raised at a batch of 2 records:"),
+        (
+            {"at": "the records of key ('1',), the first of them Row(n=1)"},
+            "raised at the records of key ('1',), the first of them Row(n=1):",
+        ),
+        ({}, "raised:"),
+    ],
+)
 def test_where_it_came_is_a_sentence(given: dict[str, Any], sentence: str) -> None:
     told = str(blamed(ValueError(), **given))
     assert sentence in told.splitlines()[0]

@@ -27,7 +27,7 @@ from tidegate.protocol.alignment import (
 from tidegate.protocol.ids import ChannelId
 
 A, B, C = (ChannelId(edge=0, upstream=upstream, downstream=0) for upstream in range(3))
-F = ChannelId(edge=1, upstream=0, downstream=0)         # feedback
+F = ChannelId(edge=1, upstream=0, downstream=0)  # feedback
 
 
 def these(*channels: ChannelId) -> frozenset[ChannelId]:
@@ -39,15 +39,25 @@ def test_the_last_marker_completes_in_the_order_snapshot_forward_unblock_finish(
     assert alignment.on_marker(A, 1) == [Block(A)]
     assert alignment.epoch_in_progress == 1
     assert alignment.blocked == {A}
-    assert alignment.on_marker(B, 1) == [Block(B), TakeSnapshot(1), ForwardMarker(1), Unblock(these(A, B)),
-                                         FinishSnapshot(1)]
+    assert alignment.on_marker(B, 1) == [
+        Block(B),
+        TakeSnapshot(1),
+        ForwardMarker(1),
+        Unblock(these(A, B)),
+        FinishSnapshot(1),
+    ]
     assert alignment.epoch_in_progress is None
     assert alignment.blocked == frozenset()
 
 
 def test_a_single_channel_is_aligned_at_once() -> None:
-    assert Alignment([A]).on_marker(A, 7) == [Block(A), TakeSnapshot(7), ForwardMarker(7), Unblock(these(A)),
-                                              FinishSnapshot(7)]
+    assert Alignment([A]).on_marker(A, 7) == [
+        Block(A),
+        TakeSnapshot(7),
+        ForwardMarker(7),
+        Unblock(these(A)),
+        FinishSnapshot(7),
+    ]
 
 
 def test_a_source_snapshots_and_forwards_when_triggered() -> None:
@@ -140,11 +150,11 @@ def test_at_least_once_counts_markers_and_blocks_nothing() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- loops
 
+
 def test_a_head_does_not_wait_for_feedback_but_logs_it_until_the_marker_returns() -> None:
     head = Alignment([A, B, F], feedback=[F])
     assert head.on_marker(A, 1) == [Block(A)]
-    assert head.on_marker(B, 1) == [Block(B), TakeSnapshot(1), ForwardMarker(1), StartLog(these(F)),
-                                    Unblock(these(A, B))]
+    assert head.on_marker(B, 1) == [Block(B), TakeSnapshot(1), ForwardMarker(1), StartLog(these(F)), Unblock(these(A, B))]
     assert head.logged == {F}
     assert head.blocked == frozenset()
     assert head.epoch_in_progress == 1, "it is not finished"
@@ -156,8 +166,7 @@ def test_a_head_does_not_wait_for_feedback_but_logs_it_until_the_marker_returns(
 def test_a_marker_that_returns_before_the_head_has_frozen_blocks_feedback_and_nothing_is_logged() -> None:
     head = Alignment([A, F], feedback=[F])
     assert head.on_marker(F, 1) == [Block(F)]
-    assert head.on_marker(A, 1) == [Block(A), TakeSnapshot(1), ForwardMarker(1), Unblock(these(A, F)),
-                                    FinishSnapshot(1)]
+    assert head.on_marker(A, 1) == [Block(A), TakeSnapshot(1), ForwardMarker(1), Unblock(these(A, F)), FinishSnapshot(1)]
 
 
 def test_at_least_once_logs_feedback_too() -> None:
@@ -179,27 +188,38 @@ def test_what_was_frozen_is_finished_when_the_epoch_is_aborted_before_the_marker
 def test_what_was_frozen_is_finished_when_a_newer_marker_comes_before_the_marker_returns() -> None:
     head = Alignment([A, F], feedback=[F])
     head.on_marker(A, 1)
-    assert head.on_marker(A, 2) == [StopLog(these(F)), FinishSnapshot(1), Block(A), TakeSnapshot(2), ForwardMarker(2),
-                                    StartLog(these(F)), Unblock(these(A))]
+    assert head.on_marker(A, 2) == [
+        StopLog(these(F)),
+        FinishSnapshot(1),
+        Block(A),
+        TakeSnapshot(2),
+        ForwardMarker(2),
+        StartLog(these(F)),
+        Unblock(these(A)),
+    ]
     assert head.on_marker(F, 1) == []
     assert head.on_marker(F, 2) == [StopLog(these(F)), FinishSnapshot(2)]
 
 
 @pytest.mark.parametrize(("channels", "feedback", "complaint"), [([A], [F], "inputs"), ([F], [F], "enters")])
-def test_feedback_is_an_input_beside_others(channels: list[ChannelId], feedback: list[ChannelId],
-                                            complaint: str) -> None:
+def test_feedback_is_an_input_beside_others(channels: list[ChannelId], feedback: list[ChannelId], complaint: str) -> None:
     with pytest.raises(AssertionError, match=complaint):
         Alignment(channels, feedback=feedback)
 
 
 # ---------------------------------------------------------------------------------------- hurried epochs, and logging
 
+
 def test_a_hurried_epoch_freezes_at_the_first_marker_and_logs_the_other_channels() -> None:
     alignment = Alignment([A, B, C])
     assert alignment.on_hurry(1) == []
     assert alignment.is_hurried(1)
-    assert alignment.on_marker(A, 1, overtook=True) == [TakeSnapshot(1), ForwardMarker(1), StartLog(these(B, C)),
-                                                        LogOvertaken(A)]
+    assert alignment.on_marker(A, 1, overtook=True) == [
+        TakeSnapshot(1),
+        ForwardMarker(1),
+        StartLog(these(B, C)),
+        LogOvertaken(A),
+    ]
     assert alignment.logged == {B, C}
     assert alignment.on_marker(B, 1, overtook=True) == [LogOvertaken(B), StopLog(these(B))]
     assert alignment.on_marker(C, 1) == [StopLog(these(C)), FinishSnapshot(1)]
@@ -209,8 +229,12 @@ def test_a_hurried_epoch_freezes_at_the_first_marker_and_logs_the_other_channels
 def test_one_channel_that_is_hurried_needs_no_log_but_of_what_was_overtaken() -> None:
     alignment = Alignment([A])
     alignment.on_hurry(1)
-    assert alignment.on_marker(A, 1, overtook=True) == [TakeSnapshot(1), ForwardMarker(1), LogOvertaken(A),
-                                                        FinishSnapshot(1)]
+    assert alignment.on_marker(A, 1, overtook=True) == [
+        TakeSnapshot(1),
+        ForwardMarker(1),
+        LogOvertaken(A),
+        FinishSnapshot(1),
+    ]
 
 
 def test_an_epoch_that_is_hurried_while_aligning_logs_only_what_is_missing() -> None:
@@ -269,8 +293,13 @@ def test_a_hurried_marker_may_come_from_a_channel_that_an_aborted_epoch_has_bloc
     alignment = Alignment([A, B])
     alignment.on_marker(A, 1)
     alignment.on_hurry(2)
-    assert alignment.on_marker(A, 2, overtook=True) == [Unblock(these(A)), TakeSnapshot(2), ForwardMarker(2),
-                                                        StartLog(these(B)), LogOvertaken(A)]
+    assert alignment.on_marker(A, 2, overtook=True) == [
+        Unblock(these(A)),
+        TakeSnapshot(2),
+        ForwardMarker(2),
+        StartLog(these(B)),
+        LogOvertaken(A),
+    ]
     assert alignment.on_marker(B, 1) == []
     assert alignment.on_marker(B, 2) == [StopLog(these(B)), FinishSnapshot(2)]
 
@@ -281,8 +310,13 @@ def test_logging_freezes_at_the_first_marker_of_any_epoch_but_a_full_one() -> No
     assert not alignment.may_overtake(1)
     assert alignment.on_marker(B, 1) == [StopLog(these(B)), FinishSnapshot(1)]
     assert alignment.on_marker(B, 2, full=True) == [Block(B)]
-    assert alignment.on_marker(A, 2, full=True) == [Block(A), TakeSnapshot(2), ForwardMarker(2), Unblock(these(A, B)),
-                                                    FinishSnapshot(2)]
+    assert alignment.on_marker(A, 2, full=True) == [
+        Block(A),
+        TakeSnapshot(2),
+        ForwardMarker(2),
+        Unblock(these(A, B)),
+        FinishSnapshot(2),
+    ]
 
 
 @pytest.mark.parametrize("mode", [AlignmentMode.AT_LEAST_ONCE, AlignmentMode.LOGGING])
@@ -305,14 +339,19 @@ def test_a_full_epoch_is_never_hurried() -> None:
 
 # ------------------------------------------------------------------------------------------------------ illegal events
 
-@pytest.mark.parametrize(("prepare", "channel", "epoch", "complaint"), [
-    ([], C, 1, "no input"),
-    ([(A, 1)], A, 2, "blocked"),
-    ([(A, 2), (B, 2)], A, 2, "grow"),
-    ([(A, 2), (B, 2)], A, 1, "grow"),
-])
-def test_an_illegal_marker_tells_the_story(prepare: list[tuple[ChannelId, int]], channel: ChannelId, epoch: int,
-                                           complaint: str) -> None:
+
+@pytest.mark.parametrize(
+    ("prepare", "channel", "epoch", "complaint"),
+    [
+        ([], C, 1, "no input"),
+        ([(A, 1)], A, 2, "blocked"),
+        ([(A, 2), (B, 2)], A, 2, "grow"),
+        ([(A, 2), (B, 2)], A, 1, "grow"),
+    ],
+)
+def test_an_illegal_marker_tells_the_story(
+    prepare: list[tuple[ChannelId, int]], channel: ChannelId, epoch: int, complaint: str
+) -> None:
     alignment = Alignment([A, B])
     for earlier in prepare:
         alignment.on_marker(*earlier)
@@ -340,10 +379,10 @@ def test_the_story_is_bounded() -> None:
 # A channel's script: records (names) and markers (their epochs), in FIFO order.
 Script = tuple[str | int, ...]
 WHOLE: Script = ("a", 1, "b", 2, "c")
-WITHOUT_1: Script = ("a", "b", 2, "c")      # upstream swallowed marker 1: the abort had reached it before
+WITHOUT_1: Script = ("a", "b", 2, "c")  # upstream swallowed marker 1: the abort had reached it before
 WITHOUT_2: Script = ("a", 1, "b", "c")
-Notice = tuple[str, int]                    # ("abort" or "hurry", epoch)
-Move = tuple[str, ChannelId | None]         # hear a notice, take from a channel, let a marker overtake on it
+Notice = tuple[str, int]  # ("abort" or "hurry", epoch)
+Move = tuple[str, ChannelId | None]  # hear a notice, take from a channel, let a marker overtake on it
 
 
 Copied = TypeVar("Copied")
@@ -363,13 +402,13 @@ class World:
     """One subtask, the queues of its inputs and the notices under way to it. What must hold in any run is checked."""
 
     scripts: dict[ChannelId, Script]
-    notices: tuple[Notice, ...]                      # under way, in order
+    notices: tuple[Notice, ...]  # under way, in order
     mode: AlignmentMode
     alignment: Alignment
     queues: dict[ChannelId, Script]
     heard: tuple[Notice, ...] = ()
     processed: dict[ChannelId, Script] = field(default_factory=dict)
-    frozen: dict[ChannelId, Script] = field(default_factory=dict)       # processed when the state was frozen
+    frozen: dict[ChannelId, Script] = field(default_factory=dict)  # processed when the state was frozen
     log: dict[ChannelId, Script] = field(default_factory=dict)
     blocked: set[ChannelId] = field(default_factory=set)
     logged: set[ChannelId] = field(default_factory=set)
@@ -380,12 +419,21 @@ class World:
         self.processed = dict.fromkeys(self.scripts, ())
 
     def key(self) -> object:
-        return (*(tuple(each.values()) for each in (self.queues, self.processed, self.frozen, self.log)), self.heard,
-                self.taken, self.finished, tuple(sorted(self.blocked)), self.alignment.epoch_in_progress)
+        return (
+            *(tuple(each.values()) for each in (self.queues, self.processed, self.frozen, self.log)),
+            self.heard,
+            self.taken,
+            self.finished,
+            tuple(sorted(self.blocked)),
+            self.alignment.epoch_in_progress,
+        )
 
     def moves(self) -> list[Move]:
-        moves: list[Move] = [("take", channel) for channel, queue in self.queues.items()
-                             if queue and channel not in self.blocked and self.exists(queue[0])]
+        moves: list[Move] = [
+            ("take", channel)
+            for channel, queue in self.queues.items()
+            if queue and channel not in self.blocked and self.exists(queue[0])
+        ]
         moves += [("overtake", channel) for channel in self.queues if self.can_overtake(channel)]
         return moves + [("hear", None) for _, epoch in self.notices[:1] if self.exists(epoch)]
 
@@ -509,42 +557,46 @@ INPUTS = [(A, B, C), (A, B, F)]
 
 @pytest.mark.parametrize("mode", AlignmentMode)
 @pytest.mark.parametrize("channels", INPUTS)
-def test_every_interleaving_without_aborts_is_a_consistent_cut(channels: tuple[ChannelId, ...],
-                                                               mode: AlignmentMode) -> None:
+def test_every_interleaving_without_aborts_is_a_consistent_cut(channels: tuple[ChannelId, ...], mode: AlignmentMode) -> None:
     assert explore(dict.fromkeys(channels, WHOLE), (), mode) > 20
 
 
 @pytest.mark.parametrize("mode", AlignmentMode)
 @pytest.mark.parametrize("scripts", list(product((WHOLE, WITHOUT_1), repeat=3)))
-def test_every_interleaving_with_epoch_1_aborted_completes_epoch_2(scripts: tuple[Script, ...],
-                                                                  mode: AlignmentMode) -> None:
+def test_every_interleaving_with_epoch_1_aborted_completes_epoch_2(scripts: tuple[Script, ...], mode: AlignmentMode) -> None:
     assert explore(dict(zip((A, B, C), scripts, strict=True)), (("abort", 1),), mode) > 20
 
 
 @pytest.mark.parametrize("mode", AlignmentMode)
 @pytest.mark.parametrize("scripts", list(product((WHOLE, WITHOUT_2), repeat=3)))
-def test_every_interleaving_with_epoch_2_aborted_ends_with_all_channels_open(scripts: tuple[Script, ...],
-                                                                            mode: AlignmentMode) -> None:
+def test_every_interleaving_with_epoch_2_aborted_ends_with_all_channels_open(
+    scripts: tuple[Script, ...], mode: AlignmentMode
+) -> None:
     assert explore(dict(zip((A, B, C), scripts, strict=True)), (("abort", 2),), mode) > 20
 
 
 @pytest.mark.parametrize("mode", AlignmentMode)
 @pytest.mark.parametrize("channels", INPUTS)
-def test_every_interleaving_with_both_epochs_aborted_ends_with_all_channels_open(channels: tuple[ChannelId, ...],
-                                                                                 mode: AlignmentMode) -> None:
+def test_every_interleaving_with_both_epochs_aborted_ends_with_all_channels_open(
+    channels: tuple[ChannelId, ...], mode: AlignmentMode
+) -> None:
     scripts = dict(zip(channels, (WHOLE, WITHOUT_1, WITHOUT_2), strict=True))
     assert explore(scripts, (("abort", 1), ("abort", 2)), mode) > 20
 
 
 @pytest.mark.parametrize("other", [B, F])
-@pytest.mark.parametrize(("notices", "first", "second"), [
-    ((("hurry", 1), ("hurry", 2)), WHOLE, WHOLE),
-    ((("hurry", 1), ("abort", 1)), WHOLE, WITHOUT_1),
-    ((("hurry", 1), ("abort", 1), ("hurry", 2)), WITHOUT_1, WHOLE),
-    ((("abort", 1), ("hurry", 1), ("hurry", 2)), WHOLE, WHOLE),
-    ((("hurry", 2), ("abort", 1)), WHOLE, WITHOUT_1),
-    ((("hurry", 2), ("abort", 2)), WITHOUT_2, WHOLE),
-])
-def test_every_interleaving_of_hurries_is_a_consistent_cut(notices: tuple[Notice, ...], first: Script, second: Script,
-                                                           other: ChannelId) -> None:
+@pytest.mark.parametrize(
+    ("notices", "first", "second"),
+    [
+        ((("hurry", 1), ("hurry", 2)), WHOLE, WHOLE),
+        ((("hurry", 1), ("abort", 1)), WHOLE, WITHOUT_1),
+        ((("hurry", 1), ("abort", 1), ("hurry", 2)), WITHOUT_1, WHOLE),
+        ((("abort", 1), ("hurry", 1), ("hurry", 2)), WHOLE, WHOLE),
+        ((("hurry", 2), ("abort", 1)), WHOLE, WITHOUT_1),
+        ((("hurry", 2), ("abort", 2)), WITHOUT_2, WHOLE),
+    ],
+)
+def test_every_interleaving_of_hurries_is_a_consistent_cut(
+    notices: tuple[Notice, ...], first: Script, second: Script, other: ChannelId
+) -> None:
     assert explore({A: first, other: second}, notices, AlignmentMode.EXACTLY_ONCE) > 20

@@ -31,13 +31,13 @@ from tidegate.protocol.alignment import (
 from tidegate.protocol.ids import ChannelId
 
 QUEUE_BOUND = 4
-LONGEST_WAY = 9          # a record is passed on that often, round loops too
+LONGEST_WAY = 9  # a record is passed on that often, round loops too
 
 
 @dataclass(frozen=True)
 class Record:
-    number: int          # on its channel, from 0
-    way: int             # how often it was passed on
+    number: int  # on its channel, from 0
+    way: int  # how often it was passed on
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Channel:
     feedback: bool
     queue: deque[Record | Marker] = field(default_factory=deque)
     sent: int = 0
-    sent_before: dict[int, int] = field(default_factory=dict)     # epoch -> records before its marker
+    sent_before: dict[int, int] = field(default_factory=dict)  # epoch -> records before its marker
 
     @property
     def full(self) -> bool:
@@ -86,8 +86,11 @@ class Network:
         for _ in range(self.random.randint(0, 2)):
             head = self.random.randrange(self.source_count, count)
             edges.append((self.random.randrange(head, count), head, True))
-        self.channels = {channel.id: channel for edge, (up, down, back) in enumerate(edges)
-                         for channel in [Channel(ChannelId(edge, up, down), back)]}
+        self.channels = {
+            channel.id: channel
+            for edge, (up, down, back) in enumerate(edges)
+            for channel in [Channel(ChannelId(edge, up, down), back)]
+        }
         self.nodes = [self.node(index) for index in range(count)]
         # Who is hurried sends records behind the marker before it has read those before it. Someone downstream who
         # waits, blocking these, could hold up the very records that the others' markers are behind. So all there hurry.
@@ -102,9 +105,13 @@ class Network:
     def node(self, index: int) -> Node:
         inputs = {each.id: each for each in self.channels.values() if each.id.downstream == index}
         feedback = [each.id for each in inputs.values() if each.feedback]
-        return Node(Alignment(inputs, mode=self.mode, feedback=feedback), inputs,
-                    [each for each in self.channels.values() if each.id.upstream == index], may_hurry=False,
-                    processed={channel: [] for channel in inputs})
+        return Node(
+            Alignment(inputs, mode=self.mode, feedback=feedback),
+            inputs,
+            [each for each in self.channels.values() if each.id.upstream == index],
+            may_hurry=False,
+            processed={channel: [] for channel in inputs},
+        )
 
     # ------------------------------------------------------------------------------------------------- the scheduler
 
@@ -114,7 +121,7 @@ class Network:
             self.random.choice([*self.moves(emit=True), lambda: None])()
         while moves := self.moves(emit=False):
             self.random.choice(moves)()
-        self.coordinate(abort=0.0)              # the last one: it is not aborted, so it completes
+        self.coordinate(abort=0.0)  # the last one: it is not aborted, so it completes
         while moves := self.moves(emit=False):
             self.random.choice(moves)()
         self.coordinate(abort=0.0, begin=False)
@@ -214,7 +221,7 @@ class Network:
                     if epoch not in self.aborted:
                         self.check(node, epoch)
                 case Block() | Unblock() | StartLog() | StopLog():
-                    pass            # the alignment's own `blocked` and `logged` are used
+                    pass  # the alignment's own `blocked` and `logged` are used
 
     def check(self, node: Node, epoch: int) -> None:
         for channel in node.inputs.values():

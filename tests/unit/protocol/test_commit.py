@@ -21,7 +21,7 @@ def test_nothing_is_handed_out_before_its_epoch_completes() -> None:
 def test_output_of_an_aborted_epoch_is_in_the_next_snapshot_and_committed_with_it() -> None:
     pending: PendingCommits[str] = PendingCommits()
     pending.prepared(3, ["3a", "3b"])
-    pending.prepared(4, ["4"])                     # 3 was aborted in between: nothing is called
+    pending.prepared(4, ["4"])  # 3 was aborted in between: nothing is called
     assert pending.all() == ["3a", "3b", "4"]
     assert pending.complete(4) == ["3a", "3b", "4"]
 
@@ -72,7 +72,8 @@ def test_restoring_after_the_start_is_a_bug() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=20))
 def test_every_committable_is_in_all_snapshots_until_it_is_committed_and_committed_once(
-        epochs: list[tuple[int, bool]]) -> None:
+    epochs: list[tuple[int, bool]],
+) -> None:
     pending: PendingCommits[tuple[int, int]] = PendingCommits()
     written: list[tuple[int, int]] = []
     committed: list[tuple[int, int]] = []

@@ -42,10 +42,23 @@ SUBTASKS, SOURCES = frozenset({S0, S1, T}), frozenset({S0, S1})
 SETTINGS = CoordinatorSettings(interval_ms=1_000, timeout_ms=10_000, tolerable_failures=100)
 
 
-def coordinator(settings: CoordinatorSettings = SETTINGS, *, next_epoch: int = 1, retained: tuple[int, ...] = (),
-                now_ms: int = 0, enders: frozenset[SubtaskId] = SOURCES) -> Coordinator:
-    return Coordinator(subtasks=SUBTASKS, sources=SOURCES, enders=enders, settings=settings, next_epoch=next_epoch,
-                       retained=retained, now_ms=now_ms)
+def coordinator(
+    settings: CoordinatorSettings = SETTINGS,
+    *,
+    next_epoch: int = 1,
+    retained: tuple[int, ...] = (),
+    now_ms: int = 0,
+    enders: frozenset[SubtaskId] = SOURCES,
+) -> Coordinator:
+    return Coordinator(
+        subtasks=SUBTASKS,
+        sources=SOURCES,
+        enders=enders,
+        settings=settings,
+        next_epoch=next_epoch,
+        retained=retained,
+        now_ms=now_ms,
+    )
 
 
 def handle_all(subject: Coordinator, *events: Event) -> list[Effect]:
@@ -76,8 +89,7 @@ def test_an_epoch_goes_from_trigger_over_acknowledgements_and_manifest_to_comple
     assert subject.waiting_for == SUBTASKS
     assert handle_all(subject, *acknowledged(1, S0, S1)) == []
     assert subject.waiting_for == {T}
-    assert handle_all(subject, *acknowledged(1, T)) == [
-        CreateManifest(1, {S0: "v0[0]@1", S1: "v0[1]@1", T: "v1[0]@1"})]
+    assert handle_all(subject, *acknowledged(1, T)) == [CreateManifest(1, {S0: "v0[0]@1", S1: "v0[1]@1", T: "v1[0]@1"})]
     assert subject.handle(ManifestCreated(1)) == [NotifyComplete(1, None)]
     assert subject.active_epoch is None
 
@@ -131,6 +143,7 @@ def test_a_requested_snapshot_waits_for_the_active_epoch_but_not_for_the_pause()
 
 # ------------------------------------------------------------------------------------------------------------ aborts
 
+
 def test_a_time_out_aborts_and_names_who_is_missing() -> None:
     subject = coordinator()
     handle_all(subject, TimePassed(1_000), *acknowledged(1, S0))
@@ -138,13 +151,23 @@ def test_a_time_out_aborts_and_names_who_is_missing() -> None:
     assert subject.handle(TimePassed(10_999)) == []
     message = "epoch 1: no acknowledgement from v0[1], v1[0] within 10000 ms"
     assert subject.handle(TimePassed(11_000)) == [
-        NotifyAborted(1, AbortReason.TIMED_OUT, message), Discard(("v0[0]@1",)), triggers(2, None)]
+        NotifyAborted(1, AbortReason.TIMED_OUT, message),
+        Discard(("v0[0]@1",)),
+        triggers(2, None),
+    ]
 
 
 def test_a_long_list_of_missing_subtasks_is_cut() -> None:
     many = frozenset(SubtaskId(0, subtask) for subtask in range(20))
-    subject = Coordinator(subtasks=many, sources=many, enders=many, settings=replace(SETTINGS, tolerable_failures=0),
-                          next_epoch=1, retained=(), now_ms=0)
+    subject = Coordinator(
+        subtasks=many,
+        sources=many,
+        enders=many,
+        settings=replace(SETTINGS, tolerable_failures=0),
+        next_epoch=1,
+        retained=(),
+        now_ms=0,
+    )
     subject.handle(TimePassed(1_000))
     assert "v0[7] and 12 more within" in subject.handle(TimePassed(11_000))[0].message  # type: ignore[union-attr]
 
@@ -153,7 +176,9 @@ def test_a_declined_epoch_is_aborted_and_its_number_is_not_used_again() -> None:
     subject = coordinator(next_epoch=8, retained=(7,))
     handle_all(subject, TimePassed(1_000), *acknowledged(8, S0))
     assert subject.handle(declined(8)) == [
-        NotifyAborted(8, AbortReason.DECLINED, "epoch 8: v1[0]: disk full"), Discard(("v0[0]@8",))]
+        NotifyAborted(8, AbortReason.DECLINED, "epoch 8: v1[0]: disk full"),
+        Discard(("v0[0]@8",)),
+    ]
     assert subject.next_epoch == 9
     assert subject.handle(TimePassed(2_000)) == [triggers(9, None, base=7)]
 
@@ -177,7 +202,10 @@ def test_a_doubtful_snapshot_is_released_and_discarded_once_a_later_one_is_compl
     handle_all(subject, TimePassed(1_000), *acknowledged(3), ManifestFailed(3, "no answer"))
     handle_all(subject, TimePassed(2_000), *acknowledged(4))
     assert subject.handle(ManifestCreated(4)) == [
-        NotifyComplete(4, None), ReleaseSnapshots((1, 3)), Discard(("v0[0]@3", "v0[1]@3", "v1[0]@3"))]
+        NotifyComplete(4, None),
+        ReleaseSnapshots((1, 3)),
+        Discard(("v0[0]@3", "v0[1]@3", "v1[0]@3")),
+    ]
     handle_all(subject, TimePassed(3_000), *acknowledged(5))
     assert subject.handle(ManifestCreated(5)) == [NotifyComplete(5, None), ReleaseSnapshots((2,))]
 
@@ -186,20 +214,26 @@ def test_more_failures_in_a_row_than_tolerated_fail_the_job() -> None:
     subject = coordinator(replace(SETTINGS, tolerable_failures=1))
     effects = handle_all(subject, TimePassed(1_000), declined(1), TimePassed(2_000), *acknowledged(2, S0), declined(2))
     message = "epoch 2: v1[0]: disk full"
-    assert effects[2:] == [triggers(2, None), NotifyAborted(2, AbortReason.DECLINED, message),
-                           Discard(("v0[0]@2",)), FailJob(AbortReason.DECLINED, message)]
+    assert effects[2:] == [
+        triggers(2, None),
+        NotifyAborted(2, AbortReason.DECLINED, message),
+        Discard(("v0[0]@2",)),
+        FailJob(AbortReason.DECLINED, message),
+    ]
     assert subject.deadline_ms() is None
     assert handle_all(subject, TimePassed(10**9), SnapshotRequested(), StopRequested(drain=False)) == []
 
 
 def test_a_completed_epoch_forgives_earlier_failures() -> None:
     subject = coordinator(replace(SETTINGS, tolerable_failures=1))
-    effects = handle_all(subject, TimePassed(1_000), declined(1), TimePassed(2_000), *completed(2), TimePassed(3_000),
-                         declined(3))
+    effects = handle_all(
+        subject, TimePassed(1_000), declined(1), TimePassed(2_000), *completed(2), TimePassed(3_000), declined(3)
+    )
     assert not any(isinstance(effect, FailJob) for effect in effects)
 
 
 # ------------------------------------------------------------------------------------- late and repeated messages
+
 
 def test_a_late_piece_of_an_aborted_epoch_is_discarded_once() -> None:
     subject = coordinator()
@@ -251,6 +285,7 @@ def test_the_memory_of_aborted_epochs_is_bounded() -> None:
 
 # ------------------------------------------------------------------------------------------------------- retention
 
+
 def test_all_but_the_newest_are_released_after_a_completion() -> None:
     subject = coordinator(replace(SETTINGS, retain=2), next_epoch=10, retained=(3, 5, 9))
     assert handle_all(subject, TimePassed(1_000), *completed(10))[-1] == ReleaseSnapshots((3, 5))
@@ -264,6 +299,7 @@ def test_an_aborted_epoch_releases_nothing() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- final epochs
+
 
 def test_when_all_sources_have_ended_a_final_epoch_is_triggered_at_once_and_nothing_after_it() -> None:
     subject = coordinator(replace(SETTINGS, min_pause_ms=10**6))
@@ -286,7 +322,9 @@ def test_an_aborted_final_epoch_is_tried_again_under_a_new_number() -> None:
     assert subject.handle(declined(1))[-1] == triggers(2, Ending.INPUT_ENDED)
     handle_all(subject, *acknowledged(2))
     assert subject.handle(ManifestFailed(2, "no answer")) == [
-        NotifyAborted(2, AbortReason.STORE_FAILED, "no answer"), FailJob(AbortReason.STORE_FAILED, "no answer")]
+        NotifyAborted(2, AbortReason.STORE_FAILED, "no answer"),
+        FailJob(AbortReason.STORE_FAILED, "no answer"),
+    ]
 
 
 def test_the_final_epoch_waits_for_loops_to_end() -> None:
@@ -348,6 +386,7 @@ def test_draining_overrides_stopping_and_not_the_other_way_round() -> None:
 
 # ----------------------------------------------------------------------------------------------------- full epochs
 
+
 def test_an_epoch_that_is_asked_to_be_full_is_and_the_next_is_not() -> None:
     subject = coordinator()
     assert subject.handle(SnapshotRequested(full=True)) == [triggers(1, None, full=True)]
@@ -403,13 +442,17 @@ def test_increments_build_on_complete_epochs_only() -> None:
 
 # ---------------------------------------------------------------------------------------------------- illegal events
 
-@pytest.mark.parametrize(("event", "complaint"), [
-    (SnapshotAcknowledged(SubtaskId(9, 0), 1, None), "no such subtask"),
-    (declined(1, SubtaskId(9, 0)), "no such subtask"),
-    (InputEnded(T), "no source"),
-    (ManifestCreated(1), "asked for"),
-    (ManifestFailed(1, ""), "asked for"),
-])
+
+@pytest.mark.parametrize(
+    ("event", "complaint"),
+    [
+        (SnapshotAcknowledged(SubtaskId(9, 0), 1, None), "no such subtask"),
+        (declined(1, SubtaskId(9, 0)), "no such subtask"),
+        (InputEnded(T), "no source"),
+        (ManifestCreated(1), "asked for"),
+        (ManifestFailed(1, ""), "asked for"),
+    ],
+)
 def test_an_illegal_event_tells_the_story(event: Event, complaint: str) -> None:
     subject = coordinator()
     handle_all(subject, TimePassed(1_000), TimePassed(1_001), SnapshotAcknowledged(S0, 1, "a very long payload"))
@@ -435,8 +478,9 @@ def test_a_manifest_is_answered_once() -> None:
         subject.handle(ManifestCreated(1))
 
 
-@pytest.mark.parametrize("change", [{"interval_ms": 0}, {"min_pause_ms": -1}, {"timeout_ms": 0},
-                                    {"tolerable_failures": -1}, {"retain": 0}])
+@pytest.mark.parametrize(
+    "change", [{"interval_ms": 0}, {"min_pause_ms": -1}, {"timeout_ms": 0}, {"tolerable_failures": -1}, {"retain": 0}]
+)
 def test_settings_that_make_no_sense_are_refused(change: dict[str, int]) -> None:
     with pytest.raises(AssertionError):
         replace(SETTINGS, **change)
@@ -457,18 +501,24 @@ def test_an_epoch_that_is_not_newer_than_the_retained_ones_is_refused() -> None:
 
 # --------------------------------------------------------------------------------------------- any sequence of events
 
+
 class AnySequence(RuleBasedStateMachine):
     """Feeds events in any order, also late and repeated ones, and keeps its own account of what may happen."""
 
-    @initialize(interval_ms=st.sampled_from([None, 1, 50]), min_pause_ms=st.sampled_from([0, 30]),
-                timeout_ms=st.sampled_from([20, 200]), tolerable_failures=st.integers(0, 4), retain=st.integers(1, 3))
+    @initialize(
+        interval_ms=st.sampled_from([None, 1, 50]),
+        min_pause_ms=st.sampled_from([0, 30]),
+        timeout_ms=st.sampled_from([20, 200]),
+        tolerable_failures=st.integers(0, 4),
+        retain=st.integers(1, 3),
+    )
     def start(self, **chosen: Any) -> None:
         self.settings = CoordinatorSettings(**chosen)
         self.subject = coordinator(self.settings, next_epoch=5, retained=(2, 4), enders=SUBTASKS)
         self.now_ms = 0
         self.triggered: dict[int, Ending | None] = {}
         self.acked: dict[int, set[SubtaskId]] = {}
-        self.ended: dict[int, int] = {}                     # epoch -> when, however it ended
+        self.ended: dict[int, int] = {}  # epoch -> when, however it ended
         self.complete: list[int] = [2, 4]
         self.released: set[int] = set()
         self.discarded: list[str] = []
@@ -480,8 +530,8 @@ class AnySequence(RuleBasedStateMachine):
         self.over = False
         self.failures = 0
         self.full_wanted = False
-        self.full_epochs: set[int] = set()                  # those that were asked to be
-        self.urgent = False                                 # something other than the interval may trigger
+        self.full_epochs: set[int] = set()  # those that were asked to be
+        self.urgent = False  # something other than the interval may trigger
 
     def feed(self, event: Event) -> None:
         if isinstance(event, SnapshotAcknowledged) and event.epoch == self.active():

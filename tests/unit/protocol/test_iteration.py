@@ -54,7 +54,9 @@ def test_the_more_loops_are_inside_the_longer_it_takes_to_tell() -> None:
     head = LapOrigin(depth=3)
     head.on_input_ended()
     assert [head.on_lap(number, False) for number in range(1, 6)] == [
-        *(SendLap(number, False) for number in range(2, 6)), LoopQuiet(SendLap(6, True))]
+        *(SendLap(number, False) for number in range(2, 6)),
+        LoopQuiet(SendLap(6, True)),
+    ]
 
 
 def test_a_subtask_forwards_a_lap_that_came_on_all_its_channels() -> None:
@@ -119,6 +121,7 @@ def test_what_can_not_be_is_a_bug() -> None:
 
 # ------------------------------------------------------------------------------------------------------- random loops
 
+
 @dataclass(frozen=True)
 class Record:
     way_left: int
@@ -152,9 +155,9 @@ class Edge:
 @dataclass
 class Node:
     inputs: dict[ChannelId, Edge] = field(default_factory=dict)
-    laps: LapOrigin | LapRelay | None = None          # None: outside the loop
+    laps: LapOrigin | LapRelay | None = None  # None: outside the loop
     open_outside: set[ChannelId] = field(default_factory=set)
-    timed: set[ChannelId] = field(default_factory=set)      # on which the end of time came, or the end
+    timed: set[ChannelId] = field(default_factory=set)  # on which the end of time came, or the end
 
 
 class Loop:
@@ -168,10 +171,17 @@ class Loop:
         self.depth = self.random.randint(1, 3)
         self.head = self.grow(0, self.depth)[0]
         self.queues: dict[ChannelId, deque[Record | Lap | End]] = {
-            ChannelId(edge.id, up, down): deque() for edge in self.edges
-            for up in range(self.parallelism) for down in range(self.parallelism) if edge.to_all or up == down}
-        self.nodes = {SubtaskId(vertex, index): self.node(SubtaskId(vertex, index))
-                      for vertex in range(self.vertex_count) for index in range(self.parallelism)}
+            ChannelId(edge.id, up, down): deque()
+            for edge in self.edges
+            for up in range(self.parallelism)
+            for down in range(self.parallelism)
+            if edge.to_all or up == down
+        }
+        self.nodes = {
+            SubtaskId(vertex, index): self.node(SubtaskId(vertex, index))
+            for vertex in range(self.vertex_count)
+            for index in range(self.parallelism)
+        }
         self.sources_left = {SubtaskId(0, index): self.random.randint(0, 30) for index in range(self.parallelism)}
 
     # ----------------------------------------------------------------------------------------------------- the graph
@@ -204,8 +214,11 @@ class Loop:
         self.edges.append(Edge(len(self.edges), up, down, not feedback and self.random.random() < 0.5, feedback))
 
     def node(self, one: SubtaskId) -> Node:
-        inputs = {channel: self.edges[channel.edge] for channel in self.queues
-                  if self.edges[channel.edge].down == one.vertex and channel.downstream == one.subtask}
+        inputs = {
+            channel: self.edges[channel.edge]
+            for channel in self.queues
+            if self.edges[channel.edge].down == one.vertex and channel.downstream == one.subtask
+        }
         node = Node(inputs, open_outside={channel for channel, edge in inputs.items() if edge.up == 0})
         if one.vertex == self.head:
             node.laps = LapOrigin(depth=self.depth)

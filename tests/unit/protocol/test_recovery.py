@@ -45,9 +45,14 @@ def test_epochs_and_attempts_go_on_after_the_largest_number_ever_seen() -> None:
 
 
 def pieces_of(parallelism: int, **counts: list[int]) -> list[Piece]:
-    return [Piece(subtask, key_groups_of(subtask, parallelism=parallelism, key_group_count=GROUPS),
-                  {state: per_subtask[subtask] for state, per_subtask in counts.items()})
-            for subtask in range(parallelism)]
+    return [
+        Piece(
+            subtask,
+            key_groups_of(subtask, parallelism=parallelism, key_group_count=GROUPS),
+            {state: per_subtask[subtask] for state, per_subtask in counts.items()},
+        )
+        for subtask in range(parallelism)
+    ]
 
 
 def plan(pieces: list[Piece], kinds: dict[str, Redistribution], parallelism: int) -> tuple[SubtaskRestore, ...]:
@@ -56,8 +61,10 @@ def plan(pieces: list[Piece], kinds: dict[str, Redistribution], parallelism: int
 
 def test_keyed_state_is_read_in_growing_ranges_across_old_pieces() -> None:
     restores = plan(pieces_of(3), {"count": KEYED}, 2)
-    assert restores == (SubtaskRestore(keyed=(KeyedRead(0, range(8)), KeyedRead(1, range(8, 12)))),
-                        SubtaskRestore(keyed=(KeyedRead(1, range(12, 16)), KeyedRead(2, range(16, 24)))))
+    assert restores == (
+        SubtaskRestore(keyed=(KeyedRead(0, range(8)), KeyedRead(1, range(8, 12)))),
+        SubtaskRestore(keyed=(KeyedRead(1, range(12, 16)), KeyedRead(2, range(16, 24)))),
+    )
 
 
 def test_split_items_are_dealt_out_in_contiguous_runs() -> None:
@@ -107,17 +114,20 @@ def test_a_new_operator_restores_nothing() -> None:
 def test_pieces_without_key_groups_will_do_where_nothing_is_keyed() -> None:
     pieces = [Piece(0, range(0), {"todo": 1}), Piece(1, range(0), {"todo": 1})]
     assert [restore.items for restore in plan(pieces, {"todo": SPLIT}, 1)] == [
-        (ItemsRead(0, "todo", 0, 1), ItemsRead(1, "todo", 0, 1))]
+        (ItemsRead(0, "todo", 0, 1), ItemsRead(1, "todo", 0, 1))
+    ]
 
 
-@pytest.mark.parametrize(("ranges", "complaint"), [
-    ([range(8), range(10, 24)], r"missing: 8-9\)"),
-    ([range(12), range(11, 24)], r"more than one subtask: 11\)"),
-    ([range(12), range(12, 26)], r"out of range: 24-25\)"),
-    ([range(3), range(4, 12), range(10, 12), range(13, 24)],
-     r"missing: 3, 12; written by more than one subtask: 10-11"),
-    ([], r"missing: 0-23"),
-])
+@pytest.mark.parametrize(
+    ("ranges", "complaint"),
+    [
+        ([range(8), range(10, 24)], r"missing: 8-9\)"),
+        ([range(12), range(11, 24)], r"more than one subtask: 11\)"),
+        ([range(12), range(12, 26)], r"out of range: 24-25\)"),
+        ([range(3), range(4, 12), range(10, 12), range(13, 24)], r"missing: 3, 12; written by more than one subtask: 10-11"),
+        ([], r"missing: 0-23"),
+    ],
+)
 def test_key_groups_that_do_not_tile_are_named(ranges: list[range], complaint: str) -> None:
     with pytest.raises(RestoreError, match=complaint):
         plan([Piece(subtask, groups) for subtask, groups in enumerate(ranges)], {"count": KEYED}, 2)
@@ -155,9 +165,14 @@ KINDS = {"count": KEYED, "todo": SPLIT, "offsets": UNION, "rules": BROADCAST}
 
 def restore(old: list[tuple[Keyed, Items]], parallelism: int) -> list[tuple[Keyed, Items]]:
     """Executes a plan the way a runtime would; the keyed reads have to come in growing order."""
-    pieces = [Piece(subtask, key_groups_of(subtask, parallelism=len(old), key_group_count=GROUPS),
-                    {state: len(items) for state, items in lists.items()})
-              for subtask, (_, lists) in enumerate(old)]
+    pieces = [
+        Piece(
+            subtask,
+            key_groups_of(subtask, parallelism=len(old), key_group_count=GROUPS),
+            {state: len(items) for state, items in lists.items()},
+        )
+        for subtask, (_, lists) in enumerate(old)
+    ]
     new: list[tuple[Keyed, Items]] = []
     for todo in plan_operator_restore(pieces, KINDS, parallelism=parallelism, key_group_count=GROUPS):
         groups = [(read.piece, group) for read in todo.keyed for group in read.groups]
@@ -172,9 +187,17 @@ def restore(old: list[tuple[Keyed, Items]], parallelism: int) -> list[tuple[Keye
 
 def written(state: list[tuple[Keyed, Items]]) -> list[tuple[Keyed, Items]]:
     """What subtasks write of what they hold: of union state their own share, of broadcast state subtask 0's copy."""
-    return [(keyed, {"todo": items["todo"], "offsets": items["offsets"][subtask :: len(state)],
-                     "rules": items["rules"] if subtask == 0 else []})
-            for subtask, (keyed, items) in enumerate(state)]
+    return [
+        (
+            keyed,
+            {
+                "todo": items["todo"],
+                "offsets": items["offsets"][subtask :: len(state)],
+                "rules": items["rules"] if subtask == 0 else [],
+            },
+        )
+        for subtask, (keyed, items) in enumerate(state)
+    ]
 
 
 @st.composite
@@ -183,11 +206,16 @@ def operator_states(draw: st.DrawFn) -> list[tuple[Keyed, Items]]:
     state: list[tuple[Keyed, Items]] = []
     for subtask in range(parallelism):
         groups = key_groups_of(subtask, parallelism=parallelism, key_group_count=GROUPS)
-        state.append(({group: f"group {group}" for group in groups}, {
-            "todo": [f"todo {subtask}.{index}" for index in range(draw(st.integers(0, 5)))],
-            "offsets": [f"split {subtask}.{index}" for index in range(draw(st.integers(0, 3)))],
-            "rules": [f"rule {index}" for index in range(draw(st.integers(0, 3)) if subtask == 0 else 0)],
-        }))
+        state.append(
+            (
+                {group: f"group {group}" for group in groups},
+                {
+                    "todo": [f"todo {subtask}.{index}" for index in range(draw(st.integers(0, 5)))],
+                    "offsets": [f"split {subtask}.{index}" for index in range(draw(st.integers(0, 3)))],
+                    "rules": [f"rule {index}" for index in range(draw(st.integers(0, 3)) if subtask == 0 else 0)],
+                },
+            )
+        )
     return state
 
 
@@ -212,7 +240,7 @@ def test_nothing_is_lost_and_nothing_doubled_from_p_to_q(old: list[tuple[Keyed, 
 @given(operator_states(), PARALLELISM)
 def test_from_p_to_q_and_back_restores_the_original(old: list[tuple[Keyed, Items]], q: int) -> None:
     p = len(old)
-    balanced = restore(old, p)          # items as a running job of p subtasks holds them
+    balanced = restore(old, p)  # items as a running job of p subtasks holds them
     back = restore(written(restore(written(balanced), q)), p)
     for (keyed, items), (keyed_back, items_back) in zip(balanced, back, strict=True):
         assert keyed_back == keyed

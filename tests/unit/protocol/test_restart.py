@@ -68,9 +68,13 @@ def test_there_is_nothing_to_decide_without_a_failure() -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    for build in (lambda: FixedDelay(attempts=-1, delay_ms=0), lambda: FixedDelay(attempts=1, delay_ms=-1),
-                  lambda: Exponential(initial_ms=0, maximum_ms=1), lambda: Exponential(initial_ms=2, maximum_ms=1),
-                  lambda: Exponential(initial_ms=1, maximum_ms=1, multiplier=0.5)):
+    for build in (
+        lambda: FixedDelay(attempts=-1, delay_ms=0),
+        lambda: FixedDelay(attempts=1, delay_ms=-1),
+        lambda: Exponential(initial_ms=0, maximum_ms=1),
+        lambda: Exponential(initial_ms=2, maximum_ms=1),
+        lambda: Exponential(initial_ms=1, maximum_ms=1, multiplier=0.5),
+    ):
         with pytest.raises(JobError, match=r"give 0 or more|at most the longest|give 1 or more"):
             build()
 
@@ -87,15 +91,20 @@ def test_a_decision_says_which_restart_it_is() -> None:
     assert isinstance(decision, RestartAfter) and (decision.number, decision.limit) == (2, 4)
 
 
-def error(record: str = "a", *, operator: str = "count", signature: str = "ValueError at x.py:1",
-          epoch: int | None = None) -> ErrorAtRecord:
+def error(
+    record: str = "a", *, operator: str = "count", signature: str = "ValueError at x.py:1", epoch: int | None = None
+) -> ErrorAtRecord:
     return ErrorAtRecord(operator=operator, record=record, signature=signature, epoch=epoch)
 
 
 def test_an_error_repeats_where_everything_is_the_same() -> None:
     assert repeats([error(), error()]) == 0
-    for other in (error("b"), error(operator="sum"), error(signature="KeyError at x.py:1"),
-                  error(signature="ValueError at x.py:2")):
+    for other in (
+        error("b"),
+        error(operator="sum"),
+        error(signature="KeyError at x.py:1"),
+        error(signature="ValueError at x.py:2"),
+    ):
         assert repeats([other, error()]) is None
     assert repeats([error()]) is None
 

@@ -25,7 +25,7 @@ from tidegate.protocol.commit import PendingCommits
 from tidegate.protocol.coordinator import AbortReason, Coordinator, CoordinatorSettings, Ending
 from tidegate.protocol.ids import ChannelId, SubtaskId
 
-Record = tuple[int, int]                 # (source, number)
+Record = tuple[int, int]  # (source, number)
 SOURCES = [SubtaskId(0, 0), SubtaskId(0, 1)]
 COUNTS = [SubtaskId(1, 0), SubtaskId(1, 1)]
 SINK = SubtaskId(2, 0)
@@ -40,8 +40,8 @@ READER = {channel: subtask for subtask, channels in INTO.items() for channel in 
 class Subtask:
     id: SubtaskId
     alignment: Alignment
-    seen: list[Record] = field(default_factory=list)        # state of a count or the sink; what a source has emitted
-    unflushed: list[Record] = field(default_factory=list)   # the sink's output of the present epoch
+    seen: list[Record] = field(default_factory=list)  # state of a count or the sink; what a source has emitted
+    unflushed: list[Record] = field(default_factory=list)  # the sink's output of the present epoch
     pending: PendingCommits[Record] = field(default_factory=PendingCommits)
     stopped: bool = False
 
@@ -57,16 +57,21 @@ class World:
         self.channels: dict[ChannelId, deque[Record | int]] = {channel: deque() for channel in READER}
         self.blocked: set[ChannelId] = set()
         self.control: dict[SubtaskId, deque[central.Effect]] = {one: deque() for one in self.subtasks}
-        self.answers: list[central.Event] = []               # to the coordinator, in no order
+        self.answers: list[central.Event] = []  # to the coordinator, in no order
         self.files: dict[tuple[SubtaskId, int], list[Record]] = {}
         self.manifests: dict[int, dict[SubtaskId, Any]] = {}
         self.committed: list[Record] = []
         self.completed: list[int] = []
         self.finished: Ending | None = None
         self.coordinator = Coordinator(
-            subtasks=frozenset(self.subtasks), sources=frozenset(SOURCES), enders=frozenset(SOURCES), next_epoch=1,
-            retained=(), now_ms=0,
-            settings=CoordinatorSettings(interval_ms=20, timeout_ms=60, tolerable_failures=10**9, retain=2))
+            subtasks=frozenset(self.subtasks),
+            sources=frozenset(SOURCES),
+            enders=frozenset(SOURCES),
+            next_epoch=1,
+            retained=(),
+            now_ms=0,
+            settings=CoordinatorSettings(interval_ms=20, timeout_ms=60, tolerable_failures=10**9, retain=2),
+        )
 
     # ------------------------------------------------------------------------------------------------- the scheduler
 
@@ -84,13 +89,12 @@ class World:
                 kind, what = self.random.choice(moves)
                 getattr(self, kind)(what)
             if step == 10_000:
-                self.faults = 0.0                              # healed: from here on it has to come to an end
+                self.faults = 0.0  # healed: from here on it has to come to an end
         raise AssertionError("the job does not come to an end")
 
     def moves(self) -> list[tuple[str, Any]]:
         moves: list[tuple[str, Any]] = [("emit", one) for one in SOURCES if self.can_emit(self.subtasks[one])]
-        moves += [("deliver", channel) for channel, queue in self.channels.items()
-                  if queue and channel not in self.blocked]
+        moves += [("deliver", channel) for channel, queue in self.channels.items() if queue and channel not in self.blocked]
         moves += [("instruct", one) for one, queue in self.control.items() if queue]
         moves += [("answer", index) for index in range(len(self.answers))]
         return moves
@@ -193,10 +197,9 @@ class World:
                     queue.append(effect)
             case central.CreateManifest(epoch, payloads):
                 fails = self.random.random() < self.faults
-                if not fails or self.random.random() < 0.5:     # half of the failures are lost answers
+                if not fails or self.random.random() < 0.5:  # half of the failures are lost answers
                     self.manifests[epoch] = dict(payloads)
-                self.answers.append(central.ManifestFailed(epoch, "no answer") if fails else
-                                    central.ManifestCreated(epoch))
+                self.answers.append(central.ManifestFailed(epoch, "no answer") if fails else central.ManifestCreated(epoch))
             case central.ReleaseSnapshots(epochs):
                 for released in epochs:
                     for name in self.manifests.pop(released, {}).values():

@@ -127,13 +127,16 @@ def test_foreign_channels_and_none_at_all_are_refused() -> None:
         merge.on_idle(B)
 
 
-SPEECH = st.lists(st.tuples(st.sampled_from((A, B, C)), st.sampled_from(("watermark", "idle", "epoch", "end")),
-                            st.integers(-50, 50)), max_size=40)
+SPEECH = st.lists(
+    st.tuples(st.sampled_from((A, B, C)), st.sampled_from(("watermark", "idle", "epoch", "end")), st.integers(-50, 50)),
+    max_size=40,
+)
 
 
 @given(SPEECH)
 def test_the_merge_never_goes_back_and_never_promises_more_than_its_live_channels(
-        speech: list[tuple[ChannelId, str, int]]) -> None:
+    speech: list[tuple[ChannelId, str, int]],
+) -> None:
     merge = WatermarkMerge([A, B, C])
     said: dict[ChannelId, int] = dict.fromkeys((A, B, C), MIN_WATERMARK_MS)
     idle: set[ChannelId] = set()
@@ -303,10 +306,15 @@ def test_a_restored_split_goes_on_from_what_was_read_of_it() -> None:
     assert again.on_discovered({"a": True, "b": False}, 0, latest_ms={"a": 100}) is None, "b may hold anything"
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.one_of(st.integers(0, 50), st.sampled_from(["finish", "discover"]))),
-                max_size=80))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.one_of(st.integers(0, 50), st.sampled_from(["finish", "discover"]))),
+        max_size=80,
+    )
+)
 def test_the_stream_promises_the_least_of_its_live_splits_and_never_less_than_before(
-        steps: list[tuple[str, int | str]]) -> None:
+    steps: list[tuple[str, int | str]],
+) -> None:
     stream = SplitWatermarks(0)
     live: dict[str, int] = {}
     promised = MIN_WATERMARK_MS

@@ -24,16 +24,36 @@ class Bench:
         self.out = folder / "out"
         self.handles: list[tg.Handle] = []
 
-    def job(self, name: str = "job", *, slots: int = 2, every: Any = "100 ms", make: type[ProcessJob] = ProcessJob,
-            restart: Any = None, tuning: tg.Tuning | None = None, **snapshots: Any) -> ProcessJob:
-        return make(name, slots=slots, restart=restart or tg.FixedDelay(attempts=20, delay_ms=0),
-                    tuning=tuning or tg.Tuning(),
-                    snapshots=tg.Snapshots(to=str(self.snapshots), every=every, **snapshots))
+    def job(
+        self,
+        name: str = "job",
+        *,
+        slots: int = 2,
+        every: Any = "100 ms",
+        make: type[ProcessJob] = ProcessJob,
+        restart: Any = None,
+        tuning: tg.Tuning | None = None,
+        **snapshots: Any,
+    ) -> ProcessJob:
+        return make(
+            name,
+            slots=slots,
+            restart=restart or tg.FixedDelay(attempts=20, delay_ms=0),
+            tuning=tuning or tg.Tuning(),
+            snapshots=tg.Snapshots(to=str(self.snapshots), every=every, **snapshots),
+        )
 
     def ledger(self, *, rows: int | None, rate: float | None = None, gated: bool = False, **rest: Any) -> tg.Handle:
         """A gated one goes on at its rate until `open_gate`."""
-        return self.start(build_ledger(self.job(**rest), tg.sinks.parquet(self.out), rows=rows, rate=rate,
-                                       gate=self.folder / "gate" if gated else None))
+        return self.start(
+            build_ledger(
+                self.job(**rest),
+                tg.sinks.parquet(self.out),
+                rows=rows,
+                rate=rate,
+                gate=self.folder / "gate" if gated else None,
+            )
+        )
 
     def open_gate(self) -> None:
         (self.folder / "gate").touch()

@@ -27,7 +27,7 @@ def files_at(address: str) -> dict[str, bytes]:
 def ordered(world: World, to: str | None = None) -> SavepointOrder:
     order = SavepointOrder(to or new_folder())
     world.master.savepoint(order)
-    world.held.deliver()        # the folder is empty
+    world.held.deliver()  # the folder is empty
     return order
 
 
@@ -40,8 +40,11 @@ def taken(world: World) -> SavepointOrder:
 
 
 def triggers(world: World) -> list[tuple[int, str | None, bool]]:
-    return [(message.epoch, message.ending, message.full) for slot, message in world.slots.said
-            if slot == 0 and isinstance(message, Trigger)]
+    return [
+        (message.epoch, message.ending, message.full)
+        for slot, message in world.slots.said
+        if slot == 0 and isinstance(message, Trigger)
+    ]
 
 
 def end_input(world: World) -> None:

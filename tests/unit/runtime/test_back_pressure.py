@@ -56,7 +56,7 @@ def test_a_slow_sink_holds_its_sources_back_and_memory_doesnt_grow(bench: Bench)
         return read["v0[0]"] + read["v0[1]"] - written if len(read) == 4 and written > 10 * BATCH_ROWS else 0
 
     until(under_way, "records at the sink", handle=handle)
-    time.sleep(1)       # the queues fill up
+    time.sleep(1)  # the queues fill up
     started = len(completed(handle))
     resident = {pid: stat_of(pid, "VmRSS") for pid in handle.attempts[-1].slots.values()}
     most = 0

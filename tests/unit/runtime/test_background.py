@@ -95,7 +95,7 @@ def test_closing_lets_the_work_at_hand_finish_and_drops_the_rest(no_leaked_threa
     assert started.wait(PATIENCE_S)
     closing = threading.Thread(target=loop.background.close)
     closing.start()
-    while loop.background._waiting.qsize() != 1:     # the one order to end is all that waits now
+    while loop.background._waiting.qsize() != 1:  # the one order to end is all that waits now
         time.sleep(0.001)
     go_on.set()
     closing.join(PATIENCE_S)

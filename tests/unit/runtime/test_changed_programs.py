@@ -47,8 +47,9 @@ class After(tg.KeyedProcess):
     seen = tg.value("long", default=0, alias="count")
     last = tg.value("struct<number: double, note: string>", renamed={"number": "n"}, added={"note": "restored"})
     numbers = tg.list("long")
-    parts = tg.value(pickled(version=2, migrate=lambda value, version: {"sum": sum(value), "was": version}),
-                     default={"sum": 0, "was": 2})
+    parts = tg.value(
+        pickled(version=2, migrate=lambda value, version: {"sum": sum(value), "was": version}), default={"sum": 0, "was": 2}
+    )
 
     def process(self, record: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
         last = self.last.get()
@@ -84,10 +85,16 @@ def after(job: ProcessJob, bench: Bench, function: tg.KeyedProcess, **names: Any
 
 
 def test_a_job_goes_on_under_other_names_and_types_at_another_number_of_slots(
-        bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.finish(lambda job: before(job, bench))
-    job = ProcessJob("job", slots=3, restart=tg.NoRestart(), drop_state=["hoard", "count.useless"],
-                     snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"))
+    job = ProcessJob(
+        "job",
+        slots=3,
+        restart=tg.NoRestart(),
+        drop_state=["hoard", "count.useless"],
+        snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"),
+    )
     after(job, bench, After(), alias="count")
     handle = bench.start(job)
     assert handle.wait(60) is tg.Status.FINISHED
@@ -98,8 +105,11 @@ def test_a_job_goes_on_under_other_names_and_types_at_another_number_of_slots(
         expected.append((n % KEYS, n // KEYS + 1, float(last), note))
     assert sorted(committed(bench.out)) == sorted(expected)
     (lost,) = [record.message for record in caplog.records if "does not take in" in record.message]
-    for part in ("value.old of state 'last' of operator 'counts'", "all of state 'useless' of operator 'counts'",
-                 "of operator 'hoard'"):
+    for part in (
+        "value.old of state 'last' of operator 'counts'",
+        "all of state 'useless' of operator 'counts'",
+        "of operator 'hoard'",
+    ):
         assert part in lost, lost
 
 
@@ -120,9 +130,16 @@ def test_a_program_that_doesn_t_fit_is_refused_before_anything_is_deployed(bench
     with pytest.raises(tg.JobFailed) as caught:
         handle.wait(60)
     told = str(caught.value)
-    for part in ("for 4 reasons", "keyed value int by long → keyed value string by long", "value: int can't become string",
-                 "value: int can't become short", "pickled(version=1) by long → keyed value binary", "operator 'hoard'",
-                 "drop_state=['hoard']", "What is possible"):
+    for part in (
+        "for 4 reasons",
+        "keyed value int by long → keyed value string by long",
+        "value: int can't become string",
+        "value: int can't become short",
+        "pickled(version=1) by long → keyed value binary",
+        "operator 'hoard'",
+        "drop_state=['hoard']",
+        "What is possible",
+    ):
         assert part in told, told
     assert not handle.attempts, "something was deployed"
 
@@ -144,6 +161,7 @@ def test_a_program_that_doesn_t_fit_ends_no_job_that_runs(bench: Bench) -> None:
 @pytest.mark.parametrize("backend", [tg.heap(), tg.rocksdb()], ids=["heap", "rocksdb"])
 def test_a_wrong_name_in_renamed_loses_nothing(bench: Bench, backend: Any) -> None:
     """It is refused, the right one takes effect, and then either does no harm."""
+
     class Kept(tg.KeyedProcess):
         last = tg.value("struct<n: int>")
         all = tg.list("struct<n: int>")
@@ -167,8 +185,13 @@ def test_a_wrong_name_in_renamed_loses_nothing(bench: Bench, backend: Any) -> No
         return Renamed()
 
     def run(function: tg.KeyedProcess, rows: int) -> tg.Handle:
-        job = ProcessJob("job", slots=2, backend=backend, restart=tg.NoRestart(),
-                         snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"))
+        job = ProcessJob(
+            "job",
+            slots=2,
+            backend=backend,
+            restart=tg.NoRestart(),
+            snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"),
+        )
         job.source("in", records(rows)).key_by("key").process("keep", function)
         handle = bench.start(job)
         handle.wait(60)

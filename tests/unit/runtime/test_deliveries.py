@@ -20,4 +20,4 @@ def test_what_was_printed_isnt_kept(bench: Bench, capsys: pytest.CaptureFixture[
     handle = bench.finish(build)
     assert handle.results("kept") == ROWS
     assert handle.results("shown") == []
-    assert capsys.readouterr().out.splitlines() == [f"shown> number={number}" for number, in ROWS]
+    assert capsys.readouterr().out.splitlines() == [f"shown> number={number}" for (number,) in ROWS]

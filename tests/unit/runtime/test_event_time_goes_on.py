@@ -61,12 +61,19 @@ class World:
             lines.writelines(json.dumps({"key": key, "at": at}) + "\n" for at in times_ms for key in range(KEYS))
 
     def start(self, *, slots: int = 2, to: str = "snapshots", bounded: bool = False, **rest: Any) -> tg.Handle:
-        job = ProcessJob("job", slots=slots, restart=tg.FixedDelay(attempts=20, delay_ms=0), backend=BACKENDS[self.backend],
-                         snapshots=tg.Snapshots(to=str(self.bench.folder / to), every="100 ms"), **rest)
+        job = ProcessJob(
+            "job",
+            slots=slots,
+            restart=tg.FixedDelay(attempts=20, delay_ms=0),
+            backend=BACKENDS[self.backend],
+            snapshots=tg.Snapshots(to=str(self.bench.folder / to), every="100 ms"),
+            **rest,
+        )
         source = tg.sources.json(self._in, schema=RECORD, discover_every="20 ms", stop_at_end=bounded)
         stream = job.source("in", source, parallelism=1).with_watermark("at", "0 s")
         stream.key_by("key").process("minutes", Minutes(), returns="key long, at long, n long").to(
-            "out", tg.sinks.parquet(self.bench.out))
+            "out", tg.sinks.parquet(self.bench.out)
+        )
         return self.bench.start(job)
 
     def wait(self, handle: tg.Handle, expected: set[Row]) -> None:

@@ -21,18 +21,24 @@ SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.string()), ("n", pa.int64()
 
 
 def outlets(count: int) -> list[MemoryChannel]:
-    return [MemoryChannel(ChannelId(0, 0, index), max_elements=10_000, max_queued_bytes=1 << 40)
-            for index in range(count)]
+    return [MemoryChannel(ChannelId(0, 0, index), max_elements=10_000, max_queued_bytes=1 << 40) for index in range(count)]
 
 
-def writer(channels: list[MemoryChannel], partitioning: Partitioning, *, key: tuple[str, ...] = (), groups: int = 128,
-           first: int = 0) -> EdgeWriter:
+def writer(
+    channels: list[MemoryChannel],
+    partitioning: Partitioning,
+    *,
+    key: tuple[str, ...] = (),
+    groups: int = 128,
+    first: int = 0,
+) -> EdgeWriter:
     return EdgeWriter(channels, partitioning=partitioning, key=key, key_group_count=groups, first=first)
 
 
 def batch(rows: list[tuple[int | None, str | None]], start: int = 0) -> pa.RecordBatch:
-    return pa.record_batch([[key for key, _ in rows], [text for _, text in rows],
-                            list(range(start, start + len(rows)))], schema=SCHEMA)
+    return pa.record_batch(
+        [[key for key, _ in rows], [text for _, text in rows], list(range(start, start + len(rows)))], schema=SCHEMA
+    )
 
 
 def received(channel: MemoryChannel) -> list[tuple[int | None, str | None, int]]:
@@ -45,14 +51,19 @@ def received(channel: MemoryChannel) -> list[tuple[int | None, str | None, int]]
     return rows
 
 
-KEYS = st.none() | st.integers(-3, 3) | st.integers(-2**63, 2**63 - 1)
+KEYS = st.none() | st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)
 ROWS = st.lists(st.tuples(KEYS, st.sampled_from([None, "", "a", "b", "ä"])), min_size=1, max_size=60)
 
 
-@given(st.lists(ROWS, min_size=1, max_size=4), st.integers(1, 9), st.sampled_from([9, 16, 128, 32_768]),
-       st.sampled_from([("key",), ("text",), ("key", "text")]))
+@given(
+    st.lists(ROWS, min_size=1, max_size=4),
+    st.integers(1, 9),
+    st.sampled_from([9, 16, 128, 32_768]),
+    st.sampled_from([("key",), ("text",), ("key", "text")]),
+)
 def test_a_record_goes_to_the_owner_of_its_key_group_and_keys_keep_their_order(
-        batches: list[list[tuple[int | None, str | None]]], parallelism: int, groups: int, key: tuple[str, ...]) -> None:
+    batches: list[list[tuple[int | None, str | None]]], parallelism: int, groups: int, key: tuple[str, ...]
+) -> None:
     channels = outlets(parallelism)
     subject = writer(channels, Partitioning.HASH, key=key, groups=groups)
     sent = []

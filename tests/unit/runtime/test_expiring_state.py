@@ -44,9 +44,13 @@ class Remembering(tg.KeyedProcess):
 
 
 def numbered(bench: Bench, backend: str, function: tg.KeyedProcess, *script: Any) -> None:
-    job = ProcessJob("job", slots=2, restart=tg.FixedDelay(attempts=5, delay_ms=0),
-                     backend=tg.heap() if backend == "heap" else tg.rocksdb(memory="16 MB"),
-                     snapshots=tg.Snapshots(to=str(bench.snapshots), every="100 ms"))
+    job = ProcessJob(
+        "job",
+        slots=2,
+        restart=tg.FixedDelay(attempts=5, delay_ms=0),
+        backend=tg.heap() if backend == "heap" else tg.rocksdb(memory="16 MB"),
+        snapshots=tg.Snapshots(to=str(bench.snapshots), every="100 ms"),
+    )
     source = ScriptedSource(list(script), schema=RECORD, memory=bench.folder / "marks")
     stream = job.source("in", source).key_by("key").process("numbering", function, returns=NUMBERED)
     stream.to("out", tg.sinks.parquet(bench.out))

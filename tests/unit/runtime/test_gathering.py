@@ -27,8 +27,9 @@ class Task:
         self.lost = False
         self._selector = selectors.DefaultSelector()
         self._link = connect_link(gathering.address, gathering.identity, {}, timeout_s=WITHIN_S)
-        self._link.attach(self._selector, on_message=lambda link, wire: self.heard.append(from_wire(wire)),
-                          on_lost=self._on_lost)
+        self._link.attach(
+            self._selector, on_message=lambda link, wire: self.heard.append(from_wire(wire)), on_lost=self._on_lost
+        )
         self.say(Offer(transform, stage, task, number))
 
     def say(self, message: Message) -> None:

@@ -58,7 +58,8 @@ def build(job: ProcessJob, bench: Bench, rate: float | None) -> ProcessJob:
     source = tg.sources.generator(records, schema=RECORD, rows=ROWS, rate=rate, splits=SPLITS)
     keyed = job.source("records", source).key_by("key")
     process_groups(keyed, "ledger", GroupedSpec(LedgerOfGroups(), ("key",)), parse_schema(LEDGER)).to(
-        "out", tg.sinks.parquet(bench.out))
+        "out", tg.sinks.parquet(bench.out)
+    )
     return job
 
 

@@ -37,7 +37,7 @@ def test_slots_sleep_while_no_record_comes(bench: Bench) -> None:
     stream.process("someday", Someday(), returns="key long").to("out", tg.sinks.collect())
     handle = bench.start(job)
     until(lambda: handle.status is tg.Status.RUNNING, "the job to run", handle=handle)
-    time.sleep(0.5)                     # the sources are idle by now
+    time.sleep(0.5)  # the sources are idle by now
     slots = handle.attempts[-1].slots.values()
     before = {pid: busy_s(pid) for pid in slots}
     time.sleep(WATCHED_S)

@@ -53,9 +53,16 @@ def place(node: Node, state: str) -> Place:
 def shares(node: Node, state: str, batches: list[pa.RecordBatch], parallelism: int) -> list[list[tuple[int, str]]]:
     where = place(node, state)
     rows = [rows_to_value(each, SCHEMA) for each in batches]
-    return [[(row["key"], row["text"]) for found in own_records(
-        where, node, iter(rows), subtask=subtask, parallelism=parallelism, key_group_count=GROUPS)
-        for row in found.to_pylist()] for subtask in range(parallelism)]
+    return [
+        [
+            (row["key"], row["text"])
+            for found in own_records(
+                where, node, iter(rows), subtask=subtask, parallelism=parallelism, key_group_count=GROUPS
+            )
+            for row in found.to_pylist()
+        ]
+        for subtask in range(parallelism)
+    ]
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 40), st.text(max_size=2)), max_size=6), max_size=4), st.integers(1, 8))

@@ -27,10 +27,16 @@ ROWS = 20_000
 BACKENDS: dict[str, Backend] = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="16 MB")}
 
 
-def ledger(bench: Bench, backend: str, *, slots: int = 2, rate: float = 5_000, every: Any = "100 ms",
-           **snapshots: Any) -> tg.Handle:
-    job = ProcessJob("job", slots=slots, restart=tg.FixedDelay(attempts=20, delay_ms=0), backend=BACKENDS[backend],
-                     snapshots=tg.Snapshots(to=str(bench.snapshots), every=every, **snapshots))
+def ledger(
+    bench: Bench, backend: str, *, slots: int = 2, rate: float = 5_000, every: Any = "100 ms", **snapshots: Any
+) -> tg.Handle:
+    job = ProcessJob(
+        "job",
+        slots=slots,
+        restart=tg.FixedDelay(attempts=20, delay_ms=0),
+        backend=BACKENDS[backend],
+        snapshots=tg.Snapshots(to=str(bench.snapshots), every=every, **snapshots),
+    )
     build_ledger(job, tg.sinks.parquet(bench.out), rows=ROWS, rate=rate, gate=bench.folder / "gate")
     return bench.start(job)
 
@@ -64,8 +70,11 @@ def test_killed_slots_come_back_with_their_state(bench: Bench, backend: str) -> 
         assert forms(bench) == {"rows" if backend == "heap" else "rocksdb"}
         attempts = len(handle.attempts)
         os.kill(handle.attempts[-1].slots[0], signal.SIGKILL)
-        until(lambda attempts=attempts: len(handle.attempts) > attempts and handle.status is tg.Status.RUNNING,
-              "the next attempt", handle=handle)
+        until(
+            lambda attempts=attempts: len(handle.attempts) > attempts and handle.status is tg.Status.RUNNING,
+            "the next attempt",
+            handle=handle,
+        )
     finish(bench, handle)
 
 
@@ -83,12 +92,18 @@ MOVES = [("heap", "rocksdb"), ("rocksdb", "heap"), ("rocksdb", "rocksdb")]
 QUICK_MOVES = [("heap", "rocksdb", 3), ("rocksdb", "heap", 1), ("rocksdb", "rocksdb", 2), ("rocksdb", "rocksdb", 3)]
 
 
-@pytest.mark.parametrize(("first", "second", "slots"), [
-    pytest.param(*move, slots, marks=() if (*move, slots) in QUICK_MOVES else pytest.mark.long)
-    for move in MOVES for slots in (1, 2, 3)])
+@pytest.mark.parametrize(
+    ("first", "second", "slots"),
+    [
+        pytest.param(*move, slots, marks=() if (*move, slots) in QUICK_MOVES else pytest.mark.long)
+        for move in MOVES
+        for slots in (1, 2, 3)
+    ],
+)
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_job_goes_on_with_another_backend_at_another_parallelism(bench: Bench, first: str, second: str, slots: int,
-                                                                   clean: bool) -> None:
+def test_a_job_goes_on_with_another_backend_at_another_parallelism(
+    bench: Bench, first: str, second: str, slots: int, clean: bool
+) -> None:
     """After a stop the snapshot is rows; after a cancel it is what the backend had."""
     handle = ledger(bench, first)
     more(handle, 2)
@@ -146,12 +161,18 @@ class Remember(tg.KeyedProcess):
 
 def test_a_state_far_larger_than_its_memory_runs_and_recovers(bench: Bench) -> None:
     """400 MB of text in one slot, in 16 MB. The process itself, its code and its batches take a good 200 MB."""
-    job = ProcessJob("job", slots=1, restart=tg.FixedDelay(attempts=5, delay_ms=0), backend=tg.rocksdb(memory="16 MB"),
-                     tuning=tg.Tuning(max_batch_rows=512),
-                     snapshots=tg.Snapshots(to=str(bench.snapshots), every="500 ms"))
+    job = ProcessJob(
+        "job",
+        slots=1,
+        restart=tg.FixedDelay(attempts=5, delay_ms=0),
+        backend=tg.rocksdb(memory="16 MB"),
+        tuning=tg.Tuning(max_batch_rows=512),
+        snapshots=tg.Snapshots(to=str(bench.snapshots), every="500 ms"),
+    )
     source = tg.sources.generator(twice, schema="key long", rows=2 * KEYS, splits=1)
     job.source("keys", source).key_by("key").process("remember", Remember(), returns="key long, same boolean").to(
-        "out", tg.sinks.collect())
+        "out", tg.sinks.collect()
+    )
     handle = bench.start(job)
     until(lambda: any(epoch.bytes > 1_000_000 for epoch in handle.epochs), "a snapshot with much in it", handle=handle)
     os.kill(handle.attempts[-1].slots[0], signal.SIGKILL)

@@ -44,13 +44,23 @@ def test_crashes_written_as_data_change_nothing(bench: Bench) -> None:
     def build(job: ProcessJob) -> None:
         stream = job.source("in", source).key_by("key")
         stream.process("number", Number(), returns="key string, number long, text string").to(
-            "out", tg.sinks.parquet(bench.out))
+            "out", tg.sinks.parquet(bench.out)
+        )
 
     handle = bench.finish(build)
     rows = committed(bench.out)
     check_order(rows)
-    assert sorted(rows) == [("a", 1, "1"), ("a", 2, "2"), ("a", 3, "3"), ("b", 1, "1"), ("b", 2, "2"),
-                            ("c", 1, "1"), ("c", 2, "2"), ("c", 3, "3"), ("d", 1, "1")]
+    assert sorted(rows) == [
+        ("a", 1, "1"),
+        ("a", 2, "2"),
+        ("a", 3, "3"),
+        ("b", 1, "1"),
+        ("b", 2, "2"),
+        ("c", 1, "1"),
+        ("c", 2, "2"),
+        ("c", 3, "3"),
+        ("d", 1, "1"),
+    ]
     assert len(list((bench.folder / "marks").iterdir())) == 5, "every crash happened"
     assert 3 <= len(handle.failures) <= 5, "two that happen at once are one failure"
     assert len(handle.attempts) == len(handle.failures) + 1
@@ -62,9 +72,16 @@ def test_a_killed_slot_is_replaced_and_the_output_is_that_of_a_run_without_fault
     rows, kills, chance = 30_000, 3, random.Random(seed)
     handle = bench.ledger(rows=rows, rate=5_000, slots=2, gated=True)
     for kill in range(kills):
-        until(lambda kill=kill: len(handle.attempts) == kill + 1 and handle.status is tg.Status.RUNNING and
-              any(report.attempt == kill + 1 for report in handle.epochs), "an epoch of the new attempt", handle=handle)
-        time.sleep(chance.uniform(0, 0.15))       # somewhere in the epoch's life, or right behind it
+        until(
+            lambda kill=kill: (
+                len(handle.attempts) == kill + 1
+                and handle.status is tg.Status.RUNNING
+                and any(report.attempt == kill + 1 for report in handle.epochs)
+            ),
+            "an epoch of the new attempt",
+            handle=handle,
+        )
+        time.sleep(chance.uniform(0, 0.15))  # somewhere in the epoch's life, or right behind it
         os.kill(handle.attempts[-1].slots[chance.randrange(2)], signal.SIGKILL)
         until(lambda kill=kill: len(handle.failures) == kill + 1, "the loss to be noticed", handle=handle)
     bench.open_gate()
@@ -121,8 +138,11 @@ def test_a_zombie_ends_itself_and_changes_nothing(bench: Bench, monkeypatch: pyt
     for pid in zombies:
         os.kill(pid, signal.SIGSTOP)
     try:
-        until(lambda: [epoch for epoch in handle.epochs if epoch.attempt == 2 and epoch.completed_ms], "a new commit",
-              handle=handle)
+        until(
+            lambda: [epoch for epoch in handle.epochs if epoch.attempt == 2 and epoch.completed_ms],
+            "a new commit",
+            handle=handle,
+        )
         assert all(map(alive, zombies))
     finally:
         for pid in zombies:
@@ -134,8 +154,9 @@ def test_a_zombie_ends_itself_and_changes_nothing(bench: Bench, monkeypatch: pyt
     check_ledger(committed(bench.out), rows)
 
 
-def test_a_zombie_that_wakes_up_after_the_end_leaves_the_output_as_it_is(bench: Bench,
-                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zombie_that_wakes_up_after_the_end_leaves_the_output_as_it_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(master, "GONE_TIMEOUT_MS", 200)
     rows = 10_000
     handle = bench.ledger(rows=rows, rate=5_000, tuning=QUICK, make=UnreachableJob, gated=True)
@@ -168,7 +189,8 @@ def test_slots_end_themselves_when_their_driver_is_gone(tmp_path: Path) -> None:
         "handle = build_ledger(job, tg.sinks.parquet(sys.argv[1] + '/out'), rows=None, rate=2_000).start()\n"
         "until(lambda: completed(handle), 'a snapshot', handle=handle)\n"
         "print(*handle.attempts[-1].slots.values(), flush=True)\n"
-        "time.sleep(600)\n")
+        "time.sleep(600)\n"
+    )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         slots = [int(pid) for pid in driver.stdout.readline().split()]
@@ -177,8 +199,11 @@ def test_slots_end_themselves_when_their_driver_is_gone(tmp_path: Path) -> None:
     until(lambda: not any(map(alive, slots)), "the slots to end themselves")
     # What they had committed is there, and a new driver goes on from it.
     rows = 20_000
-    job = build_ledger(ProcessJob("orphans", slots=1, snapshots=tg.Snapshots(to=str(tmp_path / "snapshots"))),
-                       tg.sinks.parquet(tmp_path / "out"), rows=rows)
+    job = build_ledger(
+        ProcessJob("orphans", slots=1, snapshots=tg.Snapshots(to=str(tmp_path / "snapshots"))),
+        tg.sinks.parquet(tmp_path / "out"),
+        rows=rows,
+    )
     assert job.run() is tg.Status.FINISHED
     check_ledger(committed(tmp_path / "out"), rows)
     check_clean(tmp_path / "snapshots", "orphans", tmp_path / "out")
@@ -186,22 +211,39 @@ def test_slots_end_themselves_when_their_driver_is_gone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", [tg.heap(), tg.rocksdb()], ids=["heap", "rocksdb"])
 def test_two_jobs_of_one_name_that_share_a_sinks_folder_leave_each_others_output_alone(
-        bench: Bench, tmp_path: Path, backend: Any) -> None:
+    bench: Bench, tmp_path: Path, backend: Any
+) -> None:
     """Each has snapshots of its own, and so attempts of its own: those of one are no older than those of the other."""
     rows = 6_000
 
     def started(name: str, every: str | None) -> tg.Handle:
-        job = ProcessJob("job", slots=1, backend=backend, restart=tg.FixedDelay(attempts=9, delay_ms=0), tuning=QUICK,
-                         snapshots=tg.Snapshots(to=str(tmp_path / name), every=every))
-        return bench.start(build_ledger(job, tg.sinks.parquet(bench.out, row_group_rows=50), rows=rows, rate=3_000,
-                                        gate=tmp_path / f"gate {name}"))
+        job = ProcessJob(
+            "job",
+            slots=1,
+            backend=backend,
+            restart=tg.FixedDelay(attempts=9, delay_ms=0),
+            tuning=QUICK,
+            snapshots=tg.Snapshots(to=str(tmp_path / name), every=every),
+        )
+        return bench.start(
+            build_ledger(
+                job, tg.sinks.parquet(bench.out, row_group_rows=50), rows=rows, rate=3_000, gate=tmp_path / f"gate {name}"
+            )
+        )
 
     other = started("other", None)
     until(lambda: [*(bench.out / "_tidegate").glob("*.parquet")], "output that is pending until the end", handle=other)
     one = started("one", "60 ms")
     for kill in range(2):
-        until(lambda kill=kill: len(one.attempts) == kill + 1 and one.status is tg.Status.RUNNING and any(
-            each.attempt == kill + 1 and each.completed_ms is not None for each in one.epochs), "a snapshot", handle=one)
+        until(
+            lambda kill=kill: (
+                len(one.attempts) == kill + 1
+                and one.status is tg.Status.RUNNING
+                and any(each.attempt == kill + 1 and each.completed_ms is not None for each in one.epochs)
+            ),
+            "a snapshot",
+            handle=one,
+        )
         os.kill(one.attempts[-1].slots[0], signal.SIGKILL)
         until(lambda kill=kill: len(one.failures) == kill + 1, "the loss", handle=one)
     for name in ("one", "other"):

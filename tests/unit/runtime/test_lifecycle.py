@@ -82,7 +82,7 @@ def test_a_stopped_job_goes_on_exactly_where_it_was(bench: Bench) -> None:
     assert again.attempts[0].attempt > handle.attempts[-1].attempt
     assert again.epochs[0].epoch > handle.epochs[-1].epoch
     after = committed(bench.out)
-    assert after[:len(before)] == before
+    assert after[: len(before)] == before
     check_ledger(after, rows)
     check_clean(bench.snapshots, "job", bench.out)
 
@@ -154,7 +154,8 @@ def test_draining_fires_the_timers_and_stopping_keeps_them(bench: Bench) -> None
     count = sum(map(len, seen.values()))
     assert seen == {key: [i for i in range(count) if i % 3 == key] for key in range(3)}
     assert sorted((key, at) for key, at, _ in fired) == sorted(
-        {(i % 3, 3_600_000 + 1_000 * (i // 30)) for i in range(count)})
+        {(i % 3, 3_600_000 + 1_000 * (i // 30)) for i in range(count)}
+    )
 
 
 def test_a_snapshot_can_be_asked_for(bench: Bench) -> None:
@@ -186,8 +187,11 @@ def test_a_finished_job_that_is_started_again_finishes_again_and_adds_nothing(be
         assert handle.wait(60) is tg.Status.FINISHED
         check_ledger(committed(bench.out), 1_000)
         open_files.append(len(os.listdir("/proc/self/fd")))
-    until(lambda: len(os.listdir("/proc/self/fd")) <= open_files[0], "no more open files than after the first job",
-          patience_s=10)
+    until(
+        lambda: len(os.listdir("/proc/self/fd")) <= open_files[0],
+        "no more open files than after the first job",
+        patience_s=10,
+    )
     assert handle.stop() is tg.Status.FINISHED
     assert handle.cancel() is tg.Status.FINISHED
 
@@ -204,9 +208,12 @@ def test_who_starts_a_job_a_second_time_fences_off_the_first(bench: Bench) -> No
     first = bench.ledger(rows=rows, rate=5_000, gated=True)
     until(lambda: completed(first), "a snapshot", handle=first)
     second = bench.ledger(rows=rows, rate=5_000, gated=True)
-    with pytest.raises(JobFailed, match=r"FencedOff: attempt 1 is over: job 'job' was taken over by another program of the "
-                                        r"same name and folder: this very process started it once more, at .*Z "
-                                        r"\(attempt 2 in file://.*\). Give each its own name or folder, or stop one"):
+    with pytest.raises(
+        JobFailed,
+        match=r"FencedOff: attempt 1 is over: job 'job' was taken over by another program of the "
+        r"same name and folder: this very process started it once more, at .*Z "
+        r"\(attempt 2 in file://.*\). Give each its own name or folder, or stop one",
+    ):
         first.wait(60)
     bench.open_gate()
     assert second.wait(60) is tg.Status.FINISHED
@@ -247,8 +254,11 @@ def test_a_folder_that_cant_be_written_is_an_error_at_the_start(tmp_path: Path, 
     folder = tmp_path / "file" / "snapshots" if below == "a file" else Path("/proc/snapshots")
     job = ProcessJob("job", slots=1, snapshots=tg.Snapshots(to=str(folder)))
     job.source("in", tg.sources.rows([(1,)], "n long")).to("out", tg.sinks.collect())
-    with pytest.raises(JobError, match=rf"snapshots can't be kept in file://{folder}/job: user {getpass.getuser()} on host "
-                                       rf".* can't write there .*Snapshots\(to=…\)"):
+    with pytest.raises(
+        JobError,
+        match=rf"snapshots can't be kept in file://{folder}/job: user {getpass.getuser()} on host "
+        rf".* can't write there .*Snapshots\(to=…\)",
+    ):
         job.start()
 
 

@@ -28,16 +28,24 @@ def taken_port() -> Iterator[int]:
         yield int(listener.getsockname()[1])
 
 
-@pytest.mark.parametrize(("given", "ports"), [
-    (None, range(1)), (0, range(1)), (40_000, range(40_000, 40_001)), ("40000", range(40_000, 40_001)),
-    ("40000-40019", range(40_000, 40_020)), (" 40000 - 40019 ", range(40_000, 40_020)),
-])
+@pytest.mark.parametrize(
+    ("given", "ports"),
+    [
+        (None, range(1)),
+        (0, range(1)),
+        (40_000, range(40_000, 40_001)),
+        ("40000", range(40_000, 40_001)),
+        ("40000-40019", range(40_000, 40_020)),
+        (" 40000 - 40019 ", range(40_000, 40_020)),
+    ],
+)
 def test_a_port_a_range_or_any(given: Any, ports: range) -> None:
     assert parse_ports(given, setting="master_ports") == ports
 
 
-@pytest.mark.parametrize("wrong", [-1, 65_536, "many", "40019-40000", "40000-70000", "0-10", "40000,40001", "1-2-3", 1.5,
-                                   ""])
+@pytest.mark.parametrize(
+    "wrong", [-1, 65_536, "many", "40019-40000", "40000-70000", "0-10", "40000,40001", "1-2-3", 1.5, ""]
+)
 def test_ports_that_cant_be_are_refused(wrong: Any) -> None:
     with pytest.raises(JobError, match=r"slot_ports=.*40000-40019"):
         tg.Tuning(slot_ports=wrong)
@@ -58,15 +66,19 @@ def test_every_address_of_a_host_is_none_to_connect_to() -> None:
     assert told.found_at(("0.0.0.0", 40_000)) == ("driver", 40_000)
 
 
-@pytest.mark.parametrize(("environment", "bound", "told"), [
-    ({}, "10.0.0.7", None),
-    ({SLOT_BIND_HOST_VARIABLE: "0.0.0.0"}, "0.0.0.0", "10.0.0.7"),
-    ({SLOT_BIND_HOST_VARIABLE: "192.168.1.7"}, "192.168.1.7", None),
-    ({SLOT_HOST_VARIABLE: "node-7.example.org"}, "10.0.0.7", "node-7.example.org"),
-    ({SLOT_BIND_HOST_VARIABLE: "::", SLOT_HOST_VARIABLE: "node-7"}, "::", "node-7"),
-])
+@pytest.mark.parametrize(
+    ("environment", "bound", "told"),
+    [
+        ({}, "10.0.0.7", None),
+        ({SLOT_BIND_HOST_VARIABLE: "0.0.0.0"}, "0.0.0.0", "10.0.0.7"),
+        ({SLOT_BIND_HOST_VARIABLE: "192.168.1.7"}, "192.168.1.7", None),
+        ({SLOT_HOST_VARIABLE: "node-7.example.org"}, "10.0.0.7", "node-7.example.org"),
+        ({SLOT_BIND_HOST_VARIABLE: "::", SLOT_HOST_VARIABLE: "node-7"}, "::", "node-7"),
+    ],
+)
 def test_a_slot_listens_where_it_reached_the_master_from_unless_its_host_says_otherwise(
-        environment: dict[str, str], bound: str, told: str | None) -> None:
+    environment: dict[str, str], bound: str, told: str | None
+) -> None:
     listening = slot_listening(7, ports=range(1), own_end="10.0.0.7", environment=environment)
     assert (listening.bind_host, listening.host) == (bound, told)
 
@@ -74,17 +86,26 @@ def test_a_slot_listens_where_it_reached_the_master_from_unless_its_host_says_ot
 CLUSTER = {"spark.driver.host": "driver.example.org"}
 
 
-@pytest.mark.parametrize(("tuning", "configuration", "bound", "found"), [
-    (tg.Tuning(), CLUSTER, "driver.example.org", "driver.example.org"),
-    (tg.Tuning(), {"spark.driver.host": "[fe80::1]"}, "fe80::1", "fe80::1"),
-    (tg.Tuning(), CLUSTER | {"spark.driver.bindAddress": "0.0.0.0"}, "0.0.0.0", "driver.example.org"),
-    (tg.Tuning(), CLUSTER | {"spark.tidegate.masterHost": "outside"}, "driver.example.org", "outside"),
-    (tg.Tuning(), CLUSTER | {"spark.tidegate.masterBindHost": "10.0.0.1"}, "10.0.0.1", None),
-    (tg.Tuning(master_bind_host="::"), CLUSTER | {"spark.tidegate.masterBindHost": "10.0.0.1"}, "::", "driver.example.org"),
-    (tg.Tuning(master_bind_host="10.0.0.1", master_host="outside"), CLUSTER, "10.0.0.1", "outside"),
-])
+@pytest.mark.parametrize(
+    ("tuning", "configuration", "bound", "found"),
+    [
+        (tg.Tuning(), CLUSTER, "driver.example.org", "driver.example.org"),
+        (tg.Tuning(), {"spark.driver.host": "[fe80::1]"}, "fe80::1", "fe80::1"),
+        (tg.Tuning(), CLUSTER | {"spark.driver.bindAddress": "0.0.0.0"}, "0.0.0.0", "driver.example.org"),
+        (tg.Tuning(), CLUSTER | {"spark.tidegate.masterHost": "outside"}, "driver.example.org", "outside"),
+        (tg.Tuning(), CLUSTER | {"spark.tidegate.masterBindHost": "10.0.0.1"}, "10.0.0.1", None),
+        (
+            tg.Tuning(master_bind_host="::"),
+            CLUSTER | {"spark.tidegate.masterBindHost": "10.0.0.1"},
+            "::",
+            "driver.example.org",
+        ),
+        (tg.Tuning(master_bind_host="10.0.0.1", master_host="outside"), CLUSTER, "10.0.0.1", "outside"),
+    ],
+)
 def test_on_a_cluster_the_master_is_where_sparks_driver_is_unless_told(
-        tuning: tg.Tuning, configuration: dict[str, str], bound: str, found: str | None) -> None:
+    tuning: tg.Tuning, configuration: dict[str, str], bound: str, found: str | None
+) -> None:
     placed = placed_by(tuning, configuration, is_local=False)
     assert (placed.master_bind_host, placed.master_host) == (bound, found)
 
@@ -141,7 +162,7 @@ def test_a_slot_whose_ports_are_taken_fails_the_job_and_says_so(bench: Bench) ->
 
 
 def test_a_slot_that_cant_reach_the_others_says_where_it_looked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SLOT_HOST_VARIABLE, "127.0.0.9")     # where nobody listens
+    monkeypatch.setenv(SLOT_HOST_VARIABLE, "127.0.0.9")  # where nobody listens
     handle = bench.ledger(rows=ROWS, restart=tg.NoRestart())
     with pytest.raises(JobFailed, match=r"can't reach \('127\.0\.0\.9', \d+\)"):
         handle.wait()

@@ -39,7 +39,7 @@ def test_a_loop_ends_when_nothing_goes_round_in_it_any_more(bench: Bench, slots:
     check_clean(bench.snapshots, "job", bench.out)
 
 
-@pytest.mark.parametrize("mode", ["exactly once", "unaligned", "at least once"])      # all of them: tests/faults
+@pytest.mark.parametrize("mode", ["exactly once", "unaligned", "at least once"])  # all of them: tests/faults
 def test_kills_in_the_middle_of_a_loop_change_nothing(bench: Bench, mode: str) -> None:
     count, chance = 4_000, random.Random(mode)
     handle = collatz(bench, count, rate=2_000, gated=True, every="60 ms", **MODES[mode])
@@ -112,8 +112,11 @@ def test_a_loop_waits_for_its_other_inputs_to_end(bench: Bench) -> None:
         right = job.source("limits", limits, parallelism=1)
 
         def body(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
-            met = stream.key_by("id").connect(right.key_by("id")).process(
-                "meet", Pair(), returns=NUMBER, side_outputs={"done": NUMBER})
+            met = (
+                stream.key_by("id")
+                .connect(right.key_by("id"))
+                .process("meet", Pair(), returns=NUMBER, side_outputs={"done": NUMBER})
+            )
             return met, met.side_output("done")
 
         job.source("in", numbers(count)).iterate("until", body).to("out", tg.sinks.parquet(bench.out))
@@ -159,7 +162,8 @@ def test_feedback_past_its_memory_goes_to_disk(bench: Bench) -> None:
 
     def build_loop(job: ProcessJob) -> None:
         job.source("in", numbers(200)).iterate("flood", body).key_by("id").process(
-            "count", Count(), returns="id long, count long").to("out", tg.sinks.parquet(bench.out))
+            "count", Count(), returns="id long, count long"
+        ).to("out", tg.sinks.parquet(bench.out))
 
     bench.finish(build_loop, tuning=tg.Tuning(loop_memory_bytes=20_000))
     most: dict[int, int] = {}
@@ -232,8 +236,12 @@ def test_records_that_come_back_do_not_make_an_idle_slot_hold_time_back(bench: B
 
     job = bench.job()
     source = tg.sources.json(bench.folder / "in", schema=NUMBER, discover_every="20 ms")
-    (job.source("in", source).with_watermark("id", 0, idle_after="50 ms").iterate("round", body)
-        .to("out", tg.sinks.parquet(bench.out)))
+    (
+        job.source("in", source)
+        .with_watermark("id", 0, idle_after="50 ms")
+        .iterate("round", body)
+        .to("out", tg.sinks.parquet(bench.out))
+    )
     handle = bench.start(job)
     until(lambda: committed(bench.out), "the first records", handle=handle)
     with (bench.folder / "in" / "records.json").open("a") as lines:

@@ -112,19 +112,40 @@ def plan_of(slots: int) -> Plan:
 class World:
     """`held` is a second background, for the copies of savepoints, that works only when told to."""
 
-    def __init__(self, restart: Any = None, *, tuning: Tuning | None = None, store: MemoryStore | None = None,
-                 restore: Restore | None = None, retain: int = 2, tolerable_failures: int = 0,
-                 speak: Speak = keep_silent, micro_batch: MicroBatch | None = None) -> None:
+    def __init__(
+        self,
+        restart: Any = None,
+        *,
+        tuning: Tuning | None = None,
+        store: MemoryStore | None = None,
+        restore: Restore | None = None,
+        retain: int = 2,
+        tolerable_failures: int = 0,
+        speak: Speak = keep_silent,
+        micro_batch: MicroBatch | None = None,
+    ) -> None:
         self.store = store or MemoryStore()
         self.clock, self.background, self.slots, self.held = FakeClock(), Inline(), Slots(), Inline()
         self.master = Master(
-            plan=plan_of(2), catalog=SnapshotCatalog(self.store), deployer=self.slots, links=self.slots, clock=self.clock,
-            background=self.background, copies=self.held, restore=restore, graph="the graph", speak=speak,
-            versions={"python": "3"}, micro_batch=micro_batch,
+            plan=plan_of(2),
+            catalog=SnapshotCatalog(self.store),
+            deployer=self.slots,
+            links=self.slots,
+            clock=self.clock,
+            background=self.background,
+            copies=self.held,
+            restore=restore,
+            graph="the graph",
+            speak=speak,
+            versions={"python": "3"},
+            micro_batch=micro_batch,
             settings=JobSettings(
-                name="m", snapshots=Snapshots(to="unused", every="1 s", tolerable_failures=tolerable_failures,
-                                              retain=retain),
-                restart=restart or tg.NoRestart(), tuning=tuning or Tuning()))
+                name="m",
+                snapshots=Snapshots(to="unused", every="1 s", tolerable_failures=tolerable_failures, retain=retain),
+                restart=restart or tg.NoRestart(),
+                tuning=tuning or Tuning(),
+            ),
+        )
         self.master.start()
         self.turn()
 
@@ -207,10 +228,12 @@ def test_a_store_that_is_away_at_a_restart_is_given_time_by_the_restart_strategy
     world.store.faults = world.only(Operation.CREATE)
     world.master.on_lost(1, "gone")
     world.turn()
-    world.turn(500)                 # the second attempt can't be claimed
+    world.turn(500)  # the second attempt can't be claimed
     assert world.master.status is tg.Status.RESTARTING
     assert [failure.message.split(":")[0] for failure in world.master.failures] == [
-        "slot 1 (host h, pid 101) was lost", "StoreError"]
+        "slot 1 (host h, pid 101) was lost",
+        "StoreError",
+    ]
     world.store.faults = None
     world.turn(500)
     world.turn(0)
@@ -235,9 +258,16 @@ def complete_epoch(world: World) -> int:
     world.turn(1_000)
     epoch = world.master.epochs[-1].epoch
     for subtask in (SubtaskId(0, 0), SubtaskId(0, 1)):
-        part = {"parallelism": 2, "states": [], "piece": {
-            "subtask": subtask.subtask, "key_groups": [64 * subtask.subtask, 64 * subtask.subtask + 64], "files": [],
-            "item_counts": {}}}
+        part = {
+            "parallelism": 2,
+            "states": [],
+            "piece": {
+                "subtask": subtask.subtask,
+                "key_groups": [64 * subtask.subtask, 64 * subtask.subtask + 64],
+                "files": [],
+                "item_counts": {},
+            },
+        }
         world.master.on_message(subtask.subtask, Acknowledge(0, subtask.subtask, epoch, {"in": part, "out": part}, {}))
     world.turn()
     assert world.master.epochs[-1].completed_ms is not None
@@ -247,7 +277,7 @@ def complete_epoch(world: World) -> int:
 def test_a_master_that_was_superseded_stops_instead_of_fighting_back() -> None:
     world = World(RESTARTS).run()
     complete_epoch(world)
-    SnapshotCatalog(world.store).claim_attempt()        # another driver
+    SnapshotCatalog(world.store).claim_attempt()  # another driver
     with pytest.raises(AssertionError):
         complete_epoch(world)
     assert "FencedOff" in world.master.failures[-1].message
@@ -277,7 +307,8 @@ def test_slots_that_never_come_are_told_with_what_to_look_at() -> None:
     assert world.master.status is tg.Status.FAILED
     assert world.master.failures[-1].message == (
         "slots [0, 1] were not ready within 5000 ms. A job needs 2 task slots of Spark at the same time: are they there "
-        "and free?")
+        "and free?"
+    )
 
 
 def test_a_silent_slot_is_noticed_and_one_that_speaks_is_not() -> None:
@@ -306,7 +337,7 @@ def test_only_the_first_failure_of_an_attempt_counts() -> None:
 
 def test_the_next_attempt_waits_until_the_old_slots_are_gone() -> None:
     world = World(RESTARTS).run()
-    world.slots.cancel = lambda: None       # type: ignore[method-assign]
+    world.slots.cancel = lambda: None  # type: ignore[method-assign]
     world.master.on_lost(0, "gone")
     world.turn(30_000)
     assert world.slots.attempts == [1]
@@ -318,7 +349,7 @@ def test_the_next_attempt_waits_until_the_old_slots_are_gone() -> None:
 
 def test_old_slots_that_dont_go_are_left_behind_after_a_minute() -> None:
     world = World(RESTARTS).run()
-    world.slots.cancel = lambda: None       # type: ignore[method-assign]
+    world.slots.cancel = lambda: None  # type: ignore[method-assign]
     world.master.on_lost(0, "gone")
     world.turn(59_999)
     assert world.slots.attempts == [1]
@@ -331,7 +362,11 @@ def test_a_stop_that_comes_before_the_job_runs_is_not_forgotten() -> None:
     world.master.stop(drain=False)
     world.run()
     assert [message for _, message in world.slots.said[-4:]] == [
-        Start(), Start(), Trigger(1, "stop", full=True), Trigger(1, "stop", full=True)]
+        Start(),
+        Start(),
+        Trigger(1, "stop", full=True),
+        Trigger(1, "stop", full=True),
+    ]
 
 
 def test_epochs_grow_across_attempts_even_where_they_left_no_trace() -> None:
@@ -370,8 +405,10 @@ def test_a_restarting_job_that_is_stopped_ends_at_once_and_says_why_it_was_resta
     assert world.master.status is tg.Status.FAILED and world.slots.attempts == [1]
     (failure,) = world.master.failures
     assert failure.message == "boom" and failure.stopped
-    assert failure.then == ("The job was stopped while it was restarting, so there is no final snapshot: started again, "
-                            f"it resumes from snapshot {epoch}")
+    assert failure.then == (
+        "The job was stopped while it was restarting, so there is no final snapshot: started again, "
+        f"it resumes from snapshot {epoch}"
+    )
 
 
 def test_a_restarting_job_whose_next_attempt_is_on_its_way_ends_at_once_too() -> None:
@@ -407,10 +444,13 @@ def test_what_a_job_says_is_said_once_for_each_failure() -> None:
     world.master.on_lost(1, "gone")
     assert said == [
         (logging.INFO, "Job 'm', attempt 1 runs: slot 0 (host h, pid 100), slot 1 (host h, pid 101)."),
-        (logging.WARNING, "Job 'm', attempt 1, slot 0 (host h, pid 100): boom\n"
-                          "Restarting from the beginning in 0.5 s (restart 1 of 1)."),
+        (
+            logging.WARNING,
+            "Job 'm', attempt 1, slot 0 (host h, pid 100): boom\nRestarting from the beginning in 0.5 s (restart 1 of 1).",
+        ),
         (logging.INFO, "Job 'm', attempt 2 runs: slot 0 (host h, pid 100), slot 1 (host h, pid 101)."),
-        (logging.ERROR, "Job 'm', attempt 2: slot 1 (host h, pid 101) was lost: gone\nThe job ends.")]
+        (logging.ERROR, "Job 'm', attempt 2: slot 1 (host h, pid 101) was lost: gone\nThe job ends."),
+    ]
 
 
 def test_slots_that_spark_takes_between_micro_batches_are_nothing_to_warn_of() -> None:
@@ -423,7 +463,7 @@ def test_slots_that_spark_takes_between_micro_batches_are_nothing_to_warn_of() -
 
 def test_a_deployment_may_say_that_there_is_no_use_in_trying() -> None:
     world = World(RESTARTS)
-    world.slots.ended = lambda: Failure("no Python", permanent=True)       # type: ignore[method-assign,assignment,return-value]
+    world.slots.ended = lambda: Failure("no Python", permanent=True)  # type: ignore[method-assign,assignment,return-value]
     world.turn()
     world.turn()
     assert world.master.status is tg.Status.FAILED and world.slots.attempts == [1]

@@ -38,12 +38,12 @@ def test_a_driver_that_dies_between_superseding_and_deleting_leaves_every_snapsh
     try:
         world.complete(1_000)
     except Died:
-        assert survives < 5     # a manifest and four files
+        assert survives < 5  # a manifest and four files
     world.store.faults = None
     world.check_reachable()
     next_driver = World(store=world.store, retain=1).run()
     assert next_driver.master.attempts[-1].restored_epoch == 2
-    world.background.deliver()      # what the old one still had to do
+    world.background.deliver()  # what the old one still had to do
     next_driver.check_reachable()
     newest = next_driver.complete(1_000)
     next_driver.turn()
@@ -54,10 +54,23 @@ def test_a_driver_that_dies_between_superseding_and_deleting_leaves_every_snapsh
 
 
 def acknowledged_with(world: World, slot: int, epoch: int, names: list[str]) -> Any:
-    files = [{"name": name, "bytes": 5, "checksum": 0x8C8D5D4B, "index_bytes": 0, "index_checksum": 0, "form": "rows",
-              "local": ""} for name in names]
-    part = {"parallelism": 2, "states": [], "piece": {"subtask": slot, "key_groups": [0, 0], "files": files,
-                                                      "item_counts": {}}}
+    files = [
+        {
+            "name": name,
+            "bytes": 5,
+            "checksum": 0x8C8D5D4B,
+            "index_bytes": 0,
+            "index_checksum": 0,
+            "form": "rows",
+            "local": "",
+        }
+        for name in names
+    ]
+    part = {
+        "parallelism": 2,
+        "states": [],
+        "piece": {"subtask": slot, "key_groups": [0, 0], "files": files, "item_counts": {}},
+    }
     world.master.on_message(slot, messages.Acknowledge(0, slot, epoch, {"in": part}, {}))
 
 
@@ -74,8 +87,8 @@ def test_an_aborted_epoch_takes_no_file_with_it_that_another_one_needs() -> None
         world.store.write(name_of(2, slot), [b"delta"])
     acknowledged_with(world, 0, 2, [bases[0], name_of(2, 0)])
     world.master.on_message(1, Decline(0, 1, 2, "disk full"))
-    world.turn(1_000)           # epoch 3 is triggered
-    acknowledged_with(world, 1, 2, [bases[1], name_of(2, 1)])      # late
+    world.turn(1_000)  # epoch 3 is triggered
+    acknowledged_with(world, 1, 2, [bases[1], name_of(2, 1)])  # late
     world.turn()
     assert name_of(2, 0) not in world.store.files and name_of(2, 1) in world.store.files, "who declined wrote nothing"
     assert all(base in world.store.files for base in bases.values())

@@ -127,7 +127,7 @@ def test_a_stop_meanwhile_is_obeyed(drain: bool) -> None:
     world.master.stop(drain=drain)
     world.complete()
     world.done()
-    if drain:       # the final epoch was no draining one: the job is drained when it runs again
+    if drain:  # the final epoch was no draining one: the job is drained when it runs again
         world.turn()
         world.run()
         assert rescaling.done and rescaling.error is None

@@ -124,7 +124,7 @@ def test_a_savepoint_that_is_not_claimed_stays() -> None:
 def test_a_claim_that_was_not_carried_out_is_by_the_next_start() -> None:
     to = taken(World().run()).to
     world = World(restore=Restore(path=to, claim=True)).run()
-    world.complete(1_000)       # and the driver dies before its background gets to it
+    world.complete(1_000)  # and the driver dies before its background gets to it
     assert layout.SAVEPOINT in files_at(to)
     again = World(store=world.store, restore=Restore(path=to, claim=True))
     again.held.deliver()

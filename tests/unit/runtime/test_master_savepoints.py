@@ -55,7 +55,7 @@ def test_a_savepoint_never_takes_the_place_of_a_retained_snapshot() -> None:
     first = world.complete(1_000)
     order = taken(world)
     assert world.epochs_kept() == [first, first + 1]
-    files_at(order.to).clear()          # somebody deletes the savepoint
+    files_at(order.to).clear()  # somebody deletes the savepoint
     world.check_reachable()
     assert world.complete(1_000) == first + 2
     assert world.epochs_kept() == [first + 1, first + 2]
@@ -208,7 +208,7 @@ def test_a_savepoint_waits_until_every_slot_has_committed_what_it_covers() -> No
     world.commit(newest, slots=[0])
     world.held.deliver()
     assert not order.done
-    world.commit(newest, slots=[1])         # the one before was never reported: this one includes it
+    world.commit(newest, slots=[1])  # the one before was never reported: this one includes it
     world.held.deliver()
     world.turn()
     assert order.info is not None and order.info.epoch == pinned
@@ -225,7 +225,7 @@ def test_an_attempt_that_ends_before_all_is_committed_leaves_the_savepoint_to_th
     world.turn(500)
     world.turn()
     world.run()
-    world.commit(first)                     # what the next attempt has to say of it is of no use: it made no savepoint of it
+    world.commit(first)  # what the next attempt has to say of it is of no use: it made no savepoint of it
     world.held.deliver()
     assert not order.done
     second = world.complete()
@@ -283,7 +283,7 @@ def test_a_cancelled_job_leaves_its_copies() -> None:
 def test_other_processes_ask_by_a_file_and_get_an_answer() -> None:
     world = World().run()
     to = new_folder()
-    request = request_savepoint(world.store, to, timeout_s=10**9)      # the clock here is not the world's
+    request = request_savepoint(world.store, to, timeout_s=10**9)  # the clock here is not the world's
     world.turn(REQUESTS_EVERY_MS)
     world.held.deliver()
     assert triggers(world)[-1][2] is False, "an epoch was due at the same time"

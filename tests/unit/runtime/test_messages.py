@@ -14,12 +14,18 @@ from tidegate.errors import ProtocolError
 from tidegate.runtime.messages import Acknowledge, Failed, Heartbeat, Message, Register, Trigger, from_wire, to_wire
 
 KINDS = get_args(Message)
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-                    max_leaves=5)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
 BY_HINT: dict[Any, st.SearchStrategy[Any]] = {
-    bool: st.booleans(), int: st.integers(), str: st.text(max_size=8), int | None: st.none() | st.integers(),
-    str | None: st.none() | st.text(max_size=8), dict[str, Any]: st.dictionaries(st.text(max_size=5), JSON, max_size=3),
+    bool: st.booleans(),
+    int: st.integers(),
+    str: st.text(max_size=8),
+    int | None: st.none() | st.integers(),
+    str | None: st.none() | st.text(max_size=8),
+    dict[str, Any]: st.dictionaries(st.text(max_size=5), JSON, max_size=3),
     list[Any]: st.lists(JSON, max_size=3),
 }
 
@@ -51,18 +57,21 @@ def test_a_message_with_a_field_too_many_is_refused(message: Message) -> None:
         from_wire(to_wire(message) | {"surplus": 1})
 
 
-@pytest.mark.parametrize(("message", "field", "value"), [
-    (Register(0, "h", 1, 2), "port", "1"),
-    (Register(0, "h", 1, 2), "slot", None),
-    (Register(0, "h", 1, 2), "slot", True),         # a bool is no int here, though Python says so
-    (Register(0, "h", 1, 2), "host", b"h"),
-    (Failed(0, "text"), "permanent", 1),
-    (Failed(0, "text"), "permanent", None),
-    (Trigger(1, None), "ending", 7),
-    (Trigger(1, None), "epoch", 1.0),
-    (Acknowledge(0, 0, 1, {}, {}), "operators", []),
-    (Heartbeat(0, {}), "metrics", None),
-])
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (Register(0, "h", 1, 2), "port", "1"),
+        (Register(0, "h", 1, 2), "slot", None),
+        (Register(0, "h", 1, 2), "slot", True),  # a bool is no int here, though Python says so
+        (Register(0, "h", 1, 2), "host", b"h"),
+        (Failed(0, "text"), "permanent", 1),
+        (Failed(0, "text"), "permanent", None),
+        (Trigger(1, None), "ending", 7),
+        (Trigger(1, None), "epoch", 1.0),
+        (Acknowledge(0, 0, 1, {}, {}), "operators", []),
+        (Heartbeat(0, {}), "metrics", None),
+    ],
+)
 def test_a_value_of_another_type_is_refused(message: Message, field: str, value: object) -> None:
     with pytest.raises(ProtocolError, match=f"malformed {type(message).__name__} message: .*{field}"):
         from_wire(to_wire(message) | {field: value})

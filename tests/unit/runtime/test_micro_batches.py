@@ -24,8 +24,16 @@ from tidegate.store.memory import MemoryStore
 
 
 def manifest(epoch: int, attempt: int, batch: int | None, query: str = "q") -> Manifest:
-    return Manifest(job="j", epoch=epoch, attempt=attempt, created_ms=0, key_group_count=8, ending=None, operators={},
-                    micro_batch=None if batch is None else MicroBatch(query, batch))
+    return Manifest(
+        job="j",
+        epoch=epoch,
+        attempt=attempt,
+        created_ms=0,
+        key_group_count=8,
+        ending=None,
+        operators={},
+        micro_batch=None if batch is None else MicroBatch(query, batch),
+    )
 
 
 def before(number: int, *manifests: Manifest) -> int | None:
@@ -118,7 +126,7 @@ def test_whatever_fails_a_batch_finds_the_newest_snapshot_of_the_one_before(seed
     again, or commits because an earlier run was enough."""
     chance = random.Random(seed)
     store = MemoryStore()
-    number, newest = 0, {-1: 0}         # the epoch of each batch's newest complete snapshot
+    number, newest = 0, {-1: 0}  # the epoch of each batch's newest complete snapshot
     for _ in range(30):
         world = begin(store, number)
         assert (world.master.attempts[-1].restored_epoch or 0) == newest[number - 1]
@@ -129,7 +137,7 @@ def test_whatever_fails_a_batch_finds_the_newest_snapshot_of_the_one_before(seed
                 world.turn()
             case 1:
                 epoch = world.acknowledge()
-                world.background.deliver_one()          # the manifest; nobody hears of it
+                world.background.deliver_one()  # the manifest; nobody hears of it
                 newest[number] = epoch
             case _:
                 newest[number] = world.complete()
@@ -188,8 +196,9 @@ def test_the_error_of_a_users_function_is_what_a_run_ends_with(once: bool) -> No
     world = World(micro_batch=MicroBatch("q", 0)).run()
     master = world.master
     handle = Handle("m", master, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
-    live: Any = SimpleNamespace(handle=handle, completed=threading.Event(),
-                                host=SimpleNamespace(ask=lambda request: request(master)))
+    live: Any = SimpleNamespace(
+        handle=handle, completed=threading.Event(), host=SimpleNamespace(ask=lambda request: request(master))
+    )
 
     def fail() -> None:
         assert master.epochs[-1].aborted is None
@@ -205,8 +214,9 @@ def test_the_error_of_a_users_function_is_what_a_run_ends_with(once: bool) -> No
 def test_an_epoch_that_was_aborted_is_no_error_of_the_users() -> None:
     world = World(micro_batch=MicroBatch("q", 0), tolerable_failures=3).run()
     handle = Handle("m", world.master, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
-    live: Any = SimpleNamespace(handle=handle, completed=threading.Event(),
-                                host=SimpleNamespace(ask=lambda request: request(world.master)))
+    live: Any = SimpleNamespace(
+        handle=handle, completed=threading.Event(), host=SimpleNamespace(ask=lambda request: request(world.master))
+    )
     decline = Decline(0, 0, 1, "no space left")
     script: Any = Script(lambda: world.master.on_message(0, decline))
     with pytest.raises(TidegateError, match=r"the micro-batch has to run again, .*no space left"):
@@ -225,8 +235,8 @@ class Ring:
     def __init__(self, chance: random.Random, slots: int) -> None:
         self._chance = chance
         self._slots = [Traffic() for _ in range(slots)]
-        self.under_way: list[int] = []                      # where they go
-        self._replays = chance.randrange(3)                 # of the first slot
+        self.under_way: list[int] = []  # where they go
+        self._replays = chance.randrange(3)  # of the first slot
         self._asked: dict[int, int] = {}
         self._answers: dict[int, tuple[int, Traffic]] = {}
         for _ in range(5):
@@ -256,7 +266,7 @@ class Ring:
         elif self.under_way:
             slot = self.under_way.pop(self._chance.randrange(len(self.under_way)))
             self._slots[slot] += Traffic(taken=1)
-            if self._chance.random() < 0.9:                 # else it leaves the loop
+            if self._chance.random() < 0.9:  # else it leaves the loop
                 self._send(slot)
 
     def _send(self, slot: int) -> None:
@@ -268,7 +278,7 @@ class Ring:
 def test_all_is_still_when_nothing_is_on_its_way_and_never_before(seed: int) -> None:
     chance = random.Random(seed)
     ring = Ring(chance, slots=chance.randint(1, 4))
-    stillness = Stillness(ring)     # type: ignore[arg-type]
+    stillness = Stillness(ring)  # type: ignore[arg-type]
     for _ in range(100_000):
         if chance.random() < 0.3 and stillness.look():
             assert ring.still

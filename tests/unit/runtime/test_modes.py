@@ -20,9 +20,16 @@ SMALL = tg.Tuning(max_batch_rows=64, heartbeat_ms=50)
 
 def slow_ledger(bench: Bench, *, rows: int | None, every: str = "100 ms", slots: int = 2, **snapshots: Any) -> tg.Handle:
     """Some 4,000 records a second can be done in each slot, and some more than two slots can do come in."""
-    return bench.start(build_slow_ledger(
-        bench.job(every=every, tuning=SMALL, slots=slots, **snapshots), tg.sinks.parquet(bench.out), rows=rows, rate=12_000,
-        gate=bench.folder / "gate", pause_s=0.0002))
+    return bench.start(
+        build_slow_ledger(
+            bench.job(every=every, tuning=SMALL, slots=slots, **snapshots),
+            tg.sinks.parquet(bench.out),
+            rows=rows,
+            rate=12_000,
+            gate=bench.folder / "gate",
+            pause_s=0.0002,
+        )
+    )
 
 
 def reports(handle: tg.Handle) -> list[Any]:
@@ -34,7 +41,7 @@ def in_flight_bytes(handle: tg.Handle) -> int:
     return max((of.get("in_flight_bytes", 0) for report in reports(handle) for of in report.subtasks.values()), default=0)
 
 
-@pytest.mark.parametrize("mode", ["exactly once", "unaligned", "with a time-out"])      # the experimental ones: tests/faults
+@pytest.mark.parametrize("mode", ["exactly once", "unaligned", "with a time-out"])  # the experimental ones: tests/faults
 def test_under_pressure_and_a_kill_the_output_is_that_of_a_run_without_faults(bench: Bench, mode: str) -> None:
     rows, chance = 20_000, random.Random(mode)
     handle = slow_ledger(bench, rows=rows, **MODES[mode])

@@ -22,7 +22,7 @@ class Loop:
     def __init__(self, chance: random.Random, *, slots: int) -> None:
         self._chance = chance
         self._slots = [Traffic() for _ in range(slots)]
-        self._waiting: list[list[int | MoveTime]] = [[] for _ in range(slots)]      # probes and orders, as they were sent
+        self._waiting: list[list[int | MoveTime]] = [[] for _ in range(slots)]  # probes and orders, as they were sent
         self._answers: dict[int, tuple[int, Traffic]] = {}
         self.under_way: list[int] = []
         self.due = [0] * slots
@@ -78,12 +78,12 @@ class Loop:
 def test_a_batch_is_at_rest_when_time_has_moved_and_no_timer_puts_anything_into_a_loop(seed: int) -> None:
     chance = random.Random(seed)
     loop = Loop(chance, slots=chance.randint(1, 4))
-    moves = [MoveTime("above"), MoveTime("below")][:chance.randint(0, 2)]
-    rest = Rest(loop, Stillness(loop), moves)       # type: ignore[arg-type]
+    moves = [MoveTime("above"), MoveTime("below")][: chance.randint(0, 2)]
+    rest = Rest(loop, Stillness(loop), moves)  # type: ignore[arg-type]
     for _ in range(200_000):
         if chance.random() < 0.3 and rest.look():
             assert loop.at_rest
-            assert loop.moved[:len(moves)] == moves and set(loop.moved[len(moves):]) == {FIRE_DUE}
+            assert loop.moved[: len(moves)] == moves and set(loop.moved[len(moves) :]) == {FIRE_DUE}
             return
         loop.step()
     raise AssertionError("it never came to rest")
@@ -97,11 +97,21 @@ def test_watermark_operators_move_time_in_the_order_of_the_plan_and_those_in_a_l
     pipeline = Pipeline()
 
     def body(stream: Stream) -> tuple[Stream, Stream]:
-        again = stream.rebalance().with_watermark("v", 0, name="inside").key_by("k").process(
-            "again", OnTimer(), returns="k long, v long")
+        again = (
+            stream.rebalance()
+            .with_watermark("v", 0, name="inside")
+            .key_by("k")
+            .process("again", OnTimer(), returns="k long, v long")
+        )
         return again, again
 
-    (pipeline.source("in", Records()).with_watermark("v", 0, name="above").iterate("loop", body).rebalance()
-        .with_watermark("v", 0, name="below").to("out", Nowhere()))
+    (
+        pipeline.source("in", Records())
+        .with_watermark("v", 0, name="above")
+        .iterate("loop", body)
+        .rebalance()
+        .with_watermark("v", 0, name="below")
+        .to("out", Nowhere())
+    )
     plan = make_plan(pipeline.build(), slots=2, key_group_count=8)
     assert moves_of_time(plan) == (MoveTime("above"), MoveTime("inside", hold=True), MoveTime("inside"), MoveTime("below"))

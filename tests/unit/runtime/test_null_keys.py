@@ -31,15 +31,23 @@ def count(stream: KeyedStream) -> Stream:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("key", "last"), [
-    (("player",), [("'a'", 2), ("None", 3)]),
-    (("player", "day"), [("('a', 1)", 2), ("(None, 1)", 1), ("(None, None)", 2)]),
-])
+@pytest.mark.parametrize(
+    ("key", "last"),
+    [
+        (("player",), [("'a'", 2), ("None", 3)]),
+        (("player", "day"), [("('a', 1)", 2), ("(None, 1)", 1), ("(None, None)", 2)]),
+    ],
+)
 def test_null_is_a_key_like_any_other(bench: Bench, backend: str, key: tuple[str, ...], last: list[tuple[str, int]]) -> None:
     """The tuples of a key of several columns tell nulls in different columns apart."""
     script = [("a", 1), (None, None), AwaitSnapshot(times=2), Kill(), (None, None), ("a", 1), (None, 1)]
-    job = ProcessJob("job", slots=2, backend=BACKENDS[backend], restart=tg.FixedDelay(attempts=9, delay_ms=0),
-                     snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"))
+    job = ProcessJob(
+        "job",
+        slots=2,
+        backend=BACKENDS[backend],
+        restart=tg.FixedDelay(attempts=9, delay_ms=0),
+        snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"),
+    )
     count(job.source("in", ScriptedSource(script, schema=SCHEMA)).key_by(*key)).to("out", tg.sinks.collect())
     handle = bench.start(job)
     assert handle.wait(60) is tg.Status.FINISHED and len(handle.failures) == 1
@@ -55,8 +63,11 @@ def test_refused_nulls_end_the_job_with_the_operator_the_column_and_the_record(b
     with pytest.raises(JobFailed) as failed:
         handle.wait(60)
     assert len(handle.failures) == 1
-    for told in ("SchemaError: operator 'count': key column 'player' is null in record {'player': None, 'day': 7}",
-                 "nulls='refuse'", "Filter such records out before key_by"):
+    for told in (
+        "SchemaError: operator 'count': key column 'player' is null in record {'player': None, 'day': 7}",
+        "nulls='refuse'",
+        "Filter such records out before key_by",
+    ):
         assert told in str(failed.value)
 
 

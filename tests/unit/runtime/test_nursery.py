@@ -19,12 +19,14 @@ class Tell(tg.Process):
         yield ctx.subtask, hash("a text"), os.getcwd(), os.environ.get("TIDEGATE_NURSERY_TEST", ""), os.getppid()
 
 
-def test_slots_are_where_their_job_was_started_and_hash_texts_by_themselves(bench: Bench, tmp_path: Path,
-                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_are_where_their_job_was_started_and_hash_texts_by_themselves(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def build(job: ProcessJob) -> None:
         stream = job.source("in", tg.sources.rows([(number,) for number in range(20)], "number long", splits=2))
         stream.process("tell", Tell(), returns="slot long, hash long, folder string, set string, parent long").to(
-            "out", tg.sinks.collect())
+            "out", tg.sinks.collect()
+        )
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TIDEGATE_NURSERY_TEST", "here")

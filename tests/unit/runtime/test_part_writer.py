@@ -65,8 +65,9 @@ class Subtask:
                         self.operator_states.load(state, rows)
                     else:
                         self.backend.load(state, rows, known=True)
-        self.writer = PartWriter("op", store=self.store, attempt=self.attempt, subtask=0, parallelism=1,
-                                 key_group_count=GROUPS, restored=restored)
+        self.writer = PartWriter(
+            "op", store=self.store, attempt=self.attempt, subtask=0, parallelism=1, key_group_count=GROUPS, restored=restored
+        )
 
     def set(self, key: int, value: int) -> None:
         self.backend.cursor.key = key
@@ -101,10 +102,21 @@ class Subtask:
         piece = PieceEntry.from_json(payload["piece"])
         if completes:
             states = tuple(StateEntry.from_json(state) for state in payload["states"])
-            self.manifests.append((Manifest(
-                job="job", epoch=self.epoch, attempt=self.attempt, created_ms=1, key_group_count=GROUPS, ending=None,
-                operators={"op": OperatorEntry(parallelism=1, states=states, pieces=(piece,))}), expected))
-            self.manifests = self.manifests[-self.retain:]
+            self.manifests.append(
+                (
+                    Manifest(
+                        job="job",
+                        epoch=self.epoch,
+                        attempt=self.attempt,
+                        created_ms=1,
+                        key_group_count=GROUPS,
+                        ending=None,
+                        operators={"op": OperatorEntry(parallelism=1, states=states, pieces=(piece,))},
+                    ),
+                    expected,
+                )
+            )
+            self.manifests = self.manifests[-self.retain :]
             self.complete = self.epoch
         needed = {file.name for manifest, _ in self.manifests for file in manifest.files()}
         for name in self.store.list("state"):
@@ -133,17 +145,21 @@ def held(manifest: Manifest, store: MemoryStore) -> dict[str, Any]:
 
 _keys, _values = st.integers(0, 40), st.integers(0, 99)
 _steps = st.one_of(
-    st.tuples(st.just("set"), _keys, _values), st.tuples(st.just("set"), _keys, _values), st.tuples(st.just("clear"), _keys),
+    st.tuples(st.just("set"), _keys, _values),
+    st.tuples(st.just("set"), _keys, _values),
+    st.tuples(st.just("clear"), _keys),
     st.tuples(st.just("items"), st.lists(_values, max_size=3)),
     st.tuples(st.just("snapshot"), st.sampled_from(["complete", "complete", "abort", "full", "store fails"])),
-    st.tuples(st.just("begin")))
+    st.tuples(st.just("begin")),
+)
 
 
 @pytest.mark.parametrize(("share", "deltas"), [(0.5, 32), (100.0, 2), (100.0, 32)])
 @pytest.mark.parametrize("retain", [1, 3])
 @given(steps=st.lists(_steps, max_size=60))
-def test_every_complete_snapshot_is_the_state_at_its_epoch(share: float, deltas: int, retain: int,
-                                                           steps: list[tuple[Any, ...]]) -> None:
+def test_every_complete_snapshot_is_the_state_at_its_epoch(
+    share: float, deltas: int, retain: int, steps: list[tuple[Any, ...]]
+) -> None:
     subtask = Subtask(retain=retain)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(snapshots, "MAX_DELTA_SHARE", share)

@@ -99,11 +99,14 @@ def out_in(folder: Path) -> Callable[[ProcessJob], None]:
     return build
 
 
-@pytest.mark.parametrize(("below", "told"), [
-    ("file/out", "A part of the path is a file and not a folder"),
-    ("x" * 300, "longer than the file system takes"),
-    ("/proc/out", "No folder can be made in that place: give another path"),
-])
+@pytest.mark.parametrize(
+    ("below", "told"),
+    [
+        ("file/out", "A part of the path is a file and not a folder"),
+        ("x" * 300, "longer than the file system takes"),
+        ("/proc/out", "No folder can be made in that place: give another path"),
+    ],
+)
 def test_a_sink_whose_folder_cant_be_written_ends_the_job_at_once(bench: Bench, below: str, told: str) -> None:
     (bench.folder / "file").touch()
     handle, failed = run_to_failure(bench, out_in(bench.folder / below))
@@ -150,8 +153,9 @@ def test_a_full_disk_is_tried_again(bench: Bench) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
         return tuple(record)
 
-    handle = bench.finish(lambda job: keep(
-        job.source("in", NUMBERS).map(full_at_first, returns="number long").to("out", tg.sinks.collect())))
+    handle = bench.finish(
+        lambda job: keep(job.source("in", NUMBERS).map(full_at_first, returns="number long").to("out", tg.sinks.collect()))
+    )
     assert [failure.permanent for failure in handle.failures] == [False]
 
 
@@ -173,8 +177,10 @@ def test_a_process_that_returns_something_else_than_rows_says_so(bench: Bench, w
 
     handle, failed = run_to_failure(bench, build)
     assert len(handle.failures) == 1 and failed.operator == "give" and "number=0" in str(failed.record)
-    assert f"SchemaError: Returns.process returned {GIVEN[what]!r}, and not several rows. Give each row with `yield" in (
-        str(failed).splitlines()[1])
+    assert (
+        f"SchemaError: Returns.process returned {GIVEN[what]!r}, and not several rows. Give each row with `yield"
+        in (str(failed).splitlines()[1])
+    )
 
 
 def test_a_function_that_exits_ends_the_job_at_once_and_says_what_to_do(bench: Bench) -> None:

@@ -63,8 +63,9 @@ def test_the_plan_says_what_would_happen_and_nothing_does(bench: Bench) -> None:
 
 def test_what_may_be_dropped_is_the_job_s_own_permission(bench: Bench) -> None:
     bench.finish(counted)
-    job = ProcessJob("other", slots=1, drop_state=["count.names", "nobody"],
-                     snapshots=tg.Snapshots(to=str(bench.folder / "elsewhere")))
+    job = ProcessJob(
+        "other", slots=1, drop_state=["count.names", "nobody"], snapshots=tg.Snapshots(to=str(bench.folder / "elsewhere"))
+    )
     plan = tg.plan_restore(build(job, Wider()), job_address(str(bench.snapshots), "job"))
     plan.check()
     assert "nothing to drop under 'nobody'" in str(plan)
@@ -73,8 +74,9 @@ def test_what_may_be_dropped_is_the_job_s_own_permission(bench: Bench) -> None:
 
 def test_the_key_group_count_is_the_job_s(bench: Bench) -> None:
     bench.finish(counted)
-    plan = tg.plan_restore(build(bench.job(tuning=tg.Tuning(key_group_count=64)), Count()),
-                           job_address(str(bench.snapshots), "job"))
+    plan = tg.plan_restore(
+        build(bench.job(tuning=tg.Tuning(key_group_count=64)), Count()), job_address(str(bench.snapshots), "job")
+    )
     assert "has 128 key-groups and the job 64" in str(plan)
     with pytest.raises(RestoreError, match="set it back"):
         plan.check()

@@ -19,12 +19,17 @@ def test_slots_are_found_by_the_handle_and_by_ps(bench: Bench) -> None:
     handle = bench.ledger(rows=None, rate=1_000, name="bid counts")
     until(lambda: handle.status is tg.Status.RUNNING, "the job to run", handle=handle)
     assert [(each.slot, each.attempt, each.host) for each in handle.slots] == [
-        (0, 1, socket.gethostname()), (1, 1, socket.gethostname())]
+        (0, 1, socket.gethostname()),
+        (1, 1, socket.gethostname()),
+    ]
     assert {each.subtasks for each in handle.slots} == {("records[0]", "ledger+out[0]"), ("records[1]", "ledger+out[1]")}
-    shown = subprocess.run(["ps", "-o", "args=", *(f"-p{each.pid}" for each in handle.slots)], capture_output=True,
-                           text=True, check=True).stdout.splitlines()
+    shown = subprocess.run(
+        ["ps", "-o", "args=", *(f"-p{each.pid}" for each in handle.slots)], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert sorted(line.rstrip() for line in shown) == [
-        "tidegate slot 0 of bid counts, attempt 1", "tidegate slot 1 of bid counts, attempt 1"]
+        "tidegate slot 0 of bid counts, attempt 1",
+        "tidegate slot 1 of bid counts, attempt 1",
+    ]
     assert Path(f"/proc/{handle.slots[1].pid}/comm").read_text() == "tidegate slot 1\n"
     os.kill(handle.slots[1].pid, signal.SIGKILL)
     failure = until(lambda: handle.failures, "the loss", handle=handle)[0]

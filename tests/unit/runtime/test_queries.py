@@ -35,8 +35,11 @@ def test_two_transforms_of_one_query_need_two_stores() -> None:
     holders, queries = StoreHolders(), Active(q="run 1")
     take(holders, "a", "q", queries)
     take(holders, "b", "q", queries, store="memory://other")
-    with pytest.raises(JobError, match=r"this query has another transform named 'counts' with the same folder of snapshots, "
-                                       r"memory://s\. Give each transform a name of its own"):
+    with pytest.raises(
+        JobError,
+        match=r"this query has another transform named 'counts' with the same folder of snapshots, "
+        r"memory://s\. Give each transform a name of its own",
+    ):
         take(holders, "b", "q", queries)
     take(holders, "a", "q", queries)
 
@@ -53,7 +56,7 @@ def test_a_store_belongs_to_one_query_while_that_runs() -> None:
 def test_a_transform_that_is_built_again_takes_the_store_when_the_query_was_stopped() -> None:
     holders, queries = StoreHolders(), Active(q="run 1")
     take(holders, "a", "q", queries)
-    queries.runs = {"q": "run 2"}                       # stopped, and started with another DataFrame
+    queries.runs = {"q": "run 2"}  # stopped, and started with another DataFrame
     take(holders, "b", "q", queries)
     queries.runs = {"r": "run 3"}
     take(holders, "a", "r", queries)

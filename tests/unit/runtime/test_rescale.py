@@ -84,9 +84,13 @@ class Hoard(tg.Process):
 
 def everything(bench: Bench, *, slots: int, every: Any = "150 ms", retain: int = 2) -> tg.Handle:
     """Keyed state, timers, broadcast state, operator state of both kinds, offsets, and four sinks with committables."""
-    job = ProcessJob("job", slots=slots, restart=tg.FixedDelay(attempts=20, delay_ms=0),
-                     tuning=tg.Tuning(heartbeat_ms=50),
-                     snapshots=tg.Snapshots(to=str(bench.snapshots), every=every, retain=retain))
+    job = ProcessJob(
+        "job",
+        slots=slots,
+        restart=tg.FixedDelay(attempts=20, delay_ms=0),
+        tuning=tg.Tuning(heartbeat_ms=50),
+        snapshots=tg.Snapshots(to=str(bench.snapshots), every=every, retain=retain),
+    )
     generator = tg.sources.generator(timed, schema="key long, amount long, at long", rows=ROWS, rate=500, splits=SPLITS)
     assert isinstance(generator, GeneratorSource)
     source = job.source("records", GatedSource(generator=generator, gate=str(bench.folder / "gate")))
@@ -96,12 +100,15 @@ def everything(bench: Bench, *, slots: int, every: Any = "150 ms", retain: int =
         return tg.sinks.parquet(bench.folder / name)
 
     source.key_by("key").process("ledger", Ledger(), returns=LEDGER).to("out", sink("out"))
-    source.with_watermark("at", "0 s").key_by("key").process(
-        "minutes", Minutes(), returns="key long, end long, n long").to("minutes out", sink("minutes"))
+    source.with_watermark("at", "0 s").key_by("key").process("minutes", Minutes(), returns="key long, end long, n long").to(
+        "minutes out", sink("minutes")
+    )
     source.key_by("key").connect(rules.broadcast()).process("reveal", Reveal(), returns="of int, total long").to(
-        "revealed", sink("revealed"))
+        "revealed", sink("revealed")
+    )
     source.rebalance().process("hoard", Hoard(), returns="of int, subtask int, kept int, runs array<string>").to(
-        "hoarded", sink("hoarded"))
+        "hoarded", sink("hoarded")
+    )
     return bench.start(job)
 
 
@@ -123,6 +130,7 @@ def check_all(bench: Bench, handle: tg.Handle) -> None:
 
 def has_gone_on(bench: Bench, handle: tg.Handle, slots: int) -> None:
     """Until each of the slots has told what it was given, and that is committed."""
+
     def told() -> bool:
         return {row[1] for row in committed(bench.folder / "hoarded") if row[0] == slots} == set(range(slots))
 
@@ -163,7 +171,7 @@ def test_the_reports_tell_how_long_it_took(bench: Bench) -> None:
     stopped = next(report for report in handle.epochs if report.ending == "stop")
     times = [stopped.triggered_ms, stopped.completed_ms, old.ended_ms, old.gone_ms, new.claimed_ms, new.running_ms, first]
     assert None not in times
-    assert times == sorted(times), times        # type: ignore[type-var]
+    assert times == sorted(times), times  # type: ignore[type-var]
 
 
 def parallelism(bench: Bench, epoch: int) -> dict[str, int]:
@@ -184,14 +192,19 @@ def test_single_operators_are_rescaled_and_stay_so(bench: Bench) -> None:
     assert handle.failures == []
 
 
-@pytest.mark.parametrize(("asked", "error", "text"), [
-    (dict(slots=200), GraphError, "128 key-groups"),
-    (dict(slots=0), GraphError, "at least one"),
-    (dict(operators={"ledgr": 1}), JobError, r"no operator 'ledgr' to rescale; there are \['hoard'"),
-    (dict(operators={"ledger": 3}), GraphError, "more than the job's 2 slots"),
-    (dict(operators={"ledger": 0}), JobError, "at least one")])
-def test_what_cant_be_is_refused_before_anything_is_stopped(bench: Bench, asked: dict[str, Any], error: type[Exception],
-                                                            text: str) -> None:
+@pytest.mark.parametrize(
+    ("asked", "error", "text"),
+    [
+        (dict(slots=200), GraphError, "128 key-groups"),
+        (dict(slots=0), GraphError, "at least one"),
+        (dict(operators={"ledgr": 1}), JobError, r"no operator 'ledgr' to rescale; there are \['hoard'"),
+        (dict(operators={"ledger": 3}), GraphError, "more than the job's 2 slots"),
+        (dict(operators={"ledger": 0}), JobError, "at least one"),
+    ],
+)
+def test_what_cant_be_is_refused_before_anything_is_stopped(
+    bench: Bench, asked: dict[str, Any], error: type[Exception], text: str
+) -> None:
     handle = everything(bench, slots=2)
     until(lambda: completed(handle), "a snapshot", handle=handle)
     with pytest.raises(error, match=text):
@@ -205,7 +218,7 @@ def test_a_slot_that_dies_meanwhile_costs_a_restart_at_the_new_parallelism(bench
     handle = everything(bench, slots=2, every="1 h")
     until(lambda: handle.status is tg.Status.RUNNING, "the job to run")
     until(lambda: sum(counts["records_in"] for counts in handle.metrics.values()), "records", handle=handle)
-    os.kill(handle.attempts[-1].slots[1], signal.SIGSTOP)       # so that the final epoch can't complete
+    os.kill(handle.attempts[-1].slots[1], signal.SIGSTOP)  # so that the final epoch can't complete
     asking = threading.Thread(target=handle.rescale, kwargs={"slots": 3})
     asking.start()
     until(lambda: handle.epochs and handle.epochs[-1].ending == "stop", "the final epoch", handle=handle)

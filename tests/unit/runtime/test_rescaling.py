@@ -50,8 +50,14 @@ class Subtask:
         self.operator_states = OperatorStates(attempt=self.attempt, subtask=self.index)
         self.split = self.operator_states.state(tg.operator_list("long", name="split"))
         self.union = self.operator_states.state(tg.operator_list("long", name="union", redistribute="union"))
-        self.writer = PartWriter("op", store=self.store, attempt=self.attempt, subtask=self.index,
-                                 parallelism=self.parallelism, key_group_count=GROUPS)
+        self.writer = PartWriter(
+            "op",
+            store=self.store,
+            attempt=self.attempt,
+            subtask=self.index,
+            parallelism=self.parallelism,
+            key_group_count=GROUPS,
+        )
 
     def load(self, manifest: Manifest) -> None:
         rows = restored_rows(manifest, "op", store=self.store, subtask=self.index, parallelism=self.parallelism)
@@ -89,8 +95,9 @@ def manifest_of(parts: list[dict[str, Any]], epoch: int, attempt: int) -> Manife
     states = tuple(StateEntry.from_json(state) for state in parts[0]["states"])
     pieces = tuple(PieceEntry.from_json(part["piece"]) for part in parts)
     entry = OperatorEntry(parallelism=len(parts), states=states, pieces=pieces)
-    return Manifest(job="job", epoch=epoch, attempt=attempt, created_ms=1, key_group_count=GROUPS, ending=None,
-                    operators={"op": entry})
+    return Manifest(
+        job="job", epoch=epoch, attempt=attempt, created_ms=1, key_group_count=GROUPS, ending=None, operators={"op": entry}
+    )
 
 
 _parallelism = st.integers(1, 8)
@@ -98,10 +105,15 @@ _layer = st.dictionaries(st.integers(0, 200), st.none() | st.integers(0, 99), ma
 _changes = st.lists(_layer, min_size=1, max_size=4)
 
 
-@given(parallelisms=st.lists(_parallelism, min_size=2, max_size=4), changes=_changes,
-       items=st.lists(st.integers(0, 9), max_size=12), committables=st.integers(0, 12))
-def test_state_and_committables_are_conserved(parallelisms: list[int], changes: list[dict[int, int | None]],
-                                              items: list[int], committables: int) -> None:
+@given(
+    parallelisms=st.lists(_parallelism, min_size=2, max_size=4),
+    changes=_changes,
+    items=st.lists(st.integers(0, 9), max_size=12),
+    committables=st.integers(0, 12),
+)
+def test_state_and_committables_are_conserved(
+    parallelisms: list[int], changes: list[dict[int, int | None]], items: list[int], committables: int
+) -> None:
     store = MemoryStore()
     held: dict[int, int] = {}
     timers: dict[int, set[int]] = {}
@@ -135,8 +147,9 @@ def test_state_and_committables_are_conserved(parallelisms: list[int], changes: 
             base = epoch
 
 
-def check(subtasks: list[Subtask], held: dict[int, int], timers: dict[int, set[int]], items: list[int],
-          prepared: list[str]) -> None:
+def check(
+    subtasks: list[Subtask], held: dict[int, int], timers: dict[int, set[int]], items: list[int], prepared: list[str]
+) -> None:
     parallelism = len(subtasks)
     found = [(key, value) for subtask in subtasks for key, value in subtask.total.entries().items()]
     assert sorted(found) == sorted(held.items())

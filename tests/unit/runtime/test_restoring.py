@@ -48,17 +48,31 @@ def operator(name: str, *states: DeclaredState, alias: tuple[str, ...] = (), par
     return DeclaredOperator(name, parallelism, states, alias)
 
 
-def entry(*states: DeclaredState, files: tuple[FileEntry, ...] = (FILE,),
-          counts: Mapping[str, int] | None = None) -> OperatorEntry:
+def entry(
+    *states: DeclaredState, files: tuple[FileEntry, ...] = (FILE,), counts: Mapping[str, int] | None = None
+) -> OperatorEntry:
     piece = PieceEntry(subtask=0, key_groups=(0, 128), files=files, item_counts=counts or {})
-    return OperatorEntry(parallelism=1, pieces=(piece,), states=tuple(
-        StateEntry.of(name=each.info.name, kind=each.info.kind.value, shape=each.info.shape, schema=each.info.schema)
-        for each in states))
+    return OperatorEntry(
+        parallelism=1,
+        pieces=(piece,),
+        states=tuple(
+            StateEntry.of(name=each.info.name, kind=each.info.kind.value, shape=each.info.shape, schema=each.info.schema)
+            for each in states
+        ),
+    )
 
 
 def manifest(**operators: OperatorEntry) -> Manifest:
-    return Manifest(job="shop", epoch=7, attempt=2, created_ms=0, key_group_count=128, ending=None,
-                    operators={name.replace("_", " "): found for name, found in operators.items()}, stats={})
+    return Manifest(
+        job="shop",
+        epoch=7,
+        attempt=2,
+        created_ms=0,
+        key_group_count=128,
+        ending=None,
+        operators={name.replace("_", " "): found for name, found in operators.items()},
+        stats={},
+    )
 
 
 def planned(snapshot: Manifest, *operators: DeclaredOperator, drop: Iterable[str] = (), groups: int = 128) -> RestorePlan:
@@ -111,7 +125,10 @@ def test_an_operator_is_found_under_its_alias() -> None:
     plan = planned(SNAPSHOT, operator("sums", TOTAL, alias=("sum",), parallelism=3))
     plan.check()
     assert (plan.operators[0].fate, plan.operators[0].was, plan.operators[0].text) == (
-        Fate.RENAMED, "sum", "was 'sum', 1 → 3 subtasks")
+        Fate.RENAMED,
+        "sum",
+        "was 'sum', 1 → 3 subtasks",
+    )
     assert fates(plan) == {"sums.total": "kept"}
 
 
@@ -128,8 +145,7 @@ def test_an_operator_that_is_gone_and_held_nothing_is_let_go() -> None:
 
 
 def test_a_type_may_change_where_nothing_was_held() -> None:
-    for snapshot in (manifest(sum=entry(TOTAL, files=())),
-                     manifest(sum=entry(state("total", tg.operator_list("long"))))):
+    for snapshot in (manifest(sum=entry(TOTAL, files=())), manifest(sum=entry(state("total", tg.operator_list("long"))))):
         plan = planned(snapshot, operator("sum", state("total", tg.operator_list("string"))))
         plan.check()
         assert fates(plan) == {"sum.total": "dropped"}
@@ -154,24 +170,32 @@ def test_another_number_of_key_groups_is_refused() -> None:
 
 def test_state_of_an_operator_that_is_gone_is_refused_and_all_ways_out_are_told() -> None:
     told = refusals(planned(SNAPSHOT, operator("total", TOTAL)))
-    assert ("operator 'sum': the snapshot holds state of it ('total', keyed value long by long), and the job doesn't have "
-            "it (it has 'total'): give an operator this name, or alias='sum', to go on with its state, or let it go with "
-            "drop_state=['sum']") in told
+    assert (
+        "operator 'sum': the snapshot holds state of it ('total', keyed value long by long), and the job doesn't have "
+        "it (it has 'total'): give an operator this name, or alias='sum', to go on with its state, or let it go with "
+        "drop_state=['sum']"
+    ) in told
 
 
 def test_a_state_that_is_no_longer_declared_is_refused() -> None:
     told = refusals(planned(SNAPSHOT, operator("sum")))
-    assert ("state 'total' of operator 'sum' (keyed value long by long): the operator no longer declares it: declare it "
-            "again, or give alias='total' to the state that goes on with it, or let it go with "
-            "drop_state=['sum.total']") in told
+    assert (
+        "state 'total' of operator 'sum' (keyed value long by long): the operator no longer declares it: declare it "
+        "again, or give alias='total' to the state that goes on with it, or let it go with "
+        "drop_state=['sum.total']"
+    ) in told
 
 
-@pytest.mark.parametrize(("declared", "told"), [
-    (tg.value("string"), "(keyed value long by long → keyed value string by long): value: long can't become string"),
-    (tg.value("int"), "value: long can't become int, which doesn't have a place for all its numbers"),
-    (tg.list_("long"), "a keyed value can't become a keyed list"),
-    (tg.operator_list("long"), "(keyed value long by long → split list long): a keyed value can't become a split list"),
-    (tg.value(pickled()), "values that were pickled can't become others")])
+@pytest.mark.parametrize(
+    ("declared", "told"),
+    [
+        (tg.value("string"), "(keyed value long by long → keyed value string by long): value: long can't become string"),
+        (tg.value("int"), "value: long can't become int, which doesn't have a place for all its numbers"),
+        (tg.list_("long"), "a keyed value can't become a keyed list"),
+        (tg.operator_list("long"), "(keyed value long by long → split list long): a keyed value can't become a split list"),
+        (tg.value(pickled()), "values that were pickled can't become others"),
+    ],
+)
 def test_another_type_shape_or_kind_is_refused_with_both_and_what_is_possible(declared: Descriptor, told: str) -> None:
     text = refusals(planned(SNAPSHOT, operator("sum", state("total", declared))))
     assert "state 'total' of operator 'sum'" in text and told in text
@@ -205,7 +229,9 @@ def test_a_name_and_its_alias_can_t_both_be_it() -> None:
     plan = planned(snapshot, now, drop=["sum"])
     plan.check()
     assert [(each.name, each.was, each.fate.value) for each in plan.operators] == [
-        ("sums", "sums", "kept"), ("sum", "sum", "dropped")]
+        ("sums", "sums", "kept"),
+        ("sum", "sum", "dropped"),
+    ]
 
 
 def test_what_another_has_under_its_own_name_is_that_one_s() -> None:
@@ -219,8 +245,10 @@ def test_what_another_has_under_its_own_name_is_that_one_s() -> None:
 
 
 def test_state_is_dropped_where_its_name_allows_it() -> None:
-    snapshot = manifest(sum=entry(TOTAL, state("best", tg.value("long"))), old_sink=entry(
-        DeclaredState(COMMITTABLES), counts={"__committables": 2}))
+    snapshot = manifest(
+        sum=entry(TOTAL, state("best", tg.value("long"))),
+        old_sink=entry(DeclaredState(COMMITTABLES), counts={"__committables": 2}),
+    )
     plan = planned(snapshot, operator("sums", TOTAL, alias=("sum",)), drop=["sum.best", "old sink", "never there"])
     plan.check()
     assert fates(plan) == {"sums.total": "kept", "sums.best": "dropped", "old sink.__committables": "dropped"}
@@ -247,18 +275,35 @@ def test_what_fits_is_never_dropped() -> None:
 def test_event_time_is_no_reason_to_refuse() -> None:
     """Operators without a stable name have it, too."""
     watermark, splits = DeclaredState(WATERMARK), DeclaredState(SPLIT_WATERMARKS)
-    snapshot = manifest(**{
-        "watermark-1": entry(splits, counts={SPLIT_WATERMARKS.name: 2}),
-        "look": entry(watermark, counts={WATERMARK.name: 1}),
-        "show": entry(watermark, counts={WATERMARK.name: 1}), "sum": entry(TOTAL, watermark, counts={WATERMARK.name: 1})})
-    plan = planned(snapshot, operator("watch", watermark, alias=("look", "show")), operator("sum", TOTAL, watermark),
-                   operator("watermark-2", splits))
+    snapshot = manifest(
+        **{
+            "watermark-1": entry(splits, counts={SPLIT_WATERMARKS.name: 2}),
+            "look": entry(watermark, counts={WATERMARK.name: 1}),
+            "show": entry(watermark, counts={WATERMARK.name: 1}),
+            "sum": entry(TOTAL, watermark, counts={WATERMARK.name: 1}),
+        }
+    )
+    plan = planned(
+        snapshot,
+        operator("watch", watermark, alias=("look", "show")),
+        operator("sum", TOTAL, watermark),
+        operator("watermark-2", splits),
+    )
     plan.check()
-    assert fates(plan) == {"watch.__watermark": "kept", "sum.total": "kept", "sum.__watermark": "kept",
-                           "watermark-2.__split_watermarks": "new", "watermark-1.__split_watermarks": "dropped",
-                           "show.__watermark": "dropped"}
-    plan = planned(snapshot, operator("both", watermark, alias=("look",)), operator("sum", TOTAL),
-                   operator("others", watermark, alias=("look",)))
+    assert fates(plan) == {
+        "watch.__watermark": "kept",
+        "sum.total": "kept",
+        "sum.__watermark": "kept",
+        "watermark-2.__split_watermarks": "new",
+        "watermark-1.__split_watermarks": "dropped",
+        "show.__watermark": "dropped",
+    }
+    plan = planned(
+        snapshot,
+        operator("both", watermark, alias=("look",)),
+        operator("sum", TOTAL),
+        operator("others", watermark, alias=("look",)),
+    )
     plan.check()
     gone = planned(snapshot, operator("look", watermark))
     assert "'total'" in refusals(gone) and "__watermark" not in refusals(gone)
@@ -277,11 +322,26 @@ def test_a_snapshot_of_before_there_was_event_time_in_them_is_taken_in_as_it_is(
 def test_a_plan_is_shown_as_a_table() -> None:
     snapshot = manifest(
         sum=entry(state("total", tg.value("int")), state("best", tg.value("struct<a: long>")), state("x", tg.value("long"))),
-        bids=entry(DeclaredState(OFFSETS), counts={"__offsets": 1}), old=entry(TOTAL))
-    plan = planned(snapshot, operator("bids", DeclaredState(OFFSETS)), operator("no state"), operator(
-        "sums", state("total", tg.value("long")), state("highest", tg.value("struct<a: long>", alias="best")),
-        state("x", tg.value("long")), state("more", tg.value(pickled())), alias=("sum",), parallelism=2))
-    assert str(plan) == """\
+        bids=entry(DeclaredState(OFFSETS), counts={"__offsets": 1}),
+        old=entry(TOTAL),
+    )
+    plan = planned(
+        snapshot,
+        operator("bids", DeclaredState(OFFSETS)),
+        operator("no state"),
+        operator(
+            "sums",
+            state("total", tg.value("long")),
+            state("highest", tg.value("struct<a: long>", alias="best")),
+            state("x", tg.value("long")),
+            state("more", tg.value(pickled())),
+            alias=("sum",),
+            parallelism=2,
+        ),
+    )
+    assert (
+        str(plan)
+        == """\
 Restore of epoch 7 of job 'shop': 2 kept, 1 converted, 1 renamed, 1 new, 1 refused
 operator 'bids': kept; 1 subtask
   kept       __offsets  union offsets string
@@ -294,6 +354,7 @@ operator 'old': refused; the snapshot holds state of it ('total', keyed value lo
 (it has 'bids', 'no state', 'sums'): give an operator this name, or alias='old', to go on with its state, or let it go \
 with drop_state=['old']
   refused    total      keyed value long by long"""
+    )
 
 
 def test_a_plan_says_what_form_the_files_have() -> None:
@@ -319,7 +380,10 @@ def test_a_job_declares_its_operators_with_names_aliases_and_changes() -> None:
     bids.to("out", collect(), alias="console")
     found = {each.name: each for each in declared_operators(make_plan(pipeline.build(), slots=3, key_group_count=8))}
     assert {name: each.aliases for name, each in found.items()} == {
-        "bids": ("offers",), "count": ("counts", "sum"), "out": ("console",)}
+        "bids": ("offers",),
+        "count": ("counts", "sum"),
+        "out": ("console",),
+    }
     assert found["count"].parallelism == 2
     states = {each.info.name: each for each in found["count"].states}
     assert states.keys() == {"count", "best", "__event_timers", "__processing_timers", "__watermark"}
@@ -331,9 +395,14 @@ def test_a_job_declares_its_operators_with_names_aliases_and_changes() -> None:
 
 
 GROUPS = 16
-OLD = {"total": tg.value("int", name="total"), "best": tg.list_("struct<a: int>", name="best"),
-       "gone": tg.value("long", name="gone"), "waiting": tg.operator_list("int", name="waiting"),
-       "rules": tg.broadcast_map("string", "int", name="rules"), "model": tg.value(pickled(), name="model")}
+OLD = {
+    "total": tg.value("int", name="total"),
+    "best": tg.list_("struct<a: int>", name="best"),
+    "gone": tg.value("long", name="gone"),
+    "waiting": tg.operator_list("int", name="waiting"),
+    "rules": tg.broadcast_map("string", "int", name="rules"),
+    "model": tg.value(pickled(), name="model"),
+}
 
 
 def written(store: MemoryStore, *, parallelism: int, keys: int) -> Manifest:
@@ -342,8 +411,9 @@ def written(store: MemoryStore, *, parallelism: int, keys: int) -> Manifest:
     for subtask in range(parallelism):
         backend = HeapBackend(key_type=LONG, key_group_count=GROUPS)
         owned = OperatorStates(attempt=1, subtask=subtask)
-        objects = {name: (backend.table if each.kind is StateKind.KEYED else owned.state)(each)
-                   for name, each in OLD.items()}
+        objects = {
+            name: (backend.table if each.kind is StateKind.KEYED else owned.state)(each) for name, each in OLD.items()
+        }
         owned.set_writable(True)
         for key in keys_of(subtask, parallelism, keys):
             backend.cursor.key = key
@@ -357,28 +427,52 @@ def written(store: MemoryStore, *, parallelism: int, keys: int) -> Manifest:
         told = writer.write(FrozenParts(backend.freeze(), owned.freeze()), epoch=1, base=0, full=True)
         pieces.append(PieceEntry.from_json(told["piece"]))
         states = tuple(StateEntry.from_json(each) for each in told["states"])
-    return Manifest(job="shop", epoch=1, attempt=1, created_ms=0, key_group_count=GROUPS, ending=None, operators={
-        "sum": OperatorEntry(parallelism=parallelism, states=states, pieces=tuple(pieces))})
+    return Manifest(
+        job="shop",
+        epoch=1,
+        attempt=1,
+        created_ms=0,
+        key_group_count=GROUPS,
+        ending=None,
+        operators={"sum": OperatorEntry(parallelism=parallelism, states=states, pieces=tuple(pieces))},
+    )
 
 
 def keys_of(subtask: int, parallelism: int, keys: int) -> list[int]:
-    return [key for key in range(keys) if owner_of(hash_value(key, LONG) % GROUPS, parallelism=parallelism,
-                                                   key_group_count=GROUPS) == subtask]
+    return [
+        key
+        for key in range(keys)
+        if owner_of(hash_value(key, LONG) % GROUPS, parallelism=parallelism, key_group_count=GROUPS) == subtask
+    ]
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_rows_come_under_the_present_names_and_types_at_any_parallelism(parallelism: int) -> None:
     store = MemoryStore()
     snapshot = written(store, parallelism=2, keys=50)
-    now = [state("sums", tg.value("double", alias="total")),
-           state("best", tg.list_("struct<a: long, b: string>", added={"b": "x"})),
-           state("waiting", tg.operator_list("long")), state("rules", tg.broadcast_map("string", "long")),
-           state("model", tg.value(pickled(version=2, migrate=lambda value, version: sorted(value)))),
-           state("fresh", tg.value("long"))]
-    plan = plan_restore(snapshot, operators=[operator("sums", *now, alias=("sum",), parallelism=parallelism)],
-                        key_group_count=GROUPS, drop=["sum.gone"])
-    assert fates(plan) == {"sums.sums": "converted", "sums.best": "converted", "sums.waiting": "converted",
-                           "sums.rules": "converted", "sums.model": "converted", "sums.fresh": "new", "sums.gone": "dropped"}
+    now = [
+        state("sums", tg.value("double", alias="total")),
+        state("best", tg.list_("struct<a: long, b: string>", added={"b": "x"})),
+        state("waiting", tg.operator_list("long")),
+        state("rules", tg.broadcast_map("string", "long")),
+        state("model", tg.value(pickled(version=2, migrate=lambda value, version: sorted(value)))),
+        state("fresh", tg.value("long")),
+    ]
+    plan = plan_restore(
+        snapshot,
+        operators=[operator("sums", *now, alias=("sum",), parallelism=parallelism)],
+        key_group_count=GROUPS,
+        drop=["sum.gone"],
+    )
+    assert fates(plan) == {
+        "sums.sums": "converted",
+        "sums.best": "converted",
+        "sums.waiting": "converted",
+        "sums.rules": "converted",
+        "sums.model": "converted",
+        "sums.fresh": "new",
+        "sums.gone": "dropped",
+    }
     found: dict[str, list[Any]] = {}
     for subtask in range(parallelism):
         rows = restored_rows(snapshot, "sums", store=store, subtask=subtask, parallelism=parallelism, plan=plan)
@@ -388,7 +482,8 @@ def test_rows_come_under_the_present_names_and_types_at_any_parallelism(parallel
                 assert batch.schema == next(each.info.schema for each in now if each.info.name == name)
                 values = to_list(batch.column("value"))
                 found.setdefault(name, []).extend(
-                    zip(key_list(batch.column("key")), values, strict=True) if "key" in batch.schema.names else values)
+                    zip(key_list(batch.column("key")), values, strict=True) if "key" in batch.schema.names else values
+                )
     assert sorted(found["sums"]) == [(key, float(key)) for key in range(50)]
     assert sorted(found["best"]) == [(key, [{"a": key, "b": "x"}]) for key in range(50)]
     assert sorted(found["waiting"]) == list(range(50))

@@ -29,13 +29,36 @@ ROWS = 20_000
 BACKENDS = {"heap": tg.heap, "rocksdb": tg.rocksdb}
 
 
-def ledger(bench: Bench, out: Path | tg.Sink, *, to: str = "snapshots", gate: str = "gate", every: Any = "100 ms",
-           backend: str = "heap", slots: int = 2, make: Any = None, memory: Path | None = None, restart: Any = None,
-           name: str = "out", **rest: Any) -> tg.Handle:
-    job = ProcessJob("job", slots=slots, restart=restart or tg.FixedDelay(attempts=3, delay_ms=0),
-                     backend=BACKENDS[backend](), snapshots=tg.Snapshots(to=str(bench.folder / to), every=every), **rest)
-    sink = out if isinstance(out, tg.Sink) else tg.sinks.parquet(out) if make is None else make(
-        address=str(out), row_group_rows=65_536, compression="zstd", memory=str(memory))
+def ledger(
+    bench: Bench,
+    out: Path | tg.Sink,
+    *,
+    to: str = "snapshots",
+    gate: str = "gate",
+    every: Any = "100 ms",
+    backend: str = "heap",
+    slots: int = 2,
+    make: Any = None,
+    memory: Path | None = None,
+    restart: Any = None,
+    name: str = "out",
+    **rest: Any,
+) -> tg.Handle:
+    job = ProcessJob(
+        "job",
+        slots=slots,
+        restart=restart or tg.FixedDelay(attempts=3, delay_ms=0),
+        backend=BACKENDS[backend](),
+        snapshots=tg.Snapshots(to=str(bench.folder / to), every=every),
+        **rest,
+    )
+    sink = (
+        out
+        if isinstance(out, tg.Sink)
+        else tg.sinks.parquet(out)
+        if make is None
+        else make(address=str(out), row_group_rows=65_536, compression="zstd", memory=str(memory))
+    )
     build_ledger(job, sink, rows=ROWS, rate=5_000, gate=bench.folder / gate, name=name)
     return bench.start(job)
 
@@ -64,11 +87,11 @@ def test_a_savepoint_is_begun_with_and_the_sink_has_a_new_folder(bench: Bench, h
     else:
         epoch = first.savepoint(str(sp)).epoch
         first.cancel()
-        for part in bench.out.glob("part-*.parquet"):       # what came after it is computed once more
+        for part in bench.out.glob("part-*.parquet"):  # what came after it is computed once more
             if int(part.name.split("-")[2]) > epoch:
                 part.unlink()
     before = committed(bench.out)
-    bench.out.rename(bench.folder / "moved")                # another machine doesn't have it at all
+    bench.out.rename(bench.folder / "moved")  # another machine doesn't have it at all
     assert to_commit(sp) == 0
 
     again = ledger(bench, bench.folder / "new", to="elsewhere", restore_from=str(sp), backend=backend, slots=3)
@@ -112,8 +135,14 @@ def consume(folder: Path, into: Path) -> None:
 def test_a_slot_is_killed_and_committed_files_are_taken_away_all_the_time(bench: Bench, backend: str) -> None:
     taken = bench.folder / "taken"
     handle = ledger(bench, bench.out, backend=backend, make=AttackedSink, memory=bench.folder / "marks")
-    until(lambda: consume(bench.out, taken) or (len(handle.failures) == 2 and completed(handle)[-1:] > [
-        handle.attempts[-1].restored_epoch or 0]), "two kills and a snapshot", handle=handle)
+    until(
+        lambda: (
+            consume(bench.out, taken)
+            or (len(handle.failures) == 2 and completed(handle)[-1:] > [handle.attempts[-1].restored_epoch or 0])
+        ),
+        "two kills and a snapshot",
+        handle=handle,
+    )
     handle.cancel()
     consume(bench.out, taken)
     again = ledger(bench, bench.out, backend=backend, slots=3)
@@ -207,7 +236,7 @@ def test_a_driver_is_killed_between_completion_and_commit_and_the_snapshot_is_ex
         consume(bench.out, bench.folder / "kept")
         shutil.copytree(bench.folder / "kept", bench.out, dirs_exist_ok=True)
     assert len(before) < len(committed(bench.out))
-    consume(bench.out, bench.folder / "gone")           # the job itself: what was committed is no longer where it was
+    consume(bench.out, bench.folder / "gone")  # the job itself: what was committed is no longer where it was
     finishes(bench, ledger(bench, bench.out, backend=backend), bench.folder / "kept", bench.out)
 
 
@@ -216,7 +245,8 @@ def test_output_that_is_really_gone_is_an_error_at_once(bench: Bench) -> None:
     doomed = subprocess.run([sys.executable, "-c", DRIVER, str(bench.folder), "heap"], timeout=60, check=False)
     assert doomed.returncode == -signal.SIGKILL
     assert "nobody knows whether they were committed" in run(
-        "savepoint", "export", bench.snapshots, bench.folder / "sp").stdout.replace("\n", " ")
+        "savepoint", "export", bench.snapshots, bench.folder / "sp"
+    ).stdout.replace("\n", " ")
     shutil.rmtree(bench.out / "_tidegate")
     for to, rest in (("snapshots", {}), ("elsewhere", {"restore_from": str(bench.folder / "sp")})):
         handle = ledger(bench, bench.out, to=to, **rest)
@@ -305,7 +335,7 @@ def test_a_sink_of_ones_own_commits_nothing_again_once_the_commit_is_confirmed(b
     first = ledger(bench, sink)
     until(lambda: completed(first), "a snapshot", handle=first)
     first.stop()
-    second = ledger(bench, sink, slots=3)                       # its own snapshots
+    second = ledger(bench, sink, slots=3)  # its own snapshots
     until(lambda: completed(second), "a snapshot", handle=second)
     second.savepoint(str(sp))
     second.cancel()

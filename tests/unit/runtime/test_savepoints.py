@@ -23,11 +23,24 @@ from tidegate.testing.processes import ProcessJob
 ROWS = 20_000
 
 
-def ledger(bench: Bench, *, slots: int = 2, to: str = "snapshots", every: Any = "100 ms", rate: float = 5_000,
-           retain: int = 2, **rest: Any) -> tg.Handle:
+def ledger(
+    bench: Bench,
+    *,
+    slots: int = 2,
+    to: str = "snapshots",
+    every: Any = "100 ms",
+    rate: float = 5_000,
+    retain: int = 2,
+    **rest: Any,
+) -> tg.Handle:
     """Of `ROWS` records; it goes on at its rate until the gate is opened."""
-    job = ProcessJob("job", slots=slots, restart=tg.FixedDelay(attempts=20, delay_ms=0),
-                     snapshots=tg.Snapshots(to=str(bench.folder / to), every=every, retain=retain), **rest)
+    job = ProcessJob(
+        "job",
+        slots=slots,
+        restart=tg.FixedDelay(attempts=20, delay_ms=0),
+        snapshots=tg.Snapshots(to=str(bench.folder / to), every=every, retain=retain),
+        **rest,
+    )
     build_ledger(job, tg.sinks.parquet(bench.out), rows=ROWS, rate=rate, gate=bench.folder / "gate")
     return bench.start(job)
 
@@ -54,7 +67,7 @@ def test_a_savepoint_of_a_running_job_is_begun_with_at_another_parallelism(bench
     assert handle.cancel() is tg.Status.CANCELLED
     before = committed(bench.out)
     assert 0 < len(before) < ROWS
-    shutil.rmtree(bench.folder / "snapshots")        # nothing in the savepoint refers to it
+    shutil.rmtree(bench.folder / "snapshots")  # nothing in the savepoint refers to it
     (bench.folder / "sp").rename(bench.folder / "moved")
 
     again = ledger(bench, slots=3, to="elsewhere", restore_from=str(bench.folder / "moved"))
@@ -62,7 +75,7 @@ def test_a_savepoint_of_a_running_job_is_begun_with_at_another_parallelism(bench
     assert again.attempts[0].restored_epoch == info.epoch
     assert again.attempts[0].restored_from == (bench.folder / "moved").as_uri()
     assert again.epochs[0].epoch > info.epoch
-    assert committed(bench.out)[:len(before)] == before
+    assert committed(bench.out)[: len(before)] == before
 
 
 @pytest.mark.parametrize("drain", [False, True])
@@ -88,7 +101,8 @@ def test_a_savepoint_says_what_is_in_it(bench: Bench) -> None:
     assert manifest.savepoint is not None
     assert manifest.job == "job" and manifest.key_group_count == 128
     assert {("number", "keyed"), ("total", "keyed")} <= {
-        (state.name, state.kind) for state in manifest.operators["ledger"].states}
+        (state.name, state.kind) for state in manifest.operators["ledger"].states
+    }
     assert "Logical graph" in manifest.savepoint.graph and "Physical plan: 2 slots" in manifest.savepoint.graph
     assert {"tidegate", "python"} <= manifest.savepoint.versions.keys()
     assert set(manifest.savepoint.operator_bytes) == set(manifest.operators)
@@ -204,8 +218,9 @@ def test_another_process_asks_for_a_savepoint(bench: Bench) -> None:
     handle = ledger(bench)
     until(lambda: handle.status is tg.Status.RUNNING, "the job to run")
     job = job_address(str(bench.snapshots), "job")
-    asked = subprocess.run([sys.executable, "-c", REQUEST, job, "sp"], cwd=bench.folder, capture_output=True, text=True,
-                           timeout=60, check=False)
+    asked = subprocess.run(
+        [sys.executable, "-c", REQUEST, job, "sp"], cwd=bench.folder, capture_output=True, text=True, timeout=60, check=False
+    )
     assert asked.returncode == 0, asked.stderr
     epoch, path = asked.stdout.split()
     assert path == str(bench.folder / "sp")

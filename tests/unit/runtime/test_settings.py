@@ -23,28 +23,34 @@ def test_no_interval_means_only_final_snapshots_and_those_asked_for() -> None:
     assert tg.Snapshots(to="x", every=None).coordinator_settings().interval_ms is None
 
 
-@pytest.mark.parametrize(("wrong", "told"), [
-    (dict(retain=0), "at least one snapshot must be kept"),
-    (dict(every="soon"), "soon"),
-    (dict(every="0 s"), "every"),
-    (dict(timeout=0), "timeout"),
-    (dict(every=-5), "-5"),
-    (dict(tolerable_failures=-1), "tolerable_failures"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (dict(retain=0), "at least one snapshot must be kept"),
+        (dict(every="soon"), "soon"),
+        (dict(every="0 s"), "every"),
+        (dict(timeout=0), "timeout"),
+        (dict(every=-5), "-5"),
+        (dict(tolerable_failures=-1), "tolerable_failures"),
+    ],
+)
 def test_snapshots_that_cant_be_are_refused(wrong: dict[str, object], told: str) -> None:
     with pytest.raises((JobError, SchemaError), match=told):
         tg.Snapshots(to="x", **wrong)
 
 
-@pytest.mark.parametrize(("wrong", "told"), [
-    (dict(key_group_count=0), "key_group_count=0"),
-    (dict(key_group_count=40_000), "choose 1 to 32768"),
-    (dict(max_batch_rows=0), "max_batch_rows"),
-    (dict(linger_ms=-1), "linger_ms"),
-    (dict(heartbeat_ms=1_000, heartbeat_timeout_ms=2_000), "more than twice"),
-    (dict(heartbeat_ms=0), "at least 1"),
-    (dict(deploy_timeout_ms=0), "deploy_timeout_ms=0"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (dict(key_group_count=0), "key_group_count=0"),
+        (dict(key_group_count=40_000), "choose 1 to 32768"),
+        (dict(max_batch_rows=0), "max_batch_rows"),
+        (dict(linger_ms=-1), "linger_ms"),
+        (dict(heartbeat_ms=1_000, heartbeat_timeout_ms=2_000), "more than twice"),
+        (dict(heartbeat_ms=0), "at least 1"),
+        (dict(deploy_timeout_ms=0), "deploy_timeout_ms=0"),
+    ],
+)
 def test_tuning_that_cant_be_is_refused(wrong: dict[str, int], told: str) -> None:
     with pytest.raises(JobError, match=told):
         tg.Tuning(**wrong)
@@ -67,26 +73,32 @@ def test_the_mode_of_snapshots() -> None:
     assert tg.Snapshots(to="x", experimental_protocol="stop_the_world").halts_sources
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"mode": "exactly-once"}, "choose one of 'exactly_once', 'at_least_once', 'unaligned'"),
-    ({"experimental_protocol": "naiad"}, "choose None or one of 'chandy_lamport', 'stop_the_world'"),
-    ({"mode": "unaligned", "alignment_timeout": "1 s"}, "only exactly-once snapshots are aligned"),
-    ({"mode": "unaligned", "experimental_protocol": "stop_the_world"}, "leave mode and alignment_timeout out"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"mode": "exactly-once"}, "choose one of 'exactly_once', 'at_least_once', 'unaligned'"),
+        ({"experimental_protocol": "naiad"}, "choose None or one of 'chandy_lamport', 'stop_the_world'"),
+        ({"mode": "unaligned", "alignment_timeout": "1 s"}, "only exactly-once snapshots are aligned"),
+        ({"mode": "unaligned", "experimental_protocol": "stop_the_world"}, "leave mode and alignment_timeout out"),
+    ],
+)
 def test_modes_that_contradict_each_other_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(JobError, match=message):
         tg.Snapshots(to="x", **wrong)
 
 
-@pytest.mark.parametrize(("wrong", "told"), [
-    ({"backend": "rocksdb"}, "backend='rocksdb': give tg.heap() or tg.rocksdb()"),
-    ({"backend": tg.rocksdb}, "backend=<class "),
-    ({"restart": 3}, "restart=3: give tg.NoRestart()"),
-    ({"snapshots": "folder"}, "snapshots='folder': give tg.Snapshots(to="),
-    ({"tuning": 8192}, "tuning=8192: give tg.Tuning("),
-    ({"slots": "2"}, "slots='2': give a number"),
-    ({"slots": True}, "slots=True: give a number"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"backend": "rocksdb"}, "backend='rocksdb': give tg.heap() or tg.rocksdb()"),
+        ({"backend": tg.rocksdb}, "backend=<class "),
+        ({"restart": 3}, "restart=3: give tg.NoRestart()"),
+        ({"snapshots": "folder"}, "snapshots='folder': give tg.Snapshots(to="),
+        ({"tuning": 8192}, "tuning=8192: give tg.Tuning("),
+        ({"slots": "2"}, "slots='2': give a number"),
+        ({"slots": True}, "slots=True: give a number"),
+    ],
+)
 def test_what_isnt_of_its_class_is_refused_when_a_job_is_built(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(JobError, match=re.escape(told)):
         ProcessJob("j", **({"slots": 1} | wrong))

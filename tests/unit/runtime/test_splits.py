@@ -91,16 +91,25 @@ def expected_counts() -> Counter[tuple[int, int]]:
 @pytest.mark.parametrize("form", ["json", "parquet"])
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_no_record_is_late_though_a_subtask_reads_several_files(
-        bench: Bench, form: str, slots: int, backend: str) -> None:
+def test_no_record_is_late_though_a_subtask_reads_several_files(bench: Bench, form: str, slots: int, backend: str) -> None:
     write_files(bench.folder / "in", form)
-    job = ProcessJob("job", slots=slots, restart=tg.FixedDelay(attempts=3, delay_ms=0), backend=BACKENDS[backend],
-                     snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"), tuning=tg.Tuning(max_batch_rows=50))
+    job = ProcessJob(
+        "job",
+        slots=slots,
+        restart=tg.FixedDelay(attempts=3, delay_ms=0),
+        backend=BACKENDS[backend],
+        snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"),
+        tuning=tg.Tuning(max_batch_rows=50),
+    )
     source = getattr(tg.sources, form)(bench.folder / "in", schema=RECORD, stop_at_end=True)
-    (job.source("in", source)
-     .map_batches(DiesOnce(bench, FILES * ROWS // slots // 3), returns=RECORD)
-     .with_watermark("at", "0.1 s").key_by("key")
-     .process("seconds", Seconds(), returns="key long, at long, n long").to("out", tg.sinks.parquet(bench.out)))
+    (
+        job.source("in", source)
+        .map_batches(DiesOnce(bench, FILES * ROWS // slots // 3), returns=RECORD)
+        .with_watermark("at", "0.1 s")
+        .key_by("key")
+        .process("seconds", Seconds(), returns="key long, at long, n long")
+        .to("out", tg.sinks.parquet(bench.out))
+    )
     handle = bench.start(job)
     assert handle.wait(60) is tg.Status.FINISHED
     assert len(handle.attempts) == 2 and handle.attempts[1].restored_epoch is not None

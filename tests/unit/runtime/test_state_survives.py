@@ -15,8 +15,9 @@ from tidegate.testing.scripted import AwaitSnapshot, Crash, ScriptedSource
 MINUTE_MS = 60_000
 
 
-def crashing(bench: Bench, records: Sequence[tuple[Any, ...]], schema: str, *, name: str = "script",
-             scripts: int = 2) -> ScriptedSource:
+def crashing(
+    bench: Bench, records: Sequence[tuple[Any, ...]], schema: str, *, name: str = "script", scripts: int = 2
+) -> ScriptedSource:
     """The records, dealt out by their first column; each script crashes once, behind a snapshot in its middle."""
     dealt: list[list[Any]] = [[] for _ in range(scripts)]
     for record in records:
@@ -24,8 +25,8 @@ def crashing(bench: Bench, records: Sequence[tuple[Any, ...]], schema: str, *, n
     for index, script in enumerate(dealt):
         middle = len(script) // 2
         crash = [Crash()] if index == 0 else []
-        script[middle:middle] = [AwaitSnapshot(times=2), *script[middle:middle + 2], *crash]
-        del script[middle + len(crash) + 3:middle + len(crash) + 5]
+        script[middle:middle] = [AwaitSnapshot(times=2), *script[middle : middle + 2], *crash]
+        del script[middle + len(crash) + 3 : middle + len(crash) + 5]
     return ScriptedSource(*dealt, schema=schema, memory=bench.folder / f"marks-{name}")
 
 
@@ -45,9 +46,12 @@ class EveryShape(tg.KeyedProcess):
     numbers = tg.list("long")
     by_word = tg.map("string", "long")
     highest = tg.reducing("long", max)
-    mean = tg.aggregating("struct<total:double,count:long>", create=lambda: {"total": 0.0, "count": 0},
-                          add=lambda acc, n: {"total": acc["total"] + n, "count": acc["count"] + 1},
-                          result=lambda acc: acc["total"] / acc["count"])
+    mean = tg.aggregating(
+        "struct<total:double,count:long>",
+        create=lambda: {"total": 0.0, "count": 0},
+        add=lambda acc, n: {"total": acc["total"] + n, "count": acc["count"] + 1},
+        result=lambda acc: acc["total"] / acc["count"],
+    )
 
     def process(self, record: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
         before = self.latest.get()
@@ -64,12 +68,22 @@ class EveryShape(tg.KeyedProcess):
             self.latest.clear()
         self.highest.add(record.n * 37 % 101)
         self.mean.add(record.n)
-        yield (record.key, before, self.count.get(), [self.pair.get()["first"], self.pair.get()["last"]],
-               list(self.numbers.get()), sorted(self.by_word.items()), self.highest.get(), self.mean.get())
+        yield (
+            record.key,
+            before,
+            self.count.get(),
+            [self.pair.get()["first"], self.pair.get()["last"]],
+            list(self.numbers.get()),
+            sorted(self.by_word.items()),
+            self.highest.get(),
+            self.mean.get(),
+        )
 
 
-EVERY_SHAPE = ("key string, before string, count long, pair array<long>, numbers array<long>, "
-               "by_word array<struct<word:string,n:long>>, highest long, mean double")
+EVERY_SHAPE = (
+    "key string, before string, count long, pair array<long>, numbers array<long>, "
+    "by_word array<struct<word:string,n:long>>, highest long, mean double"
+)
 
 
 def every_shape_of(records: Sequence[tuple[str, int, str]]) -> list[tuple[Any, ...]]:
@@ -87,9 +101,18 @@ def every_shape_of(records: Sequence[tuple[str, int, str]]) -> list[tuple[Any, .
         if n % 7 == 0:
             state["words"].pop("w0", None)
         seen = state["all"]
-        out.append((key, before, len(seen), [seen[0], seen[-1]], list(state["numbers"]),
-                    [{"word": w, "n": c} for w, c in sorted(state["words"].items())],
-                    max(m * 37 % 101 for m in seen), sum(seen) / len(seen)))
+        out.append(
+            (
+                key,
+                before,
+                len(seen),
+                [seen[0], seen[-1]],
+                list(state["numbers"]),
+                [{"word": w, "n": c} for w, c in sorted(state["words"].items())],
+                max(m * 37 % 101 for m in seen),
+                sum(seen) / len(seen),
+            )
+        )
     return out
 
 
@@ -162,8 +185,12 @@ def test_event_time_timers_survive_a_crash(bench: Bench) -> None:
         stream.process("minutes", Minutes(), returns="key string, at long, n long").to("out", tg.sinks.parquet(bench.out))
 
     assert len(bench.finish(build).failures) == 1
-    expected = [(f"k{key}", minute * MINUTE_MS, 12) for minute in range(1, 11) for key in range(5)
-                if not (key == 2 and minute % 2 == 1)]
+    expected = [
+        (f"k{key}", minute * MINUTE_MS, 12)
+        for minute in range(1, 11)
+        for key in range(5)
+        if not (key == 2 and minute % 2 == 1)
+    ]
     assert sorted(committed(bench.out)) == sorted(expected)
 
 
@@ -184,10 +211,16 @@ class Later(tg.KeyedProcess):
 
 def test_processing_time_timers_survive_a_stop_and_another_number_of_slots(bench: Bench) -> None:
     """They are set on two slots and fire, late, on three."""
+
     def start(slots: int, rows: int | None) -> tg.Handle:
         job = bench.job(slots=slots)
-        source = tg.sources.generator(make_row=lambda i: (i, i, 4_000), schema="key long, n long, delay_ms long", splits=1,
-                                      rows=rows, rate=1 if rows is None else None)
+        source = tg.sources.generator(
+            make_row=lambda i: (i, i, 4_000),
+            schema="key long, n long, delay_ms long",
+            splits=1,
+            rows=rows,
+            rate=1 if rows is None else None,
+        )
         stream = job.source("in", source).key_by("key")
         stream.process("later", Later(), returns="key long, what string, n long").to("out", tg.sinks.parquet(bench.out))
         return bench.start(job)
@@ -195,8 +228,11 @@ def test_processing_time_timers_survive_a_stop_and_another_number_of_slots(bench
     assert start(2, 40).wait(60) is tg.Status.FINISHED
     assert sorted(committed(bench.out)) == [(n, "asked", n) for n in range(40)]
     handle = start(3, None)
-    until(lambda: {row[0] for row in committed(bench.out) if row[1] == "answered"} >= set(range(40)), "all answers",
-          handle=handle)
+    until(
+        lambda: {row[0] for row in committed(bench.out) if row[1] == "answered"} >= set(range(40)),
+        "all answers",
+        handle=handle,
+    )
     assert handle.stop() is tg.Status.STOPPED
     first = sorted(row for row in committed(bench.out) if row[0] < 40)
     assert first == sorted((n, what, n) for n in range(40) for what in ("asked", "answered"))
@@ -225,7 +261,8 @@ def hoard(bench: Bench, *, rows: int, slots: int) -> tg.Handle:
     job = bench.job(slots=slots, every=None, tuning=tg.Tuning(max_batch_rows=1, linger_ms=0))
     stream = job.source("in", tg.sources.rows([(n,) for n in range(rows)], "n long"), parallelism=1).rebalance()
     stream.process("hoard", Hoard(), returns="of int, subtask int, kept array<long>, runs array<string>").to(
-        "out", tg.sinks.parquet(bench.out))
+        "out", tg.sinks.parquet(bench.out)
+    )
     handle = bench.start(job)
     assert handle.wait(60) is tg.Status.FINISHED
     return handle
@@ -267,12 +304,16 @@ class Reveal(tg.BroadcastProcess):
 def test_broadcast_state_is_the_same_everywhere_after_a_stop_and_at_another_number_of_slots(bench: Bench) -> None:
     def run(slots: int, records: int) -> tg.Handle:
         job = bench.job(slots=slots)
-        rules = job.source("rules", tg.sources.rows([("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", None)],
-                                                    "name string, factor long"), parallelism=1)
+        rules = job.source(
+            "rules",
+            tg.sources.rows([("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", None)], "name string, factor long"),
+            parallelism=1,
+        )
         source = tg.sources.generator(make_row=lambda i: (i % 20,), schema="key long", rows=records, splits=4)
         stream = job.source("in", source).key_by("key").connect(rules.broadcast())
         stream.process("reveal", Reveal(), returns="key long, n long, rules array<struct<name:string,factor:long>>").to(
-            "out", tg.sinks.parquet(bench.out))
+            "out", tg.sinks.parquet(bench.out)
+        )
         return bench.start(job)
 
     assert run(2, 0).wait(60) is tg.Status.FINISHED
@@ -281,5 +322,6 @@ def test_broadcast_state_is_the_same_everywhere_after_a_stop_and_at_another_numb
     assert last.attempts[0].restored_epoch is not None
     rules = [{"name": "a", "factor": 3}, {"name": "c", "factor": 4}]
     assert sorted(committed(bench.out), key=repr) == sorted(
-        ((key, n, rules) for key in range(20) for n in (1, 2, 3)), key=repr)
+        ((key, n, rules) for key in range(20) for n in (1, 2, 3)), key=repr
+    )
     assert completed(last)

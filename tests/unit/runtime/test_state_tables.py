@@ -82,8 +82,15 @@ def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> RestorePoint:
         backend.close()
         pieces.append(PieceEntry.from_json(written["piece"]))
         entries = tuple(StateEntry.from_json(state) for state in written["states"])
-    manifest = Manifest(job="job", epoch=2, attempt=1, created_ms=NOW_MS, key_group_count=GROUPS, ending=None,
-                        operators={"op": OperatorEntry(2, entries, tuple(pieces))})
+    manifest = Manifest(
+        job="job",
+        epoch=2,
+        attempt=1,
+        created_ms=NOW_MS,
+        key_group_count=GROUPS,
+        ending=None,
+        operators={"op": OperatorEntry(2, entries, tuple(pieces))},
+    )
     store.create("manifests/0000000002-a0000000001.json", manifest.to_bytes())
     return find_snapshot(str(tmp_path / "job"))
 
@@ -131,7 +138,8 @@ def test_what_expires_says_when(snapshot: RestorePoint) -> None:
     assert {row["expires"] for row in found} == {day}
     found = rows(state_table(snapshot, "visits", None))
     assert {(row["key"], row["map_key"], row["value"]) for row in found} == {
-        (key, item, value) for key, entries in expected("visits") for item, value in entries.items()}
+        (key, item, value) for key, entries in expected("visits") for item, value in entries.items()
+    }
     assert {row["expires"] for row in found} == {hour}
 
 
@@ -143,8 +151,6 @@ def test_only_the_key_groups_that_are_asked_for_are_read(snapshot: RestorePoint)
     assert rows(table, count=7) == everything
 
 
-
-
 def test_ends_that_are_not_known_are_null(tmp_path: Path) -> None:
     """Rows of a time when the state had no ttl, beside others."""
     made = Made(tmp_path)
@@ -152,13 +158,18 @@ def test_ends_that_are_not_known_are_null(tmp_path: Path) -> None:
     info = StateInfo("timed", StateKind.KEYED, "list", kind)
     batch = pa.record_batch([["a", "b"], [[1, 2], [3]], [None, [NOW_MS]]], schema=kind)
     file = made.write_file(1, 0, [info], cut_by_group("timed", [batch], GROUPS))
-    entry = OperatorEntry(1, (StateEntry.of(name="timed", kind="keyed", shape="list", schema=kind),),
-                          (PieceEntry(0, (0, GROUPS), file, {}),))
-    made.commit(Manifest(job="job", epoch=1, attempt=1, created_ms=1, key_group_count=GROUPS, ending=None,
-                         operators={"op": entry}))
+    entry = OperatorEntry(
+        1, (StateEntry.of(name="timed", kind="keyed", shape="list", schema=kind),), (PieceEntry(0, (0, GROUPS), file, {}),)
+    )
+    made.commit(
+        Manifest(job="job", epoch=1, attempt=1, created_ms=1, key_group_count=GROUPS, ending=None, operators={"op": entry})
+    )
     found = rows(state_table(find_snapshot(str(made.path)), "timed", None))
     assert [(row["key"], row["position"], row["value"], row["expires"] is None) for row in found] == [
-        ("a", 0, 1, True), ("a", 1, 2, True), ("b", 0, 3, False)]
+        ("a", 0, 1, True),
+        ("a", 1, 2, True),
+        ("b", 0, 3, False),
+    ]
 
 
 def test_a_key_of_several_columns_has_them_back(tmp_path: Path) -> None:
@@ -169,11 +180,22 @@ def test_a_key_of_several_columns_has_them_back(tmp_path: Path) -> None:
     batch = pa.record_batch([pa.array([{"shop": "a", "id": 1}, {"shop": None, "id": 2}], key), [10, 20]], schema=info.schema)
     file = made.write_file(1, 0, [info], cut_by_group("n", [batch], GROUPS))
     entry = made.manifests[1].operators["counting"]
-    made.commit(Manifest(job="job", epoch=1, attempt=1, created_ms=1, key_group_count=GROUPS, ending=None,
-                         operators={"op": OperatorEntry(1, entry.states, (PieceEntry(0, (0, GROUPS), file, {}),))}))
+    made.commit(
+        Manifest(
+            job="job",
+            epoch=1,
+            attempt=1,
+            created_ms=1,
+            key_group_count=GROUPS,
+            ending=None,
+            operators={"op": OperatorEntry(1, entry.states, (PieceEntry(0, (0, GROUPS), file, {}),))},
+        )
+    )
     snapshot = find_snapshot(str(made.path))
     assert [(row["shop"], row["id"], row["value"]) for row in rows(state_table(snapshot, "n", None))] == [
-        ("a", 1, 10), (None, 2, 20)]
+        ("a", 1, 10),
+        (None, 2, 20),
+    ]
     assert state_table(snapshot, "n", None, key=["s", "i"]).schema.names[:2] == ["s", "i"]
     assert state_table(snapshot, "n", None, key=["whole"]).schema.field("whole").type == key
     with pytest.raises(JobError, match="has 2 columns"):
@@ -203,8 +225,15 @@ def test_what_is_not_there_is_told_with_all_there_is(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"epoch 5 is not a complete snapshot .* there are: 1, 2"):
         find_snapshot(str(made.path), epoch=5)
     assert find_snapshot(str(made.path), epoch=1).manifest.epoch == 1
-    both = Manifest(job="job", epoch=3, attempt=1, created_ms=1, key_group_count=GROUPS, ending=None,
-                    operators=dict.fromkeys(("one", "two"), snapshot.manifest.operators["counting"]))
+    both = Manifest(
+        job="job",
+        epoch=3,
+        attempt=1,
+        created_ms=1,
+        key_group_count=GROUPS,
+        ending=None,
+        operators=dict.fromkeys(("one", "two"), snapshot.manifest.operators["counting"]),
+    )
     made.commit(both)
     with pytest.raises(JobError, match="in the operators 'one', 'two': say which"):
         state_table(find_snapshot(str(made.path)), "count", None)
@@ -243,13 +272,21 @@ def test_the_manifests_as_tables(tmp_path: Path) -> None:
 def test_what_changed_between_two_snapshots(tmp_path: Path) -> None:
     made = Made(tmp_path)
     nan = float("nan")
-    made.write(1, {"count": {f"k{i}": i for i in range(50)}, "scores": {"a": {"x": 1.0, "y": nan}, "b": {"x": 1.0}}},
-               items=[5, 6, 6])
-    made.write(2, {"count": {"k1": GONE, "k2": 200, "k3": 3, "new": 7},
-                   "scores": {"a": {"y": nan, "x": 1.0}, "b": {"x": 2.0}}}, on=1, items=[6, 5, 8])
+    made.write(
+        1,
+        {"count": {f"k{i}": i for i in range(50)}, "scores": {"a": {"x": 1.0, "y": nan}, "b": {"x": 1.0}}},
+        items=[5, 6, 6],
+    )
+    made.write(
+        2,
+        {"count": {"k1": GONE, "k2": 200, "k3": 3, "new": 7}, "scores": {"a": {"y": nan, "x": 1.0}, "b": {"x": 2.0}}},
+        on=1,
+        items=[6, 5, 8],
+    )
     before, after = (find_snapshot(str(made.path), epoch=epoch) for epoch in (1, 2))
-    found = {(row["change"], row["key"], row["before"], row["after"])
-             for row in rows(changes_table(before, after, "count", None))}
+    found = {
+        (row["change"], row["key"], row["before"], row["after"]) for row in rows(changes_table(before, after, "count", None))
+    }
     assert found == {("removed", "k1", 1, None), ("changed", "k2", 2, 200), ("added", "new", None, 7)}
     found_in_maps = rows(changes_table(before, after, "scores", None))
     assert [(row["change"], row["key"]) for row in found_in_maps] == [("changed", "b")]
@@ -273,19 +310,33 @@ def test_changes_at_another_parallelism_and_from_nothing(tmp_path: Path) -> None
 # Parts.
 
 
-@given(st.lists(st.integers(0, 200), min_size=1, max_size=6), st.sets(st.integers(0, 63)), st.sampled_from([None, 1, 3, 40]),
-       st.booleans())
+@given(
+    st.lists(st.integers(0, 200), min_size=1, max_size=6),
+    st.sets(st.integers(0, 63)),
+    st.sampled_from([None, 1, 3, 40]),
+    st.booleans(),
+)
 def test_parts_hold_each_wanted_group_once(sizes: list[int], wanted: set[int], count: int | None, native: bool) -> None:
     bounds = np.linspace(0, 64, len(sizes) + 1).astype(int).tolist()
-    files = [FileEntry(f"f{index}", size * 1_000_000, 0, form="rocksdb" if native else "rows")
-             for index, size in enumerate(sizes)]
-    pieces = [PieceEntry(index, (bounds[index], bounds[index + 1]), (file,) if file.bytes else (), {})
-              for index, file in enumerate(files)]
+    files = [
+        FileEntry(f"f{index}", size * 1_000_000, 0, form="rocksdb" if native else "rows") for index, size in enumerate(sizes)
+    ]
+    pieces = [
+        PieceEntry(index, (bounds[index], bounds[index + 1]), (file,) if file.bytes else (), {})
+        for index, file in enumerate(files)
+    ]
     parts = planned_parts(pieces, sorted(wanted), count=count)
     found = [group for part in parts for start, stop in part for group in range(start, stop)]
     held = [group for piece in pieces if piece.files for group in range(*piece.key_groups)]
     assert sorted(found) == sorted(wanted & set(held)) and len(found) == len(set(found))
     if native:
-        in_parts = [{index for index, piece in enumerate(pieces) for start, _ in part
-                     if piece.key_groups[0] <= start < piece.key_groups[1]} for part in parts]
+        in_parts = [
+            {
+                index
+                for index, piece in enumerate(pieces)
+                for start, _ in part
+                if piece.key_groups[0] <= start < piece.key_groups[1]
+            }
+            for part in parts
+        ]
         assert sum(map(len, in_parts)) == len(set().union(*in_parts)), "a database is opened once"

@@ -36,15 +36,27 @@ def sorted_rows(values: dict[str, int], piece: tuple[int, int]) -> list[pa.Recor
 
 def write(target: Path, values: dict[str, int], base: RestorePoint | None = None, **rest: Any) -> StateWriting:
     store = LocalStore(target)
-    given: dict[str, Any] = {"operator": "counting", "info": INFO, "add": False, "job": None, "key_group_count": None,
-                             "parallelism": 3}
+    given: dict[str, Any] = {
+        "operator": "counting",
+        "info": INFO,
+        "add": False,
+        "job": None,
+        "key_group_count": None,
+        "parallelism": 3,
+    }
     writing = planned_writing(target=store.address, base=base, **(given | rest))
     with savepoint_in_writing(store, job=writing.job, epoch=writing.epoch):
-        pieces = [(writing.operator, writing.write_piece(piece.subtask, sorted_rows(values, piece.key_groups)))
-                  for piece in writing.pieces]
+        pieces = [
+            (writing.operator, writing.write_piece(piece.subtask, sorted_rows(values, piece.key_groups)))
+            for piece in writing.pieces
+        ]
         others = [] if base is None else [name for name in base.manifest.operators if name != writing.operator]
-        pieces += [(name, writing.copy_piece(name, piece.subtask)) for name in others if base is not None
-                   for piece in base.manifest.operators[name].pieces]
+        pieces += [
+            (name, writing.copy_piece(name, piece.subtask))
+            for name in others
+            if base is not None
+            for piece in base.manifest.operators[name].pieces
+        ]
         create_savepoint(store, writing.manifest(pieces, created_ms=7), created_ms=7, graph="", versions={})
     return writing
 
@@ -96,8 +108,9 @@ def test_a_state_and_an_operator_are_added_when_that_is_meant(tmp_path: Path) ->
 
 def test_a_key_that_is_there_twice_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "sp")
-    writing = planned_writing(target=store.address, base=None, operator="op", info=INFO, add=False, job=None,
-                              key_group_count=GROUPS, parallelism=1)
+    writing = planned_writing(
+        target=store.address, base=None, operator="op", info=INFO, add=False, job=None, key_group_count=GROUPS, parallelism=1
+    )
     one = pa.record_batch([["a"], [1]], schema=SCHEMA)
     with pytest.raises(JobError, match="'a' is there more than once"), savepoint_in_writing(store, job="j", epoch=1):
         writing.write_piece(0, [one, one])
@@ -105,8 +118,16 @@ def test_a_key_that_is_there_twice_is_refused_and_nothing_is_left(tmp_path: Path
 
 
 def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
-    writing = planned_writing(target=LocalStore(tmp_path / "sp").address, base=None, operator="op", info=INFO, add=False,
-                              job=None, key_group_count=GROUPS, parallelism=1)
+    writing = planned_writing(
+        target=LocalStore(tmp_path / "sp").address,
+        base=None,
+        operator="op",
+        info=INFO,
+        add=False,
+        job=None,
+        key_group_count=GROUPS,
+        parallelism=1,
+    )
     batches = sorted_rows({f"k{i}": i for i in range(50)}, (0, GROUPS))
     with pytest.raises(StoreError, match="order of their key-groups"):
         writing.write_piece(0, reversed(batches))

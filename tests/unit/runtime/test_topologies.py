@@ -92,22 +92,27 @@ def build(job: ProcessJob, *, few: int, numbers: tg.Source) -> None:
     doubled = source.flat_map(lambda r: [(r.key, r.n)] * 2 if r.n % 5 == 0 else None, returns="key long, n long")
     united = even.union(doubled, source.map(lambda r: (r.key, -r.n), returns="key long, n long", parallelism=1))
     united.rebalance().map_batches(plus_one, returns="key long, n long", parallelism=few).to(
-        "united", tg.sinks.collect(), parallelism=1)
+        "united", tg.sinks.collect(), parallelism=1
+    )
 
-    sorted_out = source.rebalance().process("sort out", SortOut(), returns="key long, n long", parallelism=few,
-                                            side_outputs={"odd": "n long", "even": "n long"})
+    sorted_out = source.rebalance().process(
+        "sort out", SortOut(), returns="key long, n long", parallelism=few, side_outputs={"odd": "n long", "even": "n long"}
+    )
     sorted_out.to("small", tg.sinks.collect())
     sorted_out.side_output("odd").union(sorted_out.side_output("even")).to("large", tg.sinks.collect(), parallelism=few)
 
     payments = job.source("payments", tg.sources.rows(PAYMENTS, "order long, amount long"), parallelism=1)
     source.key_by("key").connect(payments.key_by("order")).process(
-        "settle", Settle(), returns="key long, ordered long, paid long").to("settled", tg.sinks.collect(), parallelism=few)
+        "settle", Settle(), returns="key long, ordered long, paid long"
+    ).to("settled", tg.sinks.collect(), parallelism=few)
     source.rebalance().connect(payments.rebalance()).process(
-        "count", Count(), returns="side string, n long", parallelism=few).to("sides", tg.sinks.collect())
+        "count", Count(), returns="side string, n long", parallelism=few
+    ).to("sides", tg.sinks.collect())
 
     rules = job.source("rules", tg.sources.rows(RULES, "name string, bound long"), parallelism=1)
     source.key_by("key").connect(rules.broadcast()).process(
-        "judge", Judge(), returns="key long, rules int, above string").to("judged", tg.sinks.collect())
+        "judge", Judge(), returns="key long, rules int, above string"
+    ).to("judged", tg.sinks.collect())
 
 
 def check(handle: tg.Handle) -> None:
@@ -123,25 +128,34 @@ def check(handle: tg.Handle) -> None:
         paid[k] += amount
     assert sorted(handle.results("settled")) == [(k, ordered[k], paid[k]) for k in range(40)]
     assert sorted(handle.results("sides")) == sorted(
-        [("left", n) for _, n in numbers] + [("right", amount) for _, amount in PAYMENTS])
+        [("left", n) for _, n in numbers] + [("right", amount) for _, amount in PAYMENTS]
+    )
     largest = {k: max(n for key, n in numbers if key == k) for k in range(40)}
     assert sorted(handle.results("judged")) == [
-        (k, 2, ",".join(name for name, bound in (("high", 900), ("low", 200)) if largest[k] > bound)) for k in range(40)]
+        (k, 2, ",".join(name for name, bound in (("high", 900), ("low", 200)) if largest[k] > bound)) for k in range(40)
+    ]
 
 
 @pytest.mark.parametrize(("slots", "few"), [(1, 1), (2, 1), (3, 2)])
 def test_records_go_where_the_graph_says(bench: Bench, slots: int, few: int) -> None:
     source = tg.sources.generator(make_row=number, schema="key long, n long", rows=COUNT, splits=4)
-    handle = bench.finish(lambda job: build(job, few=few, numbers=source), slots=slots,
-                          tuning=tg.Tuning(max_batch_rows=100))
+    handle = bench.finish(lambda job: build(job, few=few, numbers=source), slots=slots, tuning=tg.Tuning(max_batch_rows=100))
     assert handle.failures == []
     check(handle)
 
 
 def test_a_crash_in_the_middle_changes_no_result_of_any_branch(bench: Bench) -> None:
     numbers = [number(i) for i in range(COUNT)]
-    scripts = [[*numbers[part:1_000:2], AwaitSnapshot(times=2), *numbers[1_000 + part:1_500:2],
-                *([Crash()] if part else []), *numbers[1_500 + part::2]] for part in range(2)]
+    scripts = [
+        [
+            *numbers[part:1_000:2],
+            AwaitSnapshot(times=2),
+            *numbers[1_000 + part : 1_500 : 2],
+            *([Crash()] if part else []),
+            *numbers[1_500 + part :: 2],
+        ]
+        for part in range(2)
+    ]
     source = ScriptedSource(*scripts, schema="key long, n long", memory=bench.folder / "marks")
     handle = bench.finish(lambda job: build(job, few=1, numbers=source), slots=2, tuning=tg.Tuning(max_batch_rows=100))
     assert len(handle.failures) == 1 and handle.attempts[-1].restored_epoch is not None

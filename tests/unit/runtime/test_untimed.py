@@ -38,13 +38,21 @@ class Sets(tg.KeyedProcess):
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records
-            if record.name == "tidegate.job" and record.levelno >= logging.WARNING]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "tidegate.job" and record.levelno >= logging.WARNING
+    ]
 
 
 def started(bench: Bench, kind: str, *, backend: str = "heap", rows: int | None = None, timed: bool = False) -> tg.Handle:
-    job = ProcessJob("job", slots=2, backend=BACKENDS[backend], restart=tg.FixedDelay(attempts=20, delay_ms=0),
-                     snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"))
+    job = ProcessJob(
+        "job",
+        slots=2,
+        backend=BACKENDS[backend],
+        restart=tg.FixedDelay(attempts=20, delay_ms=0),
+        snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"),
+    )
     source = tg.sources.generator(make_row=lambda i: (i % 7, i), schema=RECORD, rows=rows, rate=2000)
     stream = job.source("in", source)
     stream = stream.with_watermark("at", "1 second") if timed else stream
@@ -58,7 +66,8 @@ def run_a_while(handle: tg.Handle) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_first_timer_of_event_time_that_can_not_fire_is_one_warning(
-        bench: Bench, caplog: pytest.LogCaptureFixture, backend: str) -> None:
+    bench: Bench, caplog: pytest.LogCaptureFixture, backend: str
+) -> None:
     handle = started(bench, "event_time", backend=backend)
     run_a_while(handle)
     os.kill(handle.attempts[-1].slots[0], signal.SIGKILL)
@@ -72,10 +81,12 @@ def test_the_first_timer_of_event_time_that_can_not_fire_is_one_warning(
     assert ".with_watermark(column, delay)" in told[0]
 
 
-@pytest.mark.parametrize(("kind", "more"), [
-    ("processing_time", {}), ("event_time", {"timed": True}), ("event_time", {"rows": 300})])
+@pytest.mark.parametrize(
+    ("kind", "more"), [("processing_time", {}), ("event_time", {"timed": True}), ("event_time", {"rows": 300})]
+)
 def test_who_needs_no_watermark_is_told_nothing(
-        bench: Bench, caplog: pytest.LogCaptureFixture, kind: str, more: dict[str, Any]) -> None:
+    bench: Bench, caplog: pytest.LogCaptureFixture, kind: str, more: dict[str, Any]
+) -> None:
     handle = started(bench, kind, **more)
     run_a_while(handle)
     handle.stop()
@@ -84,17 +95,24 @@ def test_who_needs_no_watermark_is_told_nothing(
 
 def test_which_operators_these_are() -> None:
     pipeline = Pipeline()
-    left, right, ends = (pipeline.source(name, tg.sources.generator(
-        make_row=lambda i: (i, i), schema=RECORD, rows=rows, rate=1)) for name, rows in (("l", None), ("r", None), ("e", 5)))
+    left, right, ends = (
+        pipeline.source(name, tg.sources.generator(make_row=lambda i: (i, i), schema=RECORD, rows=rows, rate=1))
+        for name, rows in (("l", None), ("r", None), ("e", 5))
+    )
     left.with_watermark("at", 0, name="watermark").union(right).key_by("key").process(
-        "both", Sets("event_time"), returns=RECORD).to("out", Nowhere())
+        "both", Sets("event_time"), returns=RECORD
+    ).to("out", Nowhere())
     right.union(ends).key_by("key").process("none", Sets("event_time"), returns=RECORD).to("rest", Nowhere())
     ends.key_by("key").process("ends", Sets("event_time"), returns=RECORD).to("end", Nowhere())
     plan = make_plan(pipeline.build(), slots=2, key_group_count=8)
     assert untimed_operators(plan, micro_batches=False) == {"l", "r", "none", "rest"}
     handed = Pipeline()
-    (handed.source("in", HandedSource(Handover([parse_schema(RECORD)]), 0, parse_schema(RECORD))).key_by("key")
-        .process("sets", Sets("event_time"), returns=RECORD).to("out", Nowhere()))
+    (
+        handed.source("in", HandedSource(Handover([parse_schema(RECORD)]), 0, parse_schema(RECORD)))
+        .key_by("key")
+        .process("sets", Sets("event_time"), returns=RECORD)
+        .to("out", Nowhere())
+    )
     plan = make_plan(handed.build(), slots=2, key_group_count=8)
     assert untimed_operators(plan, micro_batches=False) == set(), "a batch ends, and event time with it"
     assert "sets" in untimed_operators(plan, micro_batches=True)

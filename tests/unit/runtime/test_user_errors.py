@@ -104,8 +104,9 @@ def test_an_error_that_comes_twice_at_the_same_record_ends_the_job(bench: Bench,
     handle, failed = run_to_failure(bench, failing("process"), tg.FixedDelay(attempts=9, delay_ms=10))
     assert [failure.attempt for failure in handle.failures] == [1, 2]
     assert failed.operator == "count words" and "number=42" in (failed.record or "")
-    assert str(failed).endswith("It failed twice at the same record, in attempts 1 and 2, so a restart doesn't help: "
-                                "the job ends.")
+    assert str(failed).endswith(
+        "It failed twice at the same record, in attempts 1 and 2, so a restart doesn't help: the job ends."
+    )
     first, second = reports(caplog)
     assert first.levelname == "WARNING" and second.levelname == "ERROR"
     told = first.getMessage()
@@ -138,6 +139,7 @@ def test_output_that_doesnt_fit_ends_the_job_at_once(bench: Bench, caplog: pytes
 
 def test_subtasks_that_fail_at_different_records_in_turn_end_the_job(bench: Bench) -> None:
     """Which of them is the first may change from attempt to attempt."""
+
     def fail(record: Any) -> tuple[Any, ...]:
         raise ValueError(f"bad record {record.number}")
 
@@ -155,11 +157,14 @@ def reports(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name == "tidegate.job" and record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize(("where", "told"), [
-    ("open", "ConnectionError: no database at db:5432"),
-    ("timer", "ZeroDivisionError: timer of "),
-    ("schema", "'n'.*'forty-two'"),
-])
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("open", "ConnectionError: no database at db:5432"),
+        ("timer", "ZeroDivisionError: timer of "),
+        ("schema", "'n'.*'forty-two'"),
+    ],
+)
 def test_every_method_of_a_function_is_covered(bench: Bench, where: str, told: str) -> None:
     _, failed = run_to_failure(bench, failing(where), tg.NoRestart())
     assert "'count words'" in str(failed)
@@ -197,6 +202,7 @@ def test_a_source_of_ones_own_is_blamed_by_its_name(bench: Bench) -> None:
 
 def test_an_error_behind_a_shuffle_is_told_by_the_slot_that_had_it(bench: Bench) -> None:
     """The slots upstream lose their channels at the same moment; their complaint must not hide the cause."""
+
     def fail(record: Any) -> tuple[Any, ...]:
         raise ValueError(f"bad record {record.number}")
 
@@ -247,7 +253,7 @@ def test_a_restarting_job_cant_be_drained_nor_leave_a_savepoint_and_says_why(ben
     handle = restarting(bench)
     for asked in ({"drain": True}, {"savepoint": str(bench.folder / "savepoint")}):
         with pytest.raises(tg.JobError, match=r"(?s)while it is restarting.*the prices are away") as refused:
-            handle.stop(**asked)        # type: ignore[arg-type]
+            handle.stop(**asked)  # type: ignore[arg-type]
         assert isinstance(refused.value.__cause__, JobFailed)
     assert handle.status is tg.Status.RESTARTING
     with pytest.raises(TimeoutError, match=r"(?s)still restarting after 0.1 s. Its last failure .*the prices are away"):

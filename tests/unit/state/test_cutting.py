@@ -29,21 +29,30 @@ SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 
 
 def chunk(keys: list[int], first_value: int = 0) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(keys, pa.int64()), pa.array(range(first_value, first_value + len(keys)), pa.int64())],
-                           schema=SCHEMA)
+    return pa.record_batch(
+        [pa.array(keys, pa.int64()), pa.array(range(first_value, first_value + len(keys)), pa.int64())], schema=SCHEMA
+    )
 
 
 def rows(sections: list[Section], of_key: list[int]) -> list[tuple[int, int, int]]:
     """Sorted by key-group, and otherwise as they come."""
-    found = [(of_key[key], key, value) for section in sections
-             for key, value in zip(*(column.to_pylist() for column in section.rows.columns), strict=True)]
+    found = [
+        (of_key[key], key, value)
+        for section in sections
+        for key, value in zip(*(column.to_pylist() for column in section.rows.columns), strict=True)
+    ]
     return sorted(found, key=lambda row: row[0])
 
 
-@given(sizes=st.lists(st.integers(0, 5), max_size=12), groups=st.integers(1, 9), run_rows=st.integers(1, 20),
-       section_rows=st.integers(1, 9))
-def test_every_row_is_in_the_section_of_its_group_in_the_order_it_came(sizes: list[int], groups: int, run_rows: int,
-                                                                       section_rows: int) -> None:
+@given(
+    sizes=st.lists(st.integers(0, 5), max_size=12),
+    groups=st.integers(1, 9),
+    run_rows=st.integers(1, 20),
+    section_rows=st.integers(1, 9),
+)
+def test_every_row_is_in_the_section_of_its_group_in_the_order_it_came(
+    sizes: list[int], groups: int, run_rows: int, section_rows: int
+) -> None:
     chunks, count = [], 0
     for size in sizes:
         chunks.append(chunk(list(range(count, count + size)), first_value=count))
@@ -141,8 +150,9 @@ def test_beside_an_idle_loop_nobody_rests(monkeypatch: pytest.MonkeyPatch) -> No
     assert clock.slept_s == pytest.approx([3 * TURN_S])
 
 
-@pytest.mark.parametrize(("entry_s", "expected"), [
-    (TURN_S / 500, 512), (TURN_S, MIN_CHUNK_ENTRIES), (0.0, MAX_CHUNK_ENTRIES)])
+@pytest.mark.parametrize(
+    ("entry_s", "expected"), [(TURN_S / 500, 512), (TURN_S, MIN_CHUNK_ENTRIES), (0.0, MAX_CHUNK_ENTRIES)]
+)
 def test_chunks_get_the_size_of_a_turn(monkeypatch: pytest.MonkeyPatch, entry_s: float, expected: int) -> None:
     clock = Clock(monkeypatch)
     pace = Pace(rest_factor=1.0)

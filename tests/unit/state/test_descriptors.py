@@ -28,12 +28,17 @@ class MoreCounts(Counts):
 
 def test_a_state_is_named_like_its_attribute_unless_it_has_a_name() -> None:
     assert {attribute: found.name for attribute, found in descriptors_of(Counts()).items()} == {
-        "count": "count", "recent": "recent prices"}
+        "count": "count",
+        "recent": "recent prices",
+    }
 
 
 def test_states_are_inherited_and_can_be_replaced() -> None:
     assert [(attribute, found.name, found.shape) for attribute, found in descriptors_of(MoreCounts()).items()] == [
-        ("count", "count", "value"), ("recent", "recent", "list"), ("best", "best", "reducing")]
+        ("count", "count", "value"),
+        ("recent", "recent", "list"),
+        ("best", "best", "reducing"),
+    ]
 
 
 def test_a_state_that_a_subclass_hides_is_gone() -> None:
@@ -51,15 +56,19 @@ def test_two_states_of_one_name_are_refused() -> None:
         descriptors_of(Twice())
 
 
-@pytest.mark.parametrize(("declared", "kind", "shape", "type"), [
-    (tg.value("long"), StateKind.KEYED, "value", "long"),
-    (tg.list_("double"), StateKind.KEYED, "list", "array<double>"),
-    (tg.map_("string", "long"), StateKind.KEYED, "map", "map<string, long>"),
-    (tg.reducing("long", max), StateKind.KEYED, "reducing", "long"),
-    (tg.aggregating("struct<n: long>", create=dict, add=max), StateKind.KEYED, "aggregating", "struct<n: long>"),
-    (tg.operator_list("long"), StateKind.SPLIT, "list", "long"),
-    (tg.operator_list("long", redistribute="union"), StateKind.UNION, "list", "struct<id: string, item: long>"),
-    (tg.broadcast_map("string", "long"), StateKind.BROADCAST, "map", "struct<key: string, value: long>")])
+@pytest.mark.parametrize(
+    ("declared", "kind", "shape", "type"),
+    [
+        (tg.value("long"), StateKind.KEYED, "value", "long"),
+        (tg.list_("double"), StateKind.KEYED, "list", "array<double>"),
+        (tg.map_("string", "long"), StateKind.KEYED, "map", "map<string, long>"),
+        (tg.reducing("long", max), StateKind.KEYED, "reducing", "long"),
+        (tg.aggregating("struct<n: long>", create=dict, add=max), StateKind.KEYED, "aggregating", "struct<n: long>"),
+        (tg.operator_list("long"), StateKind.SPLIT, "list", "long"),
+        (tg.operator_list("long", redistribute="union"), StateKind.UNION, "list", "struct<id: string, item: long>"),
+        (tg.broadcast_map("string", "long"), StateKind.BROADCAST, "map", "struct<key: string, value: long>"),
+    ],
+)
 def test_a_snapshot_knows_what_a_state_is(declared: Descriptor, kind: StateKind, shape: str, type: str) -> None:
     declared.name = "state"
     info = declared.info(pa.string() if kind is StateKind.KEYED else None)

@@ -48,16 +48,17 @@ def test_the_same_type_needs_no_conversion(same: str) -> None:
 INTEGERS = {"byte": 7, "short": 15, "int": 31, "long": 63}
 
 
-@pytest.mark.parametrize(("old", "new"), [(old, new) for i, old in enumerate(INTEGERS) for new in list(INTEGERS)[i + 1:]])
+@pytest.mark.parametrize(("old", "new"), [(old, new) for i, old in enumerate(INTEGERS) for new in list(INTEGERS)[i + 1 :]])
 def test_an_integer_becomes_a_wider_one(old: str, new: str) -> None:
-    ends = [-2**INTEGERS[old], -1, 0, None, 2**INTEGERS[old] - 1]
+    ends = [-(2 ** INTEGERS[old]), -1, 0, None, 2 ** INTEGERS[old] - 1]
     assert converted(old, new, *ends) == ends
 
 
-@pytest.mark.parametrize(("old", "new"), [("byte", "float"), ("short", "float"), ("byte", "double"), ("short", "double"),
-                                          ("int", "double")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("byte", "float"), ("short", "float"), ("byte", "double"), ("short", "double"), ("int", "double")]
+)
 def test_an_integer_becomes_a_float_where_it_is_exact(old: str, new: str) -> None:
-    ends = [-2**INTEGERS[old], None, 2**INTEGERS[old] - 1]
+    ends = [-(2 ** INTEGERS[old]), None, 2 ** INTEGERS[old] - 1]
     assert repr(converted(old, new, *ends)) == repr([float(ends[0]), None, float(ends[2])])
 
 
@@ -65,8 +66,15 @@ def test_a_float_becomes_a_double() -> None:
     assert converted("float", "double", 0.5, float("inf"), None) == [0.5, float("inf"), None]
 
 
-@pytest.mark.parametrize(("old", "new"), [("decimal(5,2)", "decimal(7,2)"), ("decimal(5,2)", "decimal(7,4)"),
-                                          ("decimal(5,2)", "decimal(38,20)"), ("decimal(37,0)", "decimal(38,1)")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("decimal(5,2)", "decimal(7,2)"),
+        ("decimal(5,2)", "decimal(7,4)"),
+        ("decimal(5,2)", "decimal(38,20)"),
+        ("decimal(37,0)", "decimal(38,1)"),
+    ],
+)
 def test_a_decimal_becomes_a_wider_one(old: str, new: str) -> None:
     kind = parse_type(old)
     largest, least = (Decimal((sign, (9,) * kind.precision, -kind.scale)) for sign in (0, 1))
@@ -76,9 +84,15 @@ def test_a_decimal_becomes_a_wider_one(old: str, new: str) -> None:
 def test_a_field_is_added_with_a_default_or_without() -> None:
     assert converted("struct<a: long>", "struct<a: long, b: string>", {"a": 1}, None) == [{"a": 1, "b": None}, None]
     assert converted("struct<a: long>", "struct<b: string, a: long>", {"a": 1}, None, added={"b": "x"}) == [
-        {"b": "x", "a": 1}, None]
-    assert converted("struct<a: long>", "struct<a: long, b: array<struct<c: int NOT NULL>> NOT NULL>", {"a": None},
-                     added={"b": [{"c": 1}]}) == [{"a": None, "b": [{"c": 1}]}]
+        {"b": "x", "a": 1},
+        None,
+    ]
+    assert converted(
+        "struct<a: long>",
+        "struct<a: long, b: array<struct<c: int NOT NULL>> NOT NULL>",
+        {"a": None},
+        added={"b": [{"c": 1}]},
+    ) == [{"a": None, "b": [{"c": 1}]}]
 
 
 def test_a_field_is_dropped_and_fields_change_their_order() -> None:
@@ -90,8 +104,9 @@ def test_a_field_is_renamed_and_its_type_changed_at_once() -> None:
 
 
 def test_a_rename_that_has_happened_is_no_matter() -> None:
-    assert conversion(parse_type("struct<b: long>"), parse_type("struct<b: long>"),
-                      changes=Changes(renamed={"b": "a"})) is None
+    assert (
+        conversion(parse_type("struct<b: long>"), parse_type("struct<b: long>"), changes=Changes(renamed={"b": "a"})) is None
+    )
     assert converted("struct<b: int, a: long>", "struct<b: long, a: long>", (5, 6), renamed={"b": "a"}) == [{"b": 5, "a": 6}]
 
 
@@ -100,26 +115,47 @@ def test_fields_that_take_each_other_s_names_are_refused(renamed: dict[str, str]
     """By name they are what they were: nothing tells what was before the swap from what came after it."""
     with pytest.raises(JobError, match=r"take each other's names, .* Rename one of them to a third name"):
         tg.value("struct<a: long, b: long, c: long, in: struct<x: long, y: long>>", renamed=renamed)
-    steps = {"a": "b", "b": "t"}        # what is left in the program when it was done in steps
-    assert conversion(parse_type("struct<a: long, b: long>"), parse_type("struct<a: long, b: long>"),
-                      changes=tg.value("struct<a: long, b: long>", renamed=steps).changes) is None
+    steps = {"a": "b", "b": "t"}  # what is left in the program when it was done in steps
+    assert (
+        conversion(
+            parse_type("struct<a: long, b: long>"),
+            parse_type("struct<a: long, b: long>"),
+            changes=tg.value("struct<a: long, b: long>", renamed=steps).changes,
+        )
+        is None
+    )
 
 
 NEITHER = [
-    ("struct<n: long>", "struct<amount: long>", {"amount": "m"}, "value.amount: the snapshot has neither 'amount' nor 'm', "
-     "its name in renamed=; it has 'n'. Give the name that the field had, or take it out of renamed= if it is new"),
+    (
+        "struct<n: long>",
+        "struct<amount: long>",
+        {"amount": "m"},
+        "value.amount: the snapshot has neither 'amount' nor 'm', "
+        "its name in renamed=; it has 'n'. Give the name that the field had, or take it out of renamed= if it is new",
+    ),
     ("struct<n: long>", "struct<n: long, amount: long NOT NULL>", {"amount": "N"}, "value.amount: the snapshot has neither"),
-    ("struct<at: struct<x: int, y: int>>", "struct<place: struct<x: int, z: int>>", {"place": "at", "place.z": "at.y"},
-     "value.place.z: the snapshot has neither 'z' nor 'at.y', its name in renamed=; it has 'x', 'y'."),
+    (
+        "struct<at: struct<x: int, y: int>>",
+        "struct<place: struct<x: int, z: int>>",
+        {"place": "at", "place.z": "at.y"},
+        "value.place.z: the snapshot has neither 'z' nor 'at.y', its name in renamed=; it has 'x', 'y'.",
+    ),
     ("array<struct<n: long>>", "array<struct<amount: long>>", {"amount": "m"}, "value.amount: the snapshot has neither"),
     ("map<string, struct<n: long>>", "map<string, struct<amount: long>>", {"amount": "m"}, "value.amount: the snapshot has"),
-    ("array<map<string, struct<at: struct<x: int>>>>", "array<map<string, struct<at: struct<y: int>>>>", {"at.y": "z"},
-     "value.at.y: the snapshot has neither 'y' nor 'z', its name in renamed=; it has 'x'.")]
+    (
+        "array<map<string, struct<at: struct<x: int>>>>",
+        "array<map<string, struct<at: struct<y: int>>>>",
+        {"at.y": "z"},
+        "value.at.y: the snapshot has neither 'y' nor 'z', its name in renamed=; it has 'x'.",
+    ),
+]
 
 
 @pytest.mark.parametrize(("old", "new", "renamed", "told"), NEITHER)
 def test_a_renamed_field_that_the_snapshot_has_under_neither_name_is_refused(
-        old: str, new: str, renamed: dict[str, str], told: str) -> None:
+    old: str, new: str, renamed: dict[str, str], told: str
+) -> None:
     """It would be null, and the value under the real name dropped."""
     problem = refused(old, new, renamed=renamed)
     assert problem.startswith(told) and problem.count("value.") == 1, problem
@@ -127,13 +163,27 @@ def test_a_renamed_field_that_the_snapshot_has_under_neither_name_is_refused(
 
 def test_a_renamed_field_of_a_struct_that_is_new_or_null_is_no_matter() -> None:
     assert converted("struct<n: long>", "struct<n: long, at: struct<y: int>>", (1,), renamed={"at.y": "x"}) == [
-        {"n": 1, "at": None}]
-    assert converted("struct<n: long, at: struct<x: int>>", "struct<n: long, at: struct<y: int>>", (1, None), (2, (3,)),
-                     renamed={"at.y": "x"}) == [{"n": 1, "at": None}, {"n": 2, "at": {"y": 3}}]
+        {"n": 1, "at": None}
+    ]
+    assert converted(
+        "struct<n: long, at: struct<x: int>>",
+        "struct<n: long, at: struct<y: int>>",
+        (1, None),
+        (2, (3,)),
+        renamed={"at.y": "x"},
+    ) == [{"n": 1, "at": None}, {"n": 2, "at": {"y": 3}}]
 
 
-@pytest.mark.parametrize("make", [tg.value, tg.list_, tg.operator_list, lambda kind, **more: tg.map_("int", kind, **more),
-                                  lambda kind, **more: tg.broadcast_map("int", kind, **more)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        tg.value,
+        tg.list_,
+        tg.operator_list,
+        lambda kind, **more: tg.map_("int", kind, **more),
+        lambda kind, **more: tg.broadcast_map("int", kind, **more),
+    ],
+)
 def test_no_shape_of_state_loses_a_field_by_a_wrong_name(make: Any) -> None:
     with pytest.raises(RestoreError, match=r"value\.b: the snapshot has neither 'b' nor 'c', .* it has 'a'\."):
         evolved(make("struct<a: int>"), make("struct<b: int>", renamed={"b": "c"}))
@@ -146,9 +196,15 @@ def test_no_shape_of_state_loses_a_field_by_a_wrong_name(make: Any) -> None:
 def test_fields_inside_lists_maps_and_structs_are_reached_by_a_path() -> None:
     old = "array<map<string, struct<at: struct<x: int>, gone: string>>>"
     new = "array<map<string, struct<place: struct<x: long, y: long NOT NULL>>>>"
-    assert converted(old, new, [{"k": {"at": {"x": 1}, "gone": "?"}, "null": None}, None], [], None,
-                     added={"place.y": 7}, renamed={"place": "at"}) == [
-        [{"k": {"place": {"x": 1, "y": 7}}, "null": None}, None], [], None]
+    assert converted(
+        old,
+        new,
+        [{"k": {"at": {"x": 1}, "gone": "?"}, "null": None}, None],
+        [],
+        None,
+        added={"place.y": 7},
+        renamed={"place": "at"},
+    ) == [[{"k": {"place": {"x": 1, "y": 7}}, "null": None}, None], [], None]
 
 
 def test_the_number_that_is_a_map_s_key_becomes_wider() -> None:
@@ -187,7 +243,7 @@ class Case:
 
 
 def ints(bits: int) -> st.SearchStrategy[int]:
-    return st.integers(-2**bits, 2**bits - 1)
+    return st.integers(-(2**bits), 2**bits - 1)
 
 
 LEAVES: list[tuple[pa.DataType, st.SearchStrategy[Any], list[tuple[pa.DataType, Callable[[Any], Any]]]]] = [
@@ -220,13 +276,23 @@ def cases(draw: Any, path: str = "", depth: int = 3) -> Case:
     inner: Case = draw(cases(path, depth - 1))
     items = st.none() | inner.values
     if kind == "list":
-        return Case(pa.list_(inner.old), pa.list_(inner.new),
-                    lambda value: None if value is None else [inner.expected(item) for item in value],
-                    st.lists(items, max_size=3), inner.added, inner.renamed)
+        return Case(
+            pa.list_(inner.old),
+            pa.list_(inner.new),
+            lambda value: None if value is None else [inner.expected(item) for item in value],
+            st.lists(items, max_size=3),
+            inner.added,
+            inner.renamed,
+        )
     wider = draw(st.booleans())
-    return Case(pa.map_(pa.int32(), inner.old), pa.map_(pa.int64() if wider else pa.int32(), inner.new),
-                lambda value: None if value is None else {key: inner.expected(item) for key, item in value.items()},
-                st.dictionaries(ints(31), items, max_size=3), inner.added, inner.renamed)
+    return Case(
+        pa.map_(pa.int32(), inner.old),
+        pa.map_(pa.int64() if wider else pa.int32(), inner.new),
+        lambda value: None if value is None else {key: inner.expected(item) for key, item in value.items()},
+        st.dictionaries(ints(31), items, max_size=3),
+        inner.added,
+        inner.renamed,
+    )
 
 
 @st.composite
@@ -260,9 +326,14 @@ def struct_cases(draw: Any, path: str, depth: int) -> Case:
     if not old:
         old, values = [pa.field("only", pa.int8())], {"only": ints(7)}
     order = draw(st.permutations(range(len(new))))
-    return Case(pa.struct(old), pa.struct([new[index] for index in order]),
-                lambda value: None if value is None else {parts[index][0]: parts[index][1](value) for index in order},
-                st.fixed_dictionaries(values), added, renamed)
+    return Case(
+        pa.struct(old),
+        pa.struct([new[index] for index in order]),
+        lambda value: None if value is None else {parts[index][0]: parts[index][1](value) for index in order},
+        st.fixed_dictionaries(values),
+        added,
+        renamed,
+    )
 
 
 @settings(max_examples=300)
@@ -282,18 +353,43 @@ def test_rows_are_what_python_would_make_of_them(case: Case, data: st.DataObject
 # ---------------------------------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    ("long", "int"), ("int", "float"), ("long", "double"), ("long", "float"), ("double", "float"), ("double", "long"),
-    ("float", "int"), ("decimal(5,2)", "decimal(5,3)"), ("decimal(5,2)", "decimal(6,4)"), ("decimal(5,2)", "decimal(5,1)"),
-    ("int", "decimal(20,0)"), ("decimal(5,0)", "long")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("long", "int"),
+        ("int", "float"),
+        ("long", "double"),
+        ("long", "float"),
+        ("double", "float"),
+        ("double", "long"),
+        ("float", "int"),
+        ("decimal(5,2)", "decimal(5,3)"),
+        ("decimal(5,2)", "decimal(6,4)"),
+        ("decimal(5,2)", "decimal(5,1)"),
+        ("int", "decimal(20,0)"),
+        ("decimal(5,0)", "long"),
+    ],
+)
 def test_a_number_that_could_lose_something_is_refused(old: str, new: str) -> None:
     assert refused(old, new) == f"value: {old} can't become {new}, which doesn't have a place for all its numbers"
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    ("long", "string"), ("string", "long"), ("date", "timestamp"), ("timestamp", "timestamp_ntz"), ("string", "binary"),
-    ("boolean", "int"), ("array<long>", "long"), ("long", "array<long>"), ("array<long>", "map<long,long>"),
-    ("struct<a: long>", "long"), ("map<string,long>", "struct<a: long>")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("long", "string"),
+        ("string", "long"),
+        ("date", "timestamp"),
+        ("timestamp", "timestamp_ntz"),
+        ("string", "binary"),
+        ("boolean", "int"),
+        ("array<long>", "long"),
+        ("long", "array<long>"),
+        ("array<long>", "map<long,long>"),
+        ("struct<a: long>", "long"),
+        ("map<string,long>", "struct<a: long>"),
+    ],
+)
 def test_another_kind_of_type_is_refused(old: str, new: str) -> None:
     assert refused(old, new) == f"value: {old} can't become {new}"
 
@@ -306,12 +402,15 @@ def test_types_that_differ_for_arrow_alone_are_shown_as_arrow_does() -> None:
 
 
 def test_a_refusal_says_where_and_tells_all() -> None:
-    told = refused("struct<items: array<struct<price: long, n: int>>, at: map<long, string>>",
-                   "struct<items: array<struct<price: int, n: string>>, at: map<int, string>>")
+    told = refused(
+        "struct<items: array<struct<price: long, n: int>>, at: map<long, string>>",
+        "struct<items: array<struct<price: int, n: string>>, at: map<int, string>>",
+    )
     assert told.split("; ") == [
         "value.items.price: long can't become int, which doesn't have a place for all its numbers",
         "value.items.n: int can't become string",
-        "value.at: long can't become int, which doesn't have a place for all its numbers"]
+        "value.at: long can't become int, which doesn't have a place for all its numbers",
+    ]
 
 
 def test_what_could_be_null_may_not_be_required() -> None:
@@ -329,10 +428,12 @@ def test_a_new_field_that_can_t_be_null_needs_a_default() -> None:
 
 
 def test_a_field_and_its_old_name_can_t_both_be_it() -> None:
-    assert "the snapshot has 'b' and its old name 'a'" in refused("struct<a: long, b: long>", "struct<b: long>",
-                                                                  renamed={"b": "a"})
+    assert "the snapshot has 'b' and its old name 'a'" in refused(
+        "struct<a: long, b: long>", "struct<b: long>", renamed={"b": "a"}
+    )
     assert refused("struct<a: long>", "struct<a: long, b: long>", renamed={"b": "a"}) == (
-        "value.b: two fields are to be the old 'a'")
+        "value.b: two fields are to be the old 'a'"
+    )
 
 
 def test_the_key_of_a_map_keeps_its_fields() -> None:
@@ -342,8 +443,7 @@ def test_the_key_of_a_map_keeps_its_fields() -> None:
 # --------------------------------------------------------------------------------------------------- whole states
 
 
-def evolved(old: Descriptor, new: Descriptor, *, key: pa.DataType = LONG,
-            new_key: pa.DataType | None = None) -> Evolved:
+def evolved(old: Descriptor, new: Descriptor, *, key: pa.DataType = LONG, new_key: pa.DataType | None = None) -> Evolved:
     for declared in (old, new):
         declared.name = declared.name or "s"
     old_key = key if old.kind is StateKind.KEYED else None
@@ -359,26 +459,63 @@ def rows_of(declared: Descriptor, *values: Any, key: pa.DataType = LONG, keys: A
     return pa.RecordBatch.from_arrays([*columns, from_list(values, declared.type)], schema=info.schema)
 
 
-@pytest.mark.parametrize(("old", "new", "before", "after", "notes"), [
-    (tg.value("int"), tg.value("long"), 1, 1, ("value int → long",)),
-    (tg.value("struct<a: int>"), tg.value("struct<a: int, b: string>", added={"b": "x"}), {"a": 1}, {"a": 1, "b": "x"},
-     ("value.b added ('x')",)),
-    (tg.list_("struct<a: int>"), tg.list_("struct<b: long>", renamed={"b": "a"}), [{"a": 1}], [{"b": 1}],
-     ("value.b was 'a'", "value.b int → long")),
-    (tg.map_("int", "struct<a: int, c: int>"), tg.map_("long", "struct<a: int>"), {1: {"a": 1, "c": 2}}, {1: {"a": 1}},
-     ("value int → long", "value.c dropped")),
-    (tg.reducing("int", max), tg.reducing("double", max), 3, 3.0, ("value int → double",)),
-    (tg.aggregating("struct<n: int>", create=dict, add=max), tg.aggregating("struct<n: long>", create=dict, add=max),
-     {"n": 1}, {"n": 1}, ("value.n int → long",)),
-    (tg.operator_list("struct<a: int>"), tg.operator_list("struct<a: int, b: int>", added={"b": 2}), {"a": 1},
-     {"a": 1, "b": 2}, ("value.b added (2)",)),
-    (tg.operator_list("struct<a: int>", redistribute="union"),
-     tg.operator_list("struct<b: int, c: int>", redistribute="union", renamed={"b": "a"}, added={"c": 2}),
-     {"id": "1-0-0", "item": {"a": 1}}, {"id": "1-0-0", "item": {"b": 1, "c": 2}}, ("value.b was 'a'", "value.c added (2)")),
-    (tg.broadcast_map("int", "struct<a: int>"), tg.broadcast_map("long", "struct<a: long, c: int>", added={"c": 2}),
-     {"key": 5, "value": {"a": 1}}, {"key": 5, "value": {"a": 1, "c": 2}},
-     ("value.key int → long", "value.a int → long", "value.c added (2)")),
-], ids=lambda value: repr(value) if isinstance(value, Descriptor) else "")
+@pytest.mark.parametrize(
+    ("old", "new", "before", "after", "notes"),
+    [
+        (tg.value("int"), tg.value("long"), 1, 1, ("value int → long",)),
+        (
+            tg.value("struct<a: int>"),
+            tg.value("struct<a: int, b: string>", added={"b": "x"}),
+            {"a": 1},
+            {"a": 1, "b": "x"},
+            ("value.b added ('x')",),
+        ),
+        (
+            tg.list_("struct<a: int>"),
+            tg.list_("struct<b: long>", renamed={"b": "a"}),
+            [{"a": 1}],
+            [{"b": 1}],
+            ("value.b was 'a'", "value.b int → long"),
+        ),
+        (
+            tg.map_("int", "struct<a: int, c: int>"),
+            tg.map_("long", "struct<a: int>"),
+            {1: {"a": 1, "c": 2}},
+            {1: {"a": 1}},
+            ("value int → long", "value.c dropped"),
+        ),
+        (tg.reducing("int", max), tg.reducing("double", max), 3, 3.0, ("value int → double",)),
+        (
+            tg.aggregating("struct<n: int>", create=dict, add=max),
+            tg.aggregating("struct<n: long>", create=dict, add=max),
+            {"n": 1},
+            {"n": 1},
+            ("value.n int → long",),
+        ),
+        (
+            tg.operator_list("struct<a: int>"),
+            tg.operator_list("struct<a: int, b: int>", added={"b": 2}),
+            {"a": 1},
+            {"a": 1, "b": 2},
+            ("value.b added (2)",),
+        ),
+        (
+            tg.operator_list("struct<a: int>", redistribute="union"),
+            tg.operator_list("struct<b: int, c: int>", redistribute="union", renamed={"b": "a"}, added={"c": 2}),
+            {"id": "1-0-0", "item": {"a": 1}},
+            {"id": "1-0-0", "item": {"b": 1, "c": 2}},
+            ("value.b was 'a'", "value.c added (2)"),
+        ),
+        (
+            tg.broadcast_map("int", "struct<a: int>"),
+            tg.broadcast_map("long", "struct<a: long, c: int>", added={"c": 2}),
+            {"key": 5, "value": {"a": 1}},
+            {"key": 5, "value": {"a": 1, "c": 2}},
+            ("value.key int → long", "value.a int → long", "value.c added (2)"),
+        ),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, Descriptor) else "",
+)
 def test_every_shape_evolves(old: Descriptor, new: Descriptor, before: Any, after: Any, notes: tuple[str, ...]) -> None:
     found = evolved(old, new)
     assert found.convert is not None and found.notes == notes
@@ -389,26 +526,39 @@ def test_every_shape_evolves(old: Descriptor, new: Descriptor, before: Any, afte
 
 
 def test_a_refusal_inside_operator_state_names_the_user_s_own_fields() -> None:
-    for declare in (lambda item: tg.operator_list(item, redistribute="union"),
-                    lambda item: tg.broadcast_map("string", item)):
+    for declare in (
+        lambda item: tg.operator_list(item, redistribute="union"),
+        lambda item: tg.broadcast_map("string", item),
+    ):
         with pytest.raises(RestoreError, match=r"^value\.a: long can't become int"):
             evolved(declare("struct<a: long>"), declare("struct<a: int>"))
         with pytest.raises(RestoreError, match=r"^value: long can't become int"):
             evolved(declare("long"), declare("int"))
 
 
-@pytest.mark.parametrize(("old", "new", "told"), [
-    (tg.value("long"), tg.list_("long"), "a keyed value can't become a keyed list"),
-    (tg.value("long"), tg.reducing("long", max), "a keyed value can't become a keyed reducing"),
-    (tg.list_("long"), tg.operator_list("long"), "a keyed list can't become a split list"),
-    (tg.operator_list("long"), tg.operator_list("long", redistribute="union"), "a split list can't become a union list")])
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (tg.value("long"), tg.list_("long"), "a keyed value can't become a keyed list"),
+        (tg.value("long"), tg.reducing("long", max), "a keyed value can't become a keyed reducing"),
+        (tg.list_("long"), tg.operator_list("long"), "a keyed list can't become a split list"),
+        (tg.operator_list("long"), tg.operator_list("long", redistribute="union"), "a split list can't become a union list"),
+    ],
+)
 def test_a_state_keeps_its_shape_and_kind(old: Descriptor, new: Descriptor, told: str) -> None:
     with pytest.raises(RestoreError, match=told):
         evolved(old, new)
 
 
-@pytest.mark.parametrize(("old", "new"), [("int", "long"), ("string", "long"), ("struct<a: int, b: int>", "struct<a: int>"),
-                                          ("struct<a: int>", "struct<a: long>")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("int", "long"),
+        ("string", "long"),
+        ("struct<a: int, b: int>", "struct<a: int>"),
+        ("struct<a: int>", "struct<a: long>"),
+    ],
+)
 def test_a_key_keeps_its_type(old: str, new: str) -> None:
     with pytest.raises(RestoreError, match=r"its key was .* and is now .*not to a wider one either.*its hash"):
         evolved(tg.value("long"), tg.value("long"), key=parse_type(old), new_key=parse_type(new))
@@ -421,16 +571,24 @@ def test_the_columns_of_a_key_may_be_renamed_and_not_swapped() -> None:
     rows = found.convert(rows_of(tg.value("long"), 5, key=old, keys=[{"a": 1, "b": 2}]))
     assert to_list(rows.column("key")) == [{"x": 1, "b": 2}] and rows.schema.field("key").type == new
     with pytest.raises(RestoreError, match=r"in the order \['a', 'b'\] and are now \['b', 'a'\]"):
-        evolved(tg.value("long"), tg.value("long"), key=parse_type("struct<a: long, b: long>"),
-                new_key=parse_type("struct<b: long, a: long>"))
+        evolved(
+            tg.value("long"),
+            tg.value("long"),
+            key=parse_type("struct<a: long, b: long>"),
+            new_key=parse_type("struct<b: long, a: long>"),
+        )
 
 
 def test_when_values_expire_is_passed_on_as_the_snapshot_has_it() -> None:
     plain, mortal = tg.value("int", name="s"), tg.value("int", name="s", ttl="1 day")
     wider, wider_mortal = tg.value("long", name="s"), tg.value("long", name="s", ttl="1 day")
     rows = {False: [{"key": 1, "value": 2}], True: [{"key": 1, "value": 2, "expires": 5}]}
-    for old, new, notes in ((plain, wider, ()), (mortal, wider_mortal, ()), (plain, wider_mortal, ("has a ttl now",)),
-                            (mortal, wider, ("has no ttl any more",))):
+    for old, new, notes in (
+        (plain, wider, ()),
+        (mortal, wider_mortal, ()),
+        (plain, wider_mortal, ("has a ttl now",)),
+        (mortal, wider, ("has no ttl any more",)),
+    ):
         found = evolved(old, new)
         assert found.convert is not None and found.notes == ("value int → long", *notes)
         before = pa.RecordBatch.from_pylist(rows[old is mortal], schema=old.info(LONG).schema)
@@ -441,21 +599,26 @@ def test_when_values_expire_is_passed_on_as_the_snapshot_has_it() -> None:
 
 def test_states_are_described_for_people() -> None:
     assert described("keyed", "map", tg.map_("string", "int", name="s").info(pa.int64()).schema) == (
-        "keyed map map<string,int> by long")
+        "keyed map map<string,int> by long"
+    )
     assert described("split", "list", pa.schema([("value", pa.string())])) == "split list string"
 
 
 # ----------------------------------------------------------------------------------------- what a user declares
 
 
-@pytest.mark.parametrize(("arguments", "told"), [
-    (dict(added={"c": 1}), r"added=\{'c': …\}.* has no such field; it has 'a', 'b', 'b\.x'"),
-    (dict(renamed={"b.y": "z"}), r"renamed=\{'b\.y': …\}.* has no such field"),
-    (dict(added={"a": 1}, renamed={"a": "z"}), "'a' is both in added= and in renamed="),
-    (dict(added={"a": "one"}), r"added=\{'a': 'one'\}.*'long'.*'one'"),
-    (dict(added={"b.x": None}), "NOT NULL, so None is no default"),
-    (dict(renamed={"a": "a"}), "give the name that the field had before"),
-    (dict(renamed={"a": 5}), "give the name that the field had before")])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (dict(added={"c": 1}), r"added=\{'c': …\}.* has no such field; it has 'a', 'b', 'b\.x'"),
+        (dict(renamed={"b.y": "z"}), r"renamed=\{'b\.y': …\}.* has no such field"),
+        (dict(added={"a": 1}, renamed={"a": "z"}), "'a' is both in added= and in renamed="),
+        (dict(added={"a": "one"}), r"added=\{'a': 'one'\}.*'long'.*'one'"),
+        (dict(added={"b.x": None}), "NOT NULL, so None is no default"),
+        (dict(renamed={"a": "a"}), "give the name that the field had before"),
+        (dict(renamed={"a": 5}), "give the name that the field had before"),
+    ],
+)
 def test_what_is_said_of_fields_is_checked_where_it_is_written(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(JobError, match=told):
         tg.value("struct<a: long, b: array<struct<x: int NOT NULL>>>", **arguments)
@@ -469,5 +632,10 @@ def test_a_type_without_fields_has_none_to_add() -> None:
 
 def test_the_info_of_a_snapshot_is_not_touched_by_what_is_said_of_fields() -> None:
     plain, evolving = (tg.value("struct<a: long>", name="s", **more) for more in ({}, dict(added={"a": 1}, alias="t")))
-    assert plain.info(pa.int64()) == evolving.info(pa.int64()) == StateInfo(
-        "s", StateKind.KEYED, "value", pa.schema([("key", pa.int64()), ("value", parse_type("struct<a: long>"))]))
+    assert (
+        plain.info(pa.int64())
+        == evolving.info(pa.int64())
+        == StateInfo(
+            "s", StateKind.KEYED, "value", pa.schema([("key", pa.int64()), ("value", parse_type("struct<a: long>"))])
+        )
+    )

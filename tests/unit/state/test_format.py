@@ -40,8 +40,13 @@ class File:
         return self.content[offset : offset + length]
 
     def reader(self) -> StateFileReader:
-        return StateFileReader(self.read, bytes=self.summary.bytes, index_bytes=self.summary.index_bytes,
-                               index_checksum=self.summary.index_checksum, name="the file")
+        return StateFileReader(
+            self.read,
+            bytes=self.summary.bytes,
+            index_bytes=self.summary.index_bytes,
+            index_checksum=self.summary.index_checksum,
+            name="the file",
+        )
 
 
 def _encode(states: Sequence[StateInfo], sections: Sequence[Section]) -> File:
@@ -74,8 +79,16 @@ def _values(batches: Iterator[pa.RecordBatch]) -> list[object]:
 
 
 STATES = (COUNT, OFFSETS, SEEN, RULES)
-SECTIONS = (_keyed(COUNT, 3, 1, 2), _keyed(COUNT, 3, 3), _keyed(COUNT, 4, 4), _keyed(COUNT, 9, 5, 6, 7),
-            _items(OFFSETS, 1, 2), _items(OFFSETS, 3), _items(OFFSETS, 4, 5, 6), _keyed(SEEN, 0, 8))
+SECTIONS = (
+    _keyed(COUNT, 3, 1, 2),
+    _keyed(COUNT, 3, 3),
+    _keyed(COUNT, 4, 4),
+    _keyed(COUNT, 9, 5, 6, 7),
+    _items(OFFSETS, 1, 2),
+    _items(OFFSETS, 3),
+    _items(OFFSETS, 4, 5, 6),
+    _keyed(SEEN, 0, 8),
+)
 
 
 def test_key_groups_come_back_by_range() -> None:
@@ -138,8 +151,10 @@ def test_a_file_without_sections_is_a_file() -> None:
 
 
 def test_sections_without_rows_are_left_out() -> None:
-    assert _encode(STATES, [_keyed(COUNT, 1), _keyed(COUNT, 2, 1), _items(OFFSETS)]).content == \
-        _encode(STATES, [_keyed(COUNT, 2, 1)]).content
+    assert (
+        _encode(STATES, [_keyed(COUNT, 1), _keyed(COUNT, 2, 1), _items(OFFSETS)]).content
+        == _encode(STATES, [_keyed(COUNT, 2, 1)]).content
+    )
 
 
 def test_a_slice_of_a_batch_is_stored_as_just_that() -> None:
@@ -149,9 +164,19 @@ def test_a_slice_of_a_batch_is_stored_as_just_that() -> None:
     assert file.summary.bytes < 10_000
 
 
-TYPES = [pa.int64(), pa.float64(), pa.string(), pa.binary(), pa.bool_(), pa.date32(), pa.timestamp("us", "UTC"),
-         pa.decimal128(20, 3), pa.list_(pa.string()), pa.map_(pa.string(), pa.int32()),
-         pa.struct([("a", pa.int8()), ("b", pa.list_(pa.float32()))])]
+TYPES = [
+    pa.int64(),
+    pa.float64(),
+    pa.string(),
+    pa.binary(),
+    pa.bool_(),
+    pa.date32(),
+    pa.timestamp("us", "UTC"),
+    pa.decimal128(20, 3),
+    pa.list_(pa.string()),
+    pa.map_(pa.string(), pa.int32()),
+    pa.struct([("a", pa.int8()), ("b", pa.list_(pa.float32()))]),
+]
 
 
 @pytest.mark.parametrize("declared", TYPES, ids=str)
@@ -163,22 +188,27 @@ def test_every_type_of_spark_comes_back_with_its_nulls(declared: pa.DataType) ->
     assert [batch.equals(rows) for batch in found] == [True]
 
 
-@pytest.mark.parametrize("declared", [pa.dictionary(pa.int8(), pa.string()),
-                                      pa.list_(pa.struct([("a", pa.dictionary(pa.int8(), pa.string()))]))])
+@pytest.mark.parametrize(
+    "declared", [pa.dictionary(pa.int8(), pa.string()), pa.list_(pa.struct([("a", pa.dictionary(pa.int8(), pa.string()))]))]
+)
 def test_a_dictionary_type_is_refused_by_name(declared: pa.DataType) -> None:
     info = StateInfo("coded", StateKind.SPLIT, "list", pa.schema([("value", declared)]))
     with pytest.raises(SchemaError, match="coded"):
         list(StateFileEncoder(key_group_count=128).chunks([info], []))
 
 
-@pytest.mark.parametrize("sections", [
-    [_keyed(COUNT, 4, 1), _keyed(COUNT, 3, 1)],                             # key-groups grow
-    [_items(OFFSETS, 1), _keyed(COUNT, 3, 1)],                              # states come in their order
-    [Section("offsets", range(3, 4), _items(OFFSETS, 1).rows)],                       # only keyed states have key-groups
-    [Section("count", None, _keyed(COUNT, 1, 1).rows)],                     # and they have one
-    [Section("count", range(3, 4), _items(OFFSETS, 1).rows)],   # rows fit the state's schema
-    [Section("count", range(3, 129), _keyed(COUNT, 1, 1).rows)],            # there are 128
-    [_deleted(COUNT, 3, 1), _keyed(COUNT, 4, 1)]])                           # deleted keys come last
+@pytest.mark.parametrize(
+    "sections",
+    [
+        [_keyed(COUNT, 4, 1), _keyed(COUNT, 3, 1)],  # key-groups grow
+        [_items(OFFSETS, 1), _keyed(COUNT, 3, 1)],  # states come in their order
+        [Section("offsets", range(3, 4), _items(OFFSETS, 1).rows)],  # only keyed states have key-groups
+        [Section("count", None, _keyed(COUNT, 1, 1).rows)],  # and they have one
+        [Section("count", range(3, 4), _items(OFFSETS, 1).rows)],  # rows fit the state's schema
+        [Section("count", range(3, 129), _keyed(COUNT, 1, 1).rows)],  # there are 128
+        [_deleted(COUNT, 3, 1), _keyed(COUNT, 4, 1)],
+    ],
+)  # deleted keys come last
 def test_sections_that_break_the_contract_are_a_bug(sections: list[Section]) -> None:
     with pytest.raises(AssertionError):
         list(StateFileEncoder(key_group_count=128).chunks(STATES, sections))
@@ -204,28 +234,40 @@ def test_of_a_section_with_several_groups_only_those_asked_for_come_back() -> No
     rows = pa.record_batch([keys.take(pa.array(order)), pa.array(groups[order].astype(np.int64))], schema=KEYED)
     gone = pa.record_batch([keys.take(pa.array(order))], schema=deleted_schema(KEYED))
     half = int(np.searchsorted(groups[order], 64))
-    reader = _encode([COUNT], [
-        Section("count", range(64), rows.slice(0, half)), Section("count", range(64, 128), rows.slice(half)),
-        Section("count", range(128), gone, deleted=True)]).reader()
+    reader = _encode(
+        [COUNT],
+        [
+            Section("count", range(64), rows.slice(0, half)),
+            Section("count", range(64, 128), rows.slice(half)),
+            Section("count", range(128), gone, deleted=True),
+        ],
+    ).reader()
     assert reader.row_count("count") == 1000
     for start, stop in [(0, 128), (0, 1), (60, 70), (64, 128), (127, 128), (5, 5)]:
         found = list(reader.read_sections("count", range(start, stop)))
         wanted = sorted(group for group in groups.tolist() if start <= group < stop)
         assert sorted(_values(section.rows for section in found if not section.deleted)) == wanted
         deleted = [key for section in found if section.deleted for key in section.rows.column("key").to_pylist()]
-        assert deleted == [key for key, group in zip(keys.take(pa.array(order)).to_pylist(), sorted(groups), strict=True)
-                           if start <= group < stop]
-        assert all(section.groups is not None and start <= section.groups.start and section.groups.stop <= stop
-                   for section in found)
+        assert deleted == [
+            key
+            for key, group in zip(keys.take(pa.array(order)).to_pylist(), sorted(groups), strict=True)
+            if start <= group < stop
+        ]
+        assert all(
+            section.groups is not None and start <= section.groups.start and section.groups.stop <= stop for section in found
+        )
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), max_size=40), st.integers(0, 20), st.integers(0, 20))
 def test_any_range_of_any_file_holds_just_its_groups(cut: list[tuple[int, int]], start: int, stop: int) -> None:
     cut = sorted(cut)
-    sections = [_keyed(COUNT, group, *range(number * 10, number * 10 + rows))
-                for number, (group, rows) in enumerate(cut)]
-    expected = [value for section in sections if section.groups is not None and start <= section.groups.start < stop
-                for value in section.rows.column("value").to_pylist()]
+    sections = [_keyed(COUNT, group, *range(number * 10, number * 10 + rows)) for number, (group, rows) in enumerate(cut)]
+    expected = [
+        value
+        for section in sections
+        if section.groups is not None and start <= section.groups.start < stop
+        for value in section.rows.column("value").to_pylist()
+    ]
     file = _encode([COUNT], sections)
     assert _values(_groups(file.reader(), "count", range(start, stop))) == expected
     file.reader().verify(file.summary.checksum)
@@ -316,9 +358,11 @@ def test_there_is_no_summary_before_the_end_and_no_second_file() -> None:
 
 
 def _everything(reader: StateFileReader) -> list[object]:
-    return [reader.states,
-            *(_values(_groups(reader, name, range(128))) for name in ("count", "seen")),
-            _values(reader.read_items("offsets", 0, 6))]
+    return [
+        reader.states,
+        *(_values(_groups(reader, name, range(128))) for name in ("count", "seen")),
+        _values(reader.read_items("offsets", 0, 6)),
+    ]
 
 
 def _check_damaged(whole: File, damaged: bytes) -> bool:

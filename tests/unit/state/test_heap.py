@@ -42,8 +42,11 @@ def filled(count: int) -> tuple[HeapBackend, Any]:
 
 
 def entries(sections: Iterable[Section]) -> dict[int, Any]:
-    return {key: value for section in sections for key, value in zip(
-        to_list(section.rows.column("key")), to_list(section.rows.column("value")), strict=True)}
+    return {
+        key: value
+        for section in sections
+        for key, value in zip(to_list(section.rows.column("key")), to_list(section.rows.column("value")), strict=True)
+    }
 
 
 def held(backend: HeapBackend, state: Any) -> dict[int, Any]:
@@ -80,7 +83,8 @@ _turns = st.lists(st.lists(_writes | _others, max_size=6), max_size=30)
 @pytest.mark.parametrize("shape", ["value", "list"])
 @given(before=st.lists(_writes, max_size=12), turns=_turns)
 def test_layers_are_read_right_however_reader_and_loop_take_turns(
-        shape: str, before: list[tuple[str, int]], turns: list[list[tuple[str, int]]]) -> None:
+    shape: str, before: list[tuple[str, int]], turns: list[list[tuple[str, int]]]
+) -> None:
     """At every rest of the reader the loop writes, freezes and maintains. All layers, read one after the other, give what
     was held at each freeze."""
     backend, state = backend_with(tg.value("long") if shape == "value" else tg.list_("long"))
@@ -437,15 +441,18 @@ def memory_of(make: Callable[[], Any]) -> int:
 # ------------------------------------------------------------------------------------------------------------ keys
 
 
-@pytest.mark.parametrize(("column", "keys"), [
-    (pa.array([1, None]), [1, None]),
-    (pa.array(["a", None]).dictionary_encode(), ["a", None]),
-    (pa.array([0.5, None]).dictionary_encode(), [0.5, None]),
-    (pa.array([[1.0], [], None, [None]]), [(1.0,), (), None, (None,)]),
-    (pa.array([[1], [2], [3, 4]])[1:], [(2,), (3, 4)]),
-    (pa.array([{"a": 1, "b": "x"}, {"a": None, "b": None}]), [(1, "x"), (None, None)]),
-    (pa.array([{"a": {"c": [1]}}]), [(((1,),),)]),
-])
+@pytest.mark.parametrize(
+    ("column", "keys"),
+    [
+        (pa.array([1, None]), [1, None]),
+        (pa.array(["a", None]).dictionary_encode(), ["a", None]),
+        (pa.array([0.5, None]).dictionary_encode(), [0.5, None]),
+        (pa.array([[1.0], [], None, [None]]), [(1.0,), (), None, (None,)]),
+        (pa.array([[1], [2], [3, 4]])[1:], [(2,), (3, 4)]),
+        (pa.array([{"a": 1, "b": "x"}, {"a": None, "b": None}]), [(1, "x"), (None, None)]),
+        (pa.array([{"a": {"c": [1]}}]), [(((1,),),)]),
+    ],
+)
 def test_keys_are_hashable(column: pa.Array, keys: list[Any]) -> None:
     assert key_list(column) == keys
     assert len(set(key_list(column))) == len(keys)
@@ -453,21 +460,33 @@ def test_keys_are_hashable(column: pa.Array, keys: list[Any]) -> None:
 
 @pytest.mark.parametrize("width", [32, 64])
 def test_nan_is_one_key_and_so_is_zero(width: int) -> None:
-    bits: dict[int, Any] = {32: np.array([0x7FC0_0000, 0xFFC0_0001], np.uint32).view(np.float32),
-                            64: np.array([0x7FF8 << 48, (0xFFF8 << 48) + 1], np.uint64).view(np.float64)}
+    bits: dict[int, Any] = {
+        32: np.array([0x7FC0_0000, 0xFFC0_0001], np.uint32).view(np.float32),
+        64: np.array([0x7FF8 << 48, (0xFFF8 << 48) + 1], np.uint64).view(np.float64),
+    }
     nans, zeros = pa.array(bits[width]), pa.array(np.array([0.0, -0.0], bits[width].dtype))
     assert len({*key_list(nans), *key_list(nans)}) == 1
     assert list(map(str, key_list(zeros))) == ["0.0", "0.0"]
 
 
-@pytest.mark.parametrize("column", [pa.array([1]), pa.array(["a"]), pa.array([True]), pa.array([b"a"]),
-                                    pa.array([0], pa.date32()), pa.array([0], pa.timestamp("us", "UTC"))])
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1]),
+        pa.array(["a"]),
+        pa.array([True]),
+        pa.array([b"a"]),
+        pa.array([0], pa.date32()),
+        pa.array([0], pa.timestamp("us", "UTC")),
+    ],
+)
 def test_columns_whose_values_are_the_keys_need_no_second_conversion(column: pa.Array) -> None:
     assert held_as_it_is(column.type)
     assert key_list(column) == to_list(column)
 
 
-@pytest.mark.parametrize("column", [
-    pa.array([0.5]), pa.array([[1]]), pa.array([{"a": 1}]), pa.array([1]).dictionary_encode()])
+@pytest.mark.parametrize(
+    "column", [pa.array([0.5]), pa.array([[1]]), pa.array([{"a": 1}]), pa.array([1]).dictionary_encode()]
+)
 def test_columns_whose_values_are_not_the_keys_are_known(column: pa.Array) -> None:
     assert not held_as_it_is(column.type)

@@ -18,9 +18,11 @@ from tidegate.types import parse_type
 
 GROUPS = 16
 KEYS: dict[str, list[Any]] = {
-    "long": [0, 1, -1, 2**62, None, 7], "string": ["", "a", "é", None, "b", "c"],
+    "long": [0, 1, -1, 2**62, None, 7],
+    "string": ["", "a", "é", None, "b", "c"],
     "double": [0.0, 1.5, float("nan"), None, 2.0],
-    "boolean": [True, False, None], "array<double>": [[], [0.0], [1.0, None], None],
+    "boolean": [True, False, None],
+    "array<double>": [[], [0.0], [1.0, None], None],
     "struct<a: long, b: string>": [(1, "x"), (1, None), (None, "x"), (None, None), (2, "x")],
     "struct<a: double, b: struct<c: long, d: date>>": [(0.0, (1, None)), (0.0, (2, None)), (float("nan"), (None, None))],
 }
@@ -43,8 +45,9 @@ def layer(changes: dict[int, int | None], key_type: str) -> LayerInMemory:
     schema = info(key_type).schema
     live = {number: value for number, value in once.items() if value is not None}
     rows = pa.record_batch([keys_of(list(live), key_type), pa.array(live.values(), pa.int64())], schema=schema)
-    gone = pa.record_batch([keys_of([number for number in once if number not in live], key_type)],
-                           schema=deleted_schema(schema))
+    gone = pa.record_batch(
+        [keys_of([number for number in once if number not in live], key_type)], schema=deleted_schema(schema)
+    )
     sections = [*cut_by_group("state", [rows], GROUPS), *cut_by_group("state", [gone], GROUPS, deleted=True)]
     return LayerInMemory(sections, key_group_count=GROUPS)
 
@@ -62,8 +65,11 @@ def laid_over(changes: list[dict[int, int | None]], key_type: str) -> dict[int, 
 
 def entries(batches: list[pa.RecordBatch], key_type: str) -> dict[int, int]:
     numbers = {repr(key): number for number, key in enumerate(key_list(keys_of(list(range(len(KEYS[key_type]))), key_type)))}
-    found = [(numbers[repr(key)], value) for batch in batches
-             for key, value in zip(key_list(batch.column("key")), batch.column("value").to_pylist(), strict=True)]
+    found = [
+        (numbers[repr(key)], value)
+        for batch in batches
+        for key, value in zip(key_list(batch.column("key")), batch.column("value").to_pylist(), strict=True)
+    ]
     assert len(dict(found)) == len(found), "a key is there once"
     return dict(found)
 
@@ -71,8 +77,9 @@ def entries(batches: list[pa.RecordBatch], key_type: str) -> dict[int, int]:
 @pytest.mark.parametrize("key_type", KEYS)
 @pytest.mark.parametrize("block_rows", [1, 1000])
 @given(changes=layers_of_changes)
-def test_the_last_layer_that_knows_a_key_has_the_word(key_type: str, block_rows: int,
-                                                      changes: list[dict[int, int | None]]) -> None:
+def test_the_last_layer_that_knows_a_key_has_the_word(
+    key_type: str, block_rows: int, changes: list[dict[int, int | None]]
+) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(merging, "BLOCK_ROWS", block_rows)
         layers = [layer(each, key_type) for each in changes]
@@ -84,8 +91,9 @@ def test_the_last_layer_that_knows_a_key_has_the_word(key_type: str, block_rows:
 
 @pytest.mark.parametrize("key_type", ["long", "struct<a: long, b: string>"])
 @given(changes=layers_of_changes, cut=st.integers(0, 6))
-def test_it_makes_no_difference_which_layers_are_merged_first(key_type: str, changes: list[dict[int, int | None]],
-                                                              cut: int) -> None:
+def test_it_makes_no_difference_which_layers_are_merged_first(
+    key_type: str, changes: list[dict[int, int | None]], cut: int
+) -> None:
     layers = [layer(each, key_type) for each in changes]
     base = merged(layers[:cut], key_type, keep_deleted=False) if cut else []
     deltas = merged(layers[cut:], key_type, keep_deleted=True) if layers[cut:] else []

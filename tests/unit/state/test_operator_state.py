@@ -34,7 +34,7 @@ def test_union_state_is_whole_everywhere_and_does_not_grow_over_ten_restarts() -
     descriptor = declared(tg.operator_list("long", redistribute="union"))
     owners = subtasks(descriptor, 3, attempt=1)
     for index, (_, items) in enumerate(owners):
-        items.extend([index, 7])                        # equal items are items of their own
+        items.extend([index, 7])  # equal items are items of their own
     sizes = []
     for attempt in range(2, 12):
         written = snapshot(owners)
@@ -44,7 +44,7 @@ def test_union_state_is_whole_everywhere_and_does_not_grow_over_ten_restarts() -
             for rows in written:
                 owner.load("state", rows)
         assert [sorted(items.get()) for _, items in owners] == [[0, 1, 2, 7, 7, 7]] * 3
-    assert sizes[1:] == [18] * 9                        # each of three subtasks writes the six items, no more
+    assert sizes[1:] == [18] * 9  # each of three subtasks writes the six items, no more
 
 
 def test_union_items_added_after_a_restore_are_new_items() -> None:
@@ -116,8 +116,11 @@ def test_a_frozen_list_stays_as_it_was(redistribute: str) -> None:
 
 @pytest.mark.parametrize("type", ["map<string, array<long>>", "struct<m: map<long, timestamp>>", "date"])
 def test_values_of_any_type_come_back(type: str) -> None:
-    value = {"map<string, array<long>>": {"a": [1, None]}, "date": date(2024, 5, 1),
-             "struct<m: map<long, timestamp>>": {"m": {1: datetime(2024, 5, 1, tzinfo=UTC)}}}[type]
+    value = {
+        "map<string, array<long>>": {"a": [1, None]},
+        "date": date(2024, 5, 1),
+        "struct<m: map<long, timestamp>>": {"m": {1: datetime(2024, 5, 1, tzinfo=UTC)}},
+    }[type]
     lists = [tg.operator_list(type, redistribute=redistribute) for redistribute in ("split", "union")]
     for descriptor in (*lists, tg.broadcast_map("string", type)):
         ((owner, state),) = subtasks(declared(descriptor), 1, attempt=1)
@@ -152,16 +155,18 @@ def test_broadcast_state_is_a_dictionary() -> None:
     assert len(rules) == 0
 
 
-@pytest.mark.parametrize("write", [
-    lambda rules: rules.put("a", 1), lambda rules: rules.remove("a"), lambda rules: rules.clear()])
+@pytest.mark.parametrize(
+    "write", [lambda rules: rules.put("a", 1), lambda rules: rules.remove("a"), lambda rules: rules.clear()]
+)
 def test_broadcast_state_can_t_be_written_on_the_main_side(write: Any) -> None:
     ((_, rules),) = subtasks(declared(tg.broadcast_map("string", "long")), 1, attempt=1)
     with pytest.raises(JobError, match="'state' can be written in process_broadcast only"):
         write(rules)
 
 
-@pytest.mark.parametrize("write", [lambda items: items.add("x"), lambda items: items.extend([1, "x"]),
-                                   lambda items: items.replace(["x"])])
+@pytest.mark.parametrize(
+    "write", [lambda items: items.add("x"), lambda items: items.extend([1, "x"]), lambda items: items.replace(["x"])]
+)
 def test_an_item_that_doesn_t_fit_is_refused_at_once(write: Any) -> None:
     for redistribute in ("split", "union"):
         ((_, items),) = subtasks(declared(tg.operator_list("long", redistribute=redistribute)), 1, attempt=1)

@@ -36,8 +36,11 @@ def keyed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[
 
     def made(declared: Descriptor) -> Any:
         declared.name = declared.name or "s"
-        backends.append(HeapBackend(key_type=LONG, key_group_count=8) if request.param == "heap" else
-                        RocksSettings("16 MB", str(tmp_path)).create(key_type=LONG, key_group_count=8))
+        backends.append(
+            HeapBackend(key_type=LONG, key_group_count=8)
+            if request.param == "heap"
+            else RocksSettings("16 MB", str(tmp_path)).create(key_type=LONG, key_group_count=8)
+        )
         state = backends[-1].table(declared)
         backends[-1].cursor.key = 1
         return state
@@ -84,7 +87,10 @@ def test_lists_maps_reducing_and_aggregating_state_hold_pickled_values(keyed: An
     by_name.put("a", Fraction(1, 3))
     by_name.put("b", None)
     assert (by_name.get("a"), by_name.get("c", 5), dict(by_name.items())) == (
-        Fraction(1, 3), 5, {"a": Fraction(1, 3), "b": None})
+        Fraction(1, 3),
+        5,
+        {"a": Fraction(1, 3), "b": None},
+    )
 
     largest = keyed(tg.reducing(pickled(), max))
     assert largest.get() is None
@@ -118,9 +124,14 @@ def test_operator_and_broadcast_state_hold_pickled_values() -> None:
     rules.put("a", {2})
     assert rules.get("a") == {2}
     again = OperatorStates(attempt=2, subtask=0)
-    _, restored, _ = (again.state(declared) for declared in (
-        tg.operator_list(pickled(), name="split"), tg.broadcast_map("string", pickled(), name="rules"),
-        tg.operator_list(pickled(), redistribute="union", name="union")))
+    _, restored, _ = (
+        again.state(declared)
+        for declared in (
+            tg.operator_list(pickled(), name="split"),
+            tg.broadcast_map("string", pickled(), name="rules"),
+            tg.operator_list(pickled(), redistribute="union", name="union"),
+        )
+    )
     for section in states.freeze().sections():
         again.load(section.state, section.rows)
     assert restored.get("a") == {2}
@@ -132,18 +143,28 @@ def test_operator_and_broadcast_state_hold_pickled_values() -> None:
 
 
 def test_what_can_t_be_pickled_is_refused_by_the_state_s_name(keyed: Any) -> None:
-    for state, give in ((keyed(tg.value(pickled(), name="lock")), "set"), (keyed(tg.list_(pickled(), name="lock")), "add"),
-                        (keyed(tg.aggregating(pickled(), name="lock", create=list, add=lambda acc, x: x)), "add")):
+    for state, give in (
+        (keyed(tg.value(pickled(), name="lock")), "set"),
+        (keyed(tg.list_(pickled(), name="lock")), "add"),
+        (keyed(tg.aggregating(pickled(), name="lock", create=list, add=lambda acc, x: x)), "add"),
+    ):
         with pytest.raises(SchemaError, match=r"state 'lock' is declared with 'pickled\(version=1\)'.*can't be pickled"):
             getattr(state, give)(threading.Lock())
     with pytest.raises(SchemaError, match=r"default=.*can't be pickled"):
         tg.value(pickled(), default=lambda: 1)
 
 
-@pytest.mark.parametrize(("arguments", "told"), [
-    (dict(version=0), "from 1 on"), (dict(version=True), "from 1 on"), (dict(version="2"), "from 1 on"),
-    (dict(version=2**32), "from 1 on"), (dict(version=2, migrate=5), "give a function"),
-    (dict(migrate=lambda value, version: value), "nothing is older than version 1")])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (dict(version=0), "from 1 on"),
+        (dict(version=True), "from 1 on"),
+        (dict(version="2"), "from 1 on"),
+        (dict(version=2**32), "from 1 on"),
+        (dict(version=2, migrate=5), "give a function"),
+        (dict(migrate=lambda value, version: value), "nothing is older than version 1"),
+    ],
+)
 def test_a_declaration_that_makes_no_sense_is_refused(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(JobError, match=told):
         pickled(**arguments)
@@ -173,7 +194,8 @@ def test_a_snapshot_has_binary_columns_that_say_what_they_are() -> None:
     assert repr(declared) == "map s: map<string,binary> of pickled(version=3)"
     assert described("keyed", "map", info.schema) == "keyed map map<string,binary> of pickled(version=3) by long"
     assert described("keyed", "value", tg.value(pickled(), name="s").info(LONG).schema) == (
-        "keyed value pickled(version=1) by long")
+        "keyed value pickled(version=1) by long"
+    )
 
 
 def test_it_is_a_pickle_of_a_fixed_protocol_behind_its_version() -> None:
@@ -229,19 +251,29 @@ def second(value: Any) -> bytes:
     return held
 
 
-@pytest.mark.parametrize(("declare", "before", "after"), [
-    (tg.value, first(1), second(("from 1", 1))),
-    (tg.value, None, None),
-    (tg.value, second(5), second(5)),       # a value that was written by the present version already
-    (tg.list_, [first(1), None, second(2)], [second(("from 1", 1)), None, second(2)]),
-    (lambda item: tg.map_("string", item), [("a", first(1)), ("b", None)], {"a": second(("from 1", 1)), "b": None}),
-    (lambda item: tg.reducing(item, max), first(1), second(("from 1", 1))),
-    (lambda item: tg.aggregating(item, create=set, add=max), first(1), second(("from 1", 1))),
-    (tg.operator_list, first(1), second(("from 1", 1))),
-    (lambda item: tg.operator_list(item, redistribute="union"), {"id": "1", "item": first(1)},
-     {"id": "1", "item": second(("from 1", 1))}),
-    (lambda item: tg.broadcast_map("string", item), {"key": "a", "value": first(1)},
-     {"key": "a", "value": second(("from 1", 1))})])
+@pytest.mark.parametrize(
+    ("declare", "before", "after"),
+    [
+        (tg.value, first(1), second(("from 1", 1))),
+        (tg.value, None, None),
+        (tg.value, second(5), second(5)),  # a value that was written by the present version already
+        (tg.list_, [first(1), None, second(2)], [second(("from 1", 1)), None, second(2)]),
+        (lambda item: tg.map_("string", item), [("a", first(1)), ("b", None)], {"a": second(("from 1", 1)), "b": None}),
+        (lambda item: tg.reducing(item, max), first(1), second(("from 1", 1))),
+        (lambda item: tg.aggregating(item, create=set, add=max), first(1), second(("from 1", 1))),
+        (tg.operator_list, first(1), second(("from 1", 1))),
+        (
+            lambda item: tg.operator_list(item, redistribute="union"),
+            {"id": "1", "item": first(1)},
+            {"id": "1", "item": second(("from 1", 1))},
+        ),
+        (
+            lambda item: tg.broadcast_map("string", item),
+            {"key": "a", "value": first(1)},
+            {"key": "a", "value": second(("from 1", 1))},
+        ),
+    ],
+)
 def test_values_of_an_older_version_are_migrated_when_they_are_loaded(declare: Any, before: Any, after: Any) -> None:
     assert taken_in(declare(FIRST), declare(SECOND), before, before) == [after, after]
 
@@ -269,8 +301,10 @@ def test_a_version_that_can_t_be_read_is_refused_before_the_start() -> None:
         FIRST.handed_out(second(1), "s")
 
 
-@pytest.mark.parametrize(("old", "new"), [(tg.value("binary"), tg.value(FIRST)), (tg.value(FIRST), tg.value("binary")),
-                                          (tg.list_(FIRST), tg.list_("binary"))])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(tg.value("binary"), tg.value(FIRST)), (tg.value(FIRST), tg.value("binary")), (tg.list_(FIRST), tg.list_("binary"))],
+)
 def test_bytes_are_not_taken_for_pickles(old: Descriptor, new: Descriptor) -> None:
     with pytest.raises(RestoreError, match="values that were pickled can't become others, nor the other way round"):
         evolve(info_of(old), DeclaredState(info_of(new), pickled=new.pickled))

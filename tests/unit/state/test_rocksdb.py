@@ -84,8 +84,12 @@ def forget_all(backend: RocksBackend) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- eviction
 
-_step = st.tuples(st.sampled_from(["value", "list", "map", "sum", "forget", "batch"]),
-                  st.sampled_from(["set", "add", "put", "get", "clear", "remove"]), st.integers(0, 5), st.integers(0, 9))
+_step = st.tuples(
+    st.sampled_from(["value", "list", "map", "sum", "forget", "batch"]),
+    st.sampled_from(["set", "add", "put", "get", "clear", "remove"]),
+    st.integers(0, 5),
+    st.integers(0, 9),
+)
 
 
 @given(steps=st.lists(_step, max_size=80))
@@ -185,7 +189,7 @@ def test_what_isn_t_cached_is_fetched_before_a_batch_with_one_look_up(backend: R
     other.add(7)
     forget_all(backend)
     backend.begin_batch([1, 2, 3, 1000])
-    live, backend.db = backend.db, None      # nothing else may be asked
+    live, backend.db = backend.db, None  # nothing else may be asked
     found: list[Any] = []
     for backend.cursor.key in (1, 2, 3, 1000):
         found.append((table.get(), other.get()))
@@ -285,8 +289,11 @@ def held_up() -> Iterator[threading.Event]:
             go.set()
 
 
-_late_step = st.tuples(st.sampled_from(["value", "all", "list", "map", "freeze", "forget", "go", "check"]),
-                       st.integers(0, 5), st.none() | st.integers(0, 9))
+_late_step = st.tuples(
+    st.sampled_from(["value", "all", "list", "map", "freeze", "forget", "go", "check"]),
+    st.integers(0, 5),
+    st.none() | st.integers(0, 9),
+)
 
 
 @given(steps=st.lists(_late_step, max_size=60))
@@ -295,18 +302,26 @@ _late_step = st.tuples(st.sampled_from(["value", "all", "list", "map", "freeze",
 @example(steps=[("all", 1, 1), ("freeze", 0, None), ("all", 1, 2), ("all", 1, 3)])
 def test_work_goes_on_while_a_frozen_version_is_written(steps: list[tuple[str, int, int | None]]) -> None:
     backend = RocksSettings("16 MB", IN_MEMORY).create(key_type=pa.int64(), key_group_count=GROUPS)
-    tables = {"value": backend.table(tg.value("long", name="value")), "list": backend.table(tg.list_("long", name="list")),
-              "map": backend.table(tg.map_("long", "long", name="map")),
-              "all": backend.table(tg.aggregating("array<long>", create=list, add=lambda all, x: [all.append(x), all][1],
-                                                  name="all"))}
+    tables = {
+        "value": backend.table(tg.value("long", name="value")),
+        "list": backend.table(tg.list_("long", name="list")),
+        "map": backend.table(tg.map_("long", "long", name="map")),
+        "all": backend.table(
+            tg.aggregating("array<long>", create=list, add=lambda all, x: [all.append(x), all][1], name="all")
+        ),
+    }
     now: Held = {name: {} for name in tables}
     versions: list[tuple[FrozenRocks, Held]] = []
 
     def check() -> None:
         backend.begin_batch(range(0, 6, 2))
         for backend.cursor.key in range(6):
-            seen = {"value": tables["value"].get(), "all": tables["all"].get(), "list": list(tables["list"].get()) or None,
-                    "map": dict(tables["map"].items()) or None}
+            seen = {
+                "value": tables["value"].get(),
+                "all": tables["all"].get(),
+                "list": list(tables["list"].get()) or None,
+                "map": dict(tables["map"].items()) or None,
+            }
             assert seen == {name: held.get(backend.cursor.key) for name, held in now.items()}
 
     with held_up() as go:
@@ -362,7 +377,7 @@ def test_the_loop_waits_for_a_freeze_when_there_is_too_much_that_is_not_written(
     settle = backend.settle
     with held_up() as go:
         frozen = backend.freeze()
-        wait = backend.settle = Mock(side_effect=lambda: (go.set(), settle()))     # type: ignore[method-assign]
+        wait = backend.settle = Mock(side_effect=lambda: (go.set(), settle()))  # type: ignore[method-assign]
         count = 0
         while not wait.called and count < 10_000:
             count += 1
@@ -430,8 +445,11 @@ def full(settings: RocksSettings) -> tuple[RocksBackend, Held]:
         words.extend(["a", str(key)])
         counts.put("b", key)
         counts.put("a", 1)
-    return backend, {"n": {key: key for key in range(500)}, "words": {key: ["a", str(key)] for key in range(500)},
-                     "counts": {key: {"b": key, "a": 1} for key in range(500)}}
+    return backend, {
+        "n": {key: key for key in range(500)},
+        "words": {key: ["a", str(key)] for key in range(500)},
+        "counts": {key: {"b": key, "a": 1} for key in range(500)},
+    }
 
 
 def test_a_backend_goes_on_from_native_files(settings: RocksSettings, tmp_path: Path) -> None:
@@ -464,8 +482,10 @@ def test_native_files_are_read_by_key_groups(settings: RocksSettings, tmp_path: 
     found: Held = {"n": {}, "words": {}, "counts": {}}
     for groups in (range(5), range(5, 6), range(6, GROUPS)):
         sections = list(native_sections(native, frozen.states, key_type=pa.int64(), key_group_count=GROUPS, groups=groups))
-        assert all(section.groups and groups.start <= section.groups.start < section.groups.stop <= groups.stop
-                   for section in sections)
+        assert all(
+            section.groups and groups.start <= section.groups.start < section.groups.stop <= groups.stop
+            for section in sections
+        )
         for state, entries in held(iter(sections)).items():
             assert not found[state].keys() & entries.keys()
             found[state].update(entries)

@@ -26,24 +26,38 @@ _longs = st.none() | st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2)
 _texts = st.none() | st.text(max_size=3) | st.sampled_from(["", "a", "aa", "\0", "a\0"])
 _doubles = st.none() | st.floats() | st.sampled_from([0.0, -0.0, _NAN, float("nan")])
 KEYS: dict[str, Any] = {
-    "long": _longs, "string": _texts, "double": _doubles, "boolean": st.none() | st.booleans(),
-    "binary": st.none() | st.binary(max_size=3), "date": st.none() | st.dates(), "decimal(20, 2)":
-        st.none() | st.decimals(-1000, 1000, places=2),
+    "long": _longs,
+    "string": _texts,
+    "double": _doubles,
+    "boolean": st.none() | st.booleans(),
+    "binary": st.none() | st.binary(max_size=3),
+    "date": st.none() | st.dates(),
+    "decimal(20, 2)": st.none() | st.decimals(-1000, 1000, places=2),
     "timestamp": st.none() | st.datetimes(datetime(1900, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),
-    "array<double>": st.none() | st.lists(_doubles, max_size=3), "array<string>": st.none() | st.lists(_texts, max_size=3),
+    "array<double>": st.none() | st.lists(_doubles, max_size=3),
+    "array<string>": st.none() | st.lists(_texts, max_size=3),
     "struct<a: long, b: string>": st.tuples(_longs, _texts),
-    "struct<a: string, b: struct<c: double, d: array<string>>>":
-        st.tuples(_texts, st.tuples(_doubles, st.none() | st.lists(_texts, max_size=2))),
+    "struct<a: string, b: struct<c: double, d: array<string>>>": st.tuples(
+        _texts, st.tuples(_doubles, st.none() | st.lists(_texts, max_size=2))
+    ),
 }
 VALUES = [
-    ("long", [1, None, -(2**63), 2**63 - 1]), ("int", [1, None]), ("float", [0.5, None, float("inf")]),
-    ("double", [0.1, -0.0, None]), ("boolean", [True, False, None]), ("string", ["", "é", None]),
-    ("binary", [b"", b"\0\xff", None]), ("date", [date(1, 1, 1), None]), ("decimal(20, 2)", [Decimal("1.50"), None]),
-    ("timestamp", [datetime(2024, 1, 1, 1, 2, 3, 4, tzinfo=UTC), None]), ("timestamp_ntz", [datetime(1, 1, 1), None]),
-    ("array<long>", [[], [1, None], None]), ("array<binary>", [[b"\xff", None], None]),
+    ("long", [1, None, -(2**63), 2**63 - 1]),
+    ("int", [1, None]),
+    ("float", [0.5, None, float("inf")]),
+    ("double", [0.1, -0.0, None]),
+    ("boolean", [True, False, None]),
+    ("string", ["", "é", None]),
+    ("binary", [b"", b"\0\xff", None]),
+    ("date", [date(1, 1, 1), None]),
+    ("decimal(20, 2)", [Decimal("1.50"), None]),
+    ("timestamp", [datetime(2024, 1, 1, 1, 2, 3, 4, tzinfo=UTC), None]),
+    ("timestamp_ntz", [datetime(1, 1, 1), None]),
+    ("array<long>", [[], [1, None], None]),
+    ("array<binary>", [[b"\xff", None], None]),
     ("map<string, double>", [{"b": 0.1, "a": None}, {}, None]),
-    ("map<date, decimal(5, 1)>", [{date(2024, 1, 1): Decimal("1.0")}]), ("array<map<long, timestamp>>", [
-        [{2: datetime(2024, 1, 1, tzinfo=UTC), 1: None}, None]]),
+    ("map<date, decimal(5, 1)>", [{date(2024, 1, 1): Decimal("1.0")}]),
+    ("array<map<long, timestamp>>", [[{2: datetime(2024, 1, 1, tzinfo=UTC), 1: None}, None]]),
     ("struct<a: long, b: array<struct<c: string>>>", [{"a": 1, "b": [{"c": None}, None]}, None, {"a": None, "b": None}]),
     ("struct<a: timestamp, b: binary>", [{"a": datetime(2024, 1, 1, tzinfo=UTC), "b": b"x"}, {"a": None, "b": None}]),
 ]
@@ -79,8 +93,12 @@ def _as_dicts(key: Any, kind: pa.DataType) -> Any:
 
 
 def test_a_slice_of_a_column_is_spelled_as_a_column_of_its_own() -> None:
-    for kind, keys in (("long", [1, 2, 3, 4]), ("string", ["a", "b", None, "d"]), ("array<long>", [[1], [2, 3], None, [4]]),
-                       ("boolean", [True, False, None, True])):
+    for kind, keys in (
+        ("long", [1, 2, 3, 4]),
+        ("string", ["a", "b", None, "d"]),
+        ("array<long>", [[1], [2, 3], None, [4]]),
+        ("boolean", [True, False, None, True]),
+    ):
         column = pa.array(keys, parse_type(kind))
         assert spelled_column(column[1:3]) == spelled_column(pa.array(keys[1:3], parse_type(kind)))
 
@@ -97,8 +115,9 @@ def test_values_come_back_as_they_were(kind: str, values: list[Any]) -> None:
     assert spelling.values([]) == [] and len(spelling.column([])) == 0
 
 
-@pytest.mark.parametrize(("kind", "value"), [
-    ("long", 2**70), ("int", 2**40), ("string", "\ud800"), ("array<long>", ["a", b"b"])])
+@pytest.mark.parametrize(
+    ("kind", "value"), [("long", 2**70), ("int", 2**40), ("string", "\ud800"), ("array<long>", ["a", b"b"])]
+)
 def test_what_doesn_t_fit_is_refused(kind: str, value: Any) -> None:
     with pytest.raises(SchemaError):
         value_spelling(parse_type(kind)).spelled([value])

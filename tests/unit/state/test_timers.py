@@ -105,9 +105,9 @@ def test_in_sparks_way_what_is_set_or_deleted_while_timers_fire_is_no_matter() -
         fired.append((backend.cursor.key, at_ms))
         seen.append(due.times())
         if at_ms == 10:
-            due.delete(20)          # it fires all the same
-            due.set(5)              # due at once, and waits
-            due.set(10)             # in vain
+            due.delete(20)  # it fires all the same
+            due.set(5)  # due at once, and waits
+            due.set(10)  # in vain
             backend.cursor.key = "elsewhere"
     assert fired == [("a", 10), ("b", 20), ("a", 20)]
     assert seen == [[10, 20, 30], [20], [5, 30]]
@@ -188,10 +188,18 @@ def for_ever(due: TimerQueue, until_ms: int) -> int:
     return count
 
 
-@pytest.mark.parametrize(("at", "at_ms"), [
-    (5, 5), (np.int64(5), 5), (datetime(1970, 1, 1, 0, 0, 1), 1000), (datetime(1970, 1, 1, 0, 0, 1, 999, tzinfo=UTC), 1000),
-    (datetime(1970, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), 0), (datetime(1969, 12, 31, 23, 59, 59, 999_500), -1),
-    (2**63 - 1, 2**63 - 1)])
+@pytest.mark.parametrize(
+    ("at", "at_ms"),
+    [
+        (5, 5),
+        (np.int64(5), 5),
+        (datetime(1970, 1, 1, 0, 0, 1), 1000),
+        (datetime(1970, 1, 1, 0, 0, 1, 999, tzinfo=UTC), 1000),
+        (datetime(1970, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), 0),
+        (datetime(1969, 12, 31, 23, 59, 59, 999_500), -1),
+        (2**63 - 1, 2**63 - 1),
+    ],
+)
 def test_a_time_is_milliseconds_or_a_datetime(at: Any, at_ms: int) -> None:
     assert to_ms(at) == at_ms and type(to_ms(at)) is int
 
@@ -212,8 +220,10 @@ _change = st.tuples(st.sampled_from(["set", "set", "delete"]), st.sampled_from("
 _changes = st.lists(_change, max_size=8)
 
 
-@given(rounds=st.lists(st.tuples(_changes, st.integers(0, 9), st.lists(_changes, max_size=4)), max_size=12),
-       in_sparks_way=st.booleans())
+@given(
+    rounds=st.lists(st.tuples(_changes, st.integers(0, 9), st.lists(_changes, max_size=4)), max_size=12),
+    in_sparks_way=st.booleans(),
+)
 def test_what_fires_is_what_an_oracle_says(rounds: list[Any], in_sparks_way: bool) -> None:
     """Timers are set and deleted before a round, and by those who hear of the timers that fire in it. What the layers
     of all rounds say, one on the other, is what there is."""

@@ -136,9 +136,17 @@ def test_a_ttl_is_a_duration(ttl: Any, ttl_ms: int) -> None:
     assert declared("value").ttl is None
 
 
-@pytest.mark.parametrize(("ttl", "refresh", "told"), [
-    (0, "write", "ttl=0: state that lives for no time"), ("0 s", "write", "no time"), (-1, "write", "no duration"),
-    ("soon", "write", "no duration"), ("1 s", "often", "ttl_refresh='often'"), (None, "read", "without ttl=")])
+@pytest.mark.parametrize(
+    ("ttl", "refresh", "told"),
+    [
+        (0, "write", "ttl=0: state that lives for no time"),
+        ("0 s", "write", "no time"),
+        (-1, "write", "no duration"),
+        ("soon", "write", "no duration"),
+        ("1 s", "often", "ttl_refresh='often'"),
+        (None, "read", "without ttl="),
+    ],
+)
 def test_a_ttl_that_makes_no_sense_is_refused(ttl: Any, refresh: str, told: str) -> None:
     with pytest.raises(JobError, match=told):
         declared_ttl(ttl, refresh)
@@ -253,14 +261,14 @@ class World:
             case "list", _:
                 self.state.extend([number, 7])
                 self.oracle[key] = [*held, [None, number, end], [None, 7, end]]
-            case ("map" | "maps"), 0:
+            case (("map" | "maps"), 0):
                 self.state.remove(number % 2)
                 self.oracle[key] = [each for each in held if each[0] != number % 2]
-            case ("map" | "maps"), 1:
+            case (("map" | "maps"), 1):
                 found = [each for each in held if each[0] == number % 2]
                 assert (number % 2 in self.state) == bool(found) and len(self.state) == len(held)
                 self.refreshed(found)
-            case ("map" | "maps"), 2:
+            case (("map" | "maps"), 2):
                 found = [each for each in held if each[0] == 1]
                 assert self.state.get(1, "default") == (found[0][1] if found else "default")
                 self.refreshed(found)
@@ -361,10 +369,14 @@ def test_state_on_disk_is_what_the_oracle_says_too(shape: str, refresh: str, ste
 
 @shapes
 @refreshes
-@given(steps=st.lists(_steps, max_size=40), jumps=st.lists(st.sampled_from([-10**9, -150, -100, -1, 10**9]), max_size=6),
-       seed=st.integers(0, 99))
+@given(
+    steps=st.lists(_steps, max_size=40),
+    jumps=st.lists(st.sampled_from([-(10**9), -150, -100, -1, 10**9]), max_size=6),
+    seed=st.integers(0, 99),
+)
 def test_a_clock_that_jumps_breaks_nothing_and_brings_nothing_back(
-        shape: str, refresh: str, steps: list[tuple[Any, ...]], jumps: list[int], seed: int) -> None:
+    shape: str, refresh: str, steps: list[tuple[Any, ...]], jumps: list[int], seed: int
+) -> None:
     """Against the same oracle, which forgets what it finds expired. The two don't look at the same time, so at each jump
     everything is looked at on both sides."""
     rng = random.Random(seed)
@@ -477,7 +489,7 @@ def test_what_nobody_looks_at_is_cleaned_up_in_bounded_steps(shape: str) -> None
     for backend.cursor.key in range(1000):
         write(shape, state, 1)
     rows_of([backend.freeze()])
-    backend.maintain(0)         # from here on nothing was listed
+    backend.maintain(0)  # from here on nothing was listed
     clock.now_ms += TTL_MS + TTL_MS // 8
     steps = 0
     while state.main:
@@ -557,13 +569,13 @@ def test_what_expired_before_a_freeze_is_not_written(shape: str) -> None:
         write(shape, state, 1)
     first = backend.freeze()
     backend.cursor.key = 1
-    write(shape, state, 2)      # changed, then expired: the older file has it
+    write(shape, state, 2)  # changed, then expired: the older file has it
     clock.now_ms += TTL_MS - 1
     backend.cursor.key = 2
     write(shape, state, 2)
     clock.now_ms += 1
     second = backend.freeze()
-    clock.now_ms += 10 * TTL_MS         # the reader is late
+    clock.now_ms += 10 * TTL_MS  # the reader is late
     sections = list(second.sections())
     assert [(section.deleted, to_list(section.rows.column("key"))) for section in sections] == [(False, [2]), (True, [1])]
     assert not second.complete, "key 3 is in the older file only"
@@ -699,7 +711,7 @@ def test_on_disk_what_nobody_looks_at_is_cleaned_up_in_bounded_steps(shape: str)
     backend, state = backend_with(declared(shape, ttl=TTL_MS), clock, "rocksdb")
     for backend.cursor.key in range(300):
         write(shape, state, 1)
-    list(backend.freeze().sections())       # when they can be read, they are written
+    list(backend.freeze().sections())  # when they can be read, they are written
     clock.now_ms += TTL_MS - 1
     for backend.cursor.key in (7, 8):
         write(shape, state, 2)
@@ -710,7 +722,7 @@ def test_on_disk_what_nobody_looks_at_is_cleaned_up_in_bounded_steps(shape: str)
         backend.maintain(64)
         assert len(state.inner.dirty) - before <= 64
     assert backend.cursor.key == at
-    clock.now_ms -= TTL_MS      # so that it is seen what was swept, and not only hidden
+    clock.now_ms -= TTL_MS  # so that it is seen what was swept, and not only hidden
     found = set()
     for backend.cursor.key in range(300):
         if read(shape, state) != nothing(shape):
@@ -751,8 +763,9 @@ def test_on_disk_native_files_hold_the_ends_as_well(shape: str, tmp_path: Path) 
 @shapes
 @pytest.mark.parametrize(("one", "other"), [("heap", "rocksdb"), ("rocksdb", "heap")])
 @pytest.mark.parametrize(("before", "after"), [(TTL_MS, TTL_MS), (TTL_MS, None), (None, TTL_MS)])
-def test_the_rows_of_a_backend_are_taken_in_by_the_other(shape: str, one: str, other: str, before: int | None,
-                                                         after: int | None) -> None:
+def test_the_rows_of_a_backend_are_taken_in_by_the_other(
+    shape: str, one: str, other: str, before: int | None, after: int | None
+) -> None:
     clock = Clock()
     backend, state = backend_with(declared(shape, ttl=before), clock, one)
     for backend.cursor.key in (1, 2):
@@ -788,10 +801,20 @@ class Sessions(KeyedProcess):
 
 
 def test_an_operator_forgets_what_was_quiet_and_its_snapshots_too() -> None:
-    bench = Bench(KeyedProcessSpec(Sessions(), ("key",)), "key string, n long", returns="key string, number long, seen long",
-                  open=False)
-    bench.operator.open(replace(bench.context, make_backend=lambda key_type: HeapBackend(
-        key_type=key_type, key_group_count=bench.context.key_group_count, now_ms=bench.clock)))
+    bench = Bench(
+        KeyedProcessSpec(Sessions(), ("key",)),
+        "key string, n long",
+        returns="key string, number long, seen long",
+        open=False,
+    )
+    bench.operator.open(
+        replace(
+            bench.context,
+            make_backend=lambda key_type: HeapBackend(
+                key_type=key_type, key_group_count=bench.context.key_group_count, now_ms=bench.clock
+            ),
+        )
+    )
     bench.clock.now_ms = 0
     assert bench.feed(("a", 1), ("a", 2), ("b", 1)) == [("a", 1, 1), ("a", 2, 2), ("b", 1, 1)]
     bench.clock.now_ms = 600

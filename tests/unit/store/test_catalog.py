@@ -37,12 +37,20 @@ def _write(store: MemoryStore, *, attempt: int, epoch: int, subtask: int = 0, op
 
 def _manifest(*, attempt: int, epoch: int, files: Iterable[FileEntry] = ()) -> Manifest:
     piece = PieceEntry(subtask=0, key_groups=(0, 128), files=tuple(files), item_counts={})
-    return Manifest(job="job", epoch=epoch, attempt=attempt, created_ms=0, key_group_count=128, ending=None,
-                    operators={"count": OperatorEntry(parallelism=1, states=(), pieces=(piece,))})
+    return Manifest(
+        job="job",
+        epoch=epoch,
+        attempt=attempt,
+        created_ms=0,
+        key_group_count=128,
+        ending=None,
+        operators={"count": OperatorEntry(parallelism=1, states=(), pieces=(piece,))},
+    )
 
 
-def _complete(catalog: SnapshotCatalog, store: MemoryStore, *, attempt: int, epoch: int,
-              also: Iterable[FileEntry] = ()) -> FileEntry:
+def _complete(
+    catalog: SnapshotCatalog, store: MemoryStore, *, attempt: int, epoch: int, also: Iterable[FileEntry] = ()
+) -> FileEntry:
     file = _write(store, attempt=attempt, epoch=epoch)
     catalog.commit(_manifest(attempt=attempt, epoch=epoch, files=[*also, file]))
     return file
@@ -109,7 +117,7 @@ def test_a_replaced_claim_is_found_out() -> None:
     store = MemoryStore()
     first, second = SnapshotCatalog(store), SnapshotCatalog(store)
     attempt = first.claim_attempt()
-    del store.files[layout.attempt_name(attempt)]      # as where two creates of one object both went through
+    del store.files[layout.attempt_name(attempt)]  # as where two creates of one object both went through
     store.files = {name: content for name, content in store.files.items() if not name.startswith(layout.ORIGINS)}
     assert second.claim_attempt() == attempt
     with pytest.raises(FencedOff):
@@ -177,7 +185,7 @@ def test_what_is_confirmed_counts_for_the_next_attempt_and_is_tidied_up() -> Non
         _complete(catalog, store, attempt=attempt, epoch=attempt)
         catalog.confirm(attempt, attempt=attempt)
         assert len(_noted(store)) == 1
-    store.create(layout.committed_name(_name(2, 2)), b"")       # whoever should have deleted it died
+    store.create(layout.committed_name(_name(2, 2)), b"")  # whoever should have deleted it died
     catalog.sweep(4)
     assert len(_noted(store)) == 1
 
@@ -231,8 +239,12 @@ def test_a_fenced_coordinator_can_not_commit_release_discard_or_sweep() -> None:
     _complete(old, store, attempt=attempt, epoch=2)
     new.claim_attempt()
     before = dict(store.files)
-    for refused in (lambda: old.commit(_manifest(attempt=attempt, epoch=3)), lambda: old.release([1], attempt=attempt),
-                    lambda: old.sweep(attempt), lambda: old.discard(before, attempt=attempt)):
+    for refused in (
+        lambda: old.commit(_manifest(attempt=attempt, epoch=3)),
+        lambda: old.release([1], attempt=attempt),
+        lambda: old.sweep(attempt),
+        lambda: old.discard(before, attempt=attempt),
+    ):
         with pytest.raises(FencedOff, match="attempt 1 is over"):
             refused()
     assert store.files == before
@@ -335,8 +347,11 @@ def test_releasing_deletes_what_only_the_released_snapshots_need() -> None:
     delta = _complete(catalog, store, attempt=attempt, epoch=2, also=[base])
     last = _complete(catalog, store, attempt=attempt, epoch=3, also=[base])
     deleted = catalog.release([1, 2, 99], attempt=attempt)
-    assert deleted == [layout.manifest_name(epoch=1, attempt=attempt), layout.manifest_name(epoch=2, attempt=attempt),
-                       delta.name]
+    assert deleted == [
+        layout.manifest_name(epoch=1, attempt=attempt),
+        layout.manifest_name(epoch=2, attempt=attempt),
+        delta.name,
+    ]
     assert catalog.epochs() == [3]
     assert _state_files(store) == {base.name, last.name}
     catalog.verify(3)
@@ -377,7 +392,7 @@ def test_a_job_that_runs_for_months_takes_no_more_memory_and_loses_no_shared_fil
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    discarded = 2300 // 3 * 250 if aborts else 0        # those are remembered, up to a bound of their own
+    discarded = 2300 // 3 * 250 if aborts else 0  # those are remembered, up to a bound of their own
     assert after - before < 100_000 + discarded and max(sizes) <= 4, (after - before, max(sizes))
     assert catalog.epochs() == sorted(listed)
     catalog.verify(max(listed))
@@ -487,8 +502,9 @@ def test_whatever_is_deleted_every_file_of_a_retained_snapshot_exists(seed: int)
                 case "commit":
                     epoch += 1
                     listed = list(catalog.load(catalog.epochs()[-1]).files()) if catalog.epochs() else []
-                    _complete(catalog, store, attempt=attempt, epoch=epoch,
-                              also=[file for file in listed if rng.random() < 0.7])
+                    _complete(
+                        catalog, store, attempt=attempt, epoch=epoch, also=[file for file in listed if rng.random() < 0.7]
+                    )
                 case "abort":
                     epoch += 1
                     file = _write(store, attempt=attempt, epoch=epoch)
@@ -592,7 +608,8 @@ class Turns:
         for name in order:
             with self._changed:
                 assert self._changed.wait_for(
-                    lambda: self._turn is None and len(self._waiting) + len(results) == len(parts), timeout=30)
+                    lambda: self._turn is None and len(self._waiting) + len(results) == len(parts), timeout=30
+                )
                 if len(results) == len(parts):
                     break
                 if name in self._waiting:
@@ -610,8 +627,7 @@ def _race(claimants: int, order: Iterator[str]) -> None:
     old.claim_attempt()
     _complete(old, store, attempt=1, epoch=1)
     file = _write(store, attempt=1, epoch=2)
-    parts: dict[str, Callable[[], object]] = {
-        "old": lambda: old.commit(_manifest(attempt=1, epoch=2, files=[file]))}
+    parts: dict[str, Callable[[], object]] = {"old": lambda: old.commit(_manifest(attempt=1, epoch=2, files=[file]))}
     for number in range(claimants):
         parts[f"new{number}"] = SnapshotCatalog(store, claimant=f"new{number}").claim_attempt
     turns = Turns()
@@ -634,7 +650,7 @@ def _race(claimants: int, order: Iterator[str]) -> None:
 
 
 def test_in_every_interleaving_a_claim_and_a_commit_agree() -> None:
-    commits, claims = 5, 7          # store operations; `_race` fails where these are too few
+    commits, claims = 5, 7  # store operations; `_race` fails where these are too few
     for mine in combinations(range(commits + claims), commits):
         schedule = ["old" if step in mine else "new0" for step in range(commits + claims)]
         _race(1, iter([*schedule, "old", "new0", "old", "new0"]))

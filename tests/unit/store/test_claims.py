@@ -52,7 +52,8 @@ def test_a_claim_of_an_older_version_is_one() -> None:
     first.claim_attempt()
     store.create(layout.attempt_name(2), b'{"attempt": 2, "claimant": "somebody"}')
     assert "job 'job' was taken over by another program of the same name and folder: a program of an older version" in str(
-        first.taken_over(1))
+        first.taken_over(1)
+    )
     assert SnapshotCatalog(store, program=Program.this("job")).claim_attempt() == 3
 
 
@@ -64,7 +65,8 @@ def test_a_program_appears_alive_if_it_is_another_process_of_this_host(caplog: p
     with caplog.at_level(logging.WARNING):
         SnapshotCatalog(store, program=Program.this("job")).claim_attempt()
         assert f"takes over from a program that is still there: host {socket.gethostname()}, process {process.pid}" in (
-            caplog.text)
+            caplog.text
+        )
         caplog.clear()
         process.communicate(b"\n")
         assert not other.appears_alive()

@@ -33,24 +33,52 @@ def test_the_other_names_are_parsed_back(attempt: int, epoch: int, back: int) ->
         assert layout.check_name(name) == name
 
 
-@pytest.mark.parametrize("name", [
-    "", "attempts/7", "attempts/0000000000", "attempts/00000000007", "attempts/0000000007.json", "attempts/000000000٧",
-    "origins/0000000005-from-0000000001-a0000000005", "origins/0000000005-from-0000000001-a0000000009",
-    "manifests/0000000001.json", "manifests/0000000000-a0000000001.json", "manifests/0000000001-a0000000001.json~",
-    "committed/0000000001", "committed/0000000000-a0000000001", "committed/00000000001-a0000000001",
-    "state/a0000000001-e0000000001-s00000-.tgs", "state/a0000000001-e0000000001-s00000-a b.tgs",
-    "state/a0000000000-e0000000001-s00000-x.tgs", "state/a0000000001-e0000000001-s000000-x.tgs",
-    "x/state/a0000000001-e0000000001-s00000-x.tgs", "state/a0000000001-e0000000001-s00000-x.tgs\n"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "attempts/7",
+        "attempts/0000000000",
+        "attempts/00000000007",
+        "attempts/0000000007.json",
+        "attempts/000000000٧",
+        "origins/0000000005-from-0000000001-a0000000005",
+        "origins/0000000005-from-0000000001-a0000000009",
+        "manifests/0000000001.json",
+        "manifests/0000000000-a0000000001.json",
+        "manifests/0000000001-a0000000001.json~",
+        "committed/0000000001",
+        "committed/0000000000-a0000000001",
+        "committed/00000000001-a0000000001",
+        "state/a0000000001-e0000000001-s00000-.tgs",
+        "state/a0000000001-e0000000001-s00000-a b.tgs",
+        "state/a0000000000-e0000000001-s00000-x.tgs",
+        "state/a0000000001-e0000000001-s000000-x.tgs",
+        "x/state/a0000000001-e0000000001-s00000-x.tgs",
+        "state/a0000000001-e0000000001-s00000-x.tgs\n",
+    ],
+)
 def test_what_tidegate_did_not_name_is_nothing_to_it(name: str) -> None:
-    for parse in (layout.parse_attempt_name, layout.parse_origin_name, layout.parse_manifest_name,
-                  layout.parse_committed_name, layout.parse_state_file_name):
+    for parse in (
+        layout.parse_attempt_name,
+        layout.parse_origin_name,
+        layout.parse_manifest_name,
+        layout.parse_committed_name,
+        layout.parse_state_file_name,
+    ):
         assert parse(name) is None
 
 
 def test_names_of_two_attempts_never_meet() -> None:
-    names = [name for attempt in (1, 2) for name in (
-        layout.state_file_name(attempt=attempt, operator="count", subtask=0, epoch=5),
-        layout.manifest_name(epoch=5, attempt=attempt), layout.attempt_name(attempt))]
+    names = [
+        name
+        for attempt in (1, 2)
+        for name in (
+            layout.state_file_name(attempt=attempt, operator="count", subtask=0, epoch=5),
+            layout.manifest_name(epoch=5, attempt=attempt),
+            layout.attempt_name(attempt),
+        )
+    ]
     assert len(set(names)) == len(names)
 
 
@@ -93,11 +121,17 @@ def test_long_texts_that_begin_alike_are_told_apart() -> None:
     assert first != second
 
 
-@pytest.mark.parametrize(("where", "expected"), [
-    ("/data/snapshots", "/data/snapshots/clicks"), ("/data/snapshots/", "/data/snapshots/clicks"),
-    ("file:///data", "file:///data/clicks"), ("memory://test", "memory://test/clicks"),
-    ("s3://bucket/x?region=eu&scheme=http", "s3://bucket/x/clicks?region=eu&scheme=http"),
-    ("/odd?folder", "/odd?folder/clicks")])
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("/data/snapshots", "/data/snapshots/clicks"),
+        ("/data/snapshots/", "/data/snapshots/clicks"),
+        ("file:///data", "file:///data/clicks"),
+        ("memory://test", "memory://test/clicks"),
+        ("s3://bucket/x?region=eu&scheme=http", "s3://bucket/x/clicks?region=eu&scheme=http"),
+        ("/odd?folder", "/odd?folder/clicks"),
+    ],
+)
 def test_a_job_has_a_store_of_its_own(where: str, expected: str) -> None:
     assert layout.job_address(where, "clicks") == expected
 

@@ -76,8 +76,12 @@ def test_a_full_disk_is_a_store_error_that_says_so(tmp_path: Path) -> None:
 def test_a_file_where_a_folder_should_be_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(b"")
     store = LocalStore(tmp_path)
-    for operation in (lambda: store.write("state/a", [b"x"]), lambda: store.create("state/a", b"x"),
-                      lambda: store.read("state/a"), lambda: store.size("state/a")):
+    for operation in (
+        lambda: store.write("state/a", [b"x"]),
+        lambda: store.create("state/a", b"x"),
+        lambda: store.read("state/a"),
+        lambda: store.size("state/a"),
+    ):
         with pytest.raises(StoreError):
             operation()
     store.delete("state/a")

@@ -58,7 +58,7 @@ def no_reads(access: Access) -> Fault | None:
 def test_what_was_written_is_read_without_the_store(beneath: MemoryStore, folder: Path) -> None:
     store = open_copies(beneath, folder)
     content = content_of(3 * BLOCK_BYTES + 17)
-    store.write(NAME, [content[:10], memoryview(content)[10:BLOCK_BYTES + 5], content[BLOCK_BYTES + 5:]])
+    store.write(NAME, [content[:10], memoryview(content)[10 : BLOCK_BYTES + 5], content[BLOCK_BYTES + 5 :]])
     assert beneath.files[NAME] == content
     beneath.faults = no_reads
     for start, stop in [(0, 1), (BLOCK_BYTES - 1, BLOCK_BYTES + 1), (5, len(content)), (3 * BLOCK_BYTES, len(content))]:
@@ -68,10 +68,15 @@ def test_what_was_written_is_read_without_the_store(beneath: MemoryStore, folder
     assert store.counts.local_bytes == 1 + 2 + len(content) - 5 + 17 + len(content)
 
 
-@given(size_bytes=st.integers(0, 3 * BLOCK_BYTES), cuts=st.lists(st.integers(0, 3 * BLOCK_BYTES), max_size=5),
-       start=st.integers(0, 3 * BLOCK_BYTES), length=st.integers(0, 3 * BLOCK_BYTES))
-def test_every_range_of_every_file_is_right(tmp_path_factory: pytest.TempPathFactory, size_bytes: int, cuts: list[int],
-                                            start: int, length: int) -> None:
+@given(
+    size_bytes=st.integers(0, 3 * BLOCK_BYTES),
+    cuts=st.lists(st.integers(0, 3 * BLOCK_BYTES), max_size=5),
+    start=st.integers(0, 3 * BLOCK_BYTES),
+    length=st.integers(0, 3 * BLOCK_BYTES),
+)
+def test_every_range_of_every_file_is_right(
+    tmp_path_factory: pytest.TempPathFactory, size_bytes: int, cuts: list[int], start: int, length: int
+) -> None:
     beneath = MemoryStore("beneath")
     store = open_copies(beneath, tmp_path_factory.mktemp("copies"))
     content = os.urandom(size_bytes)
@@ -80,14 +85,14 @@ def test_every_range_of_every_file_is_right(tmp_path_factory: pytest.TempPathFac
     beneath.faults = no_reads
     start = min(start, size_bytes)
     length = min(length, size_bytes - start)
-    assert store.read(NAME, start, length) == content[start:start + length]
+    assert store.read(NAME, start, length) == content[start : start + length]
     assert store.read(NAME, start) == content[start:]
 
 
 def test_the_next_process_on_the_host_uses_what_its_predecessor_left(beneath: MemoryStore, folder: Path) -> None:
     content, missing = content_of(2 * BLOCK_BYTES + 3), content_of(1000, seed=3)
     open_copies(beneath, folder).write(NAME, [content])
-    beneath.write(OTHER, [missing])         # by a slot on another host
+    beneath.write(OTHER, [missing])  # by a slot on another host
     store = open_copies(beneath, folder)
     assert store.adopt([entry(NAME, content), entry(OTHER, missing)]) == len(content)
     assert store.read(NAME, 100, 50_000) == content[100:50_100]
@@ -106,8 +111,9 @@ def test_what_nobody_vouched_for_is_not_used(beneath: MemoryStore, folder: Path)
 
 
 @pytest.mark.parametrize("earlier", [b"0123456789", b"012345678", b"9876543210"])
-def test_a_leftover_of_the_same_name_and_other_bytes_is_not_adopted(beneath: MemoryStore, folder: Path,
-                                                                    earlier: bytes) -> None:
+def test_a_leftover_of_the_same_name_and_other_bytes_is_not_adopted(
+    beneath: MemoryStore, folder: Path, earlier: bytes
+) -> None:
     open_copies(beneath, folder).write(NAME, [earlier])
     beneath.files[NAME] = b"0123456789"
     store = open_copies(beneath, folder)
@@ -150,7 +156,7 @@ def test_any_flipped_bit_sends_the_reader_to_the_store(beneath: MemoryStore, fol
             assert store.read(NAME, 0, len(content)) == content, position
             if position < len(content):
                 assert store.counts.store_bytes == len(content)
-                assert not path.exists() or path.read_bytes() == whole      # what was wrong is gone
+                assert not path.exists() or path.read_bytes() == whole  # what was wrong is gone
                 assert store.read(NAME, 3, 4) == content[3:7]
 
 
@@ -238,8 +244,7 @@ def test_a_store_that_does_not_take_all_chunks_leaves_no_copy(folder: Path) -> N
     assert store.read(NAME) == b"ab"
 
 
-def test_a_local_disk_that_fails_fails_nothing(beneath: MemoryStore, folder: Path,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_disk_that_fails_fails_nothing(beneath: MemoryStore, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_copies(beneath, folder)
 
     def full(descriptor: int, content: memoryview) -> int:
@@ -329,7 +334,7 @@ def test_the_oldest_copies_go_when_the_limit_is_reached(beneath: MemoryStore, fo
         os.utime(path, (1_000 + age, 1_000 + age))
         assert sum(path.stat().st_size for path in copies_in(folder)) <= 100_000 * 9 // 8 + 10_100
     left = [path.name.replace("~", "/") for path in copies_in(folder)]
-    assert left == names[-len(left):] and len(left) >= 8
+    assert left == names[-len(left) :] and len(left) >= 8
     for name in names:
         assert store.read(name, 0, 10_000) == content_of(10_000)
     assert store.counts.store_bytes == (30 - len(left)) * 10_000

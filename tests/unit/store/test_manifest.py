@@ -20,17 +20,32 @@ from tidegate.store.manifest import (
     StateEntry,
 )
 
-SCHEMA = pa.schema([pa.field("key", pa.struct([("a", pa.int64()), ("b", pa.string())]), nullable=False),
-                    pa.field("value", pa.map_(pa.string(), pa.list_(pa.decimal128(10, 2))))], metadata={"hint": "é"})
+SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.struct([("a", pa.int64()), ("b", pa.string())]), nullable=False),
+        pa.field("value", pa.map_(pa.string(), pa.list_(pa.decimal128(10, 2)))),
+    ],
+    metadata={"hint": "é"},
+)
 COUNT = StateEntry.of(name="count", kind="keyed", shape="value", schema=SCHEMA)
-FILE = FileEntry(name="state/a0000000002-e0000000007-s00000-count.tgs", bytes=100, checksum=2**32 - 1, index_bytes=40,
-                 index_checksum=0)
-PIECES = (PieceEntry(subtask=0, key_groups=(0, 64), files=(FILE,), item_counts={"count": 3}),
-          PieceEntry(subtask=1, key_groups=(64, 128), files=(), item_counts={}))
+FILE = FileEntry(
+    name="state/a0000000002-e0000000007-s00000-count.tgs", bytes=100, checksum=2**32 - 1, index_bytes=40, index_checksum=0
+)
+PIECES = (
+    PieceEntry(subtask=0, key_groups=(0, 64), files=(FILE,), item_counts={"count": 3}),
+    PieceEntry(subtask=1, key_groups=(64, 128), files=(), item_counts={}),
+)
 OPERATOR = OperatorEntry(parallelism=2, states=(COUNT,), pieces=PIECES)
-MANIFEST = Manifest(job="bid counts", epoch=7, attempt=2, created_ms=1_700_000_000_000, key_group_count=128,
-                    ending=None, operators={"count 'é' \"x\"": OPERATOR, "": replace(OPERATOR, pieces=PIECES)},
-                    stats={"took_ms": 12.5, "nested": [{"a": None}]})
+MANIFEST = Manifest(
+    job="bid counts",
+    epoch=7,
+    attempt=2,
+    created_ms=1_700_000_000_000,
+    key_group_count=128,
+    ending=None,
+    operators={"count 'é' \"x\"": OPERATOR, "": replace(OPERATOR, pieces=PIECES)},
+    stats={"took_ms": 12.5, "nested": [{"a": None}]},
+)
 
 
 def _enveloped(body: bytes) -> bytes:
@@ -56,8 +71,13 @@ def test_a_manifest_comes_back_as_it_was() -> None:
     assert Manifest.from_bytes(ended.to_bytes(), name="m") == ended
 
 
-SAVEPOINT = SavepointEntry(id="0123456789abcdef" * 2, created_ms=1_700_000_000_001, graph="in → count → out",
-                           versions={"tidegate": "0.1", "python": "3.11"}, operator_bytes=MANIFEST.operator_bytes())
+SAVEPOINT = SavepointEntry(
+    id="0123456789abcdef" * 2,
+    created_ms=1_700_000_000_001,
+    graph="in → count → out",
+    versions={"tidegate": "0.1", "python": "3.11"},
+    operator_bytes=MANIFEST.operator_bytes(),
+)
 
 
 def test_a_savepoints_manifest_comes_back_as_it_was() -> None:
@@ -68,13 +88,24 @@ def test_a_savepoints_manifest_comes_back_as_it_was() -> None:
 def test_a_file_that_pieces_share_counts_once_in_the_size_of_its_operator() -> None:
     shared = replace(PIECES[1], files=(FILE,))
     assert replace(MANIFEST, operators={"count": replace(OPERATOR, pieces=(PIECES[0], shared))}).operator_bytes() == {
-        "count": 100}
+        "count": 100
+    }
 
 
-@pytest.mark.parametrize(("path", "value"), [
-    (("savepoint", "id"), "x"), (("savepoint", "id"), ...), (("savepoint", "operator_bytes", ""), 99),
-    (("savepoint", "versions", "python"), 3), (("savepoint", "surprise"), 1), (("savepoint",), []),
-    (("restored_from",), "x"), (("restored_from", "path"), ...), (("restored_from", "id"), None)])
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("savepoint", "id"), "x"),
+        (("savepoint", "id"), ...),
+        (("savepoint", "operator_bytes", ""), 99),
+        (("savepoint", "versions", "python"), 3),
+        (("savepoint", "surprise"), 1),
+        (("savepoint",), []),
+        (("restored_from",), "x"),
+        (("restored_from", "path"), ...),
+        (("restored_from", "id"), None),
+    ],
+)
 def test_what_a_savepoint_says_of_itself_is_checked_as_well(path: tuple[Any, ...], value: object) -> None:
     whole = replace(MANIFEST, savepoint=SAVEPOINT, restored_from=RestoredFrom(id="a", path="b"))
     with pytest.raises(CorruptFile, match="manifests/7"):
@@ -122,16 +153,39 @@ def test_no_truncation_and_no_addition_goes_unnoticed() -> None:
 PIECE = ("operators", "", "pieces", 0)
 
 
-@pytest.mark.parametrize(("path", "value"), [
-    (("epoch",), ...), (("epoch",), "7"), (("epoch",), True), (("epoch",), 7.0), (("epoch",), 0), (("attempt",), -1),
-    (("key_group_count",), 127), (("job",), None), (("ending",), 1), (("operators",), []), (("stats",), []),
-    (("surprise",), 1), (("operators", "", "parallelism"), 3), (("operators", "", "parallelism"), 0),
-    (("operators", "", "pieces", 1), ...), (("operators", "", "pieces", 1, "subtask"), 0),
-    (("operators", "", "states", 0, "kind"), 1), (("operators", "", "states", 0, "shape"), ...),
-    ((*PIECE, "key_groups"), [0]), ((*PIECE, "key_groups"), [5, 3]), ((*PIECE, "key_groups"), [0, None]),
-    ((*PIECE, "item_counts"), {"x": 1}), ((*PIECE, "item_counts", "count"), -1),
-    ((*PIECE, "files", 0, "bytes"), -1), ((*PIECE, "files", 0, "bytes"), 39), ((*PIECE, "files", 0, "checksum"), 2**32),
-    ((*PIECE, "files", 0, "name"), "../../etc/passwd"), ((*PIECE, "files", 0, "name"), "/etc/passwd")])
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("epoch",), ...),
+        (("epoch",), "7"),
+        (("epoch",), True),
+        (("epoch",), 7.0),
+        (("epoch",), 0),
+        (("attempt",), -1),
+        (("key_group_count",), 127),
+        (("job",), None),
+        (("ending",), 1),
+        (("operators",), []),
+        (("stats",), []),
+        (("surprise",), 1),
+        (("operators", "", "parallelism"), 3),
+        (("operators", "", "parallelism"), 0),
+        (("operators", "", "pieces", 1), ...),
+        (("operators", "", "pieces", 1, "subtask"), 0),
+        (("operators", "", "states", 0, "kind"), 1),
+        (("operators", "", "states", 0, "shape"), ...),
+        ((*PIECE, "key_groups"), [0]),
+        ((*PIECE, "key_groups"), [5, 3]),
+        ((*PIECE, "key_groups"), [0, None]),
+        ((*PIECE, "item_counts"), {"x": 1}),
+        ((*PIECE, "item_counts", "count"), -1),
+        ((*PIECE, "files", 0, "bytes"), -1),
+        ((*PIECE, "files", 0, "bytes"), 39),
+        ((*PIECE, "files", 0, "checksum"), 2**32),
+        ((*PIECE, "files", 0, "name"), "../../etc/passwd"),
+        ((*PIECE, "files", 0, "name"), "/etc/passwd"),
+    ],
+)
 def test_what_does_not_fit_the_schema_is_corrupt_and_names_the_file(path: tuple[Any, ...], value: object) -> None:
     with pytest.raises(CorruptFile, match="manifests/7"):
         Manifest.from_bytes(_with(path, value), name="manifests/7")
@@ -142,8 +196,16 @@ def test_the_message_says_where_in_the_manifest() -> None:
         Manifest.from_bytes(_with((*PIECE, "files", 0, "bytes"), "x"), name="m")
 
 
-@pytest.mark.parametrize("body", [b"{}}", b'{"a":}', b"{" + b'"a":[' * 100_000 + b"}",
-                                  b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"a":' + b"1" * 5000 + b"}"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}}",
+        b'{"a":}',
+        b"{" + b'"a":[' * 100_000 + b"}",
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' + b"1" * 5000 + b"}",
+    ],
+)
 def test_what_python_can_not_take_for_json_is_corrupt(body: bytes) -> None:
     with pytest.raises(CorruptFile):
         Manifest.from_bytes(_enveloped(body), name="m")
@@ -162,8 +224,20 @@ def test_pieces_travel_by_themselves() -> None:
     assert FileEntry.from_json(json.loads(json.dumps(FILE.to_json()))) == FILE
 
 
-@pytest.mark.parametrize("value", [None, 1, "x", [], {}, {"subtask": 0}, {**PIECES[0].to_json(), "more": 1},
-                                   {**PIECES[0].to_json(), "files": [{}]}, {**PIECES[0].to_json(), "subtask": -1}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        1,
+        "x",
+        [],
+        {},
+        {"subtask": 0},
+        {**PIECES[0].to_json(), "more": 1},
+        {**PIECES[0].to_json(), "files": [{}]},
+        {**PIECES[0].to_json(), "subtask": -1},
+    ],
+)
 def test_a_slot_that_sends_something_else_breaks_the_protocol(value: object) -> None:
     with pytest.raises(ProtocolError, match="piece"):
         PieceEntry.from_json(value)

@@ -27,8 +27,14 @@ def test_a_failed_operation_did_nothing() -> None:
     store = MemoryStore()
     store.create("a", b"x")
     store.faults = lambda _: Fail()
-    for operation in (lambda: store.write("b", [b"x"]), lambda: store.create("b", b"x"), lambda: store.read("a"),
-                      lambda: store.list(""), lambda: store.delete("a"), lambda: store.size("a")):
+    for operation in (
+        lambda: store.write("b", [b"x"]),
+        lambda: store.create("b", b"x"),
+        lambda: store.read("a"),
+        lambda: store.list(""),
+        lambda: store.delete("a"),
+        lambda: store.size("a"),
+    ):
         with pytest.raises(StoreError):
             operation()
     assert store.files == {"a": b"x"}
@@ -65,8 +71,14 @@ def test_the_hook_is_told_what_is_about_to_happen() -> None:
     store.size("a")
     store.delete("a")
     assert [(access.operation.value, access.name, access.byte_count) for access in seen] == [
-        ("write", "a", 3), ("create", "b", 2), ("read", "a", 2), ("read", "a", 2), ("list", "", 0), ("size", "a", 0),
-        ("delete", "a", 0)]
+        ("write", "a", 3),
+        ("create", "b", 2),
+        ("read", "a", 2),
+        ("read", "a", 2),
+        ("list", "", 0),
+        ("size", "a", 0),
+        ("delete", "a", 0),
+    ]
 
 
 def test_a_hook_that_raises_ends_the_caller_and_nothing_is_done() -> None:

@@ -49,20 +49,37 @@ def snapshot(store: Store, *, epochs: int = 1, deltas: bool = False) -> Manifest
     base: tuple[FileEntry, ...] = ()
     for epoch in range(1, epochs + 1):
         files = [write_file(store, attempt=attempt, epoch=epoch, subtask=subtask) for subtask in (0, 1)]
-        pieces = tuple(PieceEntry(subtask=subtask, key_groups=(64 * subtask, 64 * subtask + 64), item_counts={},
-                                  files=(*(base if not subtask else ()), files[subtask])) for subtask in (0, 1))
+        pieces = tuple(
+            PieceEntry(
+                subtask=subtask,
+                key_groups=(64 * subtask, 64 * subtask + 64),
+                item_counts={},
+                files=(*(base if not subtask else ()), files[subtask]),
+            )
+            for subtask in (0, 1)
+        )
         empty = PieceEntry(subtask=0, key_groups=(0, 0), files=(), item_counts={})
-        manifest = Manifest(job="counts", epoch=epoch, attempt=attempt, created_ms=5, key_group_count=128, ending=None,
-                            operators={"count": OperatorEntry(parallelism=2, states=(), pieces=pieces),
-                                       "out": OperatorEntry(parallelism=1, states=(), pieces=(empty,))})
+        manifest = Manifest(
+            job="counts",
+            epoch=epoch,
+            attempt=attempt,
+            created_ms=5,
+            key_group_count=128,
+            ending=None,
+            operators={
+                "count": OperatorEntry(parallelism=2, states=(), pieces=pieces),
+                "out": OperatorEntry(parallelism=1, states=(), pieces=(empty,)),
+            },
+        )
         catalog.commit(manifest)
         base = pieces[0].files if deltas else ()
     return manifest
 
 
 def exported(source: Store, manifest: Manifest, target: Store, **rest: Any) -> Manifest:
-    return export_snapshot(source, manifest, target, created_ms=77, graph="in → count → out",
-                           versions={"python": "3"}, **rest)
+    return export_snapshot(
+        source, manifest, target, created_ms=77, graph="in → count → out", versions={"python": "3"}, **rest
+    )
 
 
 def check_whole(store: Store, manifest: Manifest) -> None:
@@ -125,9 +142,11 @@ FAULTS: dict[str, Callable[[Access], Fault | None]] = {
     "the disk is full": lambda access: Fail() if access.operation is Operation.WRITE and "s00001" in access.name else None,
     "a torn write": lambda access: Tear(7) if access.operation is Operation.WRITE and "s00001" in access.name else None,
     "a torn write that nobody tells": lambda access: (
-        Tear(7, silent=True) if access.operation is Operation.WRITE and "s00001" in access.name else None),
+        Tear(7, silent=True) if access.operation is Operation.WRITE and "s00001" in access.name else None
+    ),
     "no manifest": lambda access: (
-        Fail() if access.operation is Operation.CREATE and access.name == layout.SAVEPOINT else None),
+        Fail() if access.operation is Operation.CREATE and access.name == layout.SAVEPOINT else None
+    ),
 }
 
 
@@ -147,7 +166,8 @@ def test_a_manifest_whose_create_got_no_answer_keeps_its_files() -> None:
     source, target = MemoryStore(), MemoryStore()
     manifest = snapshot(source)
     target.faults = lambda access: (
-        LoseReply() if access.operation is Operation.CREATE and access.name == layout.SAVEPOINT else None)
+        LoseReply() if access.operation is Operation.CREATE and access.name == layout.SAVEPOINT else None
+    )
     with pytest.raises(StoreError, match="no reply"):
         exported(source, manifest, target)
     target.faults = None
@@ -185,8 +205,10 @@ def test_who_dies_while_copying_leaves_no_savepoint(after: int) -> None:
             exported(source, manifest, target)
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: content + b"x",
-                                    lambda content: bytes([content[0] ^ 1]) + content[1:]])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda content: content[:-1], lambda content: content + b"x", lambda content: bytes([content[0] ^ 1]) + content[1:]],
+)
 def test_a_file_that_isnt_as_its_manifest_says_is_not_copied(damage: Callable[[bytes], bytes]) -> None:
     source, target = MemoryStore(), MemoryStore()
     manifest = snapshot(source)
@@ -268,7 +290,9 @@ def test_every_path_of_a_snapshot_leads_to_it(tmp_path: Path) -> None:
 def test_a_query_stays_at_the_end_of_an_address() -> None:
     assert layout.inside("s3://bucket/x?region=eu", "savepoint.json") == "s3://bucket/x/savepoint.json?region=eu"
     assert layout.split_manifest_address("s3://bucket/x/savepoint.json?region=eu") == (
-        "s3://bucket/x?region=eu", "savepoint.json")
+        "s3://bucket/x?region=eu",
+        "savepoint.json",
+    )
     assert layout.split_manifest_address("s3://bucket/x?region=eu") is None
     assert layout.split_manifest_address("/x/manifests/1.json") is None
 
@@ -337,7 +361,8 @@ def test_an_interrupted_deletion_leaves_no_savepoint_and_is_taken_up_again() -> 
     made = exported(source, snapshot(source), target)
     assert made.savepoint is not None
     target.faults = lambda access: (
-        Fail() if access.operation is Operation.DELETE and access.name.startswith(layout.STATE) else None)
+        Fail() if access.operation is Operation.DELETE and access.name.startswith(layout.STATE) else None
+    )
     with pytest.raises(StoreError):
         remove_savepoint(target.address, made.savepoint.id)
     assert layout.SAVEPOINT not in target.files, "manifest first: one that is there never lists what is gone"

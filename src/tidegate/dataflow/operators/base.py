@@ -79,17 +79,17 @@ class OperatorContext:
     parallelism: int
     attempt: int
     key_group_count: int
-    now_ms: Callable[[], int]                                 # the slot's clock
-    deliver: Callable[[str, str], None]                       # (sink, committable) to the driver
-    make_backend: Callable[[pa.DataType], KeyedBackend]       # by the type of the key
-    restored: Mapping[str, Iterable[pa.RecordBatch]] = field(default_factory=dict)   # rows of each state, its own only
-    is_restored: bool = False                                 # False on the very first start
-    goes_on: bool = False                                     # whether the next snapshot builds on the restored one
-    is_native: bool = False                                   # the backend has the keyed state already, in its own files
-    batch_now_ms: Callable[[], int] | None = None             # the time of the micro-batch, if these are the epochs
-    batch_watermark_ms: Callable[[], int] | None = None       # and the streaming query's watermark
-    on_untimed: Callable[[], None] | None = None              # for the first timer of event time, where this never moves
-    snapshots: str = ""                                       # where the job's are, without secrets
+    now_ms: Callable[[], int]  # the slot's clock
+    deliver: Callable[[str, str], None]  # (sink, committable) to the driver
+    make_backend: Callable[[pa.DataType], KeyedBackend]  # by the type of the key
+    restored: Mapping[str, Iterable[pa.RecordBatch]] = field(default_factory=dict)  # rows of each state, its own only
+    is_restored: bool = False  # False on the very first start
+    goes_on: bool = False  # whether the next snapshot builds on the restored one
+    is_native: bool = False  # the backend has the keyed state already, in its own files
+    batch_now_ms: Callable[[], int] | None = None  # the time of the micro-batch, if these are the epochs
+    batch_watermark_ms: Callable[[], int] | None = None  # and the streaming query's watermark
+    on_untimed: Callable[[], None] | None = None  # for the first timer of event time, where this never moves
+    snapshots: str = ""  # where the job's are, without secrets
 
     @property
     def user_now_ms(self) -> Callable[[], int]:

@@ -45,10 +45,13 @@ class OperatorTime:
         self._subtask = context.subtask
         self._parallelism = context.parallelism
         self._key_group_count = context.key_group_count
-        self._groups = key_groups_of(context.subtask, parallelism=context.parallelism,
-                                     key_group_count=context.key_group_count) if keyed else None
-        self._ahead: np.ndarray[Any, np.dtype[np.int64]] | None = None      # by key-group, of all the job's
-        self._last_ms = MIN_WATERMARK_MS                                   # what is kept of `at_ms`: never the end of time
+        self._groups = (
+            key_groups_of(context.subtask, parallelism=context.parallelism, key_group_count=context.key_group_count)
+            if keyed
+            else None
+        )
+        self._ahead: np.ndarray[Any, np.dtype[np.int64]] | None = None  # by key-group, of all the job's
+        self._last_ms = MIN_WATERMARK_MS  # what is kept of `at_ms`: never the end of time
         self.at_ms = MIN_WATERMARK_MS
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -57,12 +60,12 @@ class OperatorTime:
         count = rows[0]["of"] if rows else 1
         reached = np.full(count, MIN_WATERMARK_MS, np.int64)
         for row in rows:
-            reached[row["first"]:row["stop"]] = row["at_ms"]
+            reached[row["first"] : row["stop"]] = row["at_ms"]
         if self._groups is not None and count == self._key_group_count:
-            own = reached[self._groups.start:self._groups.stop]
+            own = reached[self._groups.start : self._groups.stop]
             self._ahead = reached if own.max() > own.min() else None
         else:
-            own = reached[self._subtask:self._subtask + 1] if count == self._parallelism else reached
+            own = reached[self._subtask : self._subtask + 1] if count == self._parallelism else reached
         self._last_ms = self.at_ms = int(own.min())
 
     def advance(self, at_ms: int) -> int:
@@ -71,8 +74,11 @@ class OperatorTime:
             self.at_ms = at_ms
             if at_ms != MAX_WATERMARK_MS:
                 self._last_ms = at_ms
-                if self._ahead is not None and self._groups is not None and (
-                        self._ahead[self._groups.start:self._groups.stop].max() <= at_ms):
+                if (
+                    self._ahead is not None
+                    and self._groups is not None
+                    and (self._ahead[self._groups.start : self._groups.stop].max() <= at_ms)
+                ):
                     self._ahead = None
         return self.at_ms
 
@@ -94,8 +100,14 @@ class OperatorTime:
     def freeze(self) -> FrozenItems:
         frozen = FrozenItems()
         count = self._parallelism if self._groups is None else self._key_group_count
-        frozen.put(WATERMARK, [{"first": first, "stop": stop, "of": count, "at_ms": at_ms}
-                               for first, stop, at_ms in self._kept() if at_ms != MIN_WATERMARK_MS])
+        frozen.put(
+            WATERMARK,
+            [
+                {"first": first, "stop": stop, "of": count, "at_ms": at_ms}
+                for first, stop, at_ms in self._kept()
+                if at_ms != MIN_WATERMARK_MS
+            ],
+        )
         return frozen
 
     def _kept(self) -> Iterable[tuple[int, int, int]]:
@@ -104,7 +116,7 @@ class OperatorTime:
         if self._ahead is None:
             return [(self._groups.start, self._groups.stop, self._last_ms)]
         start = self._groups.start
-        at_ms = np.maximum(self._ahead[start:self._groups.stop], self._last_ms)
+        at_ms = np.maximum(self._ahead[start : self._groups.stop], self._last_ms)
         return [(start + first, start + stop, int(at_ms[first])) for first, stop in _stretches(at_ms)]
 
 

@@ -67,7 +67,7 @@ class Times(NamedTuple):
 class Groups:
     """Records of some keys, all that each key has, in the order in which they came: `sizes[0]` of `keys[0]`, and so on."""
 
-    keys: list[Any]         # as the backend's cursor takes them
+    keys: list[Any]  # as the backend's cursor takes them
     sizes: list[int]
     rows: pa.RecordBatch
 
@@ -184,8 +184,8 @@ class Progress:
     def __init__(self, states: OperatorStates) -> None:
         self._states = states
         self._items = states.state(progress_descriptor())
-        self.latest_ms: int | None = None       # of what has come so far
-        self.wants_more = False                 # whether event time has moved, or may have, in the epoch that ended
+        self.latest_ms: int | None = None  # of what has come so far
+        self.wants_more = False  # whether event time has moved, or may have, in the epoch that ended
 
     @property
     def begun(self) -> bool:
@@ -211,8 +211,10 @@ class Progress:
             delay_ms = 0 if event_time.is_of_query else event_time.delay_ms
             reached_ms = 0 if self.latest_ms is None else self.latest_ms - delay_ms
             self.wants_more = reached_ms > watermark_ms
-            items |= {"late": watermark_ms,
-                      "watermark": watermark_ms if event_time.is_of_query else max(watermark_ms, reached_ms)}
+            items |= {
+                "late": watermark_ms,
+                "watermark": watermark_ms if event_time.is_of_query else max(watermark_ms, reached_ms),
+            }
         self.latest_ms = None
         self._states.set_writable(True)
         for name, value in items.items():
@@ -303,8 +305,11 @@ class GroupedOperator(Operator):
             for groups in self._grouped(self._initial_rows(), self._spec.initial_key):
                 self._function.take_initial(groups, times)
         self._initial = []
-        self._emit_all(batch for groups in self._grouped(gathered, self._spec.key)
-                       for batch in self._function.take_records(groups, times))
+        self._emit_all(
+            batch
+            for groups in self._grouped(gathered, self._spec.key)
+            for batch in self._function.take_records(groups, times)
+        )
         if self._timers is not None:
             due_ms = times.now_ms if self._spec.timers is TimeKind.PROCESSING else times.watermark_ms
             self._emit_all(self._function.take_expired(self._timers.expired(due_ms), times))
@@ -344,8 +349,12 @@ class GroupedOperator(Operator):
         for name in files.names:
             for batch in pa.ipc.open_stream(store.read(name)):
                 rows = pa.RecordBatch.from_arrays(
-                    [column if column.type == field.type else column.cast(field.type)
-                     for column, field in zip(batch.columns, files.schema, strict=True)], schema=files.schema)
+                    [
+                        column if column.type == field.type else column.cast(field.type)
+                        for column, field in zip(batch.columns, files.schema, strict=True)
+                    ],
+                    schema=files.schema,
+                )
                 found = groups_of(hash_columns([rows.column(each) for each in files.key]), context.key_group_count)
                 own.append(rows.filter(pa.array((found >= groups.start) & (found < groups.stop))))
         return own

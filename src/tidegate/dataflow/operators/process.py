@@ -130,8 +130,9 @@ class UserContext:
 
     __slots__ = ("_cursor", "_sides", "_timers", "now_ms", "parallelism", "subtask", "watermark_ms")
 
-    def __init__(self, context: OperatorContext, cursor: Cursor, timers: UserTimers | None,
-                 sides: dict[str, list[Any]]) -> None:
+    def __init__(
+        self, context: OperatorContext, cursor: Cursor, timers: UserTimers | None, sides: dict[str, list[Any]]
+    ) -> None:
         self.subtask = context.subtask
         self.parallelism = context.parallelism
         self.now_ms = context.user_now_ms
@@ -150,8 +151,10 @@ class UserContext:
         if self._timers is None:
             raise JobError("timers belong to keys: use key_by before process, and a keyed function")
         if self._cursor.key is NO_KEY:
-            raise JobError("timers belong to keys, and there is no key here: set them in the methods that are called with "
-                           "a record of a keyed stream, and in on_timer")
+            raise JobError(
+                "timers belong to keys, and there is no key here: set them in the methods that are called with "
+                "a record of a keyed stream, and in on_timer"
+            )
         return self._timers
 
     def side(self, tag: str, row: Sequence[Any]) -> None:

@@ -30,12 +30,13 @@ def taker(function: Callable[..., Any], out: list[Any], *, item: str = "row") ->
 
 
 def _check(function: Callable[..., Any], given: Any, item: str) -> None:
-    if _is_one(given) or isinstance(given, Mapping) or (
-            isinstance(given, tuple) and len(given) > 0 and _is_value(given[0])):
+    if _is_one(given) or isinstance(given, Mapping) or (isinstance(given, tuple) and len(given) > 0 and _is_value(given[0])):
         name = str(getattr(function, "__qualname__", type(function).__name__)).rpartition("<locals>.")[2]
         what = f"one {type(given).__name__}" if hasattr(given, "columns") else shown(given)
-        raise SchemaError(f"{name} returned {what}, and not several {item}s. Give each {item} with `yield {item}`, "
-                          f"all of them with `return [{item}, …]`, or none with `return`")
+        raise SchemaError(
+            f"{name} returned {what}, and not several {item}s. Give each {item} with `yield {item}`, "
+            f"all of them with `return [{item}, …]`, or none with `return`"
+        )
 
 
 def _is_one(given: Any) -> bool:

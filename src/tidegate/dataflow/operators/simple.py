@@ -151,9 +151,11 @@ class MapBatchesOperator(Operator):
         for out in batches:
             if not isinstance(out, pa.RecordBatch) or not out.schema.equals(self.node.schema):
                 got = ddl_of(out.schema) if isinstance(out, pa.RecordBatch) else f"a {type(out).__name__}"
-                raise SchemaError(f"operator {self.name!r} is declared with returns={ddl_of(self.node.schema)!r}, and "
-                                  f"its function gave {got!r}. Give record batches of the declared schema "
-                                  f"(RecordBatch.cast may help), or change returns=.")
+                raise SchemaError(
+                    f"operator {self.name!r} is declared with returns={ddl_of(self.node.schema)!r}, and "
+                    f"its function gave {got!r}. Give record batches of the declared schema "
+                    f"(RecordBatch.cast may help), or change returns=."
+                )
             if out.num_rows:
                 self.emit(out)
 

@@ -56,10 +56,18 @@ class SinkOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         again = [item for rows in context.rows(COMMITTABLES.name) for item in rows.column("value").to_pylist()]
         with blaming(self.name):
-            self._writer = writer = self._sink.open(SinkContext(
-                job=context.job, sink=self.name, subtask=context.subtask, parallelism=context.parallelism,
-                attempt=context.attempt, schema=self.node.input_schemas[0],
-                deliver=lambda committable: context.deliver(self.name, committable), snapshots=context.snapshots))
+            self._writer = writer = self._sink.open(
+                SinkContext(
+                    job=context.job,
+                    sink=self.name,
+                    subtask=context.subtask,
+                    parallelism=context.parallelism,
+                    attempt=context.attempt,
+                    schema=self.node.input_schemas[0],
+                    deliver=lambda committable: context.deliver(self.name, committable),
+                    snapshots=context.snapshots,
+                )
+            )
             if again:
                 writer.commit(self._pending.restored(again))
         # Not now: the other subtasks may not have committed what they restored. No epoch ends before all are open.
@@ -117,7 +125,7 @@ class _Prepared:
             try:
                 self.committables = tuple(finish())
             except RAISED as error:
-                blame(self._sink, error)        # also where it is a StoreError: that would only abort the epoch
+                blame(self._sink, error)  # also where it is a StoreError: that would only abort the epoch
         if self.committables is None:
             raise CommitError(f"sink {self._sink!r} failed to pre-commit an epoch before this one")
         return self.committables

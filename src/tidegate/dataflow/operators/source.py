@@ -41,10 +41,18 @@ _SPLIT = pa.struct([pa.field("split", pa.string()), pa.field("offset", pa.string
 OFFSETS = StateInfo("__offsets", StateKind.UNION, "offsets", pa.schema([pa.field("value", _SPLIT)]))
 
 # `of` is what the watermark is made of. A stream that is one split has a row of each subtask, without a `split`.
-_LATEST = pa.struct([pa.field("of", pa.string()), pa.field("split", pa.string()), pa.field("subtask", pa.int32()),
-                     pa.field("parallelism", pa.int32()), pa.field("latest_ms", pa.int64())])
-SPLIT_WATERMARKS = StateInfo("__split_watermarks", StateKind.UNION, "split watermarks",
-                             pa.schema([pa.field("value", _LATEST)]))
+_LATEST = pa.struct(
+    [
+        pa.field("of", pa.string()),
+        pa.field("split", pa.string()),
+        pa.field("subtask", pa.int32()),
+        pa.field("parallelism", pa.int32()),
+        pa.field("latest_ms", pa.int64()),
+    ]
+)
+SPLIT_WATERMARKS = StateInfo(
+    "__split_watermarks", StateKind.UNION, "split watermarks", pa.schema([pa.field("value", _LATEST)])
+)
 ONE_SPLIT = ""
 # As a split: records that came when the time of their micro-batch had been held already, for the next one.
 NEXT = "next micro-batch"
@@ -93,18 +101,22 @@ class SourceOperator(Operator):
         self.ended = False
 
     def open(self, context: OperatorContext) -> None:
-        restored = {row["split"]: json.loads(row["offset"])
-                    for rows in context.rows(OFFSETS.name) for row in rows.column("value").to_pylist()}
+        restored = {
+            row["split"]: json.loads(row["offset"])
+            for rows in context.rows(OFFSETS.name)
+            for row in rows.column("value").to_pylist()
+        }
         with blaming(self.name):
             self._reader = self._source.open(
-                SourceContext(context.subtask, context.parallelism, restored, context.now_ms, self.splits))
+                SourceContext(context.subtask, context.parallelism, restored, context.now_ms, self.splits)
+            )
 
     def poll(self, max_rows: int) -> int:
         """Reads and emits what is there; the number of records, 0 where there is none now."""
         assert self._reader is not None and not self.ended
         count = self._poll(max_rows)
         while self.splits.is_followed and 0 < count < max_rows and (more := self._poll(max_rows - count)):
-            count += more       # a batch is of one split, and others may have something, too
+            count += more  # a batch is of one split, and others may have something, too
         return count
 
     def _poll(self, max_rows: int) -> int:
@@ -116,13 +128,16 @@ class SourceOperator(Operator):
             self.splits.tell_finished()
             return 0
         if not batch.schema.equals(self.node.schema):
-            raise SchemaError(f"source {self.name!r} declares the schema {ddl_of(self.node.schema)!r}, and its reader "
-                              f"gave a batch of {ddl_of(batch.schema)!r}: they must be the same, in order and nullability")
+            raise SchemaError(
+                f"source {self.name!r} declares the schema {ddl_of(self.node.schema)!r}, and its reader "
+                f"gave a batch of {ddl_of(batch.schema)!r}: they must be the same, in order and nullability"
+            )
         if self.splits.is_followed and self.splits.is_reported and not self.splits.is_current_known:
             raise JobError(
                 f"source {self.name!r}: its reader gave a batch of split {self.splits.current!r}, which it has not "
                 f"discovered, or has finished before. Call splits.discover(split) for every split as soon as it is known, "
-                f"and splits.read(split) before poll returns a batch of it (SourceContext.splits)")
+                f"and splits.read(split) before poll returns a batch of it (SourceContext.splits)"
+            )
         self.emit(batch)
         self.splits.tell_finished()
         return int(batch.num_rows)
@@ -145,8 +160,9 @@ class SourceOperator(Operator):
         with blaming(self.name):
             offsets = self._reader.offsets()
         frozen = FrozenItems()
-        frozen.put(OFFSETS, [{"split": split, "offset": self._offset_text(split, offset)}
-                             for split, offset in offsets.items()])
+        frozen.put(
+            OFFSETS, [{"split": split, "offset": self._offset_text(split, offset)} for split, offset in offsets.items()]
+        )
         return frozen
 
     def close(self) -> None:
@@ -158,8 +174,10 @@ class SourceOperator(Operator):
         try:
             return json.dumps(offset)
         except (TypeError, ValueError) as error:
-            raise JobError(f"source {self.name!r}: the offset of split {split!r} is {offset!r}, and an offset must be "
-                           f"something that JSON can carry: {error}") from error
+            raise JobError(
+                f"source {self.name!r}: the offset of split {split!r} is {offset!r}, and an offset must be "
+                f"something that JSON can carry: {error}"
+            ) from error
 
 
 class WatermarkOperator(Operator):
@@ -171,10 +189,10 @@ class WatermarkOperator(Operator):
         self._by_epoch = spec.by_epoch
         self._of = f"{spec.column} of {', '.join(spec.sources)}"
         self._splits: Splits | None = None
-        self._latest_ms: int | None = None      # in this epoch, where time moves by epochs
-        self._is_told = False                   # whether that was passed on; the epoch may be aborted and end again
-        self._is_ordered = False                # whether time is moved by order, and not when an epoch ends
-        self._held_ms: int | None = None        # what an order to hold has found in `_latest_ms`
+        self._latest_ms: int | None = None  # in this epoch, where time moves by epochs
+        self._is_told = False  # whether that was passed on; the epoch may be aborted and end again
+        self._is_ordered = False  # whether time is moved by order, and not when an epoch ends
+        self._held_ms: int | None = None  # what an order to hold has found in `_latest_ms`
         self._is_held = False
         self._over = False
 
@@ -248,7 +266,7 @@ class WatermarkOperator(Operator):
             self._move_to(self._latest_ms)
 
     def on_complete(self, epoch: int) -> None:
-        if self._is_told:       # else records of the next epoch have come before this message, by another way
+        if self._is_told:  # else records of the next epoch have come before this message, by another way
             self._begin_epoch()
 
     def freeze(self, epoch: int) -> FrozenState:
@@ -256,8 +274,19 @@ class WatermarkOperator(Operator):
         if self._is_ordered and self._latest_ms is not None:
             found.append((NEXT, self._latest_ms))
         frozen = FrozenItems()
-        frozen.put(SPLIT_WATERMARKS, [{"of": self._of, "split": split, "subtask": self._subtask,
-                                       "parallelism": self._parallelism, "latest_ms": at_ms} for split, at_ms in found])
+        frozen.put(
+            SPLIT_WATERMARKS,
+            [
+                {
+                    "of": self._of,
+                    "split": split,
+                    "subtask": self._subtask,
+                    "parallelism": self._parallelism,
+                    "latest_ms": at_ms,
+                }
+                for split, at_ms in found
+            ],
+        )
         return frozen
 
     # What the source says of its splits.
@@ -291,10 +320,22 @@ class WatermarkOperator(Operator):
     def _latest_restored(self, context: OperatorContext) -> dict[str, int]:
         """By split. Of a stream that is one split, what this subtask had; at another parallelism, when nobody knows who gets
         which records, the least that any had, if all had any."""
-        rows = [row for rows in context.rows(SPLIT_WATERMARKS.name) for row in rows.column("value").to_pylist()
-                if row["of"] == self._of]
-        self._latest_ms = next((row["latest_ms"] for row in rows if row["split"] == NEXT and self._by_epoch and (
-            (row["subtask"], row["parallelism"]) == (context.subtask, context.parallelism))), None)
+        rows = [
+            row
+            for rows in context.rows(SPLIT_WATERMARKS.name)
+            for row in rows.column("value").to_pylist()
+            if row["of"] == self._of
+        ]
+        self._latest_ms = next(
+            (
+                row["latest_ms"]
+                for row in rows
+                if row["split"] == NEXT
+                and self._by_epoch
+                and ((row["subtask"], row["parallelism"]) == (context.subtask, context.parallelism))
+            ),
+            None,
+        )
         latest_ms = {row["split"]: row["latest_ms"] for row in rows if row["split"] is not None}
         of_one = {row["subtask"]: row["latest_ms"] for row in rows if row["split"] is None}
         count = next((row["parallelism"] for row in rows if row["split"] is None), None)

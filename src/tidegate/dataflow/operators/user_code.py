@@ -35,8 +35,10 @@ _RECORD_TEXT_LIMIT = 500
 RAISED = (Exception, SystemExit)
 # What drivers and clients call their own errors of the world outside. All database drivers have an `OperationalError` for
 # what isn't the program's fault (PEP 249).
-EXIT_ADVICE = ("A function must not end its process, which holds the state of other keys, too. To skip a record, return; to "
-               "let the job fail, raise an exception; to end the job, call handle.stop() in the program.\n")
+EXIT_ADVICE = (
+    "A function must not end its process, which holds the state of other keys, too. To skip a record, return; to "
+    "let the job fail, raise an exception; to end the job, call handle.stop() in the program.\n"
+)
 _OUTSIDE = {"ConnectionError", "TimeoutError", "OperationalError", "InterfaceError", "RpcError"}
 
 
@@ -52,10 +54,13 @@ def blame(operator: str, error: BaseException, record: Any = None, *, at: str | 
     what_to_do = final_advice(error)
     explains_itself = isinstance(error, TidegateError) and not is_theirs
     said = f"{type(error).__name__}: {error}\n" if explains_itself else "".join(told.format())
-    raise UserFunctionError(operator=operator, user_traceback=said + (what_to_do or ""),
-                            record=None if at is None else _shown(at),
-                            signature=None if _is_outside(error) else _signature(error, told, at),
-                            final=what_to_do is not None or isinstance(error, JobError)) from error
+    raise UserFunctionError(
+        operator=operator,
+        user_traceback=said + (what_to_do or ""),
+        record=None if at is None else _shown(at),
+        signature=None if _is_outside(error) else _signature(error, told, at),
+        final=what_to_do is not None or isinstance(error, JobError),
+    ) from error
 
 
 def final_advice(error: BaseException) -> str | None:
@@ -70,10 +75,12 @@ def final_advice(error: BaseException) -> str | None:
 def missing_module_advice(error: ImportError) -> str:
     """For a module that a slot's process can't import, though the driver may."""
     module = (error.name or "the module").partition(".")[0]
-    return (f"This process runs {sys.executable} on {socket.gethostname()}, which can't import it. If {module} is a file of "
-            f"your program, send it along: spark.sparkContext.addPyFile('{module}.py') before the job starts, or "
-            f"spark-submit --py-files {module}.py. If it is a package, install it there, or let PYSPARK_PYTHON name a "
-            f"Python that has it, before the session is made.\n")
+    return (
+        f"This process runs {sys.executable} on {socket.gethostname()}, which can't import it. If {module} is a file of "
+        f"your program, send it along: spark.sparkContext.addPyFile('{module}.py') before the job starts, or "
+        f"spark-submit --py-files {module}.py. If it is a package, install it there, or let PYSPARK_PYTHON name a "
+        f"Python that has it, before the session is made.\n"
+    )
 
 
 def _is_outside(error: BaseException) -> bool:
@@ -112,8 +119,10 @@ def fit(operator: str, rows: list[Any], schema: pa.Schema, *, side: str | None =
         return batch_of(rows, schema)
     except SchemaError as error:
         argument = "returns=" if side is None else f"side_outputs[{side!r}]="
-        raise SchemaError(f"operator {operator!r} is declared with {argument}{ddl_of(schema)!r}, and what its function "
-                          f"gave doesn't fit: {error}. Change the function or the declaration.") from error
+        raise SchemaError(
+            f"operator {operator!r} is declared with {argument}{ddl_of(schema)!r}, and what its function "
+            f"gave doesn't fit: {error}. Change the function or the declaration."
+        ) from error
 
 
 def _leave_engine_out(told: traceback.TracebackException | None, *, seen: set[int]) -> bool:
@@ -137,4 +146,4 @@ def _text_of(record: Any) -> str:
 
 
 def _shown(text: str) -> str:
-    return text if len(text) <= _RECORD_TEXT_LIMIT else text[:_RECORD_TEXT_LIMIT - 1] + "…"
+    return text if len(text) <= _RECORD_TEXT_LIMIT else text[: _RECORD_TEXT_LIMIT - 1] + "…"

@@ -26,7 +26,7 @@ SEEDS_PER_TURN = 10
 STORIES_SHOWN = 3
 PROGRESS_EVERY_S = 2.0
 
-Finding = tuple[int, Outcome | str]      # a seed, and what came of it or its story
+Finding = tuple[int, Outcome | str]  # a seed, and what came of it or its story
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run_one(options)
     seeds = range(options.first, options.first + options.seeds)
     scene = Scene(options.job, options.mode, options.mutant)
-    turns = [(list(seeds[start:start + SEEDS_PER_TURN]), scene) for start in range(0, len(seeds), SEEDS_PER_TURN)]
+    turns = [(list(seeds[start : start + SEEDS_PER_TURN]), scene) for start in range(0, len(seeds), SEEDS_PER_TURN)]
     if options.processes == 1:
         return _report(map(_run_some, turns), len(seeds), scene)
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
@@ -64,8 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tidegate.testing.simulation", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tidegate.testing.simulation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--seeds", type=int, default=300, metavar="N", help="how many seeds to run")
     parser.add_argument("--from", type=int, default=0, metavar="K", dest="first", help="the first of them")
     parser.add_argument("--seed", type=int, metavar="K", help="run this one only")
@@ -122,12 +125,16 @@ def _report(turns: Iterable[list[Finding]], total: int, scene: Scene) -> int:
             told = spent
             print(f"{done} of {total} seeds, {len(failed)} failed, {spent / done * 1000:.0f} ms each", flush=True)
     if runs:
-        print(f"in the mean: {sum(run.attempts for run in runs) / len(runs):.1f} attempts, "
-              f"{sum(run.epochs for run in runs) / len(runs):.1f} complete epochs, "
-              f"{sum(len(run.faults) for run in runs) / len(runs):.1f} faults")
+        print(
+            f"in the mean: {sum(run.attempts for run in runs) / len(runs):.1f} attempts, "
+            f"{sum(run.epochs for run in runs) / len(runs):.1f} complete epochs, "
+            f"{sum(len(run.faults) for run in runs) / len(runs):.1f} faults"
+        )
     if failed:
-        print(f"failed: {' '.join(map(str, sorted(failed)))}\n"
-              f"again:  python -m tidegate.testing.simulation --seed {min(failed)} --trace{scene.options()}")
+        print(
+            f"failed: {' '.join(map(str, sorted(failed)))}\n"
+            f"again:  python -m tidegate.testing.simulation --seed {min(failed)} --trace{scene.options()}"
+        )
     return 1 if failed else 0
 
 
@@ -137,8 +144,10 @@ def _flat(turns: Iterable[list[Finding]]) -> Iterator[Finding]:
 
 
 def _told(outcome: Outcome) -> str:
-    return (f"{outcome.attempts} attempts, {outcome.epochs} complete epochs, {len(outcome.faults)} faults, "
-            f"{outcome.simulated_ms} ms simulated in {outcome.event_count} events")
+    return (
+        f"{outcome.attempts} attempts, {outcome.epochs} complete epochs, {len(outcome.faults)} faults, "
+        f"{outcome.simulated_ms} ms simulated in {outcome.event_count} events"
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class _Thread:
     """One real thread that coroutines borrow, one after the other."""
 
     def __init__(self) -> None:
-        self.go = threading.Lock()          # held, but for the moment in which control is handed over
+        self.go = threading.Lock()  # held, but for the moment in which control is handed over
         self.back = threading.Lock()
         self.go.acquire()
         self.back.acquire()
@@ -208,8 +208,7 @@ class SimulatedBackground:
         if error is not None:
             self._world.tell(f"{self._worker.name}: background work failed: {type(error).__name__}")
             if not isinstance(error, TidegateError | FencedOff):
-                self._world.violate(
-                    f"background work of {self._worker.name} failed with {type(error).__name__}: {error}")
+                self._world.violate(f"background work of {self._worker.name} failed with {type(error).__name__}: {error}")
         self._outcomes.append((then, coroutine.result, error))
         self._world.after(self._world.delay_us("cpu", OUTCOME_US), self._worker.wake)
         if self._waiting:

@@ -41,7 +41,7 @@ class Witness:
     """Watches a run."""
 
     def __init__(self, world: World, memory: MemoryStore, *, keeps_in_flight: bool) -> None:
-        self.completed: list[tuple[int, int]] = []       # (epoch, attempt) of manifests, in the order of creation
+        self.completed: list[tuple[int, int]] = []  # (epoch, attempt) of manifests, in the order of creation
         self.announced: list[tuple[int, int]] = []
         self.announced_us: list[int] = []
         self.external: External | None = None
@@ -88,20 +88,29 @@ class Witness:
             self._look_for_records(created)
         if origin is not None:
             self.origins.append(origin)
-            behind = [epoch for epoch, attempt in self.announced
-                      if attempt < origin.attempt and epoch > origin.parent_epoch]
+            behind = [epoch for epoch, attempt in self.announced if attempt < origin.attempt and epoch > origin.parent_epoch]
             if behind:
-                self._world.violate(f"attempt {origin.attempt} goes on from epoch {origin.parent_epoch}, though epoch "
-                                    f"{max(behind)} was announced before")
+                self._world.violate(
+                    f"attempt {origin.attempt} goes on from epoch {origin.parent_epoch}, though epoch "
+                    f"{max(behind)} was announced before"
+                )
 
     def _confirmed(self, manifest: ManifestName) -> None:
         """Row 9: whoever restores the snapshot commits nothing of it again, so nothing of it may be left."""
-        left = [] if self.external is None else [
-            transaction for transaction in self.external.prepared.values()
-            if transaction.attempt == manifest.attempt and transaction.epoch <= manifest.epoch]
+        left = (
+            []
+            if self.external is None
+            else [
+                transaction
+                for transaction in self.external.prepared.values()
+                if transaction.attempt == manifest.attempt and transaction.epoch <= manifest.epoch
+            ]
+        )
         if left or (manifest.epoch, manifest.attempt) not in self.completed:
-            self._world.violate(f"epoch {manifest.epoch} of attempt {manifest.attempt} is said to be committed, without "
-                                f"{left or 'being complete'}")
+            self._world.violate(
+                f"epoch {manifest.epoch} of attempt {manifest.attempt} is said to be committed, without "
+                f"{left or 'being complete'}"
+            )
 
     def _look_for_records(self, manifest: Manifest) -> None:
         """Records under way are in a snapshot only in the modes that say so, and in none that ends the job."""
@@ -109,8 +118,9 @@ class Witness:
         for operator, state in _records_under_way(manifest):
             kept = not ended if state == FEEDBACK else self._keeps_in_flight and manifest.ending is None
             if not kept:
-                self._world.violate(f"the snapshot of epoch {manifest.epoch} ({manifest.ending}) has records in {state} of "
-                                    f"{operator}")
+                self._world.violate(
+                    f"the snapshot of epoch {manifest.epoch} ({manifest.ending}) has records in {state} of {operator}"
+                )
 
     def _needed_files(self) -> frozenset[str]:
         """What the snapshots of the present lineage list."""
@@ -137,8 +147,7 @@ class Witness:
             self._world.violate(f"epoch {epoch} of attempt {attempt} was announced after {self.announced}")
         behind = [origin for origin in self.origins if origin.attempt > attempt and origin.parent_epoch < epoch]
         if behind:
-            self._world.violate(
-                f"epoch {epoch} of attempt {attempt} was announced, though {behind} go on from before it")
+            self._world.violate(f"epoch {epoch} of attempt {attempt} was announced, though {behind} go on from before it")
         self.announced.append((epoch, attempt))
         self.announced_us.append(self._world.now_us)
 
@@ -154,8 +163,11 @@ def _records_under_way(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """The operators that have any, and in which state."""
     for operator, entry in manifest.operators.items():
         for piece in entry.pieces:
-            yield from ((operator, state) for state, count in piece.item_counts.items()
-                        if count and state.startswith((FEEDBACK, IN_FLIGHT)))
+            yield from (
+                (operator, state)
+                for state, count in piece.item_counts.items()
+                if count and state.startswith((FEEDBACK, IN_FLIGHT))
+            )
 
 
 def live_manifests(memory: MemoryStore) -> list[ManifestName]:
@@ -186,9 +198,14 @@ def check_store(memory: MemoryStore, *, retain: int) -> Manifest:
         listed |= {file.name for file in catalog.load(epoch).files()}
     assert len(epochs) <= retain, f"{epochs} are retained, of which {retain} should be"
     manifests = {layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt) for manifest in live}
-    left = [name for name in memory.files if name not in listed | manifests
-            and layout.parse_attempt_name(name) is None and layout.parse_origin_name(name) is None
-            and layout.parse_committed_name(name) not in live]
+    left = [
+        name
+        for name in memory.files
+        if name not in listed | manifests
+        and layout.parse_attempt_name(name) is None
+        and layout.parse_origin_name(name) is None
+        and layout.parse_committed_name(name) not in live
+    ]
     assert not left, f"nobody needs {left}"
     return catalog.load(epochs[-1])
 
@@ -210,8 +227,14 @@ def check_savepoint(order: SavepointOrder) -> None:
 def check_outside(external: External, *, attempts: int) -> None:
     """Nothing is left open but what a zombie prepared after the last attempt had cleaned up."""
     for transaction in external.prepared.values():
-        discarded_us = max((at_us for (sink, attempt), at_us in external.discarded_us.items()
-                            if sink == transaction.sink and attempt > transaction.attempt), default=None)
+        discarded_us = max(
+            (
+                at_us
+                for (sink, attempt), at_us in external.discarded_us.items()
+                if sink == transaction.sink and attempt > transaction.attempt
+            ),
+            default=None,
+        )
         of_a_zombie = discarded_us is not None and transaction.prepared_us >= discarded_us
         assert transaction.attempt < attempts and of_a_zombie, f"{transaction} is left open"
 
@@ -233,7 +256,8 @@ class FinalState:
         one, *others = (self._read(operator, state, parallelism) for parallelism in self._parallelisms)
         for other in others:
             assert Counter(map(repr, other)) == Counter(map(repr, one)), (
-                f"{state} of {operator} differs by the parallelism that reads it: {one} and {other}")
+                f"{state} of {operator} differs by the parallelism that reads it: {one} and {other}"
+            )
         return one
 
     def _read(self, operator: str, state: str, parallelism: int) -> list[Any]:
@@ -251,7 +275,8 @@ class FinalState:
         if found is None:
             found = self._rows[operator, parallelism] = [
                 restored_rows(self._manifest, operator, store=self._memory, subtask=subtask, parallelism=parallelism)
-                for subtask in range(parallelism)]
+                for subtask in range(parallelism)
+            ]
         return found
 
 

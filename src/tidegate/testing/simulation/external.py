@@ -39,15 +39,15 @@ class Outage(Protocol):
     """What goes wrong outside."""
 
     def __call__(self, deed: str, transaction: Transaction) -> str | None:
-        """"refused", "answer lost", or None where all goes well. `deed` is "prepare" or "commit"."""
+        """ "refused", "answer lost", or None where all goes well. `deed` is "prepare" or "commit"."""
 
 
 class External:
     def __init__(self, world: World, *, outage: Outage, before_commit: Callable[[Transaction], None]) -> None:
         self.prepared: dict[str, Transaction] = {}
-        self.committed: dict[str, Transaction] = {}       # in the order of their commits
+        self.committed: dict[str, Transaction] = {}  # in the order of their commits
         self.given_up: dict[str, Transaction] = {}
-        self.discarded_us: dict[tuple[str, int], int] = {}    # by sink and attempt
+        self.discarded_us: dict[tuple[str, int], int] = {}  # by sink and attempt
         self._world = world
         self._outage = outage
         self._before_commit = before_commit
@@ -115,8 +115,14 @@ class TransactionalWriter(SinkWriter):
 
     def _prepare(self, epoch: int, rows: tuple[tuple[Any, ...], ...]) -> Sequence[Committable]:
         context = self._context
-        transaction = Transaction(sink=context.sink, subtask=context.subtask, epoch=epoch, attempt=context.attempt,
-                                  rows=rows, prepared_us=self._world.now_us)
+        transaction = Transaction(
+            sink=context.sink,
+            subtask=context.subtask,
+            epoch=epoch,
+            attempt=context.attempt,
+            rows=rows,
+            prepared_us=self._world.now_us,
+        )
         self._external.prepare(transaction)
         return (transaction.name,)
 

@@ -24,11 +24,27 @@ from tidegate.testing.simulation.world import ProcessCrashed, World
 
 # Occasions, and after how many of them at most the fault strikes.
 OCCASIONS: dict[str, int] = {
-    "step": 400, "marker": 40, "upload": 30, "manifest": 6, "read": 30, "claim": 2, "prepare": 10, "commit": 10,
-    "Deploy": 4, "Ready": 4, "Start": 4, "Trigger": 12, "Acknowledge": 30, "Complete": 12, "Abort": 2, "InputEnded": 3,
-    "EndInput": 1, "Done": 1, "delete": 15,
+    "step": 400,
+    "marker": 40,
+    "upload": 30,
+    "manifest": 6,
+    "read": 30,
+    "claim": 2,
+    "prepare": 10,
+    "commit": 10,
+    "Deploy": 4,
+    "Ready": 4,
+    "Start": 4,
+    "Trigger": 12,
+    "Acknowledge": 30,
+    "Complete": 12,
+    "Abort": 2,
+    "InputEnded": 3,
+    "EndInput": 1,
+    "Done": 1,
+    "delete": 15,
 }
-MOST_MISHAPS = 3        # of one fault of the store
+MOST_MISHAPS = 3  # of one fault of the store
 HOUR_MS = 3_600_000
 HEALED_AFTER_US = 5_000_000
 
@@ -96,12 +112,12 @@ class Faults:
     stage: Stage
     rng: Random
     rates: FaultRates
-    span: float = 1.0            # how long a run is, compared with others
+    span: float = 1.0  # how long a run is, compared with others
     struck: list[str] = field(default_factory=list)
     healed_us: int | None = None
     flipped: bool = False
     _armed: list[_Armed] = field(default_factory=list)
-    _mishaps: list[tuple[Operation | None, str, Mishap]] = field(default_factory=list)    # and where
+    _mishaps: list[tuple[Operation | None, str, Mishap]] = field(default_factory=list)  # and where
     _store_error: float = 0.0
     _outage: float = 0.0
     _flip: float = 0.0
@@ -285,8 +301,7 @@ class Faults:
         return f"{fault.__name__}, {'any' if operation is None else operation.value}"
 
     def _dies_at_the_store(self, _: Any) -> str:
-        operation = self.rng.choice(
-            (Operation.WRITE, Operation.CREATE, Operation.CREATE, Operation.DELETE, Operation.READ))
+        operation = self.rng.choice((Operation.WRITE, Operation.CREATE, Operation.CREATE, Operation.DELETE, Operation.READ))
         crash = self.rng.choice(("before", "after"))
         torn = operation is Operation.WRITE and crash == "after" and self.rng.random() < 0.7
         self._mishaps.append((operation, "", Mishap(fault=Tear if torn else None, part=self.rng.random(), crash=crash)))

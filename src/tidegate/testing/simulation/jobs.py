@@ -61,19 +61,19 @@ class RunningSums(SimulatedJob):
         count, splits = rng.randint(30, 100), rng.randint(1, 4)
         keys = _keys_of_splits(rng, count, splits=splits, keys=rng.choice((rng.randint(1, 12), 40)))
         self._two = rng.random() < 0.5
-        self._rows: list[Row] = [(key, f"k{key}", number) if self._two else (key, number)
-                                for number, key in enumerate(keys)]
+        self._rows: list[Row] = [(key, f"k{key}", number) if self._two else (key, number) for number, key in enumerate(keys)]
         self._ddl = "key long, also string, n long" if self._two else "key long, n long"
         self._key = ("key", "also") if self._two else ("key",)
         self._source = _rows_source(self._rows, self._ddl, splits)
         self._by_key_to_sink = rng.random() < 0.5
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
-        sums = (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
-                .filter(lambda row: row.n % 7 != 3)
-                .key_by(*self._key)
-                .process("sum", _Sum(site.trip), returns=self._ddl + ", total long",
-                         parallelism=site.parallelism("sum")))
+        sums = (
+            pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
+            .filter(lambda row: row.n % 7 != 3)
+            .key_by(*self._key)
+            .process("sum", _Sum(site.trip), returns=self._ddl + ", total long", parallelism=site.parallelism("sum"))
+        )
         if self._by_key_to_sink:
             sums.key_by("key").to("out", site.sink(), parallelism=site.parallelism("out"))
         else:
@@ -91,8 +91,11 @@ class RunningSums(SimulatedJob):
             return
         expect_rows("running sums", rows("out"), expected)
         expect_order("running sums", rows("out"), expected, lambda row: row[0])
-        expect_rows("the state of the sums", state_of("sum", "total"),
-                    [(key if self._two else key[0], total) for key, total in totals.items()])
+        expect_rows(
+            "the state of the sums",
+            state_of("sum", "total"),
+            [(key if self._two else key[0], total) for key, total in totals.items()],
+        )
 
 
 # ------------------------------------------------------------------------------------------------------ windows
@@ -152,7 +155,7 @@ class _Windows(KeyedProcess):
 
     def on_timer(self, at: int, ctx: Any) -> Iterable[Row]:
         if at >= 1_000_000_000:
-            self.looks.set(self.looks.get() + 1)      # of the clock: nothing that is told
+            self.looks.set(self.looks.get() + 1)  # of the clock: nothing that is told
             return
         total = self.sums.get(at)
         if total is not None:
@@ -172,18 +175,27 @@ class Windows(SimulatedJob):
         keys = _keys_of_splits(rng, count, splits=self._splits, keys=rng.choice((rng.randint(1, 6), 30)))
         # Each split has a watermark of its own, so nothing is late but what is far behind.
         self._late = {number for number in range(count) if rng.random() < 0.15}
-        self._rows = [(key, max(1, 5 + number * 2 - rng.randrange(5) - BEHIND_MS * (number in self._late)), number)
-                      for number, key in enumerate(keys)]
+        self._rows = [
+            (key, max(1, 5 + number * 2 - rng.randrange(5) - BEHIND_MS * (number in self._late)), number)
+            for number, key in enumerate(keys)
+        ]
         self._source = _rows_source(self._rows, "key long, ts long, n long", self._splits)
         self._idle_after = rng.choice((None, 10))
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
-        (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
+        (
+            pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
             .with_watermark("ts", 8, idle_after=self._idle_after)
             .key_by("key")
-            .process("windows", _Windows(site.trip, frozenset(self._late)), parallelism=site.parallelism("windows"),
-                     returns="key long, at long, n long, best long, spread long, recent long")
-            .key_by("key").to("out", site.sink(), parallelism=site.parallelism("out")))
+            .process(
+                "windows",
+                _Windows(site.trip, frozenset(self._late)),
+                parallelism=site.parallelism("windows"),
+                returns="key long, at long, n long, best long, spread long, recent long",
+            )
+            .key_by("key")
+            .to("out", site.sink(), parallelism=site.parallelism("out"))
+        )
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         out = rows("out")
@@ -218,8 +230,9 @@ class Windows(SimulatedJob):
             if len(recent[key]) > _KEPT:
                 recent[key] = recent[key][-2:]
             windows[key, ts - ts % WINDOW_MS + WINDOW_MS] += n
-            records.append((key, 0, n, max(seen[key]), sum(seen[key]) + len(seen[key]),
-                            sum(recent[key]) + sum(seen[key][-3:])))
+            records.append(
+                (key, 0, n, max(seen[key]), sum(seen[key]) + len(seen[key]), sum(recent[key]) + sum(seen[key][-3:]))
+            )
         return records, windows
 
 
@@ -262,27 +275,44 @@ class Pairs(SimulatedJob):
         self._left = [(key, number, 2 * number) for key, number in both if rng.random() < 0.9]
         self._right = [(number, key, 3 * number) for key, number in both if rng.random() < 0.9]
         rng.shuffle(self._right)
-        self._sources = (_rows_source(self._left, "key string, id long, l long", rng.randint(1, 3)),
-                         _rows_source(self._right, "id long, name string, r long", rng.randint(1, 3)))
+        self._sources = (
+            _rows_source(self._left, "key string, id long, l long", rng.randint(1, 3)),
+            _rows_source(self._right, "id long, name string, r long", rng.randint(1, 3)),
+        )
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
         left = pipeline.source("left", site.source(self._sources[0]), parallelism=site.parallelism("left"))
         right = pipeline.source("right", site.source(self._sources[1]), parallelism=site.parallelism("right"))
-        (left.key_by("key").connect(right.key_by("name"))
-            .process("pair", _Pair(site.trip), returns="key string, id long, l long, r long",
-                     parallelism=site.parallelism("pair"))
-            .to("out", site.sink(), parallelism=site.parallelism("out")))
+        (
+            left.key_by("key")
+            .connect(right.key_by("name"))
+            .process(
+                "pair", _Pair(site.trip), returns="key string, id long, l long, r long", parallelism=site.parallelism("pair")
+            )
+            .to("out", site.sink(), parallelism=site.parallelism("out"))
+        )
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         rights = {number: r for number, _, r in self._right}
         lefts = {number for _, number, _ in self._left}
-        expect_rows("pairs", rows("out"),
-                    [(key, number, left, rights[number]) for key, number, left in self._left if number in rights],
-                    exact=exact)
-        expect_rows("halves of the left", [item for _, held in state_of("pair", "lefts") for item in held],
-                    lefts - rights.keys(), exact=exact)
-        expect_rows("halves of the right", [item for _, held in state_of("pair", "rights") for item in held],
-                    rights.keys() - lefts, exact=exact)
+        expect_rows(
+            "pairs",
+            rows("out"),
+            [(key, number, left, rights[number]) for key, number, left in self._left if number in rights],
+            exact=exact,
+        )
+        expect_rows(
+            "halves of the left",
+            [item for _, held in state_of("pair", "lefts") for item in held],
+            lefts - rights.keys(),
+            exact=exact,
+        )
+        expect_rows(
+            "halves of the right",
+            [item for _, held in state_of("pair", "rights") for item in held],
+            rights.keys() - lefts,
+            exact=exact,
+        )
 
 
 # -------------------------------------------------------------------------------------------------------- rules
@@ -315,15 +345,24 @@ class Rules(SimulatedJob):
         keys = _keys_of_splits(rng, count, splits=splits, keys=rng.choice((rng.randint(1, 9), 30)))
         self._rows = [(key, number) for number, key in enumerate(keys)]
         self._rules = [(number, 10 ** (number % 12) + number) for number in range(rng.randint(3, 20))]
-        self._sources = (_rows_source(self._rows, "key long, n long", splits),
-                         _rows_source(self._rules, "rule long, value long"))
+        self._sources = (
+            _rows_source(self._rows, "key long, n long", splits),
+            _rows_source(self._rules, "rule long, value long"),
+        )
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
         events = pipeline.source("events", site.source(self._sources[0]), parallelism=site.parallelism("events"))
         rules = pipeline.source("rules", site.source(self._sources[1]), parallelism=site.parallelism("rules"))
-        applied = events.key_by("key").connect(rules.broadcast()).process(
-            "apply", _Rules(site.trip), returns="key long, n long, count long, rules long, value long",
-            parallelism=site.parallelism("apply"))
+        applied = (
+            events.key_by("key")
+            .connect(rules.broadcast())
+            .process(
+                "apply",
+                _Rules(site.trip),
+                returns="key long, n long, count long, rules long, value long",
+                parallelism=site.parallelism("apply"),
+            )
+        )
         applied.to("out", site.sink(), parallelism=site.parallelism("apply"))
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
@@ -343,8 +382,9 @@ class Rules(SimulatedJob):
             assert value == first, f"key {key} saw rules worth {value}, not the first {rules} of them, {first}"
             assert rules >= latest.get(key, 0) or not exact, f"key {key} saw {latest[key]} rules and then {rules}"
             latest[key] = rules
-        expect_rows("the rules in the state", [(rule["key"], rule["value"]) for rule in state_of("apply", "rules")],
-                    self._rules)
+        expect_rows(
+            "the rules in the state", [(rule["key"], rule["value"]) for rule in state_of("apply", "rules")], self._rules
+        )
 
 
 # -------------------------------------------------------------------------------------------------------- hands
@@ -394,10 +434,12 @@ class Hands(SimulatedJob):
         self._source = _rows_source(self._rows, "id long, lane long", rng.randint(1, 4))
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
-        (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
+        (
+            pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
             .rebalance()
             .process("deal", _Deal(site.trip, exact=site.exact), returns="id long", parallelism=site.parallelism("deal"))
-            .to("out", site.sink(), parallelism=site.parallelism("out")))
+            .to("out", site.sink(), parallelism=site.parallelism("out"))
+        )
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         held = state_of("deal", "waiting")
@@ -407,8 +449,12 @@ class Hands(SimulatedJob):
             counts[entry["item"]["lane"]] += entry["item"]["n"]
         expect_rows("lanes", counts.elements(), [lane for _, lane in self._rows], exact=exact)
         # Every subtask has written all that it was given at the last restore: copies, told by their ids.
-        expect_rows("marks", {entry["id"]: entry["item"] for entry in state_of("deal", "marks")}.values(),
-                    [number for number, _ in self._rows if number % 8 == 0], exact=exact)
+        expect_rows(
+            "marks",
+            {entry["id"]: entry["item"] for entry in state_of("deal", "marks")}.values(),
+            [number for number, _ in self._rows if number % 8 == 0],
+            exact=exact,
+        )
 
 
 # -------------------------------------------------------------------------------------------------------- sides
@@ -431,8 +477,9 @@ def _doubled(row: Any) -> list[Row]:
 
 
 def _upper(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.record_batch([batch.column(0), pa.array([text.upper() for text in batch.column(1).to_pylist()])],
-                           schema=batch.schema)
+    return pa.record_batch(
+        [batch.column(0), pa.array([text.upper() for text in batch.column(1).to_pylist()])], schema=batch.schema
+    )
 
 
 class Sides(SimulatedJob):
@@ -443,19 +490,27 @@ class Sides(SimulatedJob):
     def __init__(self, rng: Random) -> None:
         count = rng.randint(15, 50)
         self._rows = [(number,) for number in range(2 * count)]
-        self._sources = (_rows_source(self._rows[:count], "n long", rng.randint(1, 3)),
-                         _rows_source(self._rows[count:], "n long", rng.randint(1, 3)))
+        self._sources = (
+            _rows_source(self._rows[:count], "n long", rng.randint(1, 3)),
+            _rows_source(self._rows[count:], "n long", rng.randint(1, 3)),
+        )
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
         one = pipeline.source("one", site.source(self._sources[0]), parallelism=site.parallelism("one"))
         two = pipeline.source("two", site.source(self._sources[1]), parallelism=site.parallelism("two"))
-        sorted_out = (one.union(two.flat_map(_doubled, returns="n long"))
-                      .process("sort", _Sort(site.trip), returns="n long", parallelism=site.parallelism("sort"),
-                               side_outputs={"thirds": "n long, word string"}))
+        sorted_out = one.union(two.flat_map(_doubled, returns="n long")).process(
+            "sort",
+            _Sort(site.trip),
+            returns="n long",
+            parallelism=site.parallelism("sort"),
+            side_outputs={"thirds": "n long, word string"},
+        )
         sorted_out.map(lambda row: (row.n, -row.n), returns="n long, minus long").to(
-            "rest", site.sink(), parallelism=site.parallelism("rest"))
+            "rest", site.sink(), parallelism=site.parallelism("rest")
+        )
         sorted_out.side_output("thirds").rebalance().map_batches(
-            _upper, returns="n long, word string", parallelism=site.parallelism("upper")).to("thirds", site.sink())
+            _upper, returns="n long, word string", parallelism=site.parallelism("upper")
+        ).to("thirds", site.sink())
         sorted_out.to("seen", CollectSink())
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
@@ -465,8 +520,9 @@ class Sides(SimulatedJob):
 
     def check_delivered(self, delivered: Mapping[str, list[str]], *, exact: bool) -> None:
         expected = [n for n in self._numbers() if n % 3]
-        expect_rows("seen by the driver", [row[0] for row in delivered_rows(delivered.get("seen", []))], expected,
-                    exact=exact)
+        expect_rows(
+            "seen by the driver", [row[0] for row in delivered_rows(delivered.get("seen", []))], expected, exact=exact
+        )
 
     def _numbers(self) -> list[int]:
         half = len(self._rows) // 2

@@ -15,7 +15,7 @@ from tidegate.testing.simulation.faults import Trip
 from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf, expect_rows
 from tidegate.types import parse_schema
 
-LONG = 40       # laps of one record that goes round when everything else has ended
+LONG = 40  # laps of one record that goes round when everything else has ended
 
 
 def _rows_source(rows: list[Row], ddl: str, splits: int) -> RowsSource:
@@ -51,20 +51,28 @@ class Retries(SimulatedJob):
     def __init__(self, rng: Random) -> None:
         keys = rng.randint(1, 8)
         count = rng.randint(10, 30)
-        self._rows: list[Row] = [(number, rng.randrange(keys), rng.choice((1, 1, 2, 3, 7)) if number < count - 1 else
-                                  LONG, 0) for number in range(count)]
+        self._rows: list[Row] = [
+            (number, rng.randrange(keys), rng.choice((1, 1, 2, 3, 7)) if number < count - 1 else LONG, 0)
+            for number in range(count)
+        ]
         self._source = _rows_source(self._rows, "id long, key long, needs long, tried long", rng.randint(1, 3))
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
         def body(stream: Stream) -> tuple[Stream, Stream]:
             tried = stream.key_by("key").process(
-                "try", _Try(site.trip), returns="id long, key long, needs long, tried long",
-                side_outputs={"done": "id long, key long, tries long"}, parallelism=site.parallelism("try"))
+                "try",
+                _Try(site.trip),
+                returns="id long, key long, needs long, tried long",
+                side_outputs={"done": "id long, key long, tries long"},
+                parallelism=site.parallelism("try"),
+            )
             return tried, tried.side_output("done")
 
-        (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
+        (
+            pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
             .iterate("retry", body, parallelism=site.parallelism("retry"))
-            .to("out", site.sink(), parallelism=site.parallelism("out")))
+            .to("out", site.sink(), parallelism=site.parallelism("out"))
+        )
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         expect_rows("what was done", rows("out"), [(id, key, needs) for id, key, needs, _ in self._rows], exact=exact)
@@ -118,21 +126,34 @@ class Components(SimulatedJob):
         edges = [(rng.randrange(nodes), rng.randrange(nodes)) for _ in range(rng.randint(3, 9))]
         self._edges: list[Row] = [way for one, other in edges for way in ((one, other), (other, one))]
         self._hints: list[Row] = [(node, node) for node in sorted({one for one, _ in self._edges})[:3]]
-        self._sources = (_rows_source(self._hints, "node long, label long", 1),
-                         _rows_source(self._edges, "node long, other long", rng.randint(1, 3)))
+        self._sources = (
+            _rows_source(self._hints, "node long, label long", 1),
+            _rows_source(self._edges, "node long, other long", rng.randint(1, 3)),
+        )
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
         hints = pipeline.source("hints", site.source(self._sources[0]), parallelism=site.parallelism("hints"))
         edges = pipeline.source("edges", site.source(self._sources[1]), parallelism=site.parallelism("edges"))
 
         def body(labels: Stream) -> tuple[Stream, Stream]:
-            heard = labels.key_by("node").connect(edges.key_by("node")).process(
-                "label", _Label(site.trip), returns="node long, label long",
-                side_outputs={"labels": "node long, label long"}, parallelism=site.parallelism("label"))
+            heard = (
+                labels.key_by("node")
+                .connect(edges.key_by("node"))
+                .process(
+                    "label",
+                    _Label(site.trip),
+                    returns="node long, label long",
+                    side_outputs={"labels": "node long, label long"},
+                    parallelism=site.parallelism("label"),
+                )
+            )
             return heard, heard.side_output("labels")
 
-        (hints.iterate("spread", body, parallelism=site.parallelism("spread"))
-            .key_by("node").to("out", site.sink(), parallelism=site.parallelism("out")))
+        (
+            hints.iterate("spread", body, parallelism=site.parallelism("spread"))
+            .key_by("node")
+            .to("out", site.sink(), parallelism=site.parallelism("out"))
+        )
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         least = {node: node for row in self._edges for node in row}
@@ -211,30 +232,40 @@ class NestedLoops(SimulatedJob):
 
     def __init__(self, rng: Random) -> None:
         count = rng.randint(4, 14)
-        self._rows: list[Row] = [(rng.randrange(5), 5 + number * 3, number, rng.randrange(3),
-                                  number % 3 if number < count - 1 else LONG) for number in range(count)]
+        self._rows: list[Row] = [
+            (rng.randrange(5), 5 + number * 3, number, rng.randrange(3), number % 3 if number < count - 1 else LONG)
+            for number in range(count)
+        ]
         self._source = _rows_source(self._rows, self._ddl, rng.randint(1, 2))
         self._rebalanced = rng.random() < 0.5
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
         def turn(stream: Stream, turns: str) -> tuple[Stream, Stream]:
             turned = stream.key_by("key").process(
-                f"{turns} lap", _Lap(site.trip, turns=turns), returns=self._ddl, side_outputs={"out": self._ddl},
-                parallelism=site.parallelism(f"{turns} lap"))
+                f"{turns} lap",
+                _Lap(site.trip, turns=turns),
+                returns=self._ddl,
+                side_outputs={"out": self._ddl},
+                parallelism=site.parallelism(f"{turns} lap"),
+            )
             return turned, turned.side_output("out")
 
         def outer(stream: Stream) -> tuple[Stream, Stream]:
             spread = (stream.rebalance() if self._rebalanced else stream).process(
-                "spread", _Spread(site.trip), returns=self._ddl)
-            return turn(spread.iterate("inner", lambda inside: turn(inside, "inner"),
-                                       parallelism=site.parallelism("inner")), "outer")
+                "spread", _Spread(site.trip), returns=self._ddl
+            )
+            return turn(
+                spread.iterate("inner", lambda inside: turn(inside, "inner"), parallelism=site.parallelism("inner")), "outer"
+            )
 
-        (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
+        (
+            pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
             .with_watermark("ts", 4)
             .iterate("outer", outer, parallelism=site.parallelism("outer"))
-            .key_by("key").process("sums", _Sums(), returns="key long, at long, n long",
-                                   parallelism=site.parallelism("sums"))
-            .to("out", site.sink(), parallelism=site.parallelism("out")))
+            .key_by("key")
+            .process("sums", _Sums(), returns="key long, at long, n long", parallelism=site.parallelism("sums"))
+            .to("out", site.sink(), parallelism=site.parallelism("out"))
+        )
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         windows: Counter[tuple[int, int]] = Counter()
@@ -299,14 +330,20 @@ class Bills(SimulatedJob):
     def build(self, pipeline: Pipeline, site: Site) -> None:
         def body(stream: Stream) -> tuple[Stream, Stream]:
             billed = stream.key_by("key").process(
-                "bill", _Bill(site.trip), returns=self._ddl, side_outputs={"paid": "key long, at long, n long"},
-                parallelism=site.parallelism("bill"))
+                "bill",
+                _Bill(site.trip),
+                returns=self._ddl,
+                side_outputs={"paid": "key long, at long, n long"},
+                parallelism=site.parallelism("bill"),
+            )
             return billed, billed.side_output("paid")
 
-        (pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
+        (
+            pipeline.source("in", site.source(self._source), parallelism=site.parallelism("in"))
             .with_watermark("ts", 4)
             .iterate("dun", body, parallelism=site.parallelism("dun"))
-            .to("out", site.sink(), parallelism=site.parallelism("out")))
+            .to("out", site.sink(), parallelism=site.parallelism("out"))
+        )
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         windows: Counter[tuple[int, int]] = Counter()

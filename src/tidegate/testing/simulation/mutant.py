@@ -1,7 +1,7 @@
 """What a mutant is: an engine that breaks one rule, as somebody did before (FAULTS.md). The simulation must notice.
 
-    with MUTANTS["no alignment"].applied():
-        Simulation(seed).run()          # raises SimulationFailed, for one of the first seeds
+with MUTANTS["no alignment"].applied():
+    Simulation(seed).run()          # raises SimulationFailed, for one of the first seeds
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Mutant:
     rates: FaultRates | None = None
     job: str | None = None
     modes: tuple[str, ...] = ("exactly_once",)
-    interruptions: tuple[Interruption, ...] = ()        # in place of those that are drawn
+    interruptions: tuple[Interruption, ...] = ()  # in place of those that are drawn
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -34,8 +34,9 @@ NOTICE_US = 2_000
 class Channel:
     """Both ends of one channel between two slots."""
 
-    def __init__(self, world: World, channel: ChannelId, *, max_elements: int,
-                 on_marker: Callable[[SlotProcess], None]) -> None:
+    def __init__(
+        self, world: World, channel: ChannelId, *, max_elements: int, on_marker: Callable[[SlotProcess], None]
+    ) -> None:
         self.channel = channel
         self.blocked = False
         self.schema: pa.Schema | None = None
@@ -46,9 +47,9 @@ class Channel:
         self._on_marker = on_marker
         self._wire: deque[tuple[int, Element]] = deque()
         self._arrived: deque[Element] = deque()
-        self._markers: deque[Marker] = deque()      # those that have arrived
+        self._markers: deque[Marker] = deque()  # those that have arrived
         self._hurried = False
-        self._stalled = False                       # something has been due and was left on the wire
+        self._stalled = False  # something has been due and was left on the wire
         self._last_us = 0
         self._ended = False
         self._cut = False
@@ -168,15 +169,21 @@ class Wiring:
 
     def channel(self, channel: ChannelId) -> Channel:
         if channel not in self._channels:
-            self._channels[channel] = Channel(self._world, channel, max_elements=self._max_elements,
-                                              on_marker=self._on_marker)
+            self._channels[channel] = Channel(
+                self._world, channel, max_elements=self._max_elements, on_marker=self._on_marker
+            )
         return self._channels[channel]
 
     def between_slots(self) -> list[Channel]:
         """Those with two ends alive."""
-        return [channel for _, channel in sorted(self._channels.items())
-                if channel.upstream is not None and channel.upstream.alive
-                and channel.downstream is not None and channel.downstream.alive]
+        return [
+            channel
+            for _, channel in sorted(self._channels.items())
+            if channel.upstream is not None
+            and channel.upstream.alive
+            and channel.downstream is not None
+            and channel.downstream.alive
+        ]
 
     def cut(self, channel: Channel, reason: str) -> None:
         """Both ends hear of it."""
@@ -204,8 +211,9 @@ class SlotNetwork:
         self._wiring = wiring
         self._slot = slot
 
-    def connect(self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]],
-                incoming: Mapping[ChannelId, pa.Schema]) -> None:
+    def connect(
+        self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]], incoming: Mapping[ChannelId, pa.Schema]
+    ) -> None:
         for channel_id, ((_, port), schema) in outgoing.items():
             self._reach(port)
             channel = self._wiring.channel(channel_id)

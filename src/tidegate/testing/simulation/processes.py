@@ -29,19 +29,28 @@ TURN_US = 120
 IDLE_TURN_US = 400
 TICK_US = 2_000
 BOOT_US = 3_000
-STAGE_ABORTED_US = 60_000       # how long Spark takes to notice that one of the tasks is gone
+STAGE_ABORTED_US = 60_000  # how long Spark takes to notice that one of the tasks is gone
 CANCELLED_US = 20_000
 
 # Messages that may get lost without any harm (row 6): the epoch isn't completed, or the next one makes up for it. The
 # loss of any other one is the loss of its link.
 MISSED = frozenset({"Trigger", "Acknowledge", "Decline", "Abort", "Complete", "Committed", "Heartbeat"})
 # Those that may come twice. A link doesn't repeat what it carries; a peer that isn't sure may.
-REPEATABLE = frozenset({"Trigger", "EndInput", "Acknowledge", "Decline", "Abort", "Complete", "InputEnded", "Heartbeat",
-                        "Committed", "Done"})
+REPEATABLE = frozenset(
+    {"Trigger", "EndInput", "Acknowledge", "Decline", "Abort", "Complete", "InputEnded", "Heartbeat", "Committed", "Done"}
+)
 
 # What may be reported as the cause of a failure. Anything else is a bug: above all a failed assertion.
-KNOWN_FAILURES = ("ProtocolError", "StoreError", "NotFound", "AlreadyExists", "CorruptFile", "CommitError",
-                  "HandshakeError", "FencedOff")
+KNOWN_FAILURES = (
+    "ProtocolError",
+    "StoreError",
+    "NotFound",
+    "AlreadyExists",
+    "CorruptFile",
+    "CommitError",
+    "HandshakeError",
+    "FencedOff",
+)
 
 
 class Surroundings(Protocol):
@@ -67,7 +76,7 @@ class _Process:
         self.alive = True
         self.crashed = False
         self.frozen_until_us = 0
-        self.astray: str | None = None      # what is to happen to the next message: it is "lost" or "doubled"
+        self.astray: str | None = None  # what is to happen to the next message: it is "lost" or "doubled"
         self._surroundings = surroundings
         self._world = surroundings.world
         self._wake_us: int | None = None
@@ -116,8 +125,17 @@ class _Process:
 
 
 class SlotProcess(_Process):
-    def __init__(self, surroundings: Surroundings, *, index: int, attempt: int, settings: JobSettings, wiring: Wiring,
-                 master: MasterProcess, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        *,
+        index: int,
+        attempt: int,
+        settings: JobSettings,
+        wiring: Wiring,
+        master: MasterProcess,
+        on_end: Callable[[], None],
+    ) -> None:
         super().__init__(surroundings, f"slot {index} of attempt {attempt}")
         self.index = index
         self.attempt = attempt
@@ -128,8 +146,13 @@ class SlotProcess(_Process):
         self._inbox: deque[str | None] = deque()
         self._lost_channels: deque[str] = deque()
         self._restoring: Coroutine | None = None
-        world = SlotWorld(network=SlotNetwork(wiring, self), store=surroundings.store_for(self),
-                          clock=self._world.clock, background=self.background, tell=self._tell)
+        world = SlotWorld(
+            network=SlotNetwork(wiring, self),
+            store=surroundings.store_for(self),
+            clock=self._world.clock,
+            background=self.background,
+            tell=self._tell,
+        )
         self.slot = Slot(index, plan=master.plan, settings=settings, attempt=attempt, world=world)
         self._world.after(self._world.delay_us("boot", BOOT_US), self._boot)
 
@@ -231,9 +254,11 @@ class SlotProcess(_Process):
         if isinstance(message, Failed):
             self._world.tell(f"{self.name}: failed: {message.message.splitlines()[0]}")
             if not message.message.startswith(KNOWN_FAILURES) and not any(
-                    theirs in message.message for theirs in ("SimulatedFailure", "CommitError")):
-                self._world.violate(f"{self.name} failed with something that isn't a failure of the world: "
-                                    f"{message.message}")
+                theirs in message.message for theirs in ("SimulatedFailure", "CommitError")
+            ):
+                self._world.violate(
+                    f"{self.name} failed with something that isn't a failure of the world: {message.message}"
+                )
         self.link.up.send(message)
 
     # Its end.
@@ -269,14 +294,24 @@ class SlotProcess(_Process):
 class SimulatedDeployment:
     """`runtime.master.Deployment`. As on Spark, a stage that is over may leave processes behind."""
 
-    def __init__(self, surroundings: Surroundings, *, attempt: int, settings: JobSettings, slots: int,
-                 master: MasterProcess) -> None:
+    def __init__(
+        self, surroundings: Surroundings, *, attempt: int, settings: JobSettings, slots: int, master: MasterProcess
+    ) -> None:
         self.wiring = surroundings.new_wiring()
         self._world = surroundings.world
         self._over_us: int | None = None
         self.wiring.slots.extend(
-            SlotProcess(surroundings, index=index, attempt=attempt, settings=settings, wiring=self.wiring,
-                        master=master, on_end=self._one_ended) for index in range(slots))
+            SlotProcess(
+                surroundings,
+                index=index,
+                attempt=attempt,
+                settings=settings,
+                wiring=self.wiring,
+                master=master,
+                on_end=self._one_ended,
+            )
+            for index in range(slots)
+        )
 
     @property
     def slots(self) -> list[SlotProcess]:
@@ -308,8 +343,9 @@ class _Deployer:
     master: MasterProcess
 
     def deploy(self, attempt: int) -> SimulatedDeployment:
-        deployment = SimulatedDeployment(self.surroundings, attempt=attempt, settings=self.settings, slots=self.slots,
-                                         master=self.master)
+        deployment = SimulatedDeployment(
+            self.surroundings, attempt=attempt, settings=self.settings, slots=self.slots, master=self.master
+        )
         self.master.deployments.append(deployment)
         return deployment
 
@@ -317,17 +353,25 @@ class _Deployer:
 class MasterProcess(_Process):
     """A driver. It ends when its master has come to a terminal status."""
 
-    def __init__(self, surroundings: Surroundings, *, number: int, settings: JobSettings, plan: Plan,
-                 on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, surroundings: Surroundings, *, number: int, settings: JobSettings, plan: Plan, on_end: Callable[[], None]
+    ) -> None:
         super().__init__(surroundings, f"master {number}")
-        self.plan = plan        # the slots share it: an operator has its own copy of what it changes
+        self.plan = plan  # the slots share it: an operator has its own copy of what it changes
         self.copies = SimulatedBackground(self._world, surroundings.coroutines, self)
         self.deployments: list[SimulatedDeployment] = []
         self.links = MasterLinks(self._world, surroundings.announced)
         catalog = SnapshotCatalog(surroundings.store_for(self), claimant=self.name)
         self.master = Master(
-            plan=plan, settings=settings, catalog=catalog, links=self.links, clock=self._world.clock,
-            background=self.background, copies=self.copies, deployer=_Deployer(surroundings, settings, plan.slots, self))
+            plan=plan,
+            settings=settings,
+            catalog=catalog,
+            links=self.links,
+            clock=self._world.clock,
+            background=self.background,
+            copies=self.copies,
+            deployer=_Deployer(surroundings, settings, plan.slots, self),
+        )
         self._on_end = on_end
         self._inbox: deque[tuple[ControlLink, str | None]] = deque()
         self._requests: deque[Callable[[Master], None]] = deque()
@@ -365,7 +409,7 @@ class MasterProcess(_Process):
     def _take_message(self) -> None:
         link, wire = self._inbox.popleft()
         if not self.links.knows(link):
-            return      # of an attempt that is over: refused
+            return  # of an attempt that is over: refused
         if wire is None:
             self.links.forget(link)
             self._world.tell(f"{self.name}: {link.slot.name} is lost")

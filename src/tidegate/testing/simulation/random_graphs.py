@@ -85,19 +85,26 @@ class _Drawing:
         for kind in plan:
             made = self._loop(reach, (), depth=0) if kind == "loop" else self._step(reach, (), inside=False)
             self.graph.steps += made
-            reach += [stream for step in made for stream in step.outputs[-1 if isinstance(step, Loop) else 0:]
-                      if stream not in reach]
+            reach += [
+                stream
+                for step in made
+                for stream in step.outputs[-1 if isinstance(step, Loop) else 0 :]
+                if stream not in reach
+            ]
         self._close([stream for stream in reach if stream not in self._taken])
 
     def _origin(self) -> None:
         rng, splits = self._rng, self._rng.randint(1, 3)
         keys = max(splits, rng.randint(1, 6))
-        rows = tuple(Record(number, rng.randrange(number % splits, keys, splits), rng.randrange(50))
-                     for number in range(rng.randint(4, 14)))
+        rows = tuple(
+            Record(number, rng.randrange(number % splits, keys, splits), rng.randrange(50))
+            for number in range(rng.randint(4, 14))
+        )
         stream = next(self._numbers)
         self.graph.ordered.add(stream)
-        self.graph.origins.append(Origin(self._name("source"), stream, rows, RowsSource.of(
-            rows, parse_schema(steps.DDL), split_count=splits)))
+        self.graph.origins.append(
+            Origin(self._name("source"), stream, rows, RowsSource.of(rows, parse_schema(steps.DDL), split_count=splits))
+        )
 
     def _step(self, reach: list[int], outside: tuple[int, ...], *, inside: bool) -> list[Step]:
         """One more step on what can be reached; inside a loop on what the loop has, with others only beside it."""
@@ -150,23 +157,39 @@ class _Drawing:
     def _loop(self, reach: list[int], outside: tuple[int, ...], *, depth: int) -> list[Step]:
         """Records are told how many laps to make, and then make them."""
         rng, inner = self._rng, depth > 0
-        told = steps.Move(self._name("laps"), (self._take(reach),), (next(self._numbers),), rng.random() < 0.5,
-                          by=rng.randrange(3), laps=rng.randint(1, 2 if inner else MOST_LAPS), inner=inner)
+        told = steps.Move(
+            self._name("laps"),
+            (self._take(reach),),
+            (next(self._numbers),),
+            rng.random() < 0.5,
+            by=rng.randrange(3),
+            laps=rng.randint(1, 2 if inner else MOST_LAPS),
+            inner=inner,
+        )
         self._taken.update(told.outputs)
         name, inside = self._name("loop"), next(self._numbers)
         body: list[Step] = []
         reached, outside = [inside], (*outside, *reach)
         for kind in rng.choice((["step"], ["step"], ["step", "step"], ["loop"], ["step", "loop"])):
-            last = reached[-1:]     # inside a loop one thing follows the other, so that nothing is left over
-            made = (self._loop(last, outside, depth=depth + 1) if kind == "loop" and not inner
-                    else self._step(last, outside, inside=True))
+            last = reached[-1:]  # inside a loop one thing follows the other, so that nothing is left over
+            made = (
+                self._loop(last, outside, depth=depth + 1)
+                if kind == "loop" and not inner
+                else self._step(last, outside, inside=True)
+            )
             body += made
             reached.append(made[-1].outputs[-1])
         feedback, leaving = next(self._numbers), next(self._numbers)
-        body.append(steps.Part(self._name("turn"), (reached[-1],), (feedback, leaving), rng.random() < 0.5,
-                               turns="inner" if inner else "outer"))
-        return [told, Loop(name, told.outputs, (inside, leaving), rng.random() < 0.7, body=tuple(body),
-                           feedback=feedback)]
+        body.append(
+            steps.Part(
+                self._name("turn"),
+                (reached[-1],),
+                (feedback, leaving),
+                rng.random() < 0.5,
+                turns="inner" if inner else "outer",
+            )
+        )
+        return [told, Loop(name, told.outputs, (inside, leaving), rng.random() < 0.7, body=tuple(body), feedback=feedback)]
 
     def _close(self, left: list[int]) -> None:
         """Sinks for what nobody has taken: one each, or one for several."""
@@ -176,8 +199,9 @@ class _Drawing:
             size = rng.choice((1, 1, 2))
             streams, left = tuple(left[:size]), left[size:]
             by_key = rng.random() < 0.6
-            self.graph.sinks.append(Sink(self._name("sink"), streams, by_key, len(streams) == 1 and by_key
-                                         and streams[0] in self.graph.ordered))
+            self.graph.sinks.append(
+                Sink(self._name("sink"), streams, by_key, len(streams) == 1 and by_key and streams[0] in self.graph.ordered)
+            )
 
     def _take(self, reach: list[int]) -> int:
         """The latest ones, as a rule: graphs are to be deep."""
@@ -238,14 +262,16 @@ class RandomGraph(SimulatedJob):
         built = Built(pipeline, site)
         for origin in self.graph.origins:
             built.streams[origin.stream] = pipeline.source(
-                origin.name, site.source(origin.source), parallelism=site.parallelism(origin.name))
+                origin.name, site.source(origin.source), parallelism=site.parallelism(origin.name)
+            )
         for step in self.graph.steps:
             step.build(built)
         for sink in self.graph.sinks:
             first, *others = (built.streams[stream] for stream in sink.streams)
             stream = first.union(*others) if others else first
             (stream.key_by("key") if sink.by_key else stream).to(
-                sink.name, site.sink(), parallelism=site.parallelism(sink.name))
+                sink.name, site.sink(), parallelism=site.parallelism(sink.name)
+            )
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         written, memory = interpreted(self.graph)

@@ -38,10 +38,10 @@ from tidegate.testing.simulation.world import MONOTONIC_START_US, Violation, Wor
 
 LONGEST_US = 200_000_000
 MOST_EVENTS = 100_000
-SNAPSHOT_AFTER_HEALING_US = 20_000_000      # the promise is 60 s, but time-outs here are shorter than by default
+SNAPSHOT_AFTER_HEALING_US = 20_000_000  # the promise is 60 s, but time-outs here are shorter than by default
 DRIVER_RESTART_US = 10_000
-QUIET, BUSY = 0.7, 0.3      # how often sources have nothing, the latter where records under way are what is tested
-SLOW_CHANNELS = 10.0        # so that much is under way, and many an alignment isn't through in time
+QUIET, BUSY = 0.7, 0.3  # how often sources have nothing, the latter where records under way are what is tested
+SLOW_CHANNELS = 10.0  # so that much is under way, and many an alignment isn't through in time
 MOST_SLOTS = 4
 
 
@@ -68,7 +68,7 @@ class Interruption:
     """The user ends the job after a while, and starts it again with another number of slots."""
 
     after_us: int
-    how: str                # "stop", "drain" or "cancel"
+    how: str  # "stop", "drain" or "cancel"
     then_slots: int
 
 
@@ -87,8 +87,9 @@ class Outcome:
 class Simulation:
     """`job`, `mode` and `rates` are drawn from the seed or the default unless given."""
 
-    def __init__(self, seed: int, *, job: str | None = None, mode: str | None = None,
-                 rates: FaultRates | None = None) -> None:
+    def __init__(
+        self, seed: int, *, job: str | None = None, mode: str | None = None, rates: FaultRates | None = None
+    ) -> None:
         self.seed = seed
         self.world = World(seed)
         self.coroutines = Coroutines()
@@ -100,8 +101,7 @@ class Simulation:
         self.exact = self.mode != "at_least_once"
         self.job: SimulatedJob = JOBS[job or drawn](rng)
         self.settings = _settings(rng, self.mode)
-        self.witness = Witness(self.world, self.shared.memory,
-                               keeps_in_flight=self.settings.snapshots.keeps_in_flight)
+        self.witness = Witness(self.world, self.shared.memory, keeps_in_flight=self.settings.snapshots.keeps_in_flight)
         self.channel_elements = rng.choice((1, 3, 16))
         self.interruptions = _interruptions(rng, self.job)
         self.masters: list[MasterProcess] = []
@@ -114,8 +114,8 @@ class Simulation:
         self.witness.external = self.external
         self._slots = rng.randint(1, self.job.most_slots)
         self._site = self._new_site(self._slots)
-        self._interruption: Interruption | None = None      # that is asked for and has not happened yet
-        self._starting = 0                                  # masters that are about to start
+        self._interruption: Interruption | None = None  # that is asked for and has not happened yet
+        self._starting = 0  # masters that are about to start
 
     # The run.
 
@@ -133,21 +133,29 @@ class Simulation:
             finally:
                 self._tear_down()
         return Outcome(
-            digest=self.world.trace.digest, event_count=self.world.event_count, faults=tuple(self.faults.struck),
-            simulated_ms=(self.world.now_us - MONOTONIC_START_US) // 1000, epochs=len(self.witness.announced),
-            attempts=self._attempts())
+            digest=self.world.trace.digest,
+            event_count=self.world.event_count,
+            faults=tuple(self.faults.struck),
+            simulated_ms=(self.world.now_us - MONOTONIC_START_US) // 1000,
+            epochs=len(self.witness.announced),
+            attempts=self._attempts(),
+        )
 
     def story(self, what: str) -> str:
         """What went wrong, in which run, after what."""
-        return "\n".join((
-            what,
-            f"seed {self.seed}, job {self.job.name!r}, mode {self.mode}, {self._slots} slots, {self.settings}",
-            f"interruptions: {self.interruptions}",
-            "faults:", *(f"  {fault}" for fault in self.faults.struck),
-            f"the last of {self.world.trace.count} lines:", *(f"  {line}" for line in self.world.trace.last_lines),
-            f"again: python -m tidegate.testing.simulation --seed {self.seed} "
-            f"--job {self.job.name!r} --mode {self.mode}",
-        ))
+        return "\n".join(
+            (
+                what,
+                f"seed {self.seed}, job {self.job.name!r}, mode {self.mode}, {self._slots} slots, {self.settings}",
+                f"interruptions: {self.interruptions}",
+                "faults:",
+                *(f"  {fault}" for fault in self.faults.struck),
+                f"the last of {self.world.trace.count} lines:",
+                *(f"  {line}" for line in self.world.trace.last_lines),
+                f"again: python -m tidegate.testing.simulation --seed {self.seed} "
+                f"--job {self.job.name!r} --mode {self.mode}",
+            )
+        )
 
     def _begin(self) -> None:
         self._start_master()
@@ -168,8 +176,12 @@ class Simulation:
             if world.event_count > MOST_EVENTS or world.now_us > MONOTONIC_START_US + LONGEST_US:
                 world.violate("the job doesn't come to its end")
             healed_us = self.faults.healed_us
-            if (healed_us is not None and not self.finished and world.now_us > healed_us + SNAPSHOT_AFTER_HEALING_US
-                    and (not self.witness.announced_us or self.witness.announced_us[-1] < healed_us)):
+            if (
+                healed_us is not None
+                and not self.finished
+                and world.now_us > healed_us + SNAPSHOT_AFTER_HEALING_US
+                and (not self.witness.announced_us or self.witness.announced_us[-1] < healed_us)
+            ):
                 world.violate("no snapshot was completed for long after everything was healed")
 
     def _check_end(self) -> None:
@@ -180,8 +192,7 @@ class Simulation:
         for order in self.savepoints:
             check_savepoint(order)
         check_outside(self.external, attempts=self._attempts())
-        self.job.check(self.external.rows, FinalState(manifest, self.shared.memory, self._rng),
-                       exact=self.exact)
+        self.job.check(self.external.rows, FinalState(manifest, self.shared.memory, self._rng), exact=self.exact)
         if len(self.masters) == 1:
             self.job.check_delivered(self.masters[0].master.delivered, exact=self.exact)
 
@@ -197,8 +208,9 @@ class Simulation:
     def _start_master(self) -> None:
         number, site = len(self.masters) + 1, self._site
         self.world.tell(f"master {number} starts with {site.slots} slots")
-        master = MasterProcess(self, number=number, settings=self.settings, plan=self._plan(site),
-                               on_end=lambda: self._master_ended(master))
+        master = MasterProcess(
+            self, number=number, settings=self.settings, plan=self._plan(site), on_end=lambda: self._master_ended(master)
+        )
         self.masters.append(master)
         self._ask_interruption()
 
@@ -216,7 +228,7 @@ class Simulation:
         if status is Status.FAILED:
             self._check_failure(master)
         if master is not self.masters[-1] or self._starting:
-            return      # a zombie
+            return  # a zombie
         if master.crashed or status is Status.FAILED:
             self._start_master_later()
         elif status is Status.FINISHED:
@@ -237,7 +249,7 @@ class Simulation:
         """A job that gives up says why, and there is a reason."""
         why = master.master.failures[-1].message
         if master.master.failures[-1].stopped and self._interruption is not None:
-            return      # it was restarting: the next driver is asked again
+            return  # it was restarting: the next driver is asked again
         fenced = why.startswith("FencedOff") and (len(self.masters) > 1 or self.faults.flipped)
         corrupt = why.startswith("CorruptFile") and self.faults.flipped
         # A store that fails at the very first access is taken for a wrong address, and told to the user at once.
@@ -273,16 +285,24 @@ class Simulation:
             self.masters[-1].request(lambda master: master.savepoint(order))
 
     def _new_site(self, slots: int) -> Site:
-        return Site(world=self.world, external=self.external, trip=self.trip, slots=slots, exact=self.exact,
-                    idle=BUSY if self.settings.snapshots.keeps_in_flight else QUIET, rng=self._rng)
+        return Site(
+            world=self.world,
+            external=self.external,
+            trip=self.trip,
+            slots=slots,
+            exact=self.exact,
+            idle=BUSY if self.settings.snapshots.keeps_in_flight else QUIET,
+            rng=self._rng,
+        )
 
     def _plan(self, site: Site) -> Plan:
         if site.plan is None:
             pipeline = Pipeline()
             self.job.build(pipeline, site)
             tuning = self.settings.tuning
-            site.plan = make_plan(pipeline.build(), slots=site.slots, key_group_count=tuning.key_group_count,
-                                  chaining=tuning.chaining)
+            site.plan = make_plan(
+                pipeline.build(), slots=site.slots, key_group_count=tuning.key_group_count, chaining=tuning.chaining
+            )
         return site.plan
 
     def _attempts(self) -> int:
@@ -291,8 +311,14 @@ class Simulation:
     # What processes and faults ask for.
 
     def store_for(self, process: SlotProcess | MasterProcess) -> Store:
-        return ProcessStore(self.shared, process, world=self.world, coroutines=self.coroutines, witness=self.witness,
-                            mishap=self.faults.mishap)
+        return ProcessStore(
+            self.shared,
+            process,
+            world=self.world,
+            coroutines=self.coroutines,
+            witness=self.witness,
+            mishap=self.faults.mishap,
+        )
 
     def note(self, occasion: str, process: SlotProcess | MasterProcess) -> None:
         self.faults.note(occasion, process)
@@ -304,8 +330,9 @@ class Simulation:
         return Wiring(self.world, max_elements=self.channel_elements, on_marker=lambda slot: self.note("marker", slot))
 
     def living_slots(self) -> list[SlotProcess]:
-        return [slot for master in self.masters for deployment in master.deployments for slot in deployment.slots
-                if slot.alive]
+        return [
+            slot for master in self.masters for deployment in master.deployments for slot in deployment.slots if slot.alive
+        ]
 
     def living_wirings(self) -> list[Wiring]:
         return [deployment.wiring for master in self.masters for deployment in master.deployments[-1:]]
@@ -323,20 +350,33 @@ class Simulation:
 
 def _settings(rng: Random, mode: str) -> JobSettings:
     snapshots: dict[str, Any] = dict(
-        every=rng.choice((3, 6, 15)), min_pause=rng.choice((0, 0, 4)), timeout=rng.choice((30, 100, 1000)),
-        tolerable_failures=rng.choice((0, 2, 5, 9)), retain=rng.randint(1, 3))
+        every=rng.choice((3, 6, 15)),
+        min_pause=rng.choice((0, 0, 4)),
+        timeout=rng.choice((30, 100, 1000)),
+        tolerable_failures=rng.choice((0, 2, 5, 9)),
+        retain=rng.randint(1, 3),
+    )
     return JobSettings(
         name="simulated",
         snapshots=Snapshots(to="memory://simulation", **(snapshots | MODES[mode](rng))),
         restart=FixedDelay(attempts=1000, delay_ms=rng.choice((0, 5, 40))),
         tuning=Tuning(
-            max_batch_rows=rng.randint(1, 7), linger_ms=rng.randrange(3), key_group_count=rng.randint(MOST_SLOTS, 16),
-            chaining=rng.random() < 0.7, heartbeat_ms=20, heartbeat_timeout_ms=150, deploy_timeout_ms=1000,
-            loop_memory_bytes=rng.choice((0, 200, 1 << 20))))
+            max_batch_rows=rng.randint(1, 7),
+            linger_ms=rng.randrange(3),
+            key_group_count=rng.randint(MOST_SLOTS, 16),
+            chaining=rng.random() < 0.7,
+            heartbeat_ms=20,
+            heartbeat_timeout_ms=150,
+            deploy_timeout_ms=1000,
+            loop_memory_bytes=rng.choice((0, 200, 1 << 20)),
+        ),
+    )
 
 
 def _interruptions(rng: Random, job: SimulatedJob) -> list[Interruption]:
     count = rng.choice((0, 0, 0, 1, 1, 2))
     ways = ("stop", "stop", "drain", "cancel") if job.can_drain else ("stop", "stop", "cancel")
-    return [Interruption(int(rng.randrange(10_000, 150_000) * job.span), rng.choice(ways), rng.randint(1, job.most_slots))
-            for _ in range(count)]
+    return [
+        Interruption(int(rng.randrange(10_000, 150_000) * job.span), rng.choice(ways), rng.randint(1, job.most_slots))
+        for _ in range(count)
+    ]

@@ -31,7 +31,7 @@ class PacedSource(Source):
     rows: RowsSource
     world: World
     trip: Trip
-    idle: float             # the share of polls that find nothing
+    idle: float  # the share of polls that find nothing
 
     @property
     def schema(self) -> pa.Schema:
@@ -74,11 +74,11 @@ class Site:
     external: External
     trip: Trip
     slots: int
-    exact: bool              # every record counts once, also after a rollback
-    idle: float              # how often a source has nothing when it is asked
+    exact: bool  # every record counts once, also after a rollback
+    idle: float  # how often a source has nothing when it is asked
     rng: Random
     drawn: dict[str, int | None] = field(default_factory=dict)
-    plan: Plan | None = None        # of the job in this layout: it is built once, for all masters and slots
+    plan: Plan | None = None  # of the job in this layout: it is built once, for all masters and slots
 
     def parallelism(self, operator: str) -> int | None:
         """Drawn once per layout; None (as many as slots) as a rule."""
@@ -97,8 +97,8 @@ class SimulatedJob(ABC):
     """A dataflow, and what is to be true at its end."""
 
     name: str
-    can_drain = True         # False where the end of event time changes the output
-    span = 1.0               # how long a run is, compared with others: so much sooner and less goes wrong
+    can_drain = True  # False where the end of event time changes the output
+    span = 1.0  # how long a run is, compared with others: so much sooner and less goes wrong
     most_slots = 4
 
     @abstractmethod
@@ -119,8 +119,9 @@ def expect_rows(what: str, got: Iterable[Any], expected: Iterable[Any], *, exact
     """As multisets. Where not `exact`, there may be more than expected."""
     found, wanted = Counter(got), Counter(expected)
     lost, surplus = wanted - found, found - wanted if exact else Counter()
-    assert not lost and not surplus, (f"{what}: {lost.total()} lost ({_some(lost)}), {surplus.total()} too many "
-                                      f"({_some(surplus)}), of {wanted.total()}")
+    assert not lost and not surplus, (
+        f"{what}: {lost.total()} lost ({_some(lost)}), {surplus.total()} too many ({_some(surplus)}), of {wanted.total()}"
+    )
 
 
 def expect_order(what: str, rows: Iterable[Row], expected: Iterable[Row], key: Callable[[Row], Any]) -> None:

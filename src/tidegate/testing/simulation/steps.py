@@ -24,7 +24,7 @@ from tidegate.testing.simulation.faults import Trip
 from tidegate.testing.simulation.site import Row, Site, StateOf, expect_rows
 
 DDL = "id long, key long, n long, outer long, inner long"
-COPY = 1_000            # added to the id of what a step makes out of a record
+COPY = 1_000  # added to the id of what a step makes out of a record
 
 
 class Record(NamedTuple):
@@ -88,7 +88,8 @@ class Move(Step):
 
     def build(self, built: Built) -> None:
         built.streams[self.outputs[0]] = built.streams[self.inputs[0]].map(
-            lambda row: self._moved(Record(*row)), returns=DDL, name=self.name, parallelism=self._parallelism(built))
+            lambda row: self._moved(Record(*row)), returns=DDL, name=self.name, parallelism=self._parallelism(built)
+        )
 
     def take(self, port: int, record: Record, memory: Memory) -> Iterator[tuple[int, Record]]:
         yield self.outputs[0], self._moved(record)
@@ -108,7 +109,8 @@ class Keep(Step):
 
     def build(self, built: Built) -> None:
         built.streams[self.outputs[0]] = built.streams[self.inputs[0]].filter(
-            lambda row: bool(row.id % 5 != self.rest), name=self.name, parallelism=self._parallelism(built))
+            lambda row: bool(row.id % 5 != self.rest), name=self.name, parallelism=self._parallelism(built)
+        )
 
     def take(self, port: int, record: Record, memory: Memory) -> Iterator[tuple[int, Record]]:
         if record.id % 5 != self.rest:
@@ -121,7 +123,8 @@ class Copy(Step):
 
     def build(self, built: Built) -> None:
         built.streams[self.outputs[0]] = built.streams[self.inputs[0]].flat_map(
-            lambda row: self._copies(Record(*row)), returns=DDL, name=self.name, parallelism=self._parallelism(built))
+            lambda row: self._copies(Record(*row)), returns=DDL, name=self.name, parallelism=self._parallelism(built)
+        )
 
     def take(self, port: int, record: Record, memory: Memory) -> Iterator[tuple[int, Record]]:
         for copy in self._copies(record):
@@ -141,8 +144,11 @@ class Deal(Step):
     """Deals the records out anew: they lose their order."""
 
     def build(self, built: Built) -> None:
-        built.streams[self.outputs[0]] = built.streams[self.inputs[0]].rebalance().map(
-            tuple, returns=DDL, name=self.name, parallelism=self._parallelism(built))
+        built.streams[self.outputs[0]] = (
+            built.streams[self.inputs[0]]
+            .rebalance()
+            .map(tuple, returns=DDL, name=self.name, parallelism=self._parallelism(built))
+        )
 
     def take(self, port: int, record: Record, memory: Memory) -> Iterator[tuple[int, Record]]:
         yield self.outputs[0], record
@@ -182,8 +188,12 @@ class Part(Step):
 
     def build(self, built: Built) -> None:
         main = built.streams[self.inputs[0]].process(
-            self.name, _Part(built.site.trip, self), returns=DDL, side_outputs={"rest": DDL},
-            parallelism=self._parallelism(built))
+            self.name,
+            _Part(built.site.trip, self),
+            returns=DDL,
+            side_outputs={"rest": DDL},
+            parallelism=self._parallelism(built),
+        )
         built.streams[self.outputs[0]] = main
         built.streams[self.outputs[1]] = main.side_output("rest")
 
@@ -224,8 +234,11 @@ class Tally(Step):
     """Sums and counts by key, and passes the record on."""
 
     def build(self, built: Built) -> None:
-        built.streams[self.outputs[0]] = built.streams[self.inputs[0]].key_by("key").process(
-            self.name, _Tally(built.site.trip, self), returns=DDL, parallelism=built.site.parallelism(self.name))
+        built.streams[self.outputs[0]] = (
+            built.streams[self.inputs[0]]
+            .key_by("key")
+            .process(self.name, _Tally(built.site.trip, self), returns=DDL, parallelism=built.site.parallelism(self.name))
+        )
 
     def take(self, port: int, record: Record, memory: Memory) -> Iterator[tuple[int, Record]]:
         totals, counts = memory.sums[self.name], memory.sums[self.name + " count"]
@@ -237,9 +250,8 @@ class Tally(Step):
         return record
 
     def check(self, state_of: StateOf, memory: Memory, *, exact: bool) -> None:
-        expect_totals(f"counts of {self.name}", state_of(self.name, "count"), memory.sums[self.name + " count"],
-                      exact=exact)
-        if exact:       # or numbers may be other ones
+        expect_totals(f"counts of {self.name}", state_of(self.name, "count"), memory.sums[self.name + " count"], exact=exact)
+        if exact:  # or numbers may be other ones
             expect_totals(f"totals of {self.name}", state_of(self.name, "total"), memory.sums[self.name], exact=True)
 
 
@@ -289,7 +301,8 @@ class Join(Step):
     def build(self, built: Built) -> None:
         left, right = (built.streams[number].key_by("key") for number in self.inputs)
         built.streams[self.outputs[0]] = left.connect(right).process(
-            self.name, _Join(built.site.trip), returns=DDL, parallelism=built.site.parallelism(self.name))
+            self.name, _Join(built.site.trip), returns=DDL, parallelism=built.site.parallelism(self.name)
+        )
 
     def take(self, port: int, record: Record, memory: Memory) -> Iterator[tuple[int, Record]]:
         own, other = (memory.kept[f"{self.name} {side}"] for side in (port, 1 - port))
@@ -301,11 +314,15 @@ class Join(Step):
     def check(self, state_of: StateOf, memory: Memory, *, exact: bool) -> None:
         for port, name in enumerate(("lefts", "rights")):
             kept = memory.kept[f"{self.name} {port}"]
-            found = [(key, id, n) for key, held in state_of(self.name, name) for id, numbers in _items(held)
-                     for n in numbers]
-            expect_rows(f"{name} of {self.name}", [row if exact else row[:2] for row in found],
-                        [(*place, n) if exact else place for place, numbers in kept.items() for n in numbers],
-                        exact=exact)
+            found = [
+                (key, id, n) for key, held in state_of(self.name, name) for id, numbers in _items(held) for n in numbers
+            ]
+            expect_rows(
+                f"{name} of {self.name}",
+                [row if exact else row[:2] for row in found],
+                [(*place, n) if exact else place for place, numbers in kept.items() for n in numbers],
+                exact=exact,
+            )
 
 
 class _Meet(CoProcess):
@@ -331,7 +348,8 @@ class Meet(Step):
     def build(self, built: Built) -> None:
         left, right = (built.streams[number].key_by("key") for number in self.inputs)
         built.streams[self.outputs[0]] = left.connect(right).process(
-            self.name, _Meet(built.site.trip), returns=DDL, parallelism=built.site.parallelism(self.name))
+            self.name, _Meet(built.site.trip), returns=DDL, parallelism=built.site.parallelism(self.name)
+        )
 
     def take(self, port: int, record: Record, memory: Memory) -> Iterator[tuple[int, Record]]:
         if port == 0:
@@ -370,8 +388,11 @@ class Rules(Step):
 
     def build(self, built: Built) -> None:
         left, right = (built.streams[number] for number in self.inputs)
-        built.streams[self.outputs[0]] = left.key_by("key").connect(right.broadcast()).process(
-            self.name, _Rules(built.site.trip), returns=DDL, parallelism=built.site.parallelism(self.name))
+        built.streams[self.outputs[0]] = (
+            left.key_by("key")
+            .connect(right.broadcast())
+            .process(self.name, _Rules(built.site.trip), returns=DDL, parallelism=built.site.parallelism(self.name))
+        )
 
     def take(self, port: int, record: Record, memory: Memory) -> Iterator[tuple[int, Record]]:
         if port == 0:
@@ -382,8 +403,12 @@ class Rules(Step):
 
     def check(self, state_of: StateOf, memory: Memory, *, exact: bool) -> None:
         expect_totals(f"counts of {self.name}", state_of(self.name, "count"), memory.sums[self.name], exact=exact)
-        expect_rows(f"rules of {self.name}", [rule["key"] for rule in state_of(self.name, "rules")],
-                    [id for id, _ in memory.kept[self.name]], exact=exact)
+        expect_rows(
+            f"rules of {self.name}",
+            [rule["key"] for rule in state_of(self.name, "rules")],
+            [id for id, _ in memory.kept[self.name]],
+            exact=exact,
+        )
 
 
 class _Note(Process):
@@ -404,15 +429,15 @@ class Note(Step):
 
     def build(self, built: Built) -> None:
         built.streams[self.outputs[0]] = built.streams[self.inputs[0]].process(
-            self.name, _Note(built.site.trip), returns=DDL, parallelism=self._parallelism(built))
+            self.name, _Note(built.site.trip), returns=DDL, parallelism=self._parallelism(built)
+        )
 
     def take(self, port: int, record: Record, memory: Memory) -> Iterator[tuple[int, Record]]:
         memory.sums[self.name][record.id] += 1
         yield self.outputs[0], record
 
     def check(self, state_of: StateOf, memory: Memory, *, exact: bool) -> None:
-        expect_rows(f"ids noted by {self.name}", state_of(self.name, "seen"), memory.sums[self.name].elements(),
-                    exact=exact)
+        expect_rows(f"ids noted by {self.name}", state_of(self.name, "seen"), memory.sums[self.name].elements(), exact=exact)
 
 
 # ---------------------------------------------------------------------------------------------------------- loops
@@ -434,8 +459,7 @@ class Loop(Step):
                 step.build(built)
             return built.streams[self.feedback], built.streams[leaving]
 
-        built.streams[leaving] = built.streams[self.inputs[0]].iterate(
-            self.name, body, parallelism=self._parallelism(built))
+        built.streams[leaving] = built.streams[self.inputs[0]].iterate(self.name, body, parallelism=self._parallelism(built))
 
     def take(self, port: int, record: Record, memory: Memory) -> Iterator[tuple[int, Record]]:
         yield self.outputs[0], record
@@ -447,8 +471,11 @@ class Loop(Step):
 def expect_totals(what: str, found: Iterable[tuple[int, int]], expected: Counter[int], *, exact: bool) -> None:
     """Totals by key; where not `exact`, no total is less than expected."""
     totals = dict(found)
-    wrong = [key for key in sorted(expected.keys() | totals.keys())
-             if (totals.get(key, 0) != expected[key] if exact else totals.get(key, 0) < expected[key])]
+    wrong = [
+        key
+        for key in sorted(expected.keys() | totals.keys())
+        if (totals.get(key, 0) != expected[key] if exact else totals.get(key, 0) < expected[key])
+    ]
     assert not wrong, f"{what}: key {wrong[0]} has {totals.get(wrong[0], 0)}, not {expected[wrong[0]]}"
 
 

@@ -81,8 +81,16 @@ class SharedMemory:
 class ProcessStore:
     """`store.base.Store` as one process has it."""
 
-    def __init__(self, shared: SharedMemory, user: StoreUser, *, world: World, coroutines: Coroutines,
-                 witness: StoreWitness, mishap: Callable[[str, Operation, str], Mishap | None]) -> None:
+    def __init__(
+        self,
+        shared: SharedMemory,
+        user: StoreUser,
+        *,
+        world: World,
+        coroutines: Coroutines,
+        witness: StoreWitness,
+        mishap: Callable[[str, Operation, str], Mishap | None],
+    ) -> None:
         self._shared = shared
         self._memory = shared.memory
         self._user = user

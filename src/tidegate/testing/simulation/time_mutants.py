@@ -24,15 +24,27 @@ def _greatest_of_the_groups(original: Any) -> Any:
     def load(self: event_time.OperatorTime, batches: Any) -> None:
         original(self, batches)
         if self._ahead is not None and self._groups is not None:
-            self._last_ms = self.at_ms = int(self._ahead[self._groups.start:self._groups.stop].max())
+            self._last_ms = self.at_ms = int(self._ahead[self._groups.start : self._groups.stop].max())
             self._ahead = None
 
     return load
 
 
 TIME_MUTANTS = (
-    Mutant("least watermark of the groups", "a window that was emitted opens again after a rescale", modes=("unaligned",),
-           interruptions=RESCALES, job="windows", patches=((event_time.OperatorTime, "load", _least_of_the_groups),)),
-    Mutant("greatest watermark of the groups", "a record is late after a rescale that was in time", modes=("unaligned",),
-           interruptions=RESCALES, job="windows", patches=((event_time.OperatorTime, "load", _greatest_of_the_groups),)),
+    Mutant(
+        "least watermark of the groups",
+        "a window that was emitted opens again after a rescale",
+        modes=("unaligned",),
+        interruptions=RESCALES,
+        job="windows",
+        patches=((event_time.OperatorTime, "load", _least_of_the_groups),),
+    ),
+    Mutant(
+        "greatest watermark of the groups",
+        "a record is late after a rescale that was in time",
+        modes=("unaligned",),
+        interruptions=RESCALES,
+        job="windows",
+        patches=((event_time.OperatorTime, "load", _greatest_of_the_groups),),
+    ),
 )

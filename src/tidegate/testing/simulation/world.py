@@ -78,7 +78,7 @@ class World:
         self.clock = SimulatedClock(self)
         self.trace = Trace()
         self.violation: str | None = None
-        self.acting: Any = None                # the process whose turn it is
+        self.acting: Any = None  # the process whose turn it is
         self.slowness: dict[str, float] = {}
         self.event_count = 0
         self._events: list[tuple[int, int, Callable[[], None]]] = []

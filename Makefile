@@ -40,6 +40,7 @@ test: lint java jars  ## Lint, then every test: unit, contract, simulation, Spar
 .PHONY: lint
 lint: $(READY)  ## ruff, mypy (strict), the direction of imports
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports --no-logo
 

@@ -150,7 +150,7 @@ def on_this_machine(ports: int) -> dict[str, str]:
     return {
         "spark.driver.host": "localhost",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.tidegate.masterPorts": f"{ports}-{ports + 19}",
+        "spark.tidegate.coordinatorPorts": f"{ports}-{ports + 19}",
     }
 
 

@@ -78,7 +78,7 @@ def test_a_job_whose_state_can_not_be_read_does_not_go_on(monkeypatch: pytest.Mo
     simulation = Simulation(3, job="running sums", rates=FaultRates(kinds=("slot dies",), flip=1.0))
     with pytest.raises(SimulationFailed, match="doesn't come to its end"):
         simulation.run()
-    assert "CorruptFile" in {failure.message.split(":")[0] for failure in simulation.masters[-1].master.failures}
+    assert "CorruptFile" in {failure.message.split(":")[0] for failure in simulation.coordinators[-1].coordinator.failures}
 
 
 def test_a_failure_tells_its_story() -> None:
@@ -98,7 +98,7 @@ def test_the_command_runs_seeds_and_one_again(capsys: pytest.CaptureFixture[str]
     assert main(["--seeds", "3", "--from", "5"]) == 0
     assert "3 of 3 seeds, 0 failed" in capsys.readouterr().out
     assert main(["--seed", "5", "--trace"]) == 0
-    assert "master 1 starts" in capsys.readouterr().out
+    assert "coordinator 1 starts" in capsys.readouterr().out
 
 
 def test_the_command_tells_what_failed_and_how_to_run_it_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 HOUR_MS = 3_600_000
+ROCKSDB_STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"  # Spark's own
 
 
 def told(value: Any) -> str:

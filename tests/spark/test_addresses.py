@@ -13,8 +13,8 @@ from tests.jobs import build_ledger
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ASTRAY = tg.Tuning(master_host="127.0.0.9")  # where nobody listens
-TOLD = r"can't reach the coordinator at \('127\.0\.0\.9', \d+\)(.|\n)*tg\.Tuning\(master_host=…\)"
+ASTRAY = tg.Tuning(coordinator_host="127.0.0.9")  # where nobody listens
+TOLD = r"can't reach the coordinator at \('127\.0\.0\.9', \d+\)(.|\n)*tg\.Tuning\(coordinator_host=…\)"
 
 
 def test_the_slots_of_a_job_say_so(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import tidegate as tg
-from tests.spark.processors import EitherWay
+from tests.spark.processors import ROCKSDB_STATE_STORE, EitherWay
 from tests.spark.test_processors_on_both_engines import CASES, Case, Engines, patiently, run_query
 from tidegate.spark import waking
 from tidegate.spark.waking import Alarm
@@ -101,7 +101,7 @@ def session(spark: SparkSession) -> SparkSession:
     session.conf.set("spark.sql.session.timeZone", "UTC")
     session.conf.set(
         "spark.sql.streaming.stateStore.providerClass",
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        ROCKSDB_STATE_STORE,
     )
     return session
 

@@ -21,7 +21,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as tg
-from tests.spark.processors import told
+from tests.spark.processors import ROCKSDB_STATE_STORE, told
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -239,7 +239,7 @@ def test_spark_says_so(spark: SparkSession, tmp_path: Path, name: str) -> None:
     session = spark.newSession()
     session.conf.set(
         "spark.sql.streaming.stateStore.providerClass",
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        ROCKSDB_STATE_STORE,
     )
     session.conf.set("spark.sql.shuffle.partitions", "1")
     query = (

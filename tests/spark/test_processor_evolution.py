@@ -18,6 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as tg
 from tests.faults.queries import STRUCK, strike_once, struck
+from tests.spark.processors import ROCKSDB_STATE_STORE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,7 +145,7 @@ def sparks(spark: SparkSession, tmp_path: Path) -> Callable[[str], Query]:
         for name, value in {
             "stateStore.encodingFormat": encoding,
             "noDataMicroBatches.enabled": "false",
-            "stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+            "stateStore.providerClass": ROCKSDB_STATE_STORE,
         }.items():
             session.conf.set(f"spark.sql.streaming.{name}", value)
         (tmp_path / encoding).mkdir()

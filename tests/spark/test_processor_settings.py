@@ -20,6 +20,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as tg
+from tests.spark.processors import ROCKSDB_STATE_STORE
 from tidegate.spark import processor_settings as settings
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def result(
     for name, value in {
         **conf,
         "spark.sql.shuffle.partitions": "1",
-        "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB_STATE_STORE,
     }.items():
         session.conf.set(name, value)
     grouped = session.createDataFrame(list(case.given), case.input).coalesce(1).groupBy("k")

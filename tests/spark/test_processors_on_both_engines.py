@@ -20,6 +20,7 @@ from pyspark.errors import StreamingQueryException
 import tidegate as tg
 from tests.spark.processors import (
     NESTED,
+    ROCKSDB_STATE_STORE,
     Alarms,
     Best,
     Commands,
@@ -55,7 +56,7 @@ def session(spark: SparkSession) -> SparkSession:
     session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     session.conf.set(
         "spark.sql.streaming.stateStore.providerClass",
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        ROCKSDB_STATE_STORE,
     )
     return session
 

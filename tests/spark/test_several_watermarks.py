@@ -14,7 +14,7 @@ import pytest
 
 import tidegate as tg
 from tests.faults.queries import strike_once, struck
-from tests.spark.processors import HighWater
+from tests.spark.processors import ROCKSDB_STATE_STORE, HighWater
 from tests.spark.test_processors_on_both_engines import Case, Engines, timed
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def session(spark: SparkSession) -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB_STATE_STORE,
     }.items():
         session.conf.set(name, value)
     return session

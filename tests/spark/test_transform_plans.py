@@ -21,6 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as tg
 from tests.jobs import until
+from tests.spark.processors import ROCKSDB_STATE_STORE
 from tests.spark.test_transform import check_counts, counted
 from tests.spark.test_transform_streaming import ROWS, Desk, batches, noted_runs
 from tidegate.runtime.gathering import Run
@@ -43,7 +44,7 @@ def session(spark: SparkSession) -> SparkSession:
     session = spark.newSession()
     session.conf.set(
         "spark.sql.streaming.stateStore.providerClass",
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        ROCKSDB_STATE_STORE,
     )
     session.conf.set("spark.sql.session.timeZone", "UTC")
     return session

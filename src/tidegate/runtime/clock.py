@@ -1,4 +1,4 @@
-"""Time, as something that is given: the slot and the master never read a clock of their own."""
+"""Time, as something that is given: the slot and the coordinator never read a clock of their own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the master is given to bring slots up and to talk to them, and the layouts that a job can be brought up in.
+"""What the coordinator is given to bring slots up and to talk to them, and the layouts that a job can be brought up in.
 
-Spark, plain processes and the simulation each have a deployer; the master knows only these protocols.
+Spark, plain processes and the simulation each have a deployer; the coordinator knows only these protocols.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Links(Protocol):
         """From now on only this attempt's slots are let in; links of others are dropped."""
 
     def send(self, slot: int, message: Message) -> None:
-        """To a slot that has registered. A lost link swallows it; `Master.on_lost` follows."""
+        """To a slot that has registered. A lost link swallows it; `Coordinator.on_lost` follows."""
 
 
 @dataclass(slots=True, eq=False)

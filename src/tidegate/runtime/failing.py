@@ -1,9 +1,9 @@
 """What a slot reports when it fails, and what follows from the failures of a job.
 
-`failed` turns an error into the message for the master and says whether any other attempt could get further. `FailureLog`
-keeps the failures of a job, decides with `protocol/restart.py` what follows each of them, and says so, once for each: on the
-logger `tidegate.job`, which Python shows on stderr (from WARNING) unless the program sets its logging up in another
-way. The log is given a way to speak, so that nothing here does I/O.
+`failed` turns an error into the message for the coordinator and says whether any other attempt could get further.
+`FailureLog` keeps the failures of a job, decides with `protocol/restart.py` what follows each of them, and says so, once for
+each: on the logger `tidegate.job`, which Python shows on stderr (from WARNING) unless the program sets its logging up in
+another way. The log is given a way to speak, so that nothing here does I/O.
 """
 
 from __future__ import annotations

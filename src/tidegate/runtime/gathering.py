@@ -2,11 +2,11 @@
 
 In the DataFrame form nobody deploys slots: an action of the user's makes Spark start a stage, whose tasks come here, offer
 themselves (`Offer`) and are told which slot of which attempt to be. The tasks of one stage at one try are a `Run`. To the
-master a run is a deployment like any other.
+coordinator a run is a deployment like any other.
 
     task                      gathering                         conductor of the transform, one thread for each run
     Offer       ──────────►   all of the stage are there  ───►  begins an attempt, or goes on with one
-                ◄── Assign ──────────────────────────────────   (the master's deployer)
+                ◄── Assign ──────────────────────────────────   (the coordinator's deployer)
     InputRead   ──────────►   all have said so            ───►  asks what is on its way, where there are loops
                 ◄── Probe ───────────────────────────────────
     Counted     ──────────►   all have answered           ───►  has time moved, and asks again
@@ -86,7 +86,7 @@ class _Member:
 
 
 class Run:
-    """The tasks of one stage, all there. A `Deployment` to the master; its methods may be called from any thread."""
+    """The tasks of one stage, all there. A `Deployment` to the coordinator; its methods may be called from any thread."""
 
     def __init__(self, members: Mapping[int, _Member], post: Callable[[Callable[[], None]], None]) -> None:
         self._members = dict(members)
@@ -109,7 +109,7 @@ class Run:
         attempt: int,
         slots: Mapping[int, int],
         *,
-        master: tuple[str, int],
+        coordinator: tuple[str, int],
         store: str,
         goes_on: bool = False,
         times: BatchTimes | None = None,
@@ -117,7 +117,7 @@ class Run:
         """`slots`: by task. `times`: of the micro-batch, if it is one."""
         now_ms, watermark_ms = (None, 0) if times is None else times
         for task, slot in slots.items():
-            self._send(self._members[task], Assign(attempt, slot, *master, store, goes_on, now_ms, watermark_ms))
+            self._send(self._members[task], Assign(attempt, slot, *coordinator, store, goes_on, now_ms, watermark_ms))
 
     def probe(self, number: int) -> None:
         """Asks all slots what they have put on channels and taken from them."""

@@ -125,11 +125,11 @@ class _HeldSlot:
 
     @classmethod
     def made(cls, invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector) -> _HeldSlot:
-        master = (assigned.host, assigned.port)
-        launch, identity = unpacked(invitation.payload, assigned.slot, assigned.attempt, master)
+        coordinator = (assigned.host, assigned.port)
+        launch, identity = unpacked(invitation.payload, assigned.slot, assigned.attempt, coordinator)
         time = None if assigned.now_ms is None else BatchTime(assigned.now_ms, assigned.watermark_ms)
         host = SlotHost(
-            assigned.slot, replace(launch, store=assigned.store), identity, master, selector=selector, batch_time=time
+            assigned.slot, replace(launch, store=assigned.store), identity, coordinator, selector=selector, batch_time=time
         )
         return cls(assigned.attempt, assigned.slot, identity.job, host, host.rounds(), handover_of(launch.plan), time)
 
@@ -142,7 +142,7 @@ class _Held:
         self.slot: _HeldSlot | None = None
 
     def take(self) -> _HeldSlot | None:
-        """The slot, if its master hasn't given it up meanwhile."""
+        """The slot, if its coordinator hasn't given it up meanwhile."""
         while self.slot is not None and serve(self.selector, 0):
             pass
         slot, self.slot = self.slot, None
@@ -188,8 +188,8 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
 
 
 def _made(invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector, desk: _Desk) -> _HeldSlot:
-    """Where it can't be, the master knows, and its verdict is what the task fails with. Where another slot has told it so
-    before, the master may be gone already, and the verdict is on its way."""
+    """Where it can't be, the coordinator knows, and its verdict is what the task fails with. Where another slot has told it
+    so before, the coordinator may be gone already, and the verdict is on its way."""
     try:
         return _HeldSlot.made(invitation, assigned, selector)
     except TidegateError as error:

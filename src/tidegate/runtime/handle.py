@@ -1,6 +1,6 @@
 """A running job in the user's hand.
 
-The master lives in a thread of its own; a handle only posts requests to it and reads its reports, so it may be used
+The coordinator lives in a thread of its own; a handle only posts requests to it and reads its reports, so it may be used
 from any thread.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from tidegate.connectors.collecting import delivered_rows
 from tidegate.errors import JobError, JobFailed, TidegateError, place
+from tidegate.runtime.coordinator import Coordinator
 from tidegate.runtime.deployment import Layout, Rescaling
-from tidegate.runtime.master import Master
 from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, SlotReport, Status
 from tidegate.runtime.savepoints import SavepointOrder
 from tidegate.store.savepoints import SavepointInfo, resolved
@@ -30,55 +30,55 @@ class Handle:
     def __init__(
         self,
         name: str,
-        master: Master,
+        coordinator: Coordinator,
         post: Callable[[Callable[[], None]], None],
         close: Callable[[], None],
         relayout: Relayout,
     ) -> None:
         self.name = name
-        self._master = master
+        self._coordinator = coordinator
         self._post = post
         self._close = close
         self._relayout = relayout
 
     @property
     def status(self) -> Status:
-        return self._master.status
+        return self._coordinator.status
 
     @property
     def epochs(self) -> list[EpochReport]:
         """The newest 1,000 epochs since the start, oldest first: when each was triggered and completed, its size and
         times."""
-        return list(self._master.epochs)
+        return list(self._coordinator.epochs)
 
     @property
     def attempts(self) -> list[AttemptReport]:
-        return list(self._master.attempts)
+        return list(self._coordinator.attempts)
 
     @property
     def failures(self) -> list[Failure]:
         """Why attempts ended, oldest first."""
-        return list(self._master.failures)
+        return list(self._coordinator.failures)
 
     @property
     def slots(self) -> list[SlotReport]:
         """The slots of the present attempt: host, process id and what runs in each. `ps` shows them by their names. There
         are none while no attempt runs: when the job has ended, and between two attempts."""
-        return list(self._master.slots)
+        return list(self._coordinator.slots)
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
         """The latest counters of every subtask."""
-        return dict(self._master.metrics)
+        return dict(self._coordinator.metrics)
 
     def results(self, sink: str) -> list[tuple[Any, ...]]:
         """The committed rows of a `collect` sink, in the order of epochs."""
-        return delivered_rows(list(self._master.delivered.get(sink, ())))
+        return delivered_rows(list(self._coordinator.delivered.get(sink, ())))
 
     def snapshot(self, timeout_s: float = 60.0) -> EpochReport:
         """Takes a snapshot now and waits until it is complete. A job that has failed says why."""
         before = self.epochs[-1:]
-        self._post(self._master.snapshot)
+        self._post(self._coordinator.snapshot)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and not self.status.terminal:
             for report in self.epochs:
@@ -99,13 +99,13 @@ class Handle:
         job can begin with it (`Job(…, restore_from=…)`), on any backend and any number of slots.
         """
         order = SavepointOrder(resolved(to))
-        self._post(lambda: self._master.savepoint(order))
+        self._post(lambda: self._coordinator.savepoint(order))
         deadline = time.monotonic() + timeout_s
         while not self._settled(order) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         if not self._settled(order):
             error = TimeoutError(f"job {self.name!r} ({self.status.value}) took no savepoint within {timeout_s} s")
-            self._post(lambda: self._master.withdraw(order, error))
+            self._post(lambda: self._coordinator.withdraw(order, error))
             raise error
         return self._outcome(order)
 
@@ -126,10 +126,10 @@ class Handle:
                 f"{'drain' if drain else 'savepoint'}: it then ends at its last complete snapshot. {self._trouble()}"
             ) from _failed(self.name, self.failures)
         if savepoint is None:
-            self._post(lambda: self._master.stop(drain=drain))
+            self._post(lambda: self._coordinator.stop(drain=drain))
             return self.wait(timeout_s)
         order = SavepointOrder(resolved(savepoint))
-        self._post(lambda: self._master.stop(drain=drain, savepoint=order))
+        self._post(lambda: self._coordinator.stop(drain=drain, savepoint=order))
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._settled(order) and (deadline is None or time.monotonic() < deadline):
             time.sleep(_POLL_S)
@@ -149,7 +149,7 @@ class Handle:
         deployed may fail again at the same record. `JobFailed` if the job gives up, with the reason.
         """
         rescaling = Rescaling(self._relayout(slots, operators or {}))
-        self._post(lambda: self._master.rescale(rescaling))
+        self._post(lambda: self._coordinator.rescale(rescaling))
         deadline = time.monotonic() + timeout_s
         while (not rescaling.done or rescaling.job_ends) and not self.status.terminal:
             if time.monotonic() > deadline:
@@ -166,7 +166,7 @@ class Handle:
 
     def cancel(self, timeout_s: float | None = 60.0) -> Status:
         """Ends the job at once. It can be started again from its last complete snapshot."""
-        self._post(self._master.cancel)
+        self._post(self._coordinator.cancel)
         return self.wait(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> Status:
@@ -180,7 +180,7 @@ class Handle:
             time.sleep(_POLL_S)
         self._close()
         if self.status is Status.FAILED:
-            raise _failed(self.name, self._master.failures)
+            raise _failed(self.name, self._coordinator.failures)
         return self.status
 
     def _trouble(self) -> str:
@@ -190,13 +190,13 @@ class Handle:
 
     def _settled(self, order: SavepointOrder) -> bool:
         if self.status.terminal and not order.done:
-            self._close()  # the master's thread may still tell; afterwards nobody does
+            self._close()  # the coordinator's thread may still tell; afterwards nobody does
             return True
         return order.done
 
     def _outcome(self, order: SavepointOrder) -> SavepointInfo:
         if type(order.error) is TidegateError and self.status is Status.FAILED:
-            raise _failed(self.name, self._master.failures) from order.error
+            raise _failed(self.name, self._coordinator.failures) from order.error
         if order.error is not None:
             raise order.error
         if order.info is None:

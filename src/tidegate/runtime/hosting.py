@@ -1,7 +1,7 @@
-"""The real world around a master and a slot: sockets, threads, the system's clock.
+"""The real world around a coordinator and a slot: sockets, threads, the system's clock.
 
-`MasterHost` runs a master in a thread of the driver process; `run_slot` is the body of a slot's process. Everything of
-interest is decided elsewhere: these two loops only move bytes and time to where they are waited for.
+`CoordinatorHost` runs a coordinator in a thread of the driver process; `run_slot` is the body of a slot's process.
+Everything of interest is decided elsewhere: these two loops only move bytes and time to where they are waited for.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.background import BackgroundThread
 from tidegate.runtime.clock import BatchTime, SystemClock
+from tidegate.runtime.coordinator import Coordinator
 from tidegate.runtime.deployment import Deployer, Layout
 from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.failing import failed, log
 from tidegate.runtime.handle import Handle
-from tidegate.runtime.master import Master
 from tidegate.runtime.messages import Failed, Message, MoveTime, Register, from_wire, to_wire
 from tidegate.runtime.process_title import process_title
 from tidegate.runtime.settings import JobSettings
@@ -51,7 +51,7 @@ from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.manifest import MicroBatch
 from tidegate.store.opening import open_store
 
-MASTER_TICK_S = 0.01
+COORDINATOR_TICK_S = 0.01
 CONNECT_TIMEOUT_S = 60.0
 
 # A background thread that computes must not keep the hot loop waiting for the default 5 ms at every turn.
@@ -88,9 +88,9 @@ class SlotLaunch:
         return payload
 
 
-def unpacked(payload: bytes, index: int, attempt: int, master: tuple[str, int]) -> tuple[SlotLaunch, Identity]:
+def unpacked(payload: bytes, index: int, attempt: int, coordinator: tuple[str, int]) -> tuple[SlotLaunch, Identity]:
     """The launch, in the process of the slot that it is for. Where it can't be unpacked, because a module isn't there or is
-    another one, the master is told, and then it is a `JobError`."""
+    another one, the coordinator is told, and then it is a `JobError`."""
     name, secret, contents = cloudpickle.loads(payload)
     identity = Identity(name, attempt, secret)
     try:
@@ -102,7 +102,7 @@ def unpacked(payload: bytes, index: int, attempt: int, master: tuple[str, int]) 
             else ("The modules here may be of another version than the driver's: send the same ones.")
         )
         explained = JobError(f"slot {index} can't unpack the job: {error}. {advice.rstrip()}")
-        with contextlib.closing(reach_driver(master, identity, {"slot": index})) as link:
+        with contextlib.closing(reach_driver(coordinator, identity, {"slot": index})) as link:
             link.send(to_wire(failed(index, explained)))
             link.flush(timeout_s=5.0)
         raise explained from error
@@ -120,8 +120,8 @@ MakeDeployer = Callable[[SlotLaunch, tuple[str, int]], Deployer]
 Replan = Callable[[int, Mapping[str, int]], Plan]
 
 
-class MasterHost:
-    """Runs the master of one job until it has ended. `replan(slots, parallelism by operator)` gives another plan of it,
+class CoordinatorHost:
+    """Runs the coordinator of one job until it has ended. `replan(slots, parallelism by operator)` gives another plan of it,
     and `explain` what savepoints say of one."""
 
     def __init__(
@@ -145,10 +145,10 @@ class MasterHost:
         self._links = SlotLinks(self._selector, launch)
         self._waker = Waker(self._selector)
         self._requests: deque[Callable[[], None]] = deque()
-        self._background = BackgroundThread("tidegate-master-store", self._waker.wake)
+        self._background = BackgroundThread("tidegate-coordinator-store", self._waker.wake)
         self._copies = BackgroundThread("tidegate-savepoints", self._waker.wake)
         try:
-            self._master = Master(
+            self._coordinator = Coordinator(
                 plan=launch.plan,
                 settings=launch.settings,
                 catalog=SnapshotCatalog(open_store(launch.store), program=Program.this(launch.settings.name)),
@@ -167,32 +167,32 @@ class MasterHost:
         except BaseException:
             self._close()
             raise
-        self._links.master = self._master
-        self._master.on_delivered = _printing(launch.plan)
-        self._thread = threading.Thread(target=self._run, name=f"tidegate-master {launch.settings.name}", daemon=True)
+        self._links.coordinator = self._coordinator
+        self._coordinator.on_delivered = _printing(launch.plan)
+        self._thread = threading.Thread(target=self._run, name=f"tidegate-coordinator {launch.settings.name}", daemon=True)
 
     def start(self) -> Handle:
-        self._master.start()
+        self._coordinator.start()
         self._thread.start()
-        return Handle(self._launch.settings.name, self._master, self._post, self._thread.join, self._relayout)
+        return Handle(self._launch.settings.name, self._coordinator, self._post, self._thread.join, self._relayout)
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where slots find the master."""
+        """Where slots find the coordinator."""
         return self._links.address
 
     def on_completed(self, call: Callable[[int], None]) -> None:
-        """Called in the master's thread with every epoch whose snapshot is complete."""
-        self._master.on_completed = call
+        """Called in the coordinator's thread with every epoch whose snapshot is complete."""
+        self._coordinator.on_completed = call
 
-    def ask(self, request: Callable[[Master], None]) -> None:
-        """Has the master's own thread do it."""
-        self._post(lambda: request(self._master))
+    def ask(self, request: Callable[[Coordinator], None]) -> None:
+        """Has the coordinator's own thread do it."""
+        self._post(lambda: request(self._coordinator))
 
     def _relayout(self, slots: int | None, parallelism: Mapping[str, int]) -> Layout:
         """In the thread of whoever asks. Nothing has changed where this raises."""
         wanted = {**self._parallelism, **parallelism}
-        plan = self._replan(self._master.plan.slots if slots is None else slots, wanted)
+        plan = self._replan(self._coordinator.plan.slots if slots is None else slots, wanted)
         deployer = self._make_deployer(replace(self._launch, plan=plan), self._links.address)
         self._parallelism = wanted
         return Layout(plan, deployer, self._explain(plan))
@@ -202,17 +202,17 @@ class MasterHost:
         self._waker.wake()
 
     def _run(self) -> None:
-        master = self._master
+        coordinator = self._coordinator
         try:
-            while not master.status.terminal:
-                serve(self._selector, MASTER_TICK_S)
+            while not coordinator.status.terminal:
+                serve(self._selector, COORDINATOR_TICK_S)
                 self._background.deliver()
                 self._copies.deliver()
                 while self._requests:
                     self._requests.popleft()()
-                master.tick()
+                coordinator.tick()
         except BaseException as error:  # noqa: BLE001  (whoever waits for the job must hear of it)
-            master.crashed(error)
+            coordinator.crashed(error)
         finally:
             self._close()
 
@@ -242,14 +242,14 @@ def _printing(plan: Plan) -> Callable[[str, str], bool]:
 
 
 class SlotLinks:
-    """The master's links, by slot."""
+    """The coordinator's links, by slot."""
 
     def __init__(self, selector: selectors.BaseSelector, launch: SlotLaunch) -> None:
-        self.master: Master | None = None
+        self.coordinator: Coordinator | None = None
         self._launch = launch
         self._by_slot: dict[int, Link] = {}
         self._slots: dict[Link, int] = {}
-        self._listening = launch.settings.tuning.master_listening
+        self._listening = launch.settings.tuning.coordinator_listening
         with self._listening.explained():
             self._server = LinkServer(
                 selector,
@@ -284,7 +284,7 @@ class SlotLinks:
 
     def _connected(self, link: Link, hello: Mapping[str, Any]) -> None:
         slot = hello.get("slot")
-        slots = 0 if self.master is None else self.master.plan.slots
+        slots = 0 if self.coordinator is None else self.coordinator.plan.slots
         if not isinstance(slot, int) or not 0 <= slot < slots or slot in self._by_slot:
             link.close()
             return
@@ -293,20 +293,20 @@ class SlotLinks:
 
     def _said(self, link: Link, wire: dict[str, Any]) -> None:
         slot = self._slots.get(link)
-        if slot is None or self.master is None:
+        if slot is None or self.coordinator is None:
             return
         try:
             message = from_wire(wire)
         except ProtocolError as error:
-            self.master.on_lost(slot, str(error))
+            self.coordinator.on_lost(slot, str(error))
         else:
-            self.master.on_message(slot, message)
+            self.coordinator.on_message(slot, message)
 
     def _lost(self, link: Link, reason: str) -> None:
         slot = self._slots.pop(link, None)
-        if slot is not None and self.master is not None:
+        if slot is not None and self.coordinator is not None:
             del self._by_slot[slot]
-            self.master.on_lost(slot, reason)
+            self.coordinator.on_lost(slot, reason)
 
 
 def reach_driver(address: tuple[str, int], identity: Identity, hello: Mapping[str, Any]) -> Link:
@@ -317,20 +317,20 @@ def reach_driver(address: tuple[str, int], identity: Identity, hello: Mapping[st
         raise TidegateError(
             f"{error} (tried from {socket.gethostname()}). If the job is over, or its driver gone, that is as it should be. "
             f"Else this host can't connect to {address[0]}, port {address[1]}: let it through the firewall "
-            f"(tg.Tuning(master_ports=…) gives ports to open), or say under which name the driver is found "
-            f"(spark.driver.host or tg.Tuning(master_host=…)); see docs/clusters.md"
+            f"(tg.Tuning(coordinator_ports=…) gives ports to open), or say under which name the driver is found "
+            f"(spark.driver.host or tg.Tuning(coordinator_host=…)); see docs/clusters.md"
         ) from error
 
 
-def run_slot(index: int, payload: bytes, attempt: int, master: tuple[str, int]) -> None:
-    """The body of a slot's process. It returns when the master says so or can't be reached any more."""
+def run_slot(index: int, payload: bytes, attempt: int, coordinator: tuple[str, int]) -> None:
+    """The body of a slot's process. It returns when the coordinator says so or can't be reached any more."""
     try:
-        launch, identity = unpacked(payload, index, attempt, master)
+        launch, identity = unpacked(payload, index, attempt, coordinator)
     except JobError:
-        return  # the master knows
+        return  # the coordinator knows
     with interpreter_for_a_slot(), process_title(index, launch.settings.name, attempt):
         try:
-            SlotHost(index, launch, identity, master).run()
+            SlotHost(index, launch, identity, coordinator).run()
         except (WrongAttempt, LinkLost):
             return  # a newer attempt has started, or the job is over: a zombie ends itself
 
@@ -380,14 +380,14 @@ class SlotHost:
         index: int,
         launch: SlotLaunch,
         identity: Identity,
-        master: tuple[str, int],
+        coordinator: tuple[str, int],
         *,
         selector: selectors.BaseSelector | None = None,
         batch_time: BatchTime | None = None,
     ) -> None:
         self._selector = selector or selectors.DefaultSelector()
         self._owns_selector = selector is None
-        self._link = reach_driver(master, identity, {"slot": index})
+        self._link = reach_driver(coordinator, identity, {"slot": index})
         listening = launch.settings.tuning.slot_listening(index, own_end=self._link.own_host)
         try:
             with listening.explained():

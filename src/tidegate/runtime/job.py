@@ -20,7 +20,7 @@ from tidegate.protocol.restart import RestartStrategy
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.deployment import Deployer
 from tidegate.runtime.handle import Handle
-from tidegate.runtime.hosting import MasterHost, SlotLaunch
+from tidegate.runtime.hosting import CoordinatorHost, SlotLaunch
 from tidegate.runtime.reports import Status
 from tidegate.runtime.restore_plan import RestorePlan, declared_operators
 from tidegate.runtime.restore_plan import plan_restore as plan_for
@@ -113,7 +113,7 @@ class Job(Pipeline):
         launch = SlotLaunch(
             plan=plan, settings=self._placed_settings(), store=store.address, secret=secrets.token_bytes(_SECRET_BYTES)
         )
-        host = MasterHost(
+        host = CoordinatorHost(
             launch,
             self._deployer,
             replan=self._plan_at,
@@ -137,7 +137,7 @@ class Job(Pipeline):
         """With the addresses that fit to where the job runs."""
         return self._settings
 
-    def _deployer(self, launch: SlotLaunch, master: tuple[str, int]) -> Deployer:
+    def _deployer(self, launch: SlotLaunch, coordinator: tuple[str, int]) -> Deployer:
         """How this job's slots are brought up."""
         raise AssertionError(f"{type(self).__name__} doesn't say how slots are deployed")
 

@@ -1,9 +1,9 @@
-"""Where the master and the slots listen, and under which name others find them.
+"""Where the coordinator and the slots listen, and under which name others find them.
 
-Both listen on loopback unless told otherwise. The master is told: by the user (`Tuning`), or by what Spark was told about
-its driver (`spark.deploy`). A slot needn't be: it connects to the master first, and listens at its own end of that
-connection, so on loopback where the master is on loopback, and else at the address of its host in the network that leads
-to the master. What differs from host to host is said by variables of the host's environment.
+Both listen on loopback unless told otherwise. The coordinator is told: by the user (`Tuning`), or by what Spark was told
+about its driver (`spark.deploy`). A slot needn't be: it connects to the coordinator first, and listens at its own end of
+that connection, so on loopback where the coordinator is on loopback, and else at the address of its host in the network that
+leads to the coordinator. What differs from host to host is said by variables of the host's environment.
 
 Not here: who may connect. Whoever does has to prove that it knows the job's secret, on loopback and elsewhere.
 """
@@ -96,7 +96,7 @@ def parse_ports(ports: int | str | None, *, setting: str) -> range:
 
 
 def slot_listening(index: int, *, ports: range, own_end: str, environment: Mapping[str, str]) -> Listening:
-    """`own_end` is the slot's address on its connection to the master."""
+    """`own_end` is the slot's address on its connection to the coordinator."""
     bind_host = environment.get(SLOT_BIND_HOST_VARIABLE) or own_end
     host = environment.get(SLOT_HOST_VARIABLE) or (own_end if bind_host in EVERY_ADDRESS else None)
     return Listening(
@@ -110,13 +110,13 @@ def slot_listening(index: int, *, ports: range, own_end: str, environment: Mappi
     )
 
 
-def master_listening(*, bind_host: str | None, ports: range, host: str | None) -> Listening:
+def coordinator_listening(*, bind_host: str | None, ports: range, host: str | None) -> Listening:
     return Listening(
-        who="the master",
+        who="the coordinator",
         bind_host=bind_host or LOOPBACK,
         ports=ports,
         host=host,
-        bind_setting="tg.Tuning(master_bind_host=…)",
-        host_setting="tg.Tuning(master_host=…)",
-        ports_setting='tg.Tuning(master_ports="40000-40019")',
+        bind_setting="tg.Tuning(coordinator_bind_host=…)",
+        host_setting="tg.Tuning(coordinator_host=…)",
+        ports_setting='tg.Tuning(coordinator_ports="40000-40019")',
     )

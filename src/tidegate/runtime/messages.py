@@ -1,4 +1,4 @@
-"""What slots and the master say to each other, and its form on the wire.
+"""What slots and the coordinator say to each other, and its form on the wire.
 
 Every message is a frozen dataclass of plain JSON values. `to_wire` and `from_wire` are the only codec; `from_wire`
 checks the kind, the names and the types, so that nothing half-understood gets further.
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, get_type_hints
 
 from tidegate.errors import ProtocolError
 
-# From a slot to the master.
+# From a slot to the coordinator.
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Done:
     slot: int
 
 
-# From the master to slots.
+# From the coordinator to slots.
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,9 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Be this slot of this attempt, whose master listens at host and port; snapshots are in that store. `goes_on`: with the
-    slot that the process holds. `now_ms` is the time of the micro-batch, which users' functions see, and `watermark_ms` the
-    query's watermark."""
+    """Be this slot of this attempt, whose coordinator listens at host and port; snapshots are in that store. `goes_on`: with
+    the slot that the process holds. `now_ms` is the time of the micro-batch, which users' functions see, and `watermark_ms`
+    the query's watermark."""
 
     attempt: int
     slot: int

@@ -9,8 +9,8 @@ from the snapshot of n−1, whatever there is of n (`attempts.batch_before`). A 
 the new run has completed n (docs/adr/012). All runs of a batch see the same time, which Spark has logged (queries.py).
 
 Between two batches the slots stay where they are, in Python processes that Spark keeps for the next tasks, with their
-state and their connections; the master is parked. The tasks of the next batch say what their processes hold. Where these
-are all slots of the attempt that completed the batch before, it goes on: nothing is claimed, connected or restored.
+state and their connections; the coordinator is parked. The tasks of the next batch say what their processes hold. Where
+these are all slots of the attempt that completed the batch before, it goes on: nothing is claimed, connected or restored.
 Otherwise the attempt is given up, and a new one restores from the snapshot. Which of the two happens makes no difference
 but in time.
 """
@@ -28,7 +28,7 @@ from tidegate.runtime.attempts import Restore, left_out
 from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.gathering import Run, RunEnd
 from tidegate.runtime.handle import Handle
-from tidegate.runtime.hosting import MasterHost
+from tidegate.runtime.hosting import CoordinatorHost
 from tidegate.runtime.messages import Offer
 from tidegate.runtime.moving_time import Rest, moves_of_time
 from tidegate.runtime.queries import BatchTimes, Queries, StoreHolders
@@ -63,7 +63,7 @@ class Slots:
 @dataclass(frozen=True, slots=True)
 class _SlotsDeployer:
     slots: Slots
-    master: tuple[str, int]
+    coordinator: tuple[str, int]
     store: str
 
     def deploy(self, attempt: int) -> Slots:
@@ -72,7 +72,7 @@ class _SlotsDeployer:
         run.assign(
             attempt,
             {offer.task: offer.task for offer in run.offers},
-            master=self.master,
+            coordinator=self.coordinator,
             store=self.store,
             times=self.slots.times,
         )
@@ -83,7 +83,7 @@ class _SlotsDeployer:
 class _Live:
     """An attempt, and the micro-batch that it completed last."""
 
-    host: MasterHost
+    host: CoordinatorHost
     handle: Handle
     slots: Slots
     done: MicroBatch | None = None
@@ -224,11 +224,11 @@ class MicroBatches:
         if live is not None and is_held:
             live.slots.run, live.slots.times = run, times
             live.completed.clear()
-            live.host.ask(lambda master: master.go_on(batch))
+            live.host.ask(lambda coordinator: coordinator.go_on(batch))
             run.assign(
                 live.attempt,
                 {offer.task: offer.slot for offer in run.offers if offer.slot is not None},
-                master=live.host.address,
+                coordinator=live.host.address,
                 store=self._store,
                 goes_on=True,
                 times=times,
@@ -251,7 +251,7 @@ class MicroBatches:
         self._set_alarm(wake_ms_of(live.handle.epochs[-1].subtasks))
         live.done = self._done = batch
         live.slots.run = None
-        live.host.ask(lambda master: master.park())
+        live.host.ask(lambda coordinator: coordinator.park())
         self.is_settled = is_held
 
     def _check_none_was_left_out(self, batch: MicroBatch) -> None:
@@ -268,7 +268,7 @@ class MicroBatches:
         slots = Slots(run, times=times)
         completed = threading.Event()
         host = self._job.host(
-            lambda launch, master: _SlotsDeployer(slots, master, self._store),
+            lambda launch, coordinator: _SlotsDeployer(slots, coordinator, self._store),
             store=self._store,
             restore=self._restore,
             micro_batch=batch,
@@ -297,8 +297,9 @@ def _batch_of(offers: list[Offer]) -> MicroBatch:
 
 def _end_epoch(run: Run, live: _Live, rest: Rest | None, *, once: bool) -> None:
     """Waits until all input is read, then until the loops are at rest if there are any, then for a complete snapshot.
-    An epoch that was aborted is tried again; after too many the master gives up. Where operators do their work when an epoch
-    ends (grouped.py), a second end would be a second batch to those that saw the first: then the batch is run again."""
+    An epoch that was aborted is tried again; after too many the coordinator gives up. Where operators do their work when an
+    epoch ends (grouped.py), a second end would be a second batch to those that saw the first: then the batch is run
+    again."""
     handle = live.handle
     asked_after: int | None = None
     while not live.completed.is_set():
@@ -314,7 +315,8 @@ def _end_epoch(run: Run, live: _Live, rest: Rest | None, *, once: bool) -> None:
             last = handle.epochs[-1] if handle.epochs else None
             number = 0 if last is None else last.epoch
             aborted = None if last is None or asked_after is None or number <= asked_after else last.aborted
-            # The master notes a failure before it aborts the epoch: with one the attempt ends, and its error is to come.
+            # The coordinator notes a failure before it aborts the epoch: with one the attempt ends, and its error is to
+            # come.
             if not handle.failures:
                 if once and aborted is not None:
                     raise TidegateError(
@@ -323,7 +325,7 @@ def _end_epoch(run: Run, live: _Live, rest: Rest | None, *, once: bool) -> None:
                     )
                 if asked_after is None or aborted is not None:
                     asked_after = number
-                    live.host.ask(lambda master: master.snapshot())
+                    live.host.ask(lambda coordinator: coordinator.snapshot())
         run.moved.wait(POLL_S)
         run.moved.clear()
 

@@ -329,8 +329,8 @@ def _gone_plan(name: str, entry: OperatorEntry, now: Collection[str], drops: _Dr
             states,
             was=name,
             why=(
-                f"the snapshot holds state of it ({held}), and the job doesn't have it (it has {has}): give an operator this "
-                f"name, or alias={name!r}, to go on with its state, or let it go with drop_state=[{name!r}]"
+                f"the snapshot holds state of it ({held}), and the job doesn't have it (it has {has}): give an operator "
+                f"this name, or alias={name!r}, to go on with its state, or let it go with drop_state=[{name!r}]"
             ),
         )
     return OperatorPlan(name, Fate.DROPPED, states, why="not in the job", was=name)

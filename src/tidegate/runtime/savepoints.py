@@ -10,7 +10,7 @@ From its completion until it is copied the epoch is pinned: it is not released, 
 So savepoints change nothing in how many snapshots are retained, and none is dropped because of one (FAULTS row 3).
 
 Orders come from the handle, and from other processes as files in the job's store, which are looked for now and then; those
-are answered there. All methods run in the master's thread.
+are answered there. All methods run in the coordinator's thread.
 """
 
 from __future__ import annotations

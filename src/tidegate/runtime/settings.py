@@ -15,9 +15,9 @@ import pyarrow as pa
 from tidegate.dataflow.operators.base import KeyedBackend
 from tidegate.errors import JobError
 from tidegate.protocol.alignment import AlignmentMode
-from tidegate.protocol.coordinator import CoordinatorSettings
+from tidegate.protocol.epoch_coordinator import CoordinatorSettings
 from tidegate.protocol.restart import Exponential, FixedDelay, NoRestart, RestartStrategy
-from tidegate.runtime.listening import Listening, master_listening, parse_ports, slot_listening
+from tidegate.runtime.listening import Listening, coordinator_listening, parse_ports, slot_listening
 from tidegate.state.heap import HeapBackend
 from tidegate.types import parse_duration_ms
 
@@ -128,9 +128,11 @@ class Tuning:
     linger_ms: int = 2  # how long a source waits for more records before it sends a small batch
     key_group_count: int = 128  # fixed for the life of a job's state
     chaining: bool = True
-    master_bind_host: str | None = None  # where the master listens; None: loopback, on a cluster as Spark's driver does
-    master_host: str | None = None  # where slots find it, if that isn't where it listens (NAT, a service's name)
-    master_ports: int | str | None = None  # "40000-40019": the first that is free; None: any
+    coordinator_bind_host: str | None = (
+        None  # where the coordinator listens; None: loopback, on a cluster as Spark's driver does
+    )
+    coordinator_host: str | None = None  # where slots find it, if that isn't where it listens (NAT, a service's name)
+    coordinator_ports: int | str | None = None  # "40000-40019": the first that is free; None: any
     slot_ports: int | str | None = None  # the same on the slots' hosts
     heartbeat_ms: int = 1_000
     heartbeat_timeout_ms: int = 30_000  # longer than any single call of a user's function may take
@@ -148,19 +150,19 @@ class Tuning:
             raise JobError(f"deploy_timeout_ms={self.deploy_timeout_ms}: no slot would ever be ready in time")
         if self.loop_memory_bytes < 0:
             raise JobError(f"loop_memory_bytes={self.loop_memory_bytes}: give a number of bytes, 0 for none")
-        parse_ports(self.master_ports, setting="master_ports")
+        parse_ports(self.coordinator_ports, setting="coordinator_ports")
         parse_ports(self.slot_ports, setting="slot_ports")
 
     @property
-    def master_listening(self) -> Listening:
-        return master_listening(
-            bind_host=self.master_bind_host,
-            host=self.master_host,
-            ports=parse_ports(self.master_ports, setting="master_ports"),
+    def coordinator_listening(self) -> Listening:
+        return coordinator_listening(
+            bind_host=self.coordinator_bind_host,
+            host=self.coordinator_host,
+            ports=parse_ports(self.coordinator_ports, setting="coordinator_ports"),
         )
 
     def slot_listening(self, index: int, *, own_end: str) -> Listening:
-        """In the slot's process, whose address on its connection to the master is given."""
+        """In the slot's process, whose address on its connection to the coordinator is given."""
         return slot_listening(
             index, own_end=own_end, environment=os.environ, ports=parse_ports(self.slot_ports, setting="slot_ports")
         )
@@ -204,7 +206,7 @@ DEFAULT_RESTART: RestartStrategy = Exponential(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """Everything the master needs to know beside the plan."""
+    """Everything the coordinator needs to know beside the plan."""
 
     name: str
     snapshots: Snapshots

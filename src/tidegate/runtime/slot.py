@@ -1,8 +1,8 @@
 """A slot: subtask i of every vertex, in one single-threaded loop.
 
 The slot does no I/O of its own and reads no clock: it is given a network, a store, a clock, a background and a way to
-speak to the master, so that the very same code runs in a Spark task and in the simulation. Whoever drives it calls
-`on_message` for what the master says and `step` as long as that makes progress. When the slot has `ended`, it is to be
+speak to the coordinator, so that the very same code runs in a Spark task and in the simulation. Whoever drives it calls
+`on_message` for what the coordinator says and `step` as long as that makes progress. When the slot has `ended`, it is to be
 dropped; a failure has been reported by then.
 """
 
@@ -30,7 +30,7 @@ from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec, fo
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
 from tidegate.errors import ProtocolError, StoreError
 from tidegate.protocol.alignment import AlignmentMode
-from tidegate.protocol.coordinator import Ending
+from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.protocol.ids import ChannelId
 from tidegate.runtime.background import Background
 from tidegate.runtime.clock import BatchTime, Clock
@@ -153,7 +153,7 @@ class Slot:
     def on_message(self, message: Message) -> None:
         try:
             self._handle(message)
-        except Exception as error:  # noqa: BLE001  (whatever it is, the master decides what follows)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the coordinator decides what follows)
             self._fail(error)
 
     def step(self) -> bool:
@@ -181,7 +181,7 @@ class Slot:
             return False
 
     def on_channel_lost(self, reason: str) -> None:
-        """The slot at the other end is gone, as a rule. It knows why, so the master shall hear it from there first;
+        """The slot at the other end is gone, as a rule. It knows why, so the coordinator shall hear it from there first;
         only if nothing comes of that do we report the channel."""
         if self._lost is None:
             self._running = False

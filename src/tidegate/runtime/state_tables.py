@@ -378,8 +378,8 @@ def still_there(snapshot: RestorePoint, rows: Iterable[pa.RecordBatch]) -> Itera
             ""
             if snapshot.is_savepoint
             else (
-                f". The job has released epoch {epoch} since, it seems: read a savepoint, or let the job keep more snapshots "
-                f"with Snapshots(retain=…)"
+                f". The job has released epoch {epoch} since, it seems: read a savepoint, or let the job keep more "
+                f"snapshots with Snapshots(retain=…)"
             )
         )
         raise NotFound(f"{error}{released}") from error

@@ -36,7 +36,7 @@ from tidegate.protocol.alignment import (
     TakeSnapshot,
     Unblock,
 )
-from tidegate.protocol.coordinator import Ending
+from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.protocol.ids import ChannelId, SubtaskId
 from tidegate.protocol.iteration import LoopEnded, LoopQuiet
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, Advanced, WatermarkMerge
@@ -496,7 +496,7 @@ class InnerSubtask(Subtask):
 
 
 class SourceSubtask(Subtask):
-    """A subtask whose head is a source. It starts epochs: the master's trigger takes the place of a marker.
+    """A subtask whose head is a source. It starts epochs: the coordinator's trigger takes the place of a marker.
 
     `halts`: it reads nothing between its marker and the end of the epoch (the experimental stop-the-world protocol).
     """

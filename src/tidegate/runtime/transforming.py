@@ -33,7 +33,7 @@ from tidegate.runtime.clock import SystemClock
 from tidegate.runtime.deployment import Deployment
 from tidegate.runtime.gathering import Run, RunEnd
 from tidegate.runtime.handle import Handle
-from tidegate.runtime.hosting import MakeDeployer, MasterHost, SlotLaunch
+from tidegate.runtime.hosting import CoordinatorHost, MakeDeployer, SlotLaunch
 from tidegate.runtime.settings import Tuning
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.layout import job_address
@@ -117,9 +117,9 @@ class TransformJob(job.Job):
 
     def host(
         self, make_deployer: MakeDeployer, *, store: str, restore: Restore, micro_batch: MicroBatch | None = None
-    ) -> MasterHost:
-        """The master of an attempt whose slots were gathered."""
-        return MasterHost(
+    ) -> CoordinatorHost:
+        """The coordinator of an attempt whose slots were gathered."""
+        return CoordinatorHost(
             self.launch(store),
             make_deployer,
             replan=self._plan_at,
@@ -146,12 +146,12 @@ class GatheredDeployer:
     """The slots are there already."""
 
     run: Run
-    master: tuple[str, int]
+    coordinator: tuple[str, int]
     store: str
 
     def deploy(self, attempt: int) -> Deployment:
         slots = {offer.task: offer.task for offer in self.run.offers}
-        self.run.assign(attempt, slots, master=self.master, store=self.store)
+        self.run.assign(attempt, slots, coordinator=self.coordinator, store=self.store)
         return self.run
 
 
@@ -174,7 +174,7 @@ class Bounded:
         failures: list[bool] = []
         try:
             handle = self.job.host(
-                lambda launch, master: GatheredDeployer(run, master, store), store=store, restore=self.restore
+                lambda launch, coordinator: GatheredDeployer(run, coordinator, store), store=store, restore=self.restore
             ).start()
             try:
                 finish(run, handle, drain=self.drain)

@@ -2,7 +2,7 @@
 
 `DataFrame.mapInArrow(…, barrier=True)` makes Spark ship the code, start all N tasks at once or none, allocate executors
 and notice their loss. The tasks exchange records among themselves and give none to Spark. A failed stage of this kind
-is aborted by Spark, never retried; the master deploys the next attempt.
+is aborted by Spark, never retried; the coordinator deploys the next attempt.
 
 Spark itself looks only every 15 s whether there are enough executors for such a stage, and gives up after ten minutes
 with a text about its own settings. So it is asked here first: what can't ever run is an error at once, and after the
@@ -32,25 +32,27 @@ if TYPE_CHECKING:
 EXECUTORS_POLL_S = 0.1
 # What can be said in Spark's configuration instead of in `Tuning`.
 CONFIGURATION = {
-    "master_bind_host": "spark.tidegate.masterBindHost",
-    "master_host": "spark.tidegate.masterHost",
-    "master_ports": "spark.tidegate.masterPorts",
+    "coordinator_bind_host": "spark.tidegate.coordinatorBindHost",
+    "coordinator_host": "spark.tidegate.coordinatorHost",
+    "coordinator_ports": "spark.tidegate.coordinatorPorts",
     "slot_ports": "spark.tidegate.slotPorts",
 }
 DRIVER_HOST, DRIVER_BIND_ADDRESS = "spark.driver.host", "spark.driver.bindAddress"
 
 
 class SparkDeployer:
-    def __init__(self, spark: SparkSession, launch: SlotLaunch, master: tuple[str, int]) -> None:
+    def __init__(self, spark: SparkSession, launch: SlotLaunch, coordinator: tuple[str, int]) -> None:
         check_task_slots(spark, launch.plan.slots)
         self._spark = spark
         self._launch = launch
         self._payload = launch.packed()
-        self._master = master
+        self._coordinator = coordinator
 
     def deploy(self, attempt: int) -> SparkDeployment:
         name = f"tidegate {self._launch.settings.name}, attempt {attempt}"
-        return SparkDeployment(self._spark, name, self._launch.plan.slots, _slot_task(self._payload, attempt, self._master))
+        return SparkDeployment(
+            self._spark, name, self._launch.plan.slots, _slot_task(self._payload, attempt, self._coordinator)
+        )
 
 
 class SparkDeployment:
@@ -89,14 +91,14 @@ class SparkDeployment:
             context.setJobGroup(self._name, f"{self._name}: task i is slot i", interruptOnCancel=True)
             tasks = self._spark.range(0, self._slots, 1, self._slots)
             tasks.mapInArrow(guarded(self._task), "slot int", barrier=True).collect()
-        except Exception as error:  # noqa: BLE001  (whatever Spark says, the master decides)
+        except Exception as error:  # noqa: BLE001  (whatever Spark says, the coordinator decides)
             why = no_use_in_trying(error, pythons_of(self._spark))
             outcome = _short(error) if why is None else Failure(why, permanent=True)
         finally:
             self._ended = outcome
 
     def _executors_are_there(self) -> bool:
-        """Waits for them. How long is the master's to say, who cancels."""
+        """Waits for them. How long is the coordinator's to say, who cancels."""
         while task_slot_count(self._spark) < self._slots:
             if self._cancelled.wait(EXECUTORS_POLL_S):
                 return False
@@ -115,8 +117,8 @@ def placed(tuning: Tuning, spark: SparkSession) -> Tuning:
 
 
 def placed_by(tuning: Tuning, configuration: Mapping[str, str], *, is_local: bool) -> Tuning:
-    """On a cluster the master listens where Spark's driver does, and slots find it by the same name: whatever was done to
-    let executors reach the driver is enough. On one machine it listens on loopback, whatever Spark does."""
+    """On a cluster the coordinator listens where Spark's driver does, and slots find it by the same name: whatever was done
+    to let executors reach the driver is enough. On one machine it listens on loopback, whatever Spark does."""
     told: dict[str, Any] = {
         name: configuration[key]
         for name, key in CONFIGURATION.items()
@@ -126,10 +128,10 @@ def placed_by(tuning: Tuning, configuration: Mapping[str, str], *, is_local: boo
     driver = _bare(configuration.get(DRIVER_HOST))
     if is_local or driver is None:
         return tuning
-    if tuning.master_host is None and tuning.master_bind_host in (None, *EVERY_ADDRESS):
-        tuning = replace(tuning, master_host=driver)
-    if tuning.master_bind_host is None:
-        tuning = replace(tuning, master_bind_host=_bare(configuration.get(DRIVER_BIND_ADDRESS)) or driver)
+    if tuning.coordinator_host is None and tuning.coordinator_bind_host in (None, *EVERY_ADDRESS):
+        tuning = replace(tuning, coordinator_host=driver)
+    if tuning.coordinator_bind_host is None:
+        tuning = replace(tuning, coordinator_bind_host=_bare(configuration.get(DRIVER_BIND_ADDRESS)) or driver)
     return tuning
 
 
@@ -162,17 +164,17 @@ def check_task_slots(spark: SparkSession, slots: int) -> None:
         raise JobError(
             f"the job asks for slots={slots}, which run at the same time, and this Spark ({context.master}) "
             f"has {count} task slots: give the job slots={count} or fewer, or start Spark with "
-            f"master('local[{slots}]')"
+            f"coordinator('local[{slots}]')"
         )
 
 
-def _slot_task(payload: bytes, attempt: int, master: tuple[str, int]) -> SlotTask:
+def _slot_task(payload: bytes, attempt: int, coordinator: tuple[str, int]) -> SlotTask:
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import BarrierTaskContext
 
         for _ in batches:
             pass
-        run_slot(BarrierTaskContext.get().partitionId(), payload, attempt, master)
+        run_slot(BarrierTaskContext.get().partitionId(), payload, attempt, coordinator)
         return iter(())
 
     return task

@@ -71,10 +71,10 @@ class Job(job.Job):
 
         return replace(self._settings, tuning=placed(self._settings.tuning, self._session()))
 
-    def _deployer(self, launch: SlotLaunch, master: tuple[str, int]) -> Deployer:
+    def _deployer(self, launch: SlotLaunch, coordinator: tuple[str, int]) -> Deployer:
         from tidegate.spark.deploy import SparkDeployer
 
-        return SparkDeployer(self._session(), launch, master)
+        return SparkDeployer(self._session(), launch, coordinator)
 
     def _session(self) -> SparkSession:
         return self._spark or local_session(self.slots)

@@ -274,12 +274,9 @@ class ValueVariable(sparks.ValueState):
             return None if row is None else out(row)
 
         self.get = held if out is as_held else get  # type: ignore[method-assign]
-        self.update = (
-            keep
-            if into is tuple and isinstance(table, HeapRow)
-            # type: ignore[method-assign]
-            else lambda newValue: keep(into(newValue))
-        )
+        takes_rows = into is tuple and isinstance(table, HeapRow)
+        update = keep if takes_rows else lambda newValue: keep(into(newValue))
+        self.update = update  # type: ignore[method-assign]
         self.exists = lambda: held() is not None  # type: ignore[method-assign]
         self.clear = table.clear  # type: ignore[method-assign]
 

@@ -185,7 +185,7 @@ def transform(
             job=job, restore=restore, drain=savepoint_to is None if drain is None else drain, savepoint_to=savepoint_to
         ).conduct
     launch = job.launch()
-    gathering = _gathering_at(launch.settings.tuning.master_listening)
+    gathering = _gathering_at(launch.settings.tuning.coordinator_listening)
     gathering.add(
         transform_id,
         slots,

@@ -11,7 +11,7 @@ folder, so that it can be moved and copied as a whole. Invariants:
   epochs are like that; of others, the caller says how a piece is rewritten.
 - Only a savepoint is ever deleted, by who claimed it, and only the files that its manifest lists; manifest first.
 
-Requests from other processes are files in the job's store, which the running master looks for; its answer is a file
+Requests from other processes are files in the job's store, which the running coordinator looks for; its answer is a file
 beside the request. Who asked removes both. Not here: when an epoch is taken, and what a job does with what it restores.
 """
 

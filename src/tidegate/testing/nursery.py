@@ -2,7 +2,7 @@
 
 A nursery is a process that has imported the engine and does nothing but fork, as Spark's own Python daemon does. A slot gets
 its job through a pipe, and the path, environment, folder and outputs of whoever asked for it, as if that one had started it.
-A nursery ends with the process that opened it; its slots do what slots do when their master is gone.
+A nursery ends with the process that opened it; its slots do what slots do when their coordinator is gone.
 
 Texts hash alike in all processes of one nursery. Who wants to notice that somebody relies on that uses two.
 """
@@ -69,7 +69,7 @@ class Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self.close)
 
-    def start(self, index: int, payload: bytes, attempt: int, master: tuple[str, int]) -> SlotProcess:
+    def start(self, index: int, payload: bytes, attempt: int, coordinator: tuple[str, int]) -> SlotProcess:
         """A process for what `run_slot` is given."""
         here = {
             "path": sys.path,
@@ -77,7 +77,7 @@ class Nursery:
             "folder": os.getcwd(),
             "index": index,
             "attempt": attempt,
-            "master": master,
+            "coordinator": coordinator,
         }
         read, write = os.pipe()
         with os.fdopen(read, "rb"), self._lock:
@@ -144,5 +144,5 @@ def _live(job: int, output: int, errors: int) -> None:
     os.environ.clear()
     os.environ.update(there["environment"])
     os.chdir(there["folder"])
-    host, port = there["master"]
+    host, port = there["coordinator"]
     run_slot(there["index"], payload, there["attempt"], (host, port))

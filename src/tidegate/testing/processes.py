@@ -2,8 +2,8 @@
 
     job = ProcessJob("counts", slots=2, snapshots=tg.Snapshots(every="1 s", to=folder))
 
-Each slot is a process of its own that gets the job through a pipe and connects to the master like any other. It is forked
-from one that has imported Tidegate and nothing else (nursery.py).
+Each slot is a process of its own that gets the job through a pipe and connects to the coordinator like any other. It is
+forked from one that has imported Tidegate and nothing else (nursery.py).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _NURSERIES = (Nursery(), Nursery())
 class ProcessJob(job.Job):
     """A job whose slots are subprocesses."""
 
-    def _deployer(self, launch: SlotLaunch, master: tuple[str, int]) -> Deployer:
-        return ProcessDeployer(launch, master)
+    def _deployer(self, launch: SlotLaunch, coordinator: tuple[str, int]) -> Deployer:
+        return ProcessDeployer(launch, coordinator)
 
 
 class ProcessDeployer:
-    def __init__(self, launch: SlotLaunch, master: tuple[str, int]) -> None:
+    def __init__(self, launch: SlotLaunch, coordinator: tuple[str, int]) -> None:
         self._slots = launch.plan.slots
         self._payload = launch.packed()
-        self._master = master
+        self._coordinator = coordinator
 
     def deploy(self, attempt: int) -> ProcessDeployment:
-        return ProcessDeployment(self._slots, self._payload, attempt, self._master)
+        return ProcessDeployment(self._slots, self._payload, attempt, self._coordinator)
 
 
 class ProcessDeployment:
-    def __init__(self, slots: int, payload: bytes, attempt: int, master: tuple[str, int]) -> None:
-        self.processes = [_NURSERIES[index % 2].start(index, payload, attempt, master) for index in range(slots)]
+    def __init__(self, slots: int, payload: bytes, attempt: int, coordinator: tuple[str, int]) -> None:
+        self.processes = [_NURSERIES[index % 2].start(index, payload, attempt, coordinator) for index in range(slots)]
 
     def ended(self) -> str | None:
         ended = [process.ended() for process in self.processes]

@@ -1,4 +1,4 @@
-"""Coordinator, alignment and pending commits together, over a small graph and a network that delays and repeats.
+"""EpochCoordinator, alignment and pending commits together, over a small graph and a network that delays and repeats.
 
     source[0] ─┬─► count[0] ─┐
                ╳             ├─► sink[0]
@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from tidegate.protocol import alignment as local
-from tidegate.protocol import coordinator as central
+from tidegate.protocol import epoch_coordinator as central
 from tidegate.protocol.alignment import Alignment
 from tidegate.protocol.commit import PendingCommits
-from tidegate.protocol.coordinator import AbortReason, Coordinator, CoordinatorSettings, Ending
+from tidegate.protocol.epoch_coordinator import AbortReason, CoordinatorSettings, Ending, EpochCoordinator
 from tidegate.protocol.ids import ChannelId, SubtaskId
 
 Record = tuple[int, int]  # (source, number)
@@ -63,7 +63,7 @@ class World:
         self.committed: list[Record] = []
         self.completed: list[int] = []
         self.finished: Ending | None = None
-        self.coordinator = Coordinator(
+        self.coordinator = EpochCoordinator(
             subtasks=frozenset(self.subtasks),
             sources=frozenset(SOURCES),
             enders=frozenset(SOURCES),

@@ -1,10 +1,10 @@
-"""Orders for savepoints, and what the master makes of them, for tests of a master in memory."""
+"""Orders for savepoints, and what the coordinator makes of them, for tests of a coordinator in memory."""
 
 from __future__ import annotations
 
 import itertools
 
-from tests.unit.runtime.test_master import World
+from tests.unit.runtime.test_coordinator import World
 from tidegate.runtime import messages
 from tidegate.runtime.messages import Trigger
 from tidegate.runtime.savepoints import SavepointOrder
@@ -15,7 +15,7 @@ _numbers = itertools.count()
 
 
 def new_folder() -> str:
-    return f"memory://test-master-savepoints-{next(_numbers)}"
+    return f"memory://test-coordinator-savepoints-{next(_numbers)}"
 
 
 def files_at(address: str) -> dict[str, bytes]:
@@ -26,7 +26,7 @@ def files_at(address: str) -> dict[str, bytes]:
 
 def ordered(world: World, to: str | None = None) -> SavepointOrder:
     order = SavepointOrder(to or new_folder())
-    world.master.savepoint(order)
+    world.coordinator.savepoint(order)
     world.held.deliver()  # the folder is empty
     return order
 
@@ -48,5 +48,5 @@ def triggers(world: World) -> list[tuple[int, str | None, bool]]:
 
 
 def end_input(world: World) -> None:
-    for slot in range(world.master.plan.slots):
-        world.master.on_message(slot, messages.InputEnded(0, slot))
+    for slot in range(world.coordinator.plan.slots):
+        world.coordinator.on_message(slot, messages.InputEnded(0, slot))

@@ -61,7 +61,9 @@ class Conductor:
 
     def conduct(self, run: Run) -> RunEnd:
         self.runs.append(run)
-        run.assign(len(self.runs), {offer.task: offer.task for offer in run.offers}, master=("here", 1), store="memory://s")
+        run.assign(
+            len(self.runs), {offer.task: offer.task for offer in run.offers}, coordinator=("here", 1), store="memory://s"
+        )
         give_up_s = time.monotonic() + WITHIN_S
         while run.ended() is None and not run.read and not self.over and time.monotonic() < give_up_s:
             run.moved.wait(0.05)
@@ -81,7 +83,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def gathering() -> Iterator[Gathering]:
-    gathering = Gathering(Tuning().master_listening)
+    gathering = Gathering(Tuning().coordinator_listening)
     yield gathering
     gathering.close()
 

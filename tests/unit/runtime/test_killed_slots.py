@@ -16,9 +16,9 @@ import pytest
 import tidegate as tg
 from tests.jobs import alive, build_ledger, check_clean, check_ledger, check_order, committed, completed, ledger_of, until
 from tests.unit.runtime.conftest import Bench
-from tidegate.runtime import master
+from tidegate.runtime import coordinator
+from tidegate.runtime.coordinator import Deployer
 from tidegate.runtime.hosting import SlotLaunch
-from tidegate.runtime.master import Deployer
 from tidegate.testing.processes import ProcessDeployer, ProcessDeployment, ProcessJob
 from tidegate.testing.scripted import AwaitSnapshot, Crash, Kill, Pause, ScriptedSource
 
@@ -114,12 +114,12 @@ class _Unreachable(ProcessDeployment):
 
 class _UnreachableDeployer(ProcessDeployer):
     def deploy(self, attempt: int) -> ProcessDeployment:
-        return _Unreachable(self._slots, self._payload, attempt, self._master)
+        return _Unreachable(self._slots, self._payload, attempt, self._coordinator)
 
 
 class UnreachableJob(ProcessJob):
-    def _deployer(self, launch: SlotLaunch, master: tuple[str, int]) -> Deployer:
-        return _UnreachableDeployer(launch, master)
+    def _deployer(self, launch: SlotLaunch, coordinator: tuple[str, int]) -> Deployer:
+        return _UnreachableDeployer(launch, coordinator)
 
 
 def files_in(*folders: Path) -> dict[str, int]:
@@ -128,7 +128,7 @@ def files_in(*folders: Path) -> dict[str, int]:
 
 def test_a_zombie_ends_itself_and_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """FAULTS row 13: an old slot is stopped, the new attempt commits, then the old one goes on."""
-    monkeypatch.setattr(master, "GONE_TIMEOUT_MS", 200)
+    monkeypatch.setattr(coordinator, "GONE_TIMEOUT_MS", 200)
     rows = 20_000
     handle = bench.ledger(rows=rows, rate=5_000, tuning=QUICK, make=UnreachableJob, gated=True)
     until(lambda: completed(handle), "a snapshot", handle=handle)
@@ -157,7 +157,7 @@ def test_a_zombie_ends_itself_and_changes_nothing(bench: Bench, monkeypatch: pyt
 def test_a_zombie_that_wakes_up_after_the_end_leaves_the_output_as_it_is(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(master, "GONE_TIMEOUT_MS", 200)
+    monkeypatch.setattr(coordinator, "GONE_TIMEOUT_MS", 200)
     rows = 10_000
     handle = bench.ledger(rows=rows, rate=5_000, tuning=QUICK, make=UnreachableJob, gated=True)
     until(lambda: completed(handle), "a snapshot", handle=handle)

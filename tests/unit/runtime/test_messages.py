@@ -1,4 +1,4 @@
-"""The codec between slots and master: every message survives the wire, and nothing else gets through."""
+"""The codec between slots and coordinator: every message survives the wire, and nothing else gets through."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.runtime.test_master import World
+from tests.unit.runtime.test_coordinator import World
 from tidegate.errors import JobFailed, RestoreError, TidegateError
 from tidegate.runtime.attempts import batch_before
 from tidegate.runtime.exchange import Traffic
@@ -73,12 +73,12 @@ def test_whatever_else_is_there_is_an_error_that_says_what_to_do() -> None:
 def begin(store: MemoryStore, number: int) -> World:
     """A run of this micro-batch, of an attempt of its own."""
     world = World(store=store, micro_batch=MicroBatch("q", number))
-    assert world.master.failures == []
+    assert world.coordinator.failures == []
     return world.run()
 
 
 def complete(world: World) -> int:
-    world.master.snapshot()
+    world.coordinator.snapshot()
     return world.complete()
 
 
@@ -96,17 +96,17 @@ def test_a_snapshot_is_valid_until_its_batch_is_complete_again() -> None:
         complete(begin(store, number))
     assert kept(store) == [(1, 2), (2, 3)]
     again = begin(store, 2)
-    assert again.master.attempts[-1].restored_epoch == 2, "that of micro-batch 1"
+    assert again.coordinator.attempts[-1].restored_epoch == 2, "that of micro-batch 1"
     assert kept(store) == [(1, 2), (2, 3)], "the run may fail, and Spark go on all the same"
-    again.master.on_lost(0, "killed")
+    again.coordinator.on_lost(0, "killed")
     again.turn()
     assert kept(store) == [(1, 2), (2, 3)]
-    assert begin(store, 3).master.attempts[-1].restored_epoch == 3, "Spark has committed 2, with the first run's output"
+    assert begin(store, 3).coordinator.attempts[-1].restored_epoch == 3, "Spark has committed 2, with the first run's output"
 
     third = begin(store, 2)
-    assert third.master.attempts[-1].restored_epoch == 2
+    assert third.coordinator.attempts[-1].restored_epoch == 2
     complete(third)
-    assert kept(store) == [(1, 2), (2, third.master.attempt)], "one that is complete takes the place of the other"
+    assert kept(store) == [(1, 2), (2, third.coordinator.attempt)], "one that is complete takes the place of the other"
     complete(begin(store, 3))
     assert [number for number, _ in kept(store)] == [2, 3]
 
@@ -115,25 +115,25 @@ def test_a_first_batch_that_runs_again_begins_with_nothing_and_keeps_its_snapsho
     store = MemoryStore()
     complete(begin(store, 0))
     again = begin(store, 0)
-    assert again.master.attempts[-1].restored_epoch is None and kept(store) == [(0, 1)]
+    assert again.coordinator.attempts[-1].restored_epoch is None and kept(store) == [(0, 1)]
     complete(again)
     assert kept(store) == [(0, 2)]
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_fails_a_batch_finds_the_newest_snapshot_of_the_one_before(seed: int) -> None:
-    """Runs that complete, that fail, and whose master is gone before what they replace is let go; batches that Spark runs
-    again, or commits because an earlier run was enough."""
+    """Runs that complete, that fail, and whose coordinator is gone before what they replace is let go; batches that Spark
+    runs again, or commits because an earlier run was enough."""
     chance = random.Random(seed)
     store = MemoryStore()
     number, newest = 0, {-1: 0}  # the epoch of each batch's newest complete snapshot
     for _ in range(30):
         world = begin(store, number)
-        assert (world.master.attempts[-1].restored_epoch or 0) == newest[number - 1]
-        world.master.snapshot()
+        assert (world.coordinator.attempts[-1].restored_epoch or 0) == newest[number - 1]
+        world.coordinator.snapshot()
         match chance.randrange(4):
             case 0:
-                world.master.on_lost(0, "killed")
+                world.coordinator.on_lost(0, "killed")
                 world.turn()
             case 1:
                 epoch = world.acknowledge()
@@ -194,31 +194,31 @@ class Script:
 def test_the_error_of_a_users_function_is_what_a_run_ends_with(once: bool) -> None:
     """Between the end of its attempt and that of the job, the epoch is aborted, and nobody is to be misled by that."""
     world = World(micro_batch=MicroBatch("q", 0)).run()
-    master = world.master
-    handle = Handle("m", master, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
+    coordinator = world.coordinator
+    handle = Handle("m", coordinator, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
     live: Any = SimpleNamespace(
-        handle=handle, completed=threading.Event(), host=SimpleNamespace(ask=lambda request: request(master))
+        handle=handle, completed=threading.Event(), host=SimpleNamespace(ask=lambda request: request(coordinator))
     )
 
     def fail() -> None:
-        assert master.epochs[-1].aborted is None
-        master.on_message(0, Failed(0, "it raised", "divide", "ZeroDivisionError: division by zero", "Row(id=500)"))
-        assert master.epochs[-1].aborted == "the attempt ended" and not master.status.terminal
+        assert coordinator.epochs[-1].aborted is None
+        coordinator.on_message(0, Failed(0, "it raised", "divide", "ZeroDivisionError: division by zero", "Row(id=500)"))
+        assert coordinator.epochs[-1].aborted == "the attempt ended" and not coordinator.status.terminal
 
     script: Any = Script(fail, lambda: None, lambda: None, world.turn)
     with pytest.raises(JobFailed, match=r"(?s)in operator 'divide', at record Row\(id=500\):\nZeroDivisionError"):
         _end_epoch(script, live, None, once=once)
-    assert len(master.epochs) == 1, "no other epoch was asked for"
+    assert len(coordinator.epochs) == 1, "no other epoch was asked for"
 
 
 def test_an_epoch_that_was_aborted_is_no_error_of_the_users() -> None:
     world = World(micro_batch=MicroBatch("q", 0), tolerable_failures=3).run()
-    handle = Handle("m", world.master, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
+    handle = Handle("m", world.coordinator, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
     live: Any = SimpleNamespace(
-        handle=handle, completed=threading.Event(), host=SimpleNamespace(ask=lambda request: request(world.master))
+        handle=handle, completed=threading.Event(), host=SimpleNamespace(ask=lambda request: request(world.coordinator))
     )
     decline = Decline(0, 0, 1, "no space left")
-    script: Any = Script(lambda: world.master.on_message(0, decline))
+    script: Any = Script(lambda: world.coordinator.on_message(0, decline))
     with pytest.raises(TidegateError, match=r"the micro-batch has to run again, .*no space left"):
         _end_epoch(script, live, None, once=True)
 

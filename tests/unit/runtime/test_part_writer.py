@@ -1,8 +1,8 @@
 """Chains of files: what a subtask writes, epoch after epoch, is its state at every complete one.
 
 Random programs write and delete keys, freeze, complete, abort, fail to write, ask for full snapshots, and go on in another
-attempt. Files that no retained snapshot lists are deleted at once, as the master would, so a piece that refers to one is
-found out.
+attempt. Files that no retained snapshot lists are deleted at once, as the coordinator would, so a piece that refers to one
+is found out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROUPS = 8
 
 
 class Subtask:
-    """The only subtask of one operator, with its master: manifests in a list, the newest `retain` of them live."""
+    """The only subtask of one operator, with its coordinator: manifests in a list, the newest `retain` of them live."""
 
     def __init__(self, *, retain: int = 1) -> None:
         self.store = MemoryStore()

@@ -2,7 +2,7 @@
 
     python -m tidegate.testing.simulation --seeds 300
 
-Slots and masters do no I/O of their own; here they are given a simulated clock, network, store and background, under
+Slots and coordinators do no I/O of their own; here they are given a simulated clock, network, store and background, under
 a seeded scheduler that lets processes crash, stop and linger, messages be late or lost, writes be torn. The seed draws
 the dataflow, among them random graphs with and without loops, and the mode of alignment. Whatever it lets happen, the
 committed output must be that of a sequential computation (where records may be processed twice: none of it may be

@@ -2,7 +2,7 @@
 
 A real background thread runs beside the slot's loop, and a slot that is being restored reads beside everything else.
 Here such work runs in a coroutine: it stops at every access to the store, and where the heap gives the interpreter
-away, until the scheduler lets it go on. Between, anything may happen: steps of its own slot, a crash, another master.
+away, until the scheduler lets it go on. Between, anything may happen: steps of its own slot, a crash, another coordinator.
 
 Python has no coroutines that stop inside a plain call, so each is a thread that runs only while somebody waits for it
 in `resume`. At every moment exactly one thread runs, and the scheduler says which: the run is as good as

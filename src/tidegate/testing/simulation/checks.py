@@ -1,6 +1,6 @@
 """What must never happen, watched while a run goes on, and what must be true at its end (FAULTS.md).
 
-The witness sees every change of the store, every announcement of a master and every commit outside. The checks at the
+The witness sees every change of the store, every announcement of a coordinator and every commit outside. The checks at the
 end read the store as anybody could: through the catalogue, with the engine's own reading code, at other parallelisms
 than the one that wrote it.
 """
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidegate.dataflow.in_flight import FEEDBACK
 from tidegate.errors import NotFound
-from tidegate.protocol.coordinator import Ending
+from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.protocol.recovery import Redistribution
 from tidegate.runtime.messages import Complete, Message
 from tidegate.runtime.restoring import restored_rows
@@ -79,7 +79,7 @@ class Witness:
         manifest, origin = layout.parse_manifest_name(name), layout.parse_origin_name(name)
         if manifest is not None:
             self.completed.append((manifest.epoch, manifest.attempt))
-            # One that a fenced master creates late is dead, and its files may be gone already.
+            # One that a fenced coordinator creates late is dead, and its files may be gone already.
             alive = manifest in live_manifests(self._memory)
             created = Manifest.from_bytes(self._memory.files[name], name=name)
             for file in created.files():
@@ -135,7 +135,7 @@ class Witness:
             self._needed = names
         return self._needed
 
-    # Masters.
+    # Coordinators.
 
     def on_announced(self, attempt: int, message: Message) -> None:
         if not isinstance(message, Complete) or (message.epoch, attempt) in self.announced[-1:]:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from tidegate.store.memory import Fail, Flip, LoseReply, Operation, Tear
 from tidegate.testing.simulation.external import Transaction
 from tidegate.testing.simulation.network import Wiring
-from tidegate.testing.simulation.processes import MasterProcess, SlotProcess
+from tidegate.testing.simulation.processes import CoordinatorProcess, SlotProcess
 from tidegate.testing.simulation.store import Mishap
 from tidegate.testing.simulation.world import ProcessCrashed, World
 
@@ -75,7 +75,7 @@ class Stage(Protocol):
 
     def living_wirings(self) -> list[Wiring]: ...
 
-    def current_master(self) -> MasterProcess | None: ...
+    def current_coordinator(self) -> CoordinatorProcess | None: ...
 
     def take_over(self) -> None: ...
 
@@ -225,7 +225,7 @@ class Faults:
         return f"{victim.name} for {for_us // 1000} ms"
 
     def _background_stalls(self, process: Any) -> str | None:
-        victim = process if isinstance(process, MasterProcess) else self._victim(process)
+        victim = process if isinstance(process, CoordinatorProcess) else self._victim(process)
         if victim is None:
             return None
         for_us = self._for_a_while_us()
@@ -253,7 +253,7 @@ class Faults:
 
     def _goes_astray(self, process: Any, how: str) -> str | None:
         """The message at hand, or the next one that gets there."""
-        where = process if isinstance(process, SlotProcess | MasterProcess) else self._victim(process)
+        where = process if isinstance(process, SlotProcess | CoordinatorProcess) else self._victim(process)
         if where is None or not where.alive:
             return None
         where.astray = how
@@ -271,27 +271,27 @@ class Faults:
         self.stage.trip.armed = True
         return "at the next record"
 
-    def _master_dies(self, _: Any) -> str | None:
-        master = self.stage.current_master()
-        if master is None:
+    def _coordinator_dies(self, _: Any) -> str | None:
+        coordinator = self.stage.current_coordinator()
+        if coordinator is None:
             return None
-        master.crash("by a fault")
-        return master.name
+        coordinator.crash("by a fault")
+        return coordinator.name
 
-    def _master_is_taken_over(self, _: Any) -> str | None:
-        master = self.stage.current_master()
-        if master is None:
+    def _coordinator_is_taken_over(self, _: Any) -> str | None:
+        coordinator = self.stage.current_coordinator()
+        if coordinator is None:
             return None
         self.stage.take_over()
-        return f"{master.name} lives on"
+        return f"{coordinator.name} lives on"
 
-    def _master_stops(self, _: Any) -> str | None:
-        master = self.stage.current_master()
-        if master is None:
+    def _coordinator_stops(self, _: Any) -> str | None:
+        coordinator = self.stage.current_coordinator()
+        if coordinator is None:
             return None
         for_us = self._for_a_while_us()
-        master.frozen_until_us = self.stage.world.now_us + for_us
-        return f"{master.name} for {for_us // 1000} ms"
+        coordinator.frozen_until_us = self.stage.world.now_us + for_us
+        return f"{coordinator.name} for {for_us // 1000} ms"
 
     def _store_fails(self, _: Any) -> str:
         operation = self.rng.choice((None, Operation.WRITE, Operation.WRITE, *Operation))
@@ -328,9 +328,9 @@ _KINDS: dict[str, tuple[Callable[[Faults, Any], str | None], int]] = {
     "message is lost": (Faults._message_is_lost, 2),
     "message is doubled": (Faults._message_is_doubled, 2),
     "function raises": (Faults._function_raises, 2),
-    "master dies": (Faults._master_dies, 2),
-    "master is taken over": (Faults._master_is_taken_over, 2),
-    "master stops": (Faults._master_stops, 1),
+    "coordinator dies": (Faults._coordinator_dies, 2),
+    "coordinator is taken over": (Faults._coordinator_is_taken_over, 2),
+    "coordinator stops": (Faults._coordinator_stops, 1),
     "store fails": (Faults._store_fails, 4),
     "dies at the store": (Faults._dies_at_the_store, 4),
     "bit flips": (Faults._bit_flips, 1),

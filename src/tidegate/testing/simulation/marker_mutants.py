@@ -15,9 +15,9 @@ import pyarrow as pa
 from tidegate.channels.elements import Marker
 from tidegate.dataflow.in_flight import FEEDBACK
 from tidegate.dataflow.operators import sink, source
-from tidegate.protocol import alignment, coordinator, iteration
+from tidegate.protocol import alignment, epoch_coordinator, iteration
 from tidegate.protocol.alignment import AlignmentMode, ForwardMarker, TakeSnapshot
-from tidegate.runtime import in_flight, master, slot, subtask
+from tidegate.runtime import coordinator, in_flight, slot, subtask
 from tidegate.runtime.in_flight import Place
 from tidegate.testing.simulation.faults import FaultRates
 from tidegate.testing.simulation.mutant import RESTORES, Mutant
@@ -241,9 +241,9 @@ def _quiet_relays(original: Any) -> Any:
 
 
 def _acknowledged_in_any_epoch(original: Any) -> Any:
-    def on_acknowledged(self: coordinator.Coordinator, event: Any) -> Any:
+    def on_acknowledged(self: epoch_coordinator.EpochCoordinator, event: Any) -> Any:
         if self._active is not None and event.epoch < self._active.epoch:
-            event = coordinator.SnapshotAcknowledged(event.subtask, self._active.epoch, event.payload)
+            event = epoch_coordinator.SnapshotAcknowledged(event.subtask, self._active.epoch, event.payload)
         return original(self, event)
 
     return on_acknowledged
@@ -271,10 +271,10 @@ def _commit_this_one_only(original: Any) -> Any:
 def _final_without_loops(original: Any) -> Any:
     """The job is taken to have ended when its sources have."""
 
-    def feed(self: master.Master, event: Any) -> None:
-        if self._coordinator is not None:
-            self._coordinator._enders = self._sources
-            if isinstance(event, coordinator.InputEnded) and event.subtask not in self._sources:
+    def feed(self: coordinator.Coordinator, event: Any) -> None:
+        if self._epoch_coordinator is not None:
+            self._epoch_coordinator._enders = self._sources
+            if isinstance(event, epoch_coordinator.InputEnded) and event.subtask not in self._sources:
                 return
         original(self, event)
 
@@ -485,7 +485,7 @@ MARKER_MUTANTS = (
         "an acknowledgement of an aborted epoch counts for the next",
         row=6,
         rates=FaultRates(kinds=("background stalls", "slot dies"), most_faults=24),
-        patches=((coordinator.Coordinator, "_on_acknowledged", _acknowledged_in_any_epoch),),
+        patches=((epoch_coordinator.EpochCoordinator, "_on_acknowledged", _acknowledged_in_any_epoch),),
     ),
     Mutant(
         "triggered again",
@@ -509,7 +509,7 @@ MARKER_MUTANTS = (
         row=6,
         modes=ALL,
         job="retries",
-        patches=((master.Master, "_feed", _final_without_loops),),
+        patches=((coordinator.Coordinator, "_feed", _final_without_loops),),
     ),
     Mutant(
         "ends are not told",

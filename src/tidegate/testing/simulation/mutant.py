@@ -15,7 +15,7 @@ from tidegate.testing.simulation.faults import FaultRates
 from tidegate.testing.simulation.simulation import Interruption, Simulation
 
 # For mutants that only show after a restore: more of what leads to one.
-RESTORES = FaultRates(kinds=("slot dies", "function raises", "dies at the store", "master dies"), most_faults=12)
+RESTORES = FaultRates(kinds=("slot dies", "function raises", "dies at the store", "coordinator dies"), most_faults=12)
 
 # For those that only show when a snapshot is restored at another parallelism: that, again and again.
 RESCALES = tuple(Interruption(90_000, "cancel", slots) for slots in 2 * (3, 2, 4))

@@ -24,7 +24,7 @@ from tidegate.runtime.messages import Message, from_wire, to_wire
 from tidegate.testing.simulation.world import World
 
 if TYPE_CHECKING:
-    from tidegate.testing.simulation.processes import MasterProcess, SlotProcess
+    from tidegate.testing.simulation.processes import CoordinatorProcess, SlotProcess
 
 CHANNEL_US = 200
 LINK_US = 400
@@ -280,17 +280,17 @@ class _Direction:
 
 
 class ControlLink:
-    """Between one slot and the master that it belongs to."""
+    """Between one slot and the coordinator that it belongs to."""
 
-    def __init__(self, world: World, slot: SlotProcess, master: MasterProcess) -> None:
+    def __init__(self, world: World, slot: SlotProcess, coordinator: CoordinatorProcess) -> None:
         self.slot = slot
-        self.master = master
-        self.up = _Direction(world, lambda wire: master.arrived(self, wire))
+        self.coordinator = coordinator
+        self.up = _Direction(world, lambda wire: coordinator.arrived(self, wire))
         self.down = _Direction(world, slot.arrived)
 
 
-class MasterLinks:
-    """`runtime.master.Links`."""
+class CoordinatorLinks:
+    """`runtime.coordinator.Links`."""
 
     def __init__(self, world: World, announced: Callable[[int, Message], None]) -> None:
         self.expected: int | None = None

@@ -1,6 +1,6 @@
-"""The simulated processes: a slot's, and the driver's with the master in it.
+"""The simulated processes: a slot's, and the driver's with the coordinator in it.
 
-They stand where `runtime/hosting.py` stands in the real world, around the same `Slot` and `Master`. One turn of a
+They stand where `runtime/hosting.py` stands in the real world, around the same `Slot` and `Coordinator`. One turn of a
 process does one thing of those that wait for it: a message, an outcome of background work, a step. A process can be
 stopped for a while (as by SIGSTOP), can end by itself, and can die at any moment; its files, and what it sent before,
 stay.
@@ -15,14 +15,14 @@ from typing import Protocol
 
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import ProtocolError
-from tidegate.runtime.master import Master
+from tidegate.runtime.coordinator import Coordinator
 from tidegate.runtime.messages import Deploy, Failed, Message, Register
 from tidegate.runtime.settings import JobSettings
 from tidegate.runtime.slot import Slot, SlotWorld
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.testing.simulation.background import Coroutine, Coroutines, SimulatedBackground
-from tidegate.testing.simulation.network import ControlLink, MasterLinks, SlotNetwork, Wiring, decoded
+from tidegate.testing.simulation.network import ControlLink, CoordinatorLinks, SlotNetwork, Wiring, decoded
 from tidegate.testing.simulation.world import ProcessCrashed, World
 
 TURN_US = 120
@@ -59,9 +59,9 @@ class Surroundings(Protocol):
     world: World
     coroutines: Coroutines
 
-    def store_for(self, process: SlotProcess | MasterProcess) -> Store: ...
+    def store_for(self, process: SlotProcess | CoordinatorProcess) -> Store: ...
 
-    def note(self, occasion: str, process: SlotProcess | MasterProcess) -> None: ...
+    def note(self, occasion: str, process: SlotProcess | CoordinatorProcess) -> None: ...
 
     def announced(self, attempt: int, message: Message) -> None: ...
 
@@ -121,7 +121,7 @@ class _Process:
         return how
 
     def _turn(self) -> None:
-        raise AssertionError("a process is a slot's or a master's")
+        raise AssertionError("a process is a slot's or a coordinator's")
 
 
 class SlotProcess(_Process):
@@ -133,15 +133,15 @@ class SlotProcess(_Process):
         attempt: int,
         settings: JobSettings,
         wiring: Wiring,
-        master: MasterProcess,
+        coordinator: CoordinatorProcess,
         on_end: Callable[[], None],
     ) -> None:
         super().__init__(surroundings, f"slot {index} of attempt {attempt}")
         self.index = index
         self.attempt = attempt
         self.wiring = wiring
-        self.link = ControlLink(self._world, self, master)
-        self._master = master
+        self.link = ControlLink(self._world, self, coordinator)
+        self._coordinator = coordinator
         self._on_end = on_end
         self._inbox: deque[str | None] = deque()
         self._lost_channels: deque[str] = deque()
@@ -153,14 +153,14 @@ class SlotProcess(_Process):
             background=self.background,
             tell=self._tell,
         )
-        self.slot = Slot(index, plan=master.plan, settings=settings, attempt=attempt, world=world)
+        self.slot = Slot(index, plan=coordinator.plan, settings=settings, attempt=attempt, world=world)
         self._world.after(self._world.delay_us("boot", BOOT_US), self._boot)
 
     def _boot(self) -> None:
         if not self.alive:
             return
-        if not self._master.admits(self.link):
-            self._world.tell(f"{self.name}: refused by {self._master.name}")
+        if not self._coordinator.admits(self.link):
+            self._world.tell(f"{self.name}: refused by {self._coordinator.name}")
             self.end()
             return
         self._tell(Register(self.index, "simulation", self.index, 1000 * self.attempt + self.index))
@@ -292,10 +292,10 @@ class SlotProcess(_Process):
 
 
 class SimulatedDeployment:
-    """`runtime.master.Deployment`. As on Spark, a stage that is over may leave processes behind."""
+    """`runtime.coordinator.Deployment`. As on Spark, a stage that is over may leave processes behind."""
 
     def __init__(
-        self, surroundings: Surroundings, *, attempt: int, settings: JobSettings, slots: int, master: MasterProcess
+        self, surroundings: Surroundings, *, attempt: int, settings: JobSettings, slots: int, coordinator: CoordinatorProcess
     ) -> None:
         self.wiring = surroundings.new_wiring()
         self._world = surroundings.world
@@ -307,7 +307,7 @@ class SimulatedDeployment:
                 attempt=attempt,
                 settings=settings,
                 wiring=self.wiring,
-                master=master,
+                coordinator=coordinator,
                 on_end=self._one_ended,
             )
             for index in range(slots)
@@ -340,29 +340,29 @@ class _Deployer:
     surroundings: Surroundings
     settings: JobSettings
     slots: int
-    master: MasterProcess
+    coordinator: CoordinatorProcess
 
     def deploy(self, attempt: int) -> SimulatedDeployment:
         deployment = SimulatedDeployment(
-            self.surroundings, attempt=attempt, settings=self.settings, slots=self.slots, master=self.master
+            self.surroundings, attempt=attempt, settings=self.settings, slots=self.slots, coordinator=self.coordinator
         )
-        self.master.deployments.append(deployment)
+        self.coordinator.deployments.append(deployment)
         return deployment
 
 
-class MasterProcess(_Process):
-    """A driver. It ends when its master has come to a terminal status."""
+class CoordinatorProcess(_Process):
+    """A driver. It ends when its coordinator has come to a terminal status."""
 
     def __init__(
         self, surroundings: Surroundings, *, number: int, settings: JobSettings, plan: Plan, on_end: Callable[[], None]
     ) -> None:
-        super().__init__(surroundings, f"master {number}")
+        super().__init__(surroundings, f"coordinator {number}")
         self.plan = plan  # the slots share it: an operator has its own copy of what it changes
         self.copies = SimulatedBackground(self._world, surroundings.coroutines, self)
         self.deployments: list[SimulatedDeployment] = []
-        self.links = MasterLinks(self._world, surroundings.announced)
+        self.links = CoordinatorLinks(self._world, surroundings.announced)
         catalog = SnapshotCatalog(surroundings.store_for(self), claimant=self.name)
-        self.master = Master(
+        self.coordinator = Coordinator(
             plan=plan,
             settings=settings,
             catalog=catalog,
@@ -374,15 +374,15 @@ class MasterProcess(_Process):
         )
         self._on_end = on_end
         self._inbox: deque[tuple[ControlLink, str | None]] = deque()
-        self._requests: deque[Callable[[Master], None]] = deque()
-        self.master.start()
+        self._requests: deque[Callable[[Coordinator], None]] = deque()
+        self.coordinator.start()
         self._tick_later()
 
     def admits(self, link: ControlLink) -> bool:
         return self.alive and self.links.admit(link)
 
-    def request(self, request: Callable[[Master], None]) -> None:
-        """What a user asks of the master, in its own time."""
+    def request(self, request: Callable[[Coordinator], None]) -> None:
+        """What a user asks of the coordinator, in its own time."""
         self._requests.append(request)
         self.wake_soon()
 
@@ -396,12 +396,12 @@ class MasterProcess(_Process):
             waiting.append(self._take_message)
         waiting += [background.deliver for background in (self.background, self.copies) if background.has_outcomes]
         if self._requests:
-            waiting.append(lambda: self._requests.popleft()(self.master))
+            waiting.append(lambda: self._requests.popleft()(self.coordinator))
         if waiting:
             self._world.rng.choice(waiting)()
             if not self.alive:
                 return
-        if self.master.status.terminal:
+        if self.coordinator.status.terminal:
             self.end()
         elif self._inbox or self.background.has_outcomes or self.copies.has_outcomes or self._requests:
             self.wake_soon()
@@ -413,7 +413,7 @@ class MasterProcess(_Process):
         if wire is None:
             self.links.forget(link)
             self._world.tell(f"{self.name}: {link.slot.name} is lost")
-            self.master.on_lost(link.slot.index, "the link is gone")
+            self.coordinator.on_lost(link.slot.index, "the link is gone")
             return
         try:
             message = decoded(wire)
@@ -434,7 +434,7 @@ class MasterProcess(_Process):
                 return
             case "doubled":
                 self._inbox.appendleft((link, wire))
-        self.master.on_message(link.slot.index, message)
+        self.coordinator.on_message(link.slot.index, message)
 
     def _tick_later(self) -> None:
         self._world.after(self._world.delay_us("cpu", TICK_US), self._tick)
@@ -444,8 +444,8 @@ class MasterProcess(_Process):
             return
         if self._world.now_us >= self.frozen_until_us:
             self._world.acting = self
-            self.master.tick()
-            if self.master.status.terminal:
+            self.coordinator.tick()
+            if self.coordinator.status.terminal:
                 self.end()
                 return
         self._tick_later()
@@ -453,7 +453,7 @@ class MasterProcess(_Process):
     def end(self) -> None:
         if self.alive:
             self.alive = False
-            self._world.tell(f"{self.name}: ends, {self.master.status.value}")
+            self._world.tell(f"{self.name}: ends, {self.coordinator.status.value}")
             self.links.close(died=False)
             self.background.close()
             self.copies.close()

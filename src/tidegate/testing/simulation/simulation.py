@@ -31,7 +31,7 @@ from tidegate.testing.simulation.external import External
 from tidegate.testing.simulation.faults import MOST_MISHAPS, FaultRates, Faults, Trip
 from tidegate.testing.simulation.jobs import JOBS
 from tidegate.testing.simulation.network import Wiring
-from tidegate.testing.simulation.processes import MasterProcess, SlotProcess
+from tidegate.testing.simulation.processes import CoordinatorProcess, SlotProcess
 from tidegate.testing.simulation.site import SimulatedJob, Site
 from tidegate.testing.simulation.store import ProcessStore, SharedMemory
 from tidegate.testing.simulation.world import MONOTONIC_START_US, Violation, World
@@ -104,7 +104,7 @@ class Simulation:
         self.witness = Witness(self.world, self.shared.memory, keeps_in_flight=self.settings.snapshots.keeps_in_flight)
         self.channel_elements = rng.choice((1, 3, 16))
         self.interruptions = _interruptions(rng, self.job)
-        self.masters: list[MasterProcess] = []
+        self.coordinators: list[CoordinatorProcess] = []
         self.savepoints: list[SavepointOrder] = []
         self.finished = False
         self.faults = Faults(self, self.world.rng, rates or FaultRates(), span=self.job.span)
@@ -115,7 +115,7 @@ class Simulation:
         self._slots = rng.randint(1, self.job.most_slots)
         self._site = self._new_site(self._slots)
         self._interruption: Interruption | None = None  # that is asked for and has not happened yet
-        self._starting = 0  # masters that are about to start
+        self._starting = 0  # coordinators that are about to start
 
     # The run.
 
@@ -124,7 +124,7 @@ class Simulation:
             try:
                 self._begin()
                 self._until(lambda: self.finished)
-                self._until(lambda: not self._starting and not self.living_slots() and not self._living_masters())
+                self._until(lambda: not self._starting and not self.living_slots() and not self._living_coordinators())
                 self._check_end()
             except Violation:
                 raise SimulationFailed(self.story(str(self.world.violation))) from None
@@ -158,7 +158,7 @@ class Simulation:
         )
 
     def _begin(self) -> None:
-        self._start_master()
+        self._start_coordinator()
         if self.interruptions:
             self.world.after(self.interruptions[0].after_us, self._interrupt)
         for _ in range(self._rng.randrange(3)):
@@ -186,76 +186,82 @@ class Simulation:
 
     def _check_end(self) -> None:
         # A driver that ends, also one that is cancelled, may leave one snapshot behind that it was about to release.
-        most = self.settings.snapshots.retain + len(self.masters) + MOST_MISHAPS * len(self.faults.struck)
+        most = self.settings.snapshots.retain + len(self.coordinators) + MOST_MISHAPS * len(self.faults.struck)
         manifest = check_store(self.shared.memory, retain=most)
         assert not self.witness.announced or manifest.epoch >= max(self.witness.announced)[0]
         for order in self.savepoints:
             check_savepoint(order)
         check_outside(self.external, attempts=self._attempts())
         self.job.check(self.external.rows, FinalState(manifest, self.shared.memory, self._rng), exact=self.exact)
-        if len(self.masters) == 1:
-            self.job.check_delivered(self.masters[0].master.delivered, exact=self.exact)
+        if len(self.coordinators) == 1:
+            self.job.check_delivered(self.coordinators[0].coordinator.delivered, exact=self.exact)
 
     def _tear_down(self) -> None:
-        for slot in [slot for master in self.masters for deployment in master.deployments for slot in deployment.slots]:
+        for slot in [
+            slot for coordinator in self.coordinators for deployment in coordinator.deployments for slot in deployment.slots
+        ]:
             slot.crash("at the end of the simulation")
-        for master in self.masters:
-            master.crash("at the end of the simulation")
+        for coordinator in self.coordinators:
+            coordinator.crash("at the end of the simulation")
         self.coroutines.close()
 
     # Drivers come and go.
 
-    def _start_master(self) -> None:
-        number, site = len(self.masters) + 1, self._site
-        self.world.tell(f"master {number} starts with {site.slots} slots")
-        master = MasterProcess(
-            self, number=number, settings=self.settings, plan=self._plan(site), on_end=lambda: self._master_ended(master)
+    def _start_coordinator(self) -> None:
+        number, site = len(self.coordinators) + 1, self._site
+        self.world.tell(f"coordinator {number} starts with {site.slots} slots")
+        coordinator = CoordinatorProcess(
+            self,
+            number=number,
+            settings=self.settings,
+            plan=self._plan(site),
+            on_end=lambda: self._coordinator_ended(coordinator),
         )
-        self.masters.append(master)
+        self.coordinators.append(coordinator)
         self._ask_interruption()
 
-    def _start_master_later(self) -> None:
+    def _start_coordinator_later(self) -> None:
         self._starting += 1
 
         def start() -> None:
             self._starting -= 1
-            self._start_master()
+            self._start_coordinator()
 
         self.world.after(self.world.delay_us("boot", DRIVER_RESTART_US), start)
 
-    def _master_ended(self, master: MasterProcess) -> None:
-        status = master.master.status
+    def _coordinator_ended(self, coordinator: CoordinatorProcess) -> None:
+        status = coordinator.coordinator.status
         if status is Status.FAILED:
-            self._check_failure(master)
-        if master is not self.masters[-1] or self._starting:
+            self._check_failure(coordinator)
+        if coordinator is not self.coordinators[-1] or self._starting:
             return  # a zombie
-        if master.crashed or status is Status.FAILED:
-            self._start_master_later()
+        if coordinator.crashed or status is Status.FAILED:
+            self._start_coordinator_later()
         elif status is Status.FINISHED:
             self.finished = True
         else:
             done = self._interruption
             if done is None or (status is Status.CANCELLED) != (done.how == "cancel"):
-                self.world.violate(f"{master.name} ends as {status.value}, which nobody asked for")
+                self.world.violate(f"{coordinator.name} ends as {status.value}, which nobody asked for")
             self._interruption = None
             self.interruptions = self.interruptions[1:]
             if self.interruptions:
                 self.world.after(self.interruptions[0].after_us, self._interrupt)
             self._slots = done.then_slots
             self._site = self._new_site(done.then_slots)
-            self._start_master_later()
+            self._start_coordinator_later()
 
-    def _check_failure(self, master: MasterProcess) -> None:
+    def _check_failure(self, coordinator: CoordinatorProcess) -> None:
         """A job that gives up says why, and there is a reason."""
-        why = master.master.failures[-1].message
-        if master.master.failures[-1].stopped and self._interruption is not None:
+        why = coordinator.coordinator.failures[-1].message
+        if coordinator.coordinator.failures[-1].stopped and self._interruption is not None:
             return  # it was restarting: the next driver is asked again
-        fenced = why.startswith("FencedOff") and (len(self.masters) > 1 or self.faults.flipped)
+        fenced = why.startswith("FencedOff") and (len(self.coordinators) > 1 or self.faults.flipped)
         corrupt = why.startswith("CorruptFile") and self.faults.flipped
         # A store that fails at the very first access is taken for a wrong address, and told to the user at once.
-        unreachable = not master.master.attempts and why.startswith(("StoreError", "NotFound"))
+        unreachable = not coordinator.coordinator.attempts and why.startswith(("StoreError", "NotFound"))
         if not (fenced or corrupt or (unreachable and self.faults.struck)):
-            self.world.violate(f"{master.name} gave up: {why}")
+            self.world.violate(f"{coordinator.name} gave up: {why}")
 
     def _interrupt(self) -> None:
         if not self.finished:
@@ -265,24 +271,24 @@ class Simulation:
     def _ask_interruption(self) -> None:
         """Of the present driver; asked again where another one has taken its place."""
         asked = self._interruption
-        if asked is not None and self.masters and self.masters[-1].alive:
-            self.world.tell(f"the user asks {self.masters[-1].name} for {asked.how}")
+        if asked is not None and self.coordinators and self.coordinators[-1].alive:
+            self.world.tell(f"the user asks {self.coordinators[-1].name} for {asked.how}")
             if asked.how == "cancel":
-                self.masters[-1].request(lambda master: master.cancel())
+                self.coordinators[-1].request(lambda coordinator: coordinator.cancel())
             else:
-                self.masters[-1].request(lambda master: master.stop(drain=asked.how == "drain"))
+                self.coordinators[-1].request(lambda coordinator: coordinator.stop(drain=asked.how == "drain"))
 
     def _ask_snapshot(self) -> None:
-        if self.masters[-1].alive:
-            self.masters[-1].request(lambda master: master.snapshot())
+        if self.coordinators[-1].alive:
+            self.coordinators[-1].request(lambda coordinator: coordinator.snapshot())
 
     def _ask_savepoint(self, number: int) -> None:
         name = f"simulation-savepoint-{number}"
         forget_memory_store(name)
         order = SavepointOrder(f"memory://{name}")
         self.savepoints.append(order)
-        if self.masters[-1].alive:
-            self.masters[-1].request(lambda master: master.savepoint(order))
+        if self.coordinators[-1].alive:
+            self.coordinators[-1].request(lambda coordinator: coordinator.savepoint(order))
 
     def _new_site(self, slots: int) -> Site:
         return Site(
@@ -306,11 +312,11 @@ class Simulation:
         return site.plan
 
     def _attempts(self) -> int:
-        return max((master.master.attempt for master in self.masters), default=0)
+        return max((coordinator.coordinator.attempt for coordinator in self.coordinators), default=0)
 
     # What processes and faults ask for.
 
-    def store_for(self, process: SlotProcess | MasterProcess) -> Store:
+    def store_for(self, process: SlotProcess | CoordinatorProcess) -> Store:
         return ProcessStore(
             self.shared,
             process,
@@ -320,7 +326,7 @@ class Simulation:
             mishap=self.faults.mishap,
         )
 
-    def note(self, occasion: str, process: SlotProcess | MasterProcess) -> None:
+    def note(self, occasion: str, process: SlotProcess | CoordinatorProcess) -> None:
         self.faults.note(occasion, process)
 
     def announced(self, attempt: int, message: Message) -> None:
@@ -331,21 +337,25 @@ class Simulation:
 
     def living_slots(self) -> list[SlotProcess]:
         return [
-            slot for master in self.masters for deployment in master.deployments for slot in deployment.slots if slot.alive
+            slot
+            for coordinator in self.coordinators
+            for deployment in coordinator.deployments
+            for slot in deployment.slots
+            if slot.alive
         ]
 
     def living_wirings(self) -> list[Wiring]:
-        return [deployment.wiring for master in self.masters for deployment in master.deployments[-1:]]
+        return [deployment.wiring for coordinator in self.coordinators for deployment in coordinator.deployments[-1:]]
 
-    def current_master(self) -> MasterProcess | None:
-        return self.masters[-1] if self.masters and self.masters[-1].alive and not self._starting else None
+    def current_coordinator(self) -> CoordinatorProcess | None:
+        return self.coordinators[-1] if self.coordinators and self.coordinators[-1].alive and not self._starting else None
 
     def take_over(self) -> None:
         """Another driver starts though the present one is alive."""
-        self._start_master_later()
+        self._start_coordinator_later()
 
-    def _living_masters(self) -> list[MasterProcess]:
-        return [master for master in self.masters if master.alive]
+    def _living_coordinators(self) -> list[CoordinatorProcess]:
+        return [coordinator for coordinator in self.coordinators if coordinator.alive]
 
 
 def _settings(rng: Random, mode: str) -> JobSettings:

@@ -78,7 +78,7 @@ class Site:
     idle: float  # how often a source has nothing when it is asked
     rng: Random
     drawn: dict[str, int | None] = field(default_factory=dict)
-    plan: Plan | None = None  # of the job in this layout: it is built once, for all masters and slots
+    plan: Plan | None = None  # of the job in this layout: it is built once, for all coordinators and slots
 
     def parallelism(self, operator: str) -> int | None:
         """Drawn once per layout; None (as many as slots) as a rule."""

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from tidegate.dataflow.operators import event_time, sink, source
 from tidegate.errors import CommitError, CorruptFile
-from tidegate.protocol import coordinator, recovery
-from tidegate.runtime import attempts, committing, exchange, master, savepoints, snapshots
+from tidegate.protocol import epoch_coordinator, recovery
+from tidegate.runtime import attempts, committing, coordinator, exchange, savepoints, snapshots
 from tidegate.state import format as state_format
 from tidegate.state import heap_layers, operator_state, timers
 from tidegate.store import catalog
@@ -142,11 +142,11 @@ def _discard_when_opened(original: Any) -> Any:
 
 
 def _announce_early(original: Any) -> Any:
-    def handle(self: coordinator.Coordinator, event: Any) -> list[Any]:
+    def handle(self: epoch_coordinator.EpochCoordinator, event: Any) -> list[Any]:
         effects: list[Any] = []
         for effect in original(self, event):
-            if isinstance(effect, coordinator.CreateManifest):
-                effects.append(coordinator.NotifyComplete(effect.epoch, None))
+            if isinstance(effect, epoch_coordinator.CreateManifest):
+                effects.append(epoch_coordinator.NotifyComplete(effect.epoch, None))
             effects.append(effect)
         return effects
 
@@ -154,11 +154,11 @@ def _announce_early(original: Any) -> Any:
 
 
 def _discard_doubtful(original: Any) -> Any:
-    def handle(self: coordinator.Coordinator, event: Any) -> list[Any]:
+    def handle(self: epoch_coordinator.EpochCoordinator, event: Any) -> list[Any]:
         active = self._active
         effects: list[Any] = original(self, event)
-        if isinstance(event, coordinator.ManifestFailed) and active is not None:
-            effects.append(coordinator.Discard(tuple(active.payloads.values())))
+        if isinstance(event, epoch_coordinator.ManifestFailed) and active is not None:
+            effects.append(epoch_coordinator.Discard(tuple(active.payloads.values())))
         return effects
 
     return handle
@@ -353,7 +353,7 @@ STORE_MUTANTS = (
     Mutant(
         "announce early",
         "an epoch is announced before its manifest is there",
-        patches=((coordinator.Coordinator, "handle", _announce_early),),
+        patches=((epoch_coordinator.EpochCoordinator, "handle", _announce_early),),
     ),
     Mutant(
         "forget aborted output",
@@ -370,7 +370,7 @@ STORE_MUTANTS = (
         "skip what is unreadable",
         "an unreadable manifest leads to an older snapshot",
         row=4,
-        rates=FaultRates(kinds=("bit flips", "master dies", "slot dies"), most_faults=20),
+        rates=FaultRates(kinds=("bit flips", "coordinator dies", "slot dies"), most_faults=20),
         patches=((catalog.SnapshotCatalog, "load", _skip_what_is_unreadable),),
     ),
     Mutant(
@@ -407,7 +407,7 @@ STORE_MUTANTS = (
         row=2,
         rates=FaultRates(kinds=("store fails", "slot dies"), store_error=0.05),
         patches=(
-            (coordinator.Coordinator, "handle", _discard_doubtful),
+            (epoch_coordinator.EpochCoordinator, "handle", _discard_doubtful),
             (catalog.SnapshotCatalog, "discard", _delete_unasked),
         ),
     ),
@@ -456,6 +456,6 @@ STORE_MUTANTS = (
     Mutant(
         "old links are heard",
         "the loss of an old link fails the attempt that is being opened",
-        patches=((master.Master, "_listens", _everybody_listens),),
+        patches=((coordinator.Coordinator, "_listens", _everybody_listens),),
     ),
 )

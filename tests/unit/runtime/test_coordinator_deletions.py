@@ -1,4 +1,4 @@
-"""What the master may delete, and what it must not (FAULTS rows 1, 2 and 4)."""
+"""What the coordinator may delete, and what it must not (FAULTS rows 1, 2 and 4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tests.unit.runtime.test_master import RESTARTS, World
+from tests.unit.runtime.test_coordinator import RESTARTS, World
 from tidegate.runtime import messages, reports
 from tidegate.runtime.messages import Decline
 from tidegate.store import layout
@@ -42,7 +42,7 @@ def test_a_driver_that_dies_between_superseding_and_deleting_leaves_every_snapsh
     world.store.faults = None
     world.check_reachable()
     next_driver = World(store=world.store, retain=1).run()
-    assert next_driver.master.attempts[-1].restored_epoch == 2
+    assert next_driver.coordinator.attempts[-1].restored_epoch == 2
     world.background.deliver()  # what the old one still had to do
     next_driver.check_reachable()
     newest = next_driver.complete(1_000)
@@ -71,7 +71,7 @@ def acknowledged_with(world: World, slot: int, epoch: int, names: list[str]) -> 
         "states": [],
         "piece": {"subtask": slot, "key_groups": [0, 0], "files": files, "item_counts": {}},
     }
-    world.master.on_message(slot, messages.Acknowledge(0, slot, epoch, {"in": part}, {}))
+    world.coordinator.on_message(slot, messages.Acknowledge(0, slot, epoch, {"in": part}, {}))
 
 
 def name_of(epoch: int, slot: int) -> str:
@@ -86,7 +86,7 @@ def test_an_aborted_epoch_takes_no_file_with_it_that_another_one_needs() -> None
     for slot in range(2):
         world.store.write(name_of(2, slot), [b"delta"])
     acknowledged_with(world, 0, 2, [bases[0], name_of(2, 0)])
-    world.master.on_message(1, Decline(0, 1, 2, "disk full"))
+    world.coordinator.on_message(1, Decline(0, 1, 2, "disk full"))
     world.turn(1_000)  # epoch 3 is triggered
     acknowledged_with(world, 1, 2, [bases[1], name_of(2, 1)])  # late
     world.turn()
@@ -96,7 +96,7 @@ def test_an_aborted_epoch_takes_no_file_with_it_that_another_one_needs() -> None
         world.store.write(name_of(3, slot), [b"delta"])
         acknowledged_with(world, slot, 3, [bases[slot], name_of(3, slot)])
     world.turn()
-    assert world.master.epochs[-1].completed_ms is not None
+    assert world.coordinator.epochs[-1].completed_ms is not None
     for file in SnapshotCatalog(world.store).load(3).files():
         assert file.name in world.store.files
 
@@ -108,12 +108,12 @@ def test_a_slot_that_builds_on_an_aborted_epoch_completes_nothing() -> None:
     for slot in range(2):
         world.store.write(name_of(1, slot), [b"state"])
     acknowledged_with(world, 0, 1, [name_of(1, 0)])
-    world.master.on_message(1, Decline(0, 1, 1, "disk full"))
+    world.coordinator.on_message(1, Decline(0, 1, 1, "disk full"))
     world.turn(1_000)
     acknowledged_with(world, 0, 2, [name_of(1, 0)])
     acknowledged_with(world, 1, 2, [])
     world.turn()
-    assert "aborted epoch" in str(world.master.epochs[-1].aborted)
+    assert "aborted epoch" in str(world.coordinator.epochs[-1].aborted)
     assert world.epochs_kept() == []
 
 
@@ -125,8 +125,8 @@ def test_an_error_at_the_newest_manifest_fails_loudly() -> None:
     newest = "manifests/0000000002-a0000000001.json"
     world.store.faults = lambda access: Fail() if access == Access(Operation.READ, newest, access.byte_count) else None
     again = World(RESTARTS, store=world.store)
-    assert again.master.status is tg.Status.FAILED and again.slots.attempts == []
-    assert "StoreError" in again.master.failures[-1].message and newest in again.master.failures[-1].message
+    assert again.coordinator.status is tg.Status.FAILED and again.slots.attempts == []
+    assert "StoreError" in again.coordinator.failures[-1].message and newest in again.coordinator.failures[-1].message
 
 
 def test_reports_of_epochs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,4 +134,4 @@ def test_reports_of_epochs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World().run()
     for _ in range(5):
         world.complete(1_000)
-    assert [report.epoch for report in world.master.epochs] == [3, 4, 5]
+    assert [report.epoch for report in world.coordinator.epochs] == [3, 4, 5]

@@ -1,4 +1,4 @@
-"""Savepoints in the master: in memory, with a clock of its own."""
+"""Savepoints in the coordinator: in memory, with a clock of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 import tidegate as tg
 from tests.unit.runtime.orders import end_input, files_at, new_folder, ordered, taken, triggers
-from tests.unit.runtime.test_master import RESTARTS, World
+from tests.unit.runtime.test_coordinator import RESTARTS, World
 from tidegate.errors import AlreadyExists, StoreError, TidegateError
 from tidegate.runtime.messages import Decline
 from tidegate.runtime.savepoints import REQUESTS_EVERY_MS, SavepointOrder
@@ -21,7 +21,7 @@ def test_a_savepoint_is_a_full_epoch_and_a_copy_of_it() -> None:
     world = World().run()
     order = taken(world)
     assert triggers(world) == [(1, None, True)]
-    assert world.master.epochs[-1].full
+    assert world.coordinator.epochs[-1].full
     point = find_restore_point(order.to)
     assert (point.manifest.epoch, point.manifest.job, point.is_savepoint) == (1, "m", True)
     assert point.manifest.savepoint is not None
@@ -65,7 +65,7 @@ def test_a_savepoint_never_takes_the_place_of_a_retained_snapshot() -> None:
 def test_an_aborted_epoch_is_followed_by_another_full_one_for_the_savepoint() -> None:
     world = World(tolerable_failures=5).run()
     order = ordered(world)
-    world.master.on_message(0, Decline(0, 0, 1, "disk full"))
+    world.coordinator.on_message(0, Decline(0, 0, 1, "disk full"))
     assert not order.done
     world.turn(1_000)
     assert triggers(world) == [(1, None, True), (2, None, True)]
@@ -77,7 +77,7 @@ def test_an_aborted_epoch_is_followed_by_another_full_one_for_the_savepoint() ->
 def test_a_savepoint_outlives_the_attempt() -> None:
     world = World(RESTARTS).run()
     order = ordered(world)
-    world.master.on_lost(0, "gone")
+    world.coordinator.on_lost(0, "gone")
     world.turn(500)
     world.turn()
     world.run()
@@ -128,7 +128,7 @@ def test_a_copy_that_fails_is_told_and_the_job_goes_on() -> None:
 def test_a_stop_with_a_savepoint_ends_when_the_copy_is_made() -> None:
     world = World().run()
     order = SavepointOrder(new_folder())
-    world.master.stop(drain=True, savepoint=order)
+    world.coordinator.stop(drain=True, savepoint=order)
     assert triggers(world) == [], "not before the folder is looked at"
     world.held.deliver()
     assert triggers(world) == [], "nor before the sources have ended"
@@ -136,10 +136,10 @@ def test_a_stop_with_a_savepoint_ends_when_the_copy_is_made() -> None:
     assert triggers(world) == [(1, "drain", True)]
     world.complete()
     world.done()
-    assert world.master.status is tg.Status.RUNNING, "the copy is under way"
+    assert world.coordinator.status is tg.Status.RUNNING, "the copy is under way"
     world.held.deliver()
     world.turn()
-    assert world.master.status is tg.Status.STOPPED
+    assert world.coordinator.status is tg.Status.STOPPED
     assert order.info is not None and find_restore_point(order.to).manifest.ending == "drain"
 
 
@@ -148,7 +148,7 @@ def test_a_stop_whose_savepoint_cant_be_written_stops_nothing() -> None:
     to = new_folder()
     files_at(to)["mine"] = b""
     order = SavepointOrder(to)
-    world.master.stop(drain=False, savepoint=order)
+    world.coordinator.stop(drain=False, savepoint=order)
     world.held.deliver()
     assert isinstance(order.error, AlreadyExists)
     world.complete(1_000)
@@ -158,19 +158,19 @@ def test_a_stop_whose_savepoint_cant_be_written_stops_nothing() -> None:
 def test_a_stop_with_a_savepoint_doesnt_end_a_job_that_fails_meanwhile_and_can_be_restarted() -> None:
     world = World(RESTARTS).run()
     order = SavepointOrder(new_folder())
-    world.master.stop(drain=False, savepoint=order)
-    world.master.on_lost(0, "gone")
+    world.coordinator.stop(drain=False, savepoint=order)
+    world.coordinator.on_lost(0, "gone")
     world.held.deliver()
     assert isinstance(order.error, tg.JobError) and "is restarting" in str(order.error)
     world.turn(500)
     world.turn()
     world.run()
-    assert world.master.status is tg.Status.RUNNING
+    assert world.coordinator.status is tg.Status.RUNNING
 
 
 def test_a_savepoint_that_is_asked_for_while_the_job_stops_is_of_the_final_epoch() -> None:
     world = World().run()
-    world.master.stop(drain=False)
+    world.coordinator.stop(drain=False)
     order = ordered(world)
     assert triggers(world) == [(1, "stop", True)]
     world.complete()
@@ -180,13 +180,13 @@ def test_a_savepoint_that_is_asked_for_while_the_job_stops_is_of_the_final_epoch
     world.held.deliver()
     world.turn()
     assert order.info is not None and order.info.epoch == 1
-    assert world.master.status is tg.Status.STOPPED
+    assert world.coordinator.status is tg.Status.STOPPED
 
 
 def test_a_stop_with_a_savepoint_may_come_before_the_job_runs() -> None:
     world = World()
     order = SavepointOrder(new_folder())
-    world.master.stop(drain=False, savepoint=order)
+    world.coordinator.stop(drain=False, savepoint=order)
     world.held.deliver()
     world.run()
     assert triggers(world) == [(1, "stop", True)]
@@ -221,7 +221,7 @@ def test_an_attempt_that_ends_before_all_is_committed_leaves_the_savepoint_to_th
     order = ordered(world)
     first = world.complete(commit=False)
     world.commit(first, slots=reported)
-    world.master.on_lost(1, "gone")
+    world.coordinator.on_lost(1, "gone")
     world.turn(500)
     world.turn()
     world.run()
@@ -239,7 +239,7 @@ def test_a_savepoint_of_a_job_that_fails_before_its_sinks_have_committed_says_so
     world = World().run()
     order = ordered(world)
     world.complete(commit=False)
-    world.master.on_lost(1, "gone")
+    world.coordinator.on_lost(1, "gone")
     assert str(order.error) == "the job 'm' has failed before its sinks had committed what the savepoint covers"
     assert files_at(order.to) == {}
 
@@ -250,7 +250,7 @@ def test_who_no_longer_waits_for_the_commit_is_forgotten() -> None:
     first = world.complete(commit=False)
     newest = world.complete(1_000, commit=False)
     assert world.epochs_kept() == [first, newest]
-    world.master.withdraw(order, TimeoutError("enough"))
+    world.coordinator.withdraw(order, TimeoutError("enough"))
     world.turn()
     assert world.epochs_kept() == [newest]
     world.commit(newest)
@@ -261,21 +261,21 @@ def test_who_no_longer_waits_for_the_commit_is_forgotten() -> None:
 def test_a_job_that_ends_tells_those_who_wait_for_a_savepoint() -> None:
     world = World().run()
     order = ordered(world)
-    world.master.cancel()
+    world.coordinator.cancel()
     assert isinstance(order.error, TidegateError) and "'m' has been cancelled before" in str(order.error)
     late = ordered(world)
     assert late.error is not None
     world.turn()
-    assert world.master.status is tg.Status.CANCELLED
+    assert world.coordinator.status is tg.Status.CANCELLED
 
 
 def test_a_cancelled_job_leaves_its_copies() -> None:
     world = World().run()
     order = ordered(world)
     world.complete()
-    world.master.cancel()
+    world.coordinator.cancel()
     world.turn()
-    assert world.master.status is tg.Status.CANCELLED
+    assert world.coordinator.status is tg.Status.CANCELLED
     world.held.deliver()
     assert "cancelled" in str(order.error) and files_at(order.to) == {}
 

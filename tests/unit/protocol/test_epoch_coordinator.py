@@ -10,16 +10,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tidegate.protocol.coordinator import (
+from tidegate.protocol.epoch_coordinator import (
     REMEMBERED_ABORTS,
     AbortReason,
-    Coordinator,
     CoordinatorSettings,
     CreateManifest,
     Discard,
     Effect,
     Ending,
     EndInput,
+    EpochCoordinator,
     Event,
     FailJob,
     InputEnded,
@@ -49,8 +49,8 @@ def coordinator(
     retained: tuple[int, ...] = (),
     now_ms: int = 0,
     enders: frozenset[SubtaskId] = SOURCES,
-) -> Coordinator:
-    return Coordinator(
+) -> EpochCoordinator:
+    return EpochCoordinator(
         subtasks=SUBTASKS,
         sources=SOURCES,
         enders=enders,
@@ -61,7 +61,7 @@ def coordinator(
     )
 
 
-def handle_all(subject: Coordinator, *events: Event) -> list[Effect]:
+def handle_all(subject: EpochCoordinator, *events: Event) -> list[Effect]:
     return [effect for event in events for effect in subject.handle(event)]
 
 
@@ -159,7 +159,7 @@ def test_a_time_out_aborts_and_names_who_is_missing() -> None:
 
 def test_a_long_list_of_missing_subtasks_is_cut() -> None:
     many = frozenset(SubtaskId(0, subtask) for subtask in range(20))
-    subject = Coordinator(
+    subject = EpochCoordinator(
         subtasks=many,
         sources=many,
         enders=many,

@@ -1,6 +1,6 @@
-"""The master: deploys attempts, drives the coordinator, and rolls back.
+"""The coordinator: deploys attempts, drives the coordinator, and rolls back.
 
-It is the shell around protocol/coordinator.py on the Spark driver. Like the slot it does no I/O of its own: links to
+It is the shell around protocol/epoch_coordinator.py on the Spark driver. Like the slot it does no I/O of its own: links to
 slots, the deployer, the store's catalogue, the clock and a background are given. All its methods run in one thread.
 
 The life of an attempt: claim a number in the store (which fences every older one) and choose the newest complete
@@ -25,13 +25,13 @@ from typing import Any
 from tidegate.dataflow.operators.source import SourceSpec
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import CorruptFile, FencedOff, JobError, StoreError
-from tidegate.protocol import coordinator as coordination
-from tidegate.protocol.coordinator import (
+from tidegate.protocol import epoch_coordinator
+from tidegate.protocol.epoch_coordinator import (
     AbortReason,
-    Coordinator,
     CreateManifest,
     Discard,
     Effect,
+    EpochCoordinator,
     Event,
     FailJob,
     ManifestCreated,
@@ -95,7 +95,7 @@ from tidegate.store.manifest import Manifest, MicroBatch
 GONE_TIMEOUT_MS = 60_000
 
 
-class Master:
+class Coordinator:
     """`copies` is where savepoints are copied, which may take long; by default, in the background with everything else.
     `speak` is given what is to be logged; `noticed` are notices of slots that were logged before, by whoever shares it."""
 
@@ -150,7 +150,7 @@ class Master:
         self._sources: frozenset[SubtaskId] = frozenset()
         self._enders: frozenset[SubtaskId] = frozenset()  # who says that there is nothing more to come
         self._deployment: Deployment | None = None
-        self._coordinator: Coordinator | None = None
+        self._epoch_coordinator: EpochCoordinator | None = None
         self._addresses: dict[int, tuple[str, int]] = {}
         self._heard_ms: dict[int, int] = {}
         self._commits = Commits(catalog, background, self._desk.on_committed)
@@ -205,11 +205,11 @@ class Master:
             self._wind_down(Status.FAILED)
             return
         self._stop_asked = drain
-        if self._coordinator is not None:
+        if self._epoch_coordinator is not None:
             self._feed(StopRequested(drain))
 
     def snapshot(self) -> None:
-        if self._coordinator is not None:
+        if self._epoch_coordinator is not None:
             self._feed(SnapshotRequested())
 
     def park(self) -> None:
@@ -229,7 +229,7 @@ class Master:
 
     def rescale(self, rescaling: Rescaling) -> None:
         if self._rescales.ask(rescaling, at_its_end=self._final is not None or self.status.terminal) and (
-            self._coordinator is not None
+            self._epoch_coordinator is not None
         ):
             self._feed(StopRequested(drain=False))
 
@@ -253,9 +253,9 @@ class Master:
 
     def _want_full_epoch(self) -> None:
         """For a savepoint. Where the job doesn't run, it is asked for again when it does."""
-        if self._coordinator is None or self._stop_asked:
+        if self._epoch_coordinator is None or self._stop_asked:
             return  # what is being drained ends with a full epoch, which takes the order along
-        if self._coordinator.active_epoch is not None and self.epochs[-1].ending is not None:
+        if self._epoch_coordinator.active_epoch is not None and self.epochs[-1].ending is not None:
             self._desk.on_triggered(self.epochs[-1].epoch)  # nothing follows it: it holds all that there will be
         else:
             self._feed(SnapshotRequested(full=True))
@@ -278,7 +278,7 @@ class Master:
             case Decline(vertex, subtask, epoch, text):
                 self._feed(SnapshotDeclined(SubtaskId(vertex, subtask), epoch, AbortReason.DECLINED, text))
             case InputEnded(vertex, subtask):
-                self._feed(coordination.InputEnded(SubtaskId(vertex, subtask)))
+                self._feed(epoch_coordinator.InputEnded(SubtaskId(vertex, subtask)))
             case Heartbeat(_, metrics):
                 self.metrics.update(metrics)
                 if self.attempts[-1].first_record_ms is None and any(of.get("records_in") for of in metrics.values()):
@@ -302,7 +302,9 @@ class Master:
                     Failure(text, slot, operator, user_traceback, record, permanent, signature, where=self._called(slot))
                 )
             case _:
-                self._attempt_failed(Failure(f"slot {slot} sent {type(message).__name__}, which only the master may", slot))
+                self._attempt_failed(
+                    Failure(f"slot {slot} sent {type(message).__name__}, which only the coordinator may", slot)
+                )
 
     def on_lost(self, slot: int, reason: str) -> None:
         """The link to a slot of the present attempt is gone."""
@@ -319,7 +321,7 @@ class Master:
         return self._final is None and self._gone_by_ms is None and not self._opening and not self.status.terminal
 
     def crashed(self, error: BaseException) -> None:
-        """The loop around this master can't go on, because of a bug as a rule."""
+        """The loop around this coordinator can't go on, because of a bug as a rule."""
         self._failed_for_good("".join(traceback.format_exception(error)))
         try:
             if self._deployment is not None:
@@ -341,7 +343,7 @@ class Master:
         elif self.status is Status.RUNNING:
             if not self._parked:
                 self._check_heartbeats(now_ms)
-            if self._coordinator is not None:
+            if self._epoch_coordinator is not None:
                 self._feed(TimePassed(now_ms))
                 if self._rescales.wants_snapshot(now_ms):
                     self._feed(SnapshotRequested())
@@ -399,7 +401,7 @@ class Master:
         heads = {loop.head_vertex for loop in self._plan.loops}
         self._enders = self._sources | {subtask for subtask in self._subtasks if subtask.vertex in heads}
         self._addresses, self._ready, self._done, self._heard_ms = {}, set(), set(), {}
-        self._coordinator = None
+        self._epoch_coordinator = None
         self._links.expect(self.attempt)
         now_ms = self._clock.monotonic_ms()
         self._deadline_ms = now_ms + self._settings.tuning.deploy_timeout_ms
@@ -439,7 +441,7 @@ class Master:
         self._ready.add(slot)
         if len(self._ready) < self._plan.slots:
             return
-        self._coordinator = Coordinator(
+        self._epoch_coordinator = EpochCoordinator(
             subtasks=self._subtasks,
             sources=self._sources,
             enders=self._enders,
@@ -470,12 +472,12 @@ class Master:
         self._feed(SnapshotAcknowledged(subtask, epoch, operators))
 
     def _feed(self, event: Event) -> None:
-        if self._coordinator is None:
+        if self._epoch_coordinator is None:
             return
-        for effect in self._coordinator.handle(event):
+        for effect in self._epoch_coordinator.handle(event):
             self._execute(effect)
-        if self._coordinator is not None:
-            self._next_epoch = self._coordinator.next_epoch
+        if self._epoch_coordinator is not None:
+            self._next_epoch = self._epoch_coordinator.next_epoch
 
     def _execute(self, effect: Effect) -> None:
         now_ms = self._clock.now_ms()
@@ -486,7 +488,7 @@ class Master:
                 if full:
                     self._desk.on_triggered(epoch)
                 self._tell_all(Trigger(epoch, name, full, base))
-            case coordination.EndInput():
+            case epoch_coordinator.EndInput():
                 self._tell_all(EndInput())
             case CreateManifest(epoch, payloads):
                 manifest = self._manifest(epoch, payloads)
@@ -617,7 +619,7 @@ class Master:
         self.epochs.attempt_over()
         if self.attempts and self.attempts[-1].ended_ms is None:
             self.attempts[-1] = replace(self.attempts[-1], ended_ms=self._clock.now_ms())
-        self._coordinator = None
+        self._epoch_coordinator = None
         self._desk.on_attempt_over()
         self._gone_by_ms = now_ms + GONE_TIMEOUT_MS
         self._tell_all(Shutdown("the attempt is over"))

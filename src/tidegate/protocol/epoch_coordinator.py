@@ -1,4 +1,4 @@
-"""Coordinator: when epochs end, and when a snapshot is complete.
+"""EpochCoordinator: when epochs end, and when a snapshot is complete.
 
 Theory of operation (Carbone et al. 2017, §3.3 "Pipelined Consistent Snapshots"; §4.2 on notifications)
 ------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class _ActiveEpoch:
     storing: bool = False  # the manifest has been asked for
 
 
-class Coordinator:
+class EpochCoordinator:
     """The snapshots of one attempt. Effects are to be executed in the order given.
 
     `sources` are triggered; `enders`, which are they and the heads of loops, say when the input has ended.

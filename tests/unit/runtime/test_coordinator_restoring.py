@@ -1,4 +1,4 @@
-"""What a job begins with, in the master: a savepoint, its own snapshots, and a savepoint that was given away."""
+"""What a job begins with, in the coordinator: a savepoint, its own snapshots, and a savepoint that was given away."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 import tidegate as tg
 from tests.unit.runtime.orders import files_at, new_folder, taken
-from tests.unit.runtime.test_master import RESTARTS, World
+from tests.unit.runtime.test_coordinator import RESTARTS, World
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.messages import Deploy
 from tidegate.store import layout
@@ -20,9 +20,9 @@ def test_a_job_begins_with_a_savepoint_and_goes_on_from_its_own_snapshots() -> N
     to = taken(World().run()).to
     store = MemoryStore()
     world = World(store=store, restore=Restore(path=to))
-    report = world.master.attempts[-1]
+    report = world.coordinator.attempts[-1]
     assert (report.restored_epoch, report.restored_from) == (1, to)
-    assert world.master.attempt == 2, "attempts go on above the savepoint's, so that names stay unique"
+    assert world.coordinator.attempt == 2, "attempts go on above the savepoint's, so that names stay unique"
     world.run()
     deploys = [message for _, message in world.slots.said if isinstance(message, Deploy)]
     assert [(message.epoch, message.restore_from) for message in deploys] == [(1, to)] * 2
@@ -32,25 +32,25 @@ def test_a_job_begins_with_a_savepoint_and_goes_on_from_its_own_snapshots() -> N
     assert manifest.restored_from == origin
 
     again = World(store=store, restore=Restore(path=to)).run()
-    assert again.master.attempts[-1].restored_epoch == 2 and again.master.attempts[-1].restored_from is None
+    assert again.coordinator.attempts[-1].restored_epoch == 2 and again.coordinator.attempts[-1].restored_from is None
     assert [message.restore_from for _, message in again.slots.said if isinstance(message, Deploy)] == [None] * 2
     again.complete(1_000)
     assert SnapshotCatalog(store).load(3).restored_from == origin, "it is handed down"
     without = World(store=store)
-    assert without.master.attempts[-1].restored_epoch == 3
+    assert without.coordinator.attempts[-1].restored_epoch == 3
 
 
 def test_an_attempt_that_fails_before_the_first_own_snapshot_begins_with_the_savepoint_again() -> None:
     to = taken(World().run()).to
     world = World(RESTARTS, restore=Restore(path=to)).run()
     world.turn(1_000)
-    world.master.on_lost(0, "gone")
+    world.coordinator.on_lost(0, "gone")
     world.turn(500)
     world.turn()
     world.run()
-    assert [report.restored_epoch for report in world.master.attempts] == [1, 1]
+    assert [report.restored_epoch for report in world.coordinator.attempts] == [1, 1]
     world.turn(1_000)
-    assert [report.epoch for report in world.master.epochs] == [2, 3]
+    assert [report.epoch for report in world.coordinator.epochs] == [2, 3]
 
 
 def test_once_the_job_has_snapshots_of_its_own_a_restart_doesnt_look_at_the_savepoint() -> None:
@@ -58,11 +58,11 @@ def test_once_the_job_has_snapshots_of_its_own_a_restart_doesnt_look_at_the_save
     world = World(RESTARTS, restore=Restore(path=to)).run()
     world.complete(1_000)
     files_at(to)[layout.SAVEPOINT] = b"torn"
-    world.master.on_lost(0, "gone")
+    world.coordinator.on_lost(0, "gone")
     world.turn(500)
     world.turn()
     world.run()
-    assert world.master.attempts[-1].restored_epoch == 2
+    assert world.coordinator.attempts[-1].restored_epoch == 2
     world.complete(1_000)
     assert SnapshotCatalog(world.store).load(3).restored_from is not None
 
@@ -74,8 +74,8 @@ def test_snapshots_that_come_from_elsewhere_are_a_contradiction_and_nobody_is_fe
     first.complete(1_000)
     attempts = SnapshotCatalog(first.store).attempts()
     second = World(store=first.store, restore=Restore(path=to))
-    assert second.master.status is tg.Status.FAILED
-    message = second.master.failures[-1].message
+    assert second.coordinator.status is tg.Status.FAILED
+    message = second.coordinator.failures[-1].message
     assert "RestoreError" in message and "Snapshots(to=…)" in message and "leave restore_from out" in message
     assert SnapshotCatalog(first.store).attempts() == attempts
     first.complete(1_000)
@@ -84,8 +84,8 @@ def test_snapshots_that_come_from_elsewhere_are_a_contradiction_and_nobody_is_fe
 @pytest.mark.parametrize("path", ["memory://nothing-at-all", "memory://nothing-at-all/savepoint.json"])
 def test_a_path_with_nothing_there_fails_before_anything_is_claimed_or_deployed(path: str) -> None:
     world = World(RESTARTS, restore=Restore(path=path))
-    assert world.master.status is tg.Status.FAILED
-    assert "NotFound" in world.master.failures[-1].message
+    assert world.coordinator.status is tg.Status.FAILED
+    assert "NotFound" in world.coordinator.failures[-1].message
     assert world.slots.attempts == [] and world.store.files == {}
 
 
@@ -93,8 +93,8 @@ def test_a_savepoint_that_cant_be_read_fails_before_anything_is_claimed_or_deplo
     to = taken(World().run()).to
     files_at(to)[layout.SAVEPOINT] = files_at(to)[layout.SAVEPOINT][:-10]
     world = World(RESTARTS, restore=Restore(path=to))
-    assert world.master.status is tg.Status.FAILED
-    assert "CorruptFile" in world.master.failures[-1].message
+    assert world.coordinator.status is tg.Status.FAILED
+    assert "CorruptFile" in world.coordinator.failures[-1].message
     assert world.store.files == {}
 
 
@@ -108,7 +108,7 @@ def test_a_claimed_savepoint_is_deleted_after_the_first_own_snapshot_and_not_bef
     world.held.deliver()
     assert files_at(to) == {}
     again = World(store=world.store, restore=Restore(path=to, claim=True)).run()
-    assert again.master.attempts[-1].restored_epoch == 2, "it is not missed"
+    assert again.coordinator.attempts[-1].restored_epoch == 2, "it is not missed"
 
 
 def test_a_savepoint_that_is_not_claimed_stays() -> None:
@@ -157,7 +157,7 @@ def test_another_jobs_snapshots_can_be_begun_with_but_not_claimed() -> None:
     other = World(store=store).run()
     other.complete(1_000)
     claimed = World(restore=Restore(path=address, claim=True))
-    assert "claim=True" in claimed.master.failures[-1].message
+    assert "claim=True" in claimed.coordinator.failures[-1].message
     world = World(restore=Restore(path=address)).run()
     restore_from = f"{address}/manifests/0000000001-a0000000001.json"
     assert [message.restore_from for _, message in world.slots.said if isinstance(message, Deploy)] == [restore_from] * 2
@@ -165,4 +165,4 @@ def test_another_jobs_snapshots_can_be_begun_with_but_not_claimed() -> None:
     other.complete(1_000)
     other.complete(1_000)
     again = World(store=world.store, restore=Restore(path=address))
-    assert again.master.attempts[-1].restored_epoch == 2, "its own wins, though the other job has gone on"
+    assert again.coordinator.attempts[-1].restored_epoch == 2, "its own wins, though the other job has gone on"

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 import tidegate as tg
 from benchmarks.workloads import SCHEMA, Discard, Records, records_in, session, wait_until
-from tidegate.runtime.reports import EpochReport
+from tidegate.driver.reports import EpochReport
 
 EPOCHS = 150
 WARM_UP_EPOCHS = 10

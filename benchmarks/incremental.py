@@ -12,9 +12,9 @@ import pyarrow as pa
 
 import tidegate as tg
 from benchmarks.workloads import Discard, KeyedSum, records_in, session, wait_until
-from tidegate.store.catalog import SnapshotCatalog
+from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.manifest import Manifest
 from tidegate.store.layout import job_address
-from tidegate.store.manifest import Manifest
 from tidegate.store.opening import open_store
 
 KEYS = 1_000_000

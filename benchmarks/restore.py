@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 import tidegate as tg
-from tidegate.runtime.native import download
-from tidegate.runtime.restoring import restored_rows
-from tidegate.runtime.snapshots import PartWriter
-from tidegate.store.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
+from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
+from tidegate.snapshots.native import download
+from tidegate.snapshots.reading import restored_rows
+from tidegate.snapshots.writing import PartWriter
 from tidegate.store.opening import open_store
 
 KEYS = 2_000_000

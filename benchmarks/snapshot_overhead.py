@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.workloads import KEYS, keyed_sum_job, records_in, session, wait_until
-from tidegate.runtime.handle import Handle
+from tidegate.driver.handle import Handle
 
 PAIRS = 24
 TURN_S = 4

@@ -24,7 +24,7 @@ import pyarrow as pa
 import tidegate as tg
 from benchmarks.latency import Clocked
 from benchmarks.workloads import KEYS, Discard, Records, measure, records_in, session, wait_until
-from tidegate.runtime.reports import EpochReport
+from tidegate.driver.reports import EpochReport
 
 PROTOCOLS: dict[str, Mapping[str, Any]] = {
     "no snapshots": {"every": None},

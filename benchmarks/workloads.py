@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 import tidegate as tg
-from tidegate.runtime.handle import Handle
+from tidegate.driver.handle import Handle
 
 KEYS = 100_000
 SCHEMA = "key long, amount long"

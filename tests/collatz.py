@@ -17,7 +17,7 @@ from typing import Any
 import tidegate as tg
 from tests.jobs import GatedSource
 from tidegate.connectors.generator import GeneratorSource
-from tidegate.runtime.job import Job
+from tidegate.driver.job import Job
 
 NUMBER = "id long, n long, steps long"
 DONE = "id long, steps long, seen long"

@@ -27,8 +27,8 @@ import tidegate as tg
 from tidegate.connectors.generator import GeneratorSource
 from tidegate.connectors.rows import split_id
 from tidegate.dataflow.contracts import Offset, SourceContext, SourceReader
-from tidegate.runtime.job import Job
-from tidegate.store.catalog import SnapshotCatalog
+from tidegate.driver.job import Job
+from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
 

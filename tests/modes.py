@@ -14,7 +14,7 @@ from typing import Any
 import tidegate as tg
 from tests.jobs import LEDGER, RECORD, SPLITS, GatedSource, Ledger, records
 from tidegate.connectors.generator import GeneratorSource
-from tidegate.runtime.job import Job
+from tidegate.driver.job import Job
 
 # By a name for tests: what is given to `tg.Snapshots`.
 MODES: dict[str, dict[str, Any]] = {

@@ -58,7 +58,7 @@ PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "she
 PICKLE_ALLOWED = {
     "src/tidegate/state/pickled.py",  # opt-in state of a job, from its own store
     "src/tidegate/spark/interpreters.py",  # packs a task into Spark's closure
-    "src/tidegate/runtime/hosting.py",  # unpacks it in the slot's process
+    "src/tidegate/control/launch.py",  # unpacks it in the slot's process
 }
 
 GLOSSARY = {

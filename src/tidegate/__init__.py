@@ -8,15 +8,15 @@ Everything a user needs is here by name; what is not in `__all__` is not public.
 from __future__ import annotations
 
 from tidegate import sinks, sources
+from tidegate.control.settings import Heap as heap
+from tidegate.control.settings import Snapshots, Tuning
 from tidegate.dataflow.contracts import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
+from tidegate.driver.handle import Handle
+from tidegate.driver.job import plan_restore
+from tidegate.driver.reports import Status
 from tidegate.errors import JobError, JobFailed, SourceError, TidegateError
 from tidegate.protocol.restart import Exponential, FixedDelay, NoRestart
-from tidegate.runtime.handle import Handle
-from tidegate.runtime.job import plan_restore
-from tidegate.runtime.reports import Status
-from tidegate.runtime.settings import Heap as heap
-from tidegate.runtime.settings import Snapshots, Tuning
 from tidegate.spark.job import Job
 from tidegate.spark.processor_evolution import Evolution as evolved
 from tidegate.spark.state_writer import write_state

@@ -44,7 +44,7 @@ from tests.faults.queries import (
     struck,
 )
 from tests.jobs import check_clean
-from tidegate.store.catalog import SnapshotCatalog
+from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.store.opening import open_store
 
 INPUT = "id long, key string, kind string, at timestamp, at_ms long"

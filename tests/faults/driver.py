@@ -31,9 +31,9 @@ from tests.faults.cluster import executor_of
 from tests.modes import MODES, build_slow_ledger
 from tidegate.connectors.parquet_sink import OutputFolder, ParquetSink, ParquetSinkWriter
 from tidegate.dataflow.contracts import Committable, SinkContext, SinkWriter
-from tidegate.runtime.reports import EpochReport
-from tidegate.store.catalog import SnapshotCatalog
-from tidegate.store.manifest import Manifest
+from tidegate.driver.reports import EpochReport
+from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.manifest import Manifest
 
 DAWDLE_S = 0.06
 LEDGER_LOAD = 0.6  # so much of its time the ledger would need for what comes in, if it only slept: records queue up
@@ -267,7 +267,7 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     url, java_options, log4j_app = sys.argv[1:4]
-    from tidegate.runtime import hosting
+    from tidegate.driver import hosting
 
     hosting.SnapshotCatalog = DawdlingCatalog  # type: ignore[misc]
     builder = SparkSession.builder.master(url).appName(log4j_app)

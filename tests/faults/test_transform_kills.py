@@ -20,7 +20,7 @@ from tests.faults.cluster import Cluster
 from tests.faults.queries import committed_files, run_driver, session_on, strike_once, struck
 from tests.spark.test_transform import Count, check_counts
 from tests.spark.test_transform_streaming import ROWS, Desk, add_files
-from tidegate.store.catalog import SnapshotCatalog
+from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.store.opening import open_store
 
 FILES = 8

@@ -10,7 +10,7 @@ import pytest
 import tidegate as tg
 from tests.jobs import build_ledger, check_clean, check_ledger, committed, completed, until
 from tidegate.errors import JobError
-from tidegate.store.savepoints import find_restore_point
+from tidegate.snapshots.savepoints import find_restore_point
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

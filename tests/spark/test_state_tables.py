@@ -25,8 +25,8 @@ from pyspark.sql.datasource import (
 import tidegate as tg
 from tests.unit.cli.made import GONE, GROUPS, Made, group_of, run
 from tidegate.errors import AlreadyExists, JobError, NotFound, SchemaError
+from tidegate.snapshots.savepoints import find_restore_point
 from tidegate.spark.state_source import FILTERS_ARE_SAFE, PushingReader, groups_of_keys, groups_within, requested
-from tidegate.store.savepoints import find_restore_point
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

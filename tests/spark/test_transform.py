@@ -17,10 +17,10 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PythonException
 
 import tidegate as tg
+from tidegate.dataframes.gathering import Run, RunEnd
+from tidegate.dataframes.transforming import Bounded
 from tidegate.errors import AlreadyExists, GraphError, JobError, NotFound, SchemaError
-from tidegate.runtime.gathering import Run, RunEnd
-from tidegate.runtime.transforming import Bounded
-from tidegate.store.savepoints import find_restore_point
+from tidegate.snapshots.savepoints import find_restore_point
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,7 +24,7 @@ from tests.jobs import until
 from tests.spark.processors import ROCKSDB_STATE_STORE
 from tests.spark.test_transform import check_counts, counted
 from tests.spark.test_transform_streaming import ROWS, Desk, batches, noted_runs
-from tidegate.runtime.gathering import Run
+from tidegate.dataframes.gathering import Run
 from tidegate.spark import unused_batches
 
 if TYPE_CHECKING:

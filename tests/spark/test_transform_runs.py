@@ -21,8 +21,8 @@ from pyspark.sql.streaming import StatefulProcessor
 import tidegate as tg
 from tests.spark.test_transform import check_counts
 from tests.spark.test_transform_streaming import ROWS, Desk, batches, noted_runs
+from tidegate.dataframes.gathering import Run
 from tidegate.errors import JobError
-from tidegate.runtime.gathering import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,11 +19,11 @@ from pyspark.errors import StreamingQueryException
 
 import tidegate as tg
 from tests.spark.test_transform import DiesOnce, check_counts, counted, split
+from tidegate.dataframes.gathering import Run, RunEnd
+from tidegate.dataframes.micro_batches import MicroBatches
 from tidegate.errors import JobError, NotFound
-from tidegate.runtime.gathering import Run, RunEnd
-from tidegate.runtime.micro_batches import MicroBatches
+from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.spark import processes
-from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.opening import open_store
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tests.collatz import NUMBER, check_collatz, first, rounds
 from tests.jobs import build_ledger, check_ledger, committed, until
 from tests.spark.test_transform import check_counts, counted
 from tests.spark.test_transform_streaming import ROWS, Desk, batches, noted_runs
-from tidegate.runtime.gathering import Run
+from tidegate.dataframes.gathering import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

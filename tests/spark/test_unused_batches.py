@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tidegate.snapshots.manifest import MicroBatch
 from tidegate.spark import unused_batches
 from tidegate.spark.unused_batches import _look, _Seen, _Watched
-from tidegate.store.manifest import MicroBatch
 
 
 class Text:

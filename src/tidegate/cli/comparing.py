@@ -1,7 +1,7 @@
 """What changed between two snapshots, row by row.
 
 Keyed state is compared some key-groups at a time, each time the rows of both sides: memory is bounded by what is in them,
-which is one group where there are at most `MAX_SLICES`. Both sides come resolved from runtime/restoring.py, whatever the
+which is one group where there are at most `MAX_SLICES`. Both sides come resolved from snapshots/reading.py, whatever the
 backend, the chain of files and the parallelism they were written with.
 
 A key with one row on each side is *changed* or *unchanged*; otherwise rows are *added* or *removed*. State without keys
@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from tidegate.cli.finding import SnapshotFolder
-from tidegate.runtime.exporting import rewritten
-from tidegate.runtime.restoring import restored_rows
-from tidegate.runtime.state_changes import comparable
+from tidegate.snapshots.exporting import rewritten
+from tidegate.snapshots.manifest import ROWS, Manifest, StateEntry
+from tidegate.snapshots.reading import restored_rows
+from tidegate.snapshots.savepoints import export_snapshot
+from tidegate.snapshots.state_changes import comparable
 from tidegate.store.base import Store
 from tidegate.store.local import LocalStore
-from tidegate.store.manifest import ROWS, Manifest, StateEntry
-from tidegate.store.savepoints import export_snapshot
 from tidegate.types import to_list
 
 MAX_SLICES = 1024

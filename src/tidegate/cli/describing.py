@@ -11,9 +11,9 @@ from typing import Any
 
 from tidegate.cli.finding import SnapshotFolder
 from tidegate.errors import TidegateError
-from tidegate.runtime.snapshot_tables import known_rows
+from tidegate.snapshots.manifest import Manifest, OperatorEntry
+from tidegate.snapshots.snapshot_tables import known_rows
 from tidegate.store.base import Store
-from tidegate.store.manifest import Manifest, OperatorEntry
 
 Json = dict[str, Any]
 

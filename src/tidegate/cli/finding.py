@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.errors import CorruptFile, NotFound, RestoreError
+from tidegate.snapshots.catalog import lineage
+from tidegate.snapshots.manifest import Manifest
+from tidegate.snapshots.savepoints import resolved
 from tidegate.store import layout
 from tidegate.store.base import Store
-from tidegate.store.catalog import lineage
-from tidegate.store.manifest import Manifest
 from tidegate.store.opening import open_store
-from tidegate.store.savepoints import resolved
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,9 @@ from tidegate.cli import comparing, describing, printing, verifying
 from tidegate.cli.comparing import Side, readable
 from tidegate.cli.finding import find_folder, find_folders, find_job
 from tidegate.errors import TidegateError
-from tidegate.runtime.exporting import rewritten
-from tidegate.store.committed import committable_count, still_to_commit
-from tidegate.store.opening import open_store
-from tidegate.store.savepoints import (
+from tidegate.snapshots.committed import committable_count, still_to_commit
+from tidegate.snapshots.exporting import rewritten
+from tidegate.snapshots.savepoints import (
     REQUEST_TIMEOUT_S,
     SavepointInfo,
     export_snapshot,
@@ -39,6 +38,7 @@ from tidegate.store.savepoints import (
     versions_here,
     wait_for_savepoint,
 )
+from tidegate.store.opening import open_store
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

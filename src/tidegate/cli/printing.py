@@ -20,8 +20,8 @@ from rich.text import Text
 
 from tidegate.cli.comparing import StateDifference
 from tidegate.cli.verifying import Report
+from tidegate.snapshots.savepoints import SavepointInfo
 from tidegate.store.layout import shown
-from tidegate.store.savepoints import SavepointInfo
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ into because of one problem doesn't make another.
 
 Row files are read once, front to back: sections are decoded on the way and the file's checksum is computed from the
 same reads. Files that several snapshots share are read once. Rows of a backend's own files come from
-runtime/restoring.py, like everyone's.
+snapshots/reading.py, like everyone's.
 
 Nothing is repaired or deleted.
 """
@@ -24,11 +24,11 @@ from tidegate.cli.finding import SnapshotFolder
 from tidegate.errors import NotFound, StoreError, TidegateError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import MAX_KEY_GROUP_COUNT, groups_of
-from tidegate.runtime.restoring import restored_rows
+from tidegate.snapshots.manifest import ROWS, FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
+from tidegate.snapshots.reading import restored_rows
 from tidegate.state.format import MAGIC, READ_BYTES, StateFileReader
 from tidegate.store import layout
 from tidegate.store.base import Store
-from tidegate.store.manifest import ROWS, FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
 
 ALL_GROUPS = range(MAX_KEY_GROUP_COUNT + 1)
 

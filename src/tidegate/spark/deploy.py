@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tidegate.control.launch import SlotLaunch
+from tidegate.control.listening import EVERY_ADDRESS
+from tidegate.control.settings import Tuning
+from tidegate.driver.reports import Failure
 from tidegate.errors import JobError
-from tidegate.runtime.hosting import SlotLaunch, run_slot
-from tidegate.runtime.listening import EVERY_ADDRESS
-from tidegate.runtime.reports import Failure
-from tidegate.runtime.settings import Tuning
+from tidegate.slot.hosting import run_slot
 from tidegate.spark.interpreters import SlotTask, check_python, guarded, no_use_in_trying, pythons_of
 
 if TYPE_CHECKING:

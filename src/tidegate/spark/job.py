@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tidegate.control.launch import SlotLaunch
+from tidegate.control.settings import DEFAULT_RESTART, Backend, JobSettings, Snapshots, Tuning
+from tidegate.driver import job
+from tidegate.driver.deployment import Deployer
 from tidegate.errors import JobError
 from tidegate.protocol.restart import RestartStrategy
-from tidegate.runtime import job
-from tidegate.runtime.deployment import Deployer
-from tidegate.runtime.hosting import SlotLaunch
-from tidegate.runtime.settings import DEFAULT_RESTART, Backend, JobSettings, Snapshots, Tuning
 from tidegate.spark.interpreters import name_python
 from tidegate.spark.tables import register
 

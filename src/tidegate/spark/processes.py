@@ -17,8 +17,8 @@ A transform that was built and of which no task ever came has left no processes.
 started with it any more: when nothing in Spark's JVM refers to its function, which every plan that it is in does.
 
 A query that ends may be started again, and its place may be another's by then. Then the processes are shared, and batches
-restore their state from snapshots whenever tasks come to a process that doesn't hold their slot (runtime/micro_batches.py):
-slower, not wrong. A transform that is built again gets a place of its own.
+restore their state from snapshots whenever tasks come to a process that doesn't hold their slot
+(dataframes/micro_batches.py): slower, not wrong. A transform that is built again gets a place of its own.
 """
 
 from __future__ import annotations

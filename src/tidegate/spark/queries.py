@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from tidegate.dataframes.queries import BatchTimes
 from tidegate.errors import TidegateError
-from tidegate.runtime.queries import BatchTimes
-from tidegate.store.manifest import MicroBatch
+from tidegate.snapshots.manifest import MicroBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 class SparkQueries:
-    """`runtime.queries.Queries` of the session that a transform's DataFrame is of: its queries are started there."""
+    """`dataframes.queries.Queries` of the session that a transform's DataFrame is of: its queries are started there."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark

@@ -2,11 +2,11 @@
 
 Options: `path` (that of `load`: as `restore_from` takes it), and one of
 
-- `state`, with `operator` where several have one of that name: the state's rows (runtime/state_tables.py). `per` is "entry"
-  or "key"; `key` names the key's columns;
+- `state`, with `operator` where several have one of that name: the state's rows (snapshots/state_tables.py). `per` is
+  "entry" or "key"; `key` names the key's columns;
 - the same with `diff`, an older snapshot's path, or an epoch in the same folder: what changed since then
-  (runtime/state_changes.py);
-- `table`: snapshots, operators, states or sizes (runtime/snapshot_tables.py).
+  (snapshots/state_changes.py);
+- `table`: snapshots, operators, states or sizes (snapshots/snapshot_tables.py).
 
 `epoch` chooses a snapshot of a job's folder, the newest one otherwise; `partitions` says into how many to cut. `keys` (JSON)
 and `key_groups` ("3, 8-15") say what to read of keyed state, and only the key-groups that it is in are read.
@@ -55,11 +55,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from tidegate.errors import JobError, SchemaError, TidegateError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import MAX_KEY_GROUP_COUNT, groups_of
-from tidegate.runtime.snapshot_tables import SnapshotTable
-from tidegate.runtime.state_changes import changes_table
-from tidegate.runtime.state_tables import KEY_GROUP, KeyColumns, Table, find_snapshot, state_table
+from tidegate.snapshots.savepoints import RestorePoint
+from tidegate.snapshots.snapshot_tables import SnapshotTable
+from tidegate.snapshots.state_changes import changes_table
+from tidegate.snapshots.state_tables import KEY_GROUP, KeyColumns, Table, find_snapshot, state_table
 from tidegate.state.merging import key_codes
-from tidegate.store.savepoints import RestorePoint
 from tidegate.types import ddl_of, from_list
 
 if TYPE_CHECKING:

@@ -25,7 +25,16 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import JobError, SchemaError, StoreError, TidegateError
-from tidegate.runtime.state_tables import (
+from tidegate.snapshots.manifest import PieceEntry
+from tidegate.snapshots.savepoints import (
+    RestorePoint,
+    SavepointInfo,
+    create_savepoint,
+    resolved,
+    savepoint_in_writing,
+    versions_here,
+)
+from tidegate.snapshots.state_tables import (
     AT_MS,
     EPOCH,
     KEY_GROUP,
@@ -36,22 +45,13 @@ from tidegate.runtime.state_tables import (
     KeyColumns,
     find_snapshot,
 )
-from tidegate.runtime.state_writing import StateWriting, check_rows, declared_info, nullable, planned_writing
+from tidegate.snapshots.state_writing import StateWriting, check_rows, declared_info, nullable, planned_writing
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import StateInfo
 from tidegate.state.ttl import COLLECTIONS, EXPIRES
 from tidegate.store import layout
 from tidegate.store.base import Store
-from tidegate.store.manifest import PieceEntry
 from tidegate.store.opening import open_store
-from tidegate.store.savepoints import (
-    RestorePoint,
-    SavepointInfo,
-    create_savepoint,
-    resolved,
-    savepoint_in_writing,
-    versions_here,
-)
 from tidegate.types import ddl_of, parse_schema
 
 if TYPE_CHECKING:

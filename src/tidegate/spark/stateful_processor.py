@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tidegate.control.settings import Backend, Snapshots, Tuning
 from tidegate.dataflow.grouping import process_groups, with_event_time
 from tidegate.dataflow.operators.grouped import EventTime, GroupedSpec, InitialFiles, SecondPort
 from tidegate.dataflow.stream import Stream
 from tidegate.errors import JobError, SchemaError
-from tidegate.runtime.settings import Backend, Snapshots, Tuning
+from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.spark.processor_evolution import ADVICE, Evolution, check_aliases, checked_evolve
 from tidegate.spark.processor_settings import ProcessorSettings, has_ntz
 from tidegate.spark.transform import DEFAULT_INPUT, checked_name, transform
 from tidegate.state.descriptors import Names
 from tidegate.state.timers import TimeKind
 from tidegate.store.base import Store
-from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.layout import INITIAL, initial_state_name, job_address
 from tidegate.store.opening import open_store
 from tidegate.types import parse_schema

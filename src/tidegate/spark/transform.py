@@ -25,17 +25,18 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 
 from tidegate.connectors.handover import SLOT, TICK, WHICH, columns_of
+from tidegate.control.listening import Listening
+from tidegate.control.messages import Offer
+from tidegate.control.settings import Backend, Snapshots, Tuning, check_snapshots
 from tidegate.dataflow.stream import Stream
+from tidegate.dataframes.gathering import Gathering
+from tidegate.dataframes.guest import Invitation, run_task
+from tidegate.dataframes.micro_batches import MicroBatches
+from tidegate.dataframes.queries import StoreHolders, twice_in_a_query
+from tidegate.dataframes.transforming import Bounded, TransformJob
+from tidegate.driver.attempts import Restore
 from tidegate.errors import JobError, JobFailed, TidegateError
-from tidegate.runtime.attempts import Restore
-from tidegate.runtime.gathering import Gathering
-from tidegate.runtime.guest import Invitation, run_task
-from tidegate.runtime.listening import Listening
-from tidegate.runtime.messages import Offer
-from tidegate.runtime.micro_batches import MicroBatches
-from tidegate.runtime.queries import StoreHolders, twice_in_a_query
-from tidegate.runtime.settings import Backend, Snapshots, Tuning, check_snapshots
-from tidegate.runtime.transforming import Bounded, TransformJob
+from tidegate.snapshots.savepoints import check_empty, find_restore_point, resolved
 from tidegate.spark.deploy import check_task_slots, placed
 from tidegate.spark.forgetting import forget_when
 from tidegate.spark.interpreters import SlotTask, guarded
@@ -46,7 +47,6 @@ from tidegate.spark.unused_batches import unwatch, watch
 from tidegate.spark.waking import alarm_of
 from tidegate.store.layout import job_address, shown
 from tidegate.store.opening import open_store
-from tidegate.store.savepoints import check_empty, find_restore_point, resolved
 from tidegate.store.writable import check_writable
 from tidegate.types import ddl_of, parse_schema
 

@@ -2,7 +2,7 @@
 
 Spark runs what the output of a batch needs. If a function of `foreachBatch` never uses its batch, and adaptive execution is
 off, that is nothing: the state stays as it is, batch after batch. The first batch that is used fails, with the numbers of
-those left out (runtime/attempts.py); where none ever is, nobody would be told. So a thread looks every few seconds at the
+those left out (driver/attempts.py); where none ever is, nobody would be told. So a thread looks every few seconds at the
 queries that run: if one is at batch n, then n−1 is committed, and a transform in its plan has completed it or was left out.
 
 What it finds is logged, once for each run of a query. A query that ends before it is looked at for the second time is not
@@ -18,9 +18,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tidegate.runtime.attempts import WHEN_LEFT_OUT
-from tidegate.runtime.failing import log
-from tidegate.store.manifest import MicroBatch
+from tidegate.driver.attempts import WHEN_LEFT_OUT
+from tidegate.driver.failures import log
+from tidegate.snapshots.manifest import MicroBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

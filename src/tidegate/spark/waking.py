@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidegate.dataflow.operators.grouped import GroupedSpec
 from tidegate.dataflow.plan import Plan
-from tidegate.runtime.reports import wake_ms_of
+from tidegate.driver.reports import wake_ms_of
+from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.store.base import Store
-from tidegate.store.catalog import SnapshotCatalog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

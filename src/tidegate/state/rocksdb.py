@@ -17,7 +17,7 @@ Invariants:
 - one freeze at a time is being settled, and only its thread writes to RocksDB meanwhile;
 - nothing here needs the disk to survive: a folder is removed when its backend is closed or its process gone.
 
-Not here: what is uploaded, and when (runtime/snapshots.py); the heap of timers, which is in memory (timers.py).
+Not here: what is uploaded, and when (snapshots/writing.py); the heap of timers, which is in memory (timers.py).
 """
 
 from __future__ import annotations

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from typing import Protocol
 
 from tidegate.errors import CorruptFile
 from tidegate.store.base import Readable
-from tidegate.store.manifest import FileEntry
 
 CHUNK_BYTES = 4 * 1024 * 1024
 
 
-def checked_chunks(store: Readable, file: FileEntry, *, listed_by: str = "its manifest") -> Iterator[bytes]:
+class Listed(Protocol):
+    """What a manifest lists about a file. `checksum` is the CRC-32 of all of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def checksum(self) -> int: ...
+
+
+def checked_chunks(store: Readable, file: Listed, *, listed_by: str = "its manifest") -> Iterator[bytes]:
     """The file's bytes in order. CorruptFile behind the last of them, where they are not those that are listed: who uses
     them before that has to take it back."""
     checksum = 0

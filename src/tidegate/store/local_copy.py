@@ -41,7 +41,7 @@ from pathlib import Path
 
 from tidegate.store import layout
 from tidegate.store.base import Store
-from tidegate.store.manifest import FileEntry
+from tidegate.store.checked import Listed
 
 BLOCK_BYTES = 256 * 1024
 
@@ -160,7 +160,7 @@ class LocalCopyStore:
     def size(self, name: str) -> int:
         return self._store.size(name)
 
-    def adopt(self, files: Iterable[FileEntry]) -> int:
+    def adopt(self, files: Iterable[Listed]) -> int:
         """To be called before a restore with all files of the manifest. Leftovers of earlier processes on this host that
         are the files listed are used from now on; all other copies of this store go. Returns the bytes adopted."""
         listed = {file.name: file for file in files if _is_copied(file.name)}

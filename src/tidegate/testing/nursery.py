@@ -23,7 +23,7 @@ import threading
 
 import pyarrow.parquet  # noqa: F401  (many jobs have it, and imported here it is there already)
 
-from tidegate.runtime.hosting import run_slot
+from tidegate.slot.hosting import run_slot
 
 _NURSERY = """
 import json, sys

@@ -8,9 +8,9 @@ forked from one that has imported Tidegate and nothing else (nursery.py).
 
 from __future__ import annotations
 
-from tidegate.runtime import job
-from tidegate.runtime.deployment import Deployer
-from tidegate.runtime.hosting import SlotLaunch
+from tidegate.control.launch import SlotLaunch
+from tidegate.driver import job
+from tidegate.driver.deployment import Deployer
 from tidegate.testing.nursery import Nursery
 
 # Two, so that texts hash differently in a slot and its neighbour, as in processes that know nothing of each other.

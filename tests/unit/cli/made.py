@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 from tidegate.cli.main import main
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, key_groups_of
+from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
 from tidegate.state.cutting import cut_by_group
 from tidegate.state.format import StateFileEncoder
 from tidegate.state.sections import Section, StateInfo, StateKind, deleted_schema
 from tidegate.store import layout
 from tidegate.store.local import LocalStore
-from tidegate.store.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
 from tidegate.types import from_list
 
 GROUPS = 16

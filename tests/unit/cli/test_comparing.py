@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.unit.cli.made import COUNTS, GONE, SCORES, STATES, Made, run, run_json
 from tidegate.cli import comparing
+from tidegate.snapshots.savepoints import export_snapshot
 from tidegate.state.sections import StateInfo, StateKind
 from tidegate.store.local import LocalStore
-from tidegate.store.savepoints import export_snapshot
 
 KEYS = st.text("abc", min_size=1, max_size=2)
 TABLE = st.dictionaries(KEYS, st.integers(-3, 3), max_size=12)

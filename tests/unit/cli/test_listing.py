@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.made import GONE, GROUPS, Made, run, run_json
-from tidegate.store.savepoints import export_snapshot
+from tidegate.snapshots.savepoints import export_snapshot
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -1,4 +1,4 @@
-"""Files in a backend's own form: their bytes are verified as they are, their rows come from runtime/restoring.py.
+"""Files in a backend's own form: their bytes are verified as they are, their rows come from snapshots/reading.py.
 
 Here row files stand in for them: the manifest calls them native, and whoever reads their rows must go through
 `restored_rows`, which in this test knows what they are.
@@ -18,8 +18,8 @@ import pytest
 from tests.unit.cli.made import COUNTS, GROUPS, Made, run, run_json
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
-from tidegate.runtime.restoring import restored_rows
-from tidegate.store.manifest import Manifest, PieceEntry
+from tidegate.snapshots.manifest import Manifest, PieceEntry
+from tidegate.snapshots.reading import restored_rows
 
 KEYS = {"count": {f"k{i}": i for i in range(300)}}
 
@@ -52,7 +52,7 @@ def by_group(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    for module in ("cli.verifying", "runtime.exporting"):
+    for module in ("cli.verifying", "snapshots.exporting"):
         monkeypatch.setattr(f"tidegate.{module}.restored_rows", rows_of_database)
     made = Made(tmp_path / "snapshots")
     made.write(1, KEYS, states=[COUNTS])
@@ -107,7 +107,7 @@ def test_rows_that_do_not_come_by_key_group_are_not_exported(
             for state, batches in rows_of_database(manifest, operator, **rest).items()
         }
 
-    monkeypatch.setattr("tidegate.runtime.exporting.restored_rows", backwards)
+    monkeypatch.setattr("tidegate.snapshots.exporting.restored_rows", backwards)
     result = run("savepoint", "export", made.path, tmp_path / "savepoint")
     assert result.exit_code == 2 and "order of their key-groups" in result.stderr
 

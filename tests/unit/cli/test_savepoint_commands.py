@@ -11,8 +11,8 @@ import pytest
 import tidegate as tg
 from tests.jobs import build_ledger, until
 from tests.unit.cli.made import GONE, Made, run, run_json
+from tidegate.snapshots.savepoints import SavepointInfo, answer_request, open_requests
 from tidegate.store.local import LocalStore
-from tidegate.store.savepoints import SavepointInfo, answer_request, open_requests
 from tidegate.testing.processes import ProcessJob
 
 BASE = {"count": {f"k{i}": i for i in range(300)}, "scores": {f"k{i}": {"a": i / 2} for i in range(50)}}

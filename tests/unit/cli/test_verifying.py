@@ -15,10 +15,10 @@ import pytest
 import tidegate as tg
 from tests.jobs import build_ledger
 from tests.unit.cli.made import COUNTS, GONE, GROUPS, OFFSETS, SCORES, STATES, Made, group_of, run, run_json
+from tidegate.snapshots.manifest import FileEntry, PieceEntry, StateEntry
+from tidegate.snapshots.savepoints import export_snapshot
 from tidegate.state.sections import Section, StateInfo, StateKind
 from tidegate.store.local import LocalStore
-from tidegate.store.manifest import FileEntry, PieceEntry, StateEntry
-from tidegate.store.savepoints import export_snapshot
 from tidegate.testing.processes import ProcessJob
 
 BASE = {"count": {f"k{i}": i for i in range(200)}, "scores": {f"k{i}": {"a": i / 2} for i in range(50)}}

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import NotFound, StoreError
+from tidegate.snapshots.manifest import FileEntry
 from tidegate.store.local_copy import BLOCK_BYTES, LocalCopyStore, ReadCounts
-from tidegate.store.manifest import FileEntry
 from tidegate.store.memory import Access, Fail, Fault, MemoryStore, Operation, Tear
 
 NAME = "state/a0000000001-e0000000001-s00000-count.tgs"

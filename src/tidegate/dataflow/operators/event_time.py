@@ -29,13 +29,8 @@ from tidegate.channels.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.dataflow.operators.base import OperatorContext
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, key_groups_of
+from tidegate.state.event_time import WATERMARK
 from tidegate.state.operator_state import FrozenItems
-from tidegate.state.sections import StateInfo, StateKind
-
-# The watermark of the key-groups, or of the subtasks if the operator isn't keyed, `first` … `stop - 1`, of `of` in all.
-# Those without a row have had none.
-_REACHED = pa.struct([*(pa.field(name, pa.int32()) for name in ("first", "stop", "of")), pa.field("at_ms", pa.int64())])
-WATERMARK = StateInfo("__watermark", StateKind.UNION, "watermark", pa.schema([pa.field("value", _REACHED)]))
 
 
 class OperatorTime:

@@ -23,11 +23,12 @@ import pyarrow as pa
 from tidegate.channels.elements import MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import AT_ONCE_MS, KeyedBackend, Operator, OperatorContext
-from tidegate.dataflow.operators.event_time import WATERMARK, OperatorTime
+from tidegate.dataflow.operators.event_time import OperatorTime
 from tidegate.dataflow.operators.returned import taker
 from tidegate.dataflow.operators.user_code import RAISED, blame, fit
 from tidegate.errors import GraphError, JobError
 from tidegate.state.descriptors import descriptors_of
+from tidegate.state.event_time import WATERMARK
 from tidegate.state.heap import NO_KEY, Cursor, held_as_it_is, key_list, keys_to_arrow
 from tidegate.state.operator_state import FrozenParts, OperatorStates
 from tidegate.state.sections import FrozenState, StateInfo, StateKind

@@ -22,9 +22,9 @@ from tidegate.dataflow.operators.base import Operator, OperatorContext
 from tidegate.dataflow.operators.user_code import RAISED, blame, blaming
 from tidegate.errors import CommitError
 from tidegate.protocol.commit import PendingCommits
+from tidegate.snapshots.committed import COMMITTABLES_SHAPE
 from tidegate.state.operator_state import FrozenItems
 from tidegate.state.sections import FrozenState, Section, StateInfo, StateKind
-from tidegate.store.committed import COMMITTABLES_SHAPE
 
 COMMITTABLES = StateInfo("__committables", StateKind.WHOLE, COMMITTABLES_SHAPE, pa.schema([pa.field("value", pa.string())]))
 

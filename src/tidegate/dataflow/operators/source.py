@@ -11,7 +11,8 @@ a rebalance, a union) the records of a subtask are taken for one split.
 
 Where time moves `by_epoch`, between Spark's DataFrames, records come in an order that says nothing: the watermark moves when
 an epoch ends, and what comes in one epoch is never late against one another. A subtask without records in an epoch is idle
-in that epoch; it says so at the end. In a plan with loops time moves by order, before the marker (runtime/moving_time.py).
+in that epoch; it says so at the end. In a plan with loops time moves by order, before the marker
+(dataframes/moving_time.py).
 
 The latest event time of each split is operator state (`union`). A row has the sources and the column that it is of, since a
 generated name may come to mean another operator when the program changes; rows of other streams are left alone.
@@ -33,6 +34,7 @@ from tidegate.dataflow.operators.base import Operator, OperatorContext
 from tidegate.dataflow.operators.user_code import blaming
 from tidegate.errors import JobError, SchemaError
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, Advanced, Progress, SplitWatermarks
+from tidegate.state.event_time import SPLIT_WATERMARKS
 from tidegate.state.operator_state import FrozenItems
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
 from tidegate.types import ddl_of
@@ -40,19 +42,6 @@ from tidegate.types import ddl_of
 _SPLIT = pa.struct([pa.field("split", pa.string()), pa.field("offset", pa.string())])
 OFFSETS = StateInfo("__offsets", StateKind.UNION, "offsets", pa.schema([pa.field("value", _SPLIT)]))
 
-# `of` is what the watermark is made of. A stream that is one split has a row of each subtask, without a `split`.
-_LATEST = pa.struct(
-    [
-        pa.field("of", pa.string()),
-        pa.field("split", pa.string()),
-        pa.field("subtask", pa.int32()),
-        pa.field("parallelism", pa.int32()),
-        pa.field("latest_ms", pa.int64()),
-    ]
-)
-SPLIT_WATERMARKS = StateInfo(
-    "__split_watermarks", StateKind.UNION, "split watermarks", pa.schema([pa.field("value", _LATEST)])
-)
 ONE_SPLIT = ""
 # As a split: records that came when the time of their micro-batch had been held already, for the next one.
 NEXT = "next micro-batch"

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from tidegate.control.background import Outcome
 from tidegate.errors import FencedOff, TidegateError
-from tidegate.runtime.background import Outcome
 from tidegate.state import cutting, heap
 from tidegate.testing.simulation.world import ProcessCrashed, Violation, World
 
@@ -137,7 +137,7 @@ class Worker(Protocol):
 
 
 class SimulatedBackground:
-    """`runtime.background.Background` of one process: in order, one at a time, slowly."""
+    """`control.background.Background` of one process: in order, one at a time, slowly."""
 
     def __init__(self, world: World, coroutines: Coroutines, worker: Worker) -> None:
         self.stalled_until_us = 0

@@ -15,21 +15,21 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.control.messages import Complete, Message
 from tidegate.dataflow.in_flight import FEEDBACK
+from tidegate.driver.savepoints import SavepointOrder
 from tidegate.errors import NotFound
 from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.protocol.recovery import Redistribution
-from tidegate.runtime.messages import Complete, Message
-from tidegate.runtime.restoring import restored_rows
-from tidegate.runtime.savepoints import SavepointOrder
+from tidegate.snapshots.catalog import SnapshotCatalog, lineage
+from tidegate.snapshots.committed import committable_count
+from tidegate.snapshots.manifest import Manifest, OperatorEntry
+from tidegate.snapshots.reading import restored_rows
+from tidegate.snapshots.savepoints import load_savepoint
 from tidegate.state.heap import key_list
 from tidegate.store import layout
-from tidegate.store.catalog import SnapshotCatalog, lineage
-from tidegate.store.committed import committable_count
 from tidegate.store.layout import ManifestName, OriginName
-from tidegate.store.manifest import Manifest, OperatorEntry
 from tidegate.store.memory import MemoryStore, Operation
-from tidegate.store.savepoints import load_savepoint
 from tidegate.testing.simulation.external import External, Transaction
 from tidegate.testing.simulation.world import World
 from tidegate.types import to_list

@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.channels.elements import Marker
-from tidegate.dataflow.in_flight import FEEDBACK
+from tidegate.dataflow.in_flight import FEEDBACK, Place
 from tidegate.dataflow.operators import sink, source
+from tidegate.driver import coordinator
 from tidegate.protocol import alignment, epoch_coordinator, iteration
 from tidegate.protocol.alignment import AlignmentMode, ForwardMarker, TakeSnapshot
-from tidegate.runtime import coordinator, in_flight, slot, subtask
-from tidegate.runtime.in_flight import Place
+from tidegate.slot import in_flight, slot, subtask
 from tidegate.testing.simulation.faults import FaultRates
 from tidegate.testing.simulation.mutant import RESTORES, Mutant
 from tidegate.testing.simulation.simulation import MODES

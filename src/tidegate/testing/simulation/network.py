@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from tidegate.channels.elements import Element, End, Marker, overtaken
 from tidegate.channels.ports import Inlet, Outlet
+from tidegate.control.messages import Message, from_wire, to_wire
 from tidegate.errors import ProtocolError
 from tidegate.protocol.ids import ChannelId
-from tidegate.runtime.messages import Message, from_wire, to_wire
 from tidegate.testing.simulation.world import World
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Wiring:
 
 
 class SlotNetwork:
-    """`runtime.slot.Network` of one slot."""
+    """`slot.slot.Network` of one slot."""
 
     def __init__(self, wiring: Wiring, slot: SlotProcess) -> None:
         self._wiring = wiring
@@ -290,7 +290,7 @@ class ControlLink:
 
 
 class CoordinatorLinks:
-    """`runtime.coordinator.Links`."""
+    """`driver.coordinator.Links`."""
 
     def __init__(self, world: World, announced: Callable[[int, Message], None]) -> None:
         self.expected: int | None = None

@@ -1,9 +1,9 @@
 """The simulated processes: a slot's, and the driver's with the coordinator in it.
 
-They stand where `runtime/hosting.py` stands in the real world, around the same `Slot` and `Coordinator`. One turn of a
-process does one thing of those that wait for it: a message, an outcome of background work, a step. A process can be
-stopped for a while (as by SIGSTOP), can end by itself, and can die at any moment; its files, and what it sent before,
-stay.
+They stand where `driver/hosting.py` and `slot/hosting.py` stand in the real world, around the same `Slot` and `Coordinator`.
+One turn of a process does one thing of those that wait for it: a message, an outcome of background work, a step. A process
+can be stopped for a while (as by SIGSTOP), can end by itself, and can die at any moment; its files, and what it sent
+before, stay.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from tidegate.control.messages import Deploy, Failed, Message, Register
+from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
+from tidegate.driver.coordinator import Coordinator
 from tidegate.errors import ProtocolError
-from tidegate.runtime.coordinator import Coordinator
-from tidegate.runtime.messages import Deploy, Failed, Message, Register
-from tidegate.runtime.settings import JobSettings
-from tidegate.runtime.slot import Slot, SlotWorld
+from tidegate.slot.slot import Slot, SlotWorld
+from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.store.base import Store
-from tidegate.store.catalog import SnapshotCatalog
 from tidegate.testing.simulation.background import Coroutine, Coroutines, SimulatedBackground
 from tidegate.testing.simulation.network import ControlLink, CoordinatorLinks, SlotNetwork, Wiring, decoded
 from tidegate.testing.simulation.world import ProcessCrashed, World
@@ -292,7 +292,7 @@ class SlotProcess(_Process):
 
 
 class SimulatedDeployment:
-    """`runtime.coordinator.Deployment`. As on Spark, a stage that is over may leave processes behind."""
+    """`driver.coordinator.Deployment`. As on Spark, a stage that is over may leave processes behind."""
 
     def __init__(
         self, surroundings: Surroundings, *, attempt: int, settings: JobSettings, slots: int, coordinator: CoordinatorProcess

@@ -15,14 +15,14 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from tidegate.control.messages import Message
+from tidegate.control.settings import JobSettings, Snapshots, Tuning
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.plan import Plan
 from tidegate.dataflow.stream import Pipeline
+from tidegate.driver.reports import Status
+from tidegate.driver.savepoints import SavepointOrder
 from tidegate.protocol.restart import FixedDelay
-from tidegate.runtime.messages import Message
-from tidegate.runtime.reports import Status
-from tidegate.runtime.savepoints import SavepointOrder
-from tidegate.runtime.settings import JobSettings, Snapshots, Tuning
 from tidegate.store.base import Store
 from tidegate.store.opening import forget_memory_store
 from tidegate.testing.simulation.background import Coroutines, heap_that_gives_way

@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.dataflow.operators import event_time, sink, source
+from tidegate.driver import attempts, committing, coordinator, savepoints
 from tidegate.errors import CommitError, CorruptFile
 from tidegate.protocol import epoch_coordinator, recovery
-from tidegate.runtime import attempts, committing, coordinator, exchange, savepoints, snapshots
+from tidegate.slot import exchange
+from tidegate.snapshots import catalog
+from tidegate.snapshots import writing as snapshots
 from tidegate.state import format as state_format
 from tidegate.state import heap_layers, operator_state, timers
-from tidegate.store import catalog
 from tidegate.testing.simulation.faults import FaultRates
 from tidegate.testing.simulation.mutant import RESTORES, Mutant
 

@@ -1,0 +1,88 @@
+"""What every slot of a job gets, packed and unpacked, and its way to the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from tidegate.channels.handshake import Identity
+from tidegate.channels.links import Link, LinkLost, connect_link
+from tidegate.control.failing import failed
+from tidegate.control.messages import to_wire
+from tidegate.control.settings import JobSettings
+from tidegate.dataflow.operators.user_code import missing_module_advice
+from tidegate.dataflow.plan import Plan
+from tidegate.errors import JobError, TidegateError
+
+CONNECT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLaunch:
+    """What every slot of a job gets, through Spark's own closure path."""
+
+    plan: Plan
+    settings: JobSettings
+    store: str
+    secret: bytes = field(repr=False)
+
+    def packed(self) -> bytes:
+        """As `run_slot` takes it; `JobError` where a user's function can't travel."""
+        try:
+            contents: bytes = cloudpickle.dumps(self)
+        except Exception as error:
+            culprits = [node.name for node in self.plan.nodes if not _travels(node.spec)]
+            raise JobError(
+                f"the job can't be sent to its slots: {error}. Functions travel pickled, with all they refer to"
+                f"{f' (look at {culprits})' if culprits else ''}: make connections, locks and sessions in `open`, or "
+                f"where they are used"
+            ) from error
+        # Whoever can't unpack the users' functions still has to be able to report that.
+        payload: bytes = cloudpickle.dumps((self.settings.name, self.secret, contents))
+        return payload
+
+
+def unpacked(payload: bytes, index: int, attempt: int, coordinator: tuple[str, int]) -> tuple[SlotLaunch, Identity]:
+    """The launch, in the process of the slot that it is for. Where it can't be unpacked, because a module isn't there or is
+    another one, the coordinator is told, and then it is a `JobError`."""
+    name, secret, contents = cloudpickle.loads(payload)
+    identity = Identity(name, attempt, secret)
+    try:
+        return cloudpickle.loads(contents), identity
+    except Exception as error:
+        advice = (
+            missing_module_advice(error)
+            if isinstance(error, ImportError)
+            else ("The modules here may be of another version than the driver's: send the same ones.")
+        )
+        explained = JobError(f"slot {index} can't unpack the job: {error}. {advice.rstrip()}")
+        with contextlib.closing(reach_driver(coordinator, identity, {"slot": index})) as link:
+            link.send(to_wire(failed(index, explained)))
+            link.flush(timeout_s=5.0)
+        raise explained from error
+
+
+def _travels(spec: Any) -> bool:
+    try:
+        cloudpickle.dumps(spec)
+    except Exception:  # noqa: BLE001  (whatever a user's object raises)
+        return False
+    return True
+
+
+def reach_driver(address: tuple[str, int], identity: Identity, hello: Mapping[str, Any]) -> Link:
+    """From a slot's process. What it raises where it can't is for whoever set the cluster up."""
+    try:
+        return connect_link(address, identity, hello, timeout_s=CONNECT_TIMEOUT_S)
+    except LinkLost as error:
+        raise TidegateError(
+            f"{error} (tried from {socket.gethostname()}). If the job is over, or its driver gone, that is as it should be. "
+            f"Else this host can't connect to {address[0]}, port {address[1]}: let it through the firewall "
+            f"(tg.Tuning(coordinator_ports=…) gives ports to open), or say under which name the driver is found "
+            f"(spark.driver.host or tg.Tuning(coordinator_host=…)); see docs/clusters.md"
+        ) from error

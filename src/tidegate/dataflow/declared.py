@@ -1,0 +1,47 @@
+"""What a job's plan declares, as the plan of a restore compares it with a snapshot (snapshots/plan.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tidegate.dataflow.functions import Function
+from tidegate.dataflow.graph import Node
+from tidegate.dataflow.in_flight import places_of
+from tidegate.dataflow.operators.grouped import GroupFunction
+from tidegate.dataflow.plan import Plan
+from tidegate.snapshots.plan import DeclaredOperator
+from tidegate.state.descriptors import Descriptor, descriptors_of
+from tidegate.state.evolution import IN_A_CLASS, DeclaredState
+
+
+def declared_operators(plan: Plan) -> tuple[DeclaredOperator, ...]:
+    """What a job's plan declares."""
+    return tuple(
+        DeclaredOperator(
+            node.name,
+            vertex.parallelism,
+            _declared_states(node),
+            node.aliases,
+            tuple(place.info for place in places_of(node) if not place.is_feedback),
+            getattr(node.spec, "advice", IN_A_CLASS),
+        )
+        for vertex in plan.vertices
+        for node in vertex.nodes
+    )
+
+
+def _declared_states(node: Node) -> tuple[DeclaredState, ...]:
+    function: Any = getattr(node.spec, "function", None)
+    declared: Iterable[Descriptor] = ()
+    if isinstance(function, Function):
+        declared = descriptors_of(function).values()
+    elif isinstance(function, GroupFunction):
+        declared = function.states
+    by_name = {descriptor.name: descriptor for descriptor in declared}
+    return tuple(
+        DeclaredState(info)
+        if (found := by_name.get(info.name)) is None
+        else DeclaredState(info, found.aliases, found.changes, found.pickled)
+        for info in node.spec.states(node)
+    )

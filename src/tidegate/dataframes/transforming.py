@@ -1,0 +1,237 @@
+"""A pipeline between DataFrames: the job that a transform is, and how a run over bounded input is conducted.
+
+A `TransformJob` is built like any job, but for its ends: the sources and sinks hand records over (connectors/handover.py),
+and its slots are the tasks that were gathered (gathering.py). Every run of a bounded transform is a job of its own, from
+its beginning to its end: where Spark runs the stage again, for another action or after a failure, it begins again.
+
+At the end of the input event time ends as well, so that all timers of event time fire (`drain`), unless the state is to go
+on elsewhere. Then the last snapshot becomes a savepoint, once: a run that Spark repeats afterwards leaves it as it is.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from tidegate.connectors.handover import HandedSink, HandedSource, Handover
+from tidegate.control.clock import SystemClock
+from tidegate.control.launch import SlotLaunch
+from tidegate.control.settings import Tuning
+from tidegate.dataflow.operators.sink import SinkSpec
+from tidegate.dataflow.stream import BroadcastStream, KeyedStream, Stream
+from tidegate.dataframes.gathering import Run, RunEnd
+from tidegate.driver import job
+from tidegate.driver.attempts import Restore
+from tidegate.driver.deployment import Deployment
+from tidegate.driver.handle import Handle
+from tidegate.driver.hosting import CoordinatorHost, MakeDeployer
+from tidegate.errors import GraphError, JobFailed, TidegateError
+from tidegate.protocol.restart import NoRestart
+from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.manifest import MicroBatch
+from tidegate.snapshots.savepoints import export_snapshot
+from tidegate.store.layout import job_address
+from tidegate.store.local import LocalStore
+from tidegate.store.opening import forget_memory_store, open_store
+
+DEFAULT_OUTPUT = "output"
+SECRET_BYTES = 32
+# A slot says nothing while Spark takes its output or gets it the next batch; a lost task is noticed by its link.
+HEARTBEAT_TIMEOUT_MS = 600_000
+POLL_S = 0.05
+MEMORY = "memory://"
+AT_THE_END = "Spark is told, and runs the tasks again or ends the action or query"
+
+
+class TransformJob(job.Job):
+    """Sources, operators and sinks of one transform. `inputs` are schemas by the name that the source gets."""
+
+    time_by_epoch = True
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Mapping[str, pa.Schema],
+        *,
+        slots: int,
+        tuning: Tuning | None = None,
+        keeps_state: bool,
+        **rest: Any,
+    ) -> None:
+        super().__init__(name, slots=slots, restart=NoRestart(), tuning=_for_tasks(tuning or Tuning()), **rest)
+        self._settings = replace(self._settings, keeps_state=keeps_state, writers_rest=False, at_the_end=AT_THE_END)
+        self._handover = Handover(list(inputs.values()))
+        self.inputs = {
+            each: self.source(each, HandedSource(self._handover, index, schema))
+            for index, (each, schema) in enumerate(inputs.items())
+        }
+        self._outputs: list[str] = []
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._noticed: set[str] = set()  # by users: each text is for the life of the transform, not of an attempt
+
+    def take_outputs(self, given: object) -> list[str] | None:
+        """What the user's function returned: a stream, or several by name. Gives their names; None for a single one."""
+        named = given if isinstance(given, Mapping) else {DEFAULT_OUTPUT: given}
+        if not named:
+            raise GraphError("the pipeline returned no stream: return one, or a dict of them by name")
+        inner = [node.name for node in self._nodes if isinstance(node.spec, SinkSpec)]
+        if inner:
+            raise GraphError(
+                f"sink {inner[0]!r}: what a transform gives are DataFrames, which Spark writes; return the "
+                f"stream instead of .to(…), by a name of its own where there are several"
+            )
+        for name, stream in named.items():
+            if not isinstance(stream, Stream):
+                what = (
+                    "a keyed stream; return it before key_by"
+                    if isinstance(stream, KeyedStream)
+                    else "a broadcast stream; return it before broadcast"
+                    if isinstance(stream, BroadcastStream)
+                    else f"{stream!r}; return a stream, or a dict of streams by name"
+                )
+                raise GraphError(f"the pipeline returned, as {name!r}, {what}")
+            stream.to(name, HandedSink(self._handover, self._handover.add_output(stream.schema)))
+            self._outputs.append(name)
+        return self._outputs if isinstance(given, Mapping) else None
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """Of what tasks give to Spark."""
+        return self._handover.output_schema
+
+    @property
+    def output_columns(self) -> list[list[str]]:
+        """The names of their columns, output by output."""
+        return self._handover.output_columns
+
+    def launch(self, store: str = "") -> SlotLaunch:
+        return SlotLaunch(plan=self.plan(), settings=self._settings, store=store, secret=self._secret)
+
+    def host(
+        self, make_deployer: MakeDeployer, *, store: str, restore: Restore, micro_batch: MicroBatch | None = None
+    ) -> CoordinatorHost:
+        """The coordinator of an attempt whose slots were gathered."""
+        return CoordinatorHost(
+            self.launch(store),
+            make_deployer,
+            replan=self._plan_at,
+            explain=self._explain,
+            versions=self._versions(),
+            restore=restore,
+            micro_batch=micro_batch,
+            noticed=self._noticed,
+        )
+
+
+def _for_tasks(tuning: Tuning) -> Tuning:
+    """With what suits a transform, where the user has chosen nothing else. No source lingers: Spark's records are waited for
+    where they are read, and come in batches."""
+    usual = Tuning()
+    suited: dict[str, Any] = {"heartbeat_timeout_ms": HEARTBEAT_TIMEOUT_MS, "linger_ms": 0}
+    return replace(
+        tuning, **{name: value for name, value in suited.items() if getattr(tuning, name) == getattr(usual, name)}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredDeployer:
+    """The slots are there already."""
+
+    run: Run
+    coordinator: tuple[str, int]
+    store: str
+
+    def deploy(self, attempt: int) -> Deployment:
+        slots = {offer.task: offer.task for offer in self.run.offers}
+        self.run.assign(attempt, slots, coordinator=self.coordinator, store=self.store)
+        return self.run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    """How the runs of a transform over bounded input begin and end. `written` has the savepoint once it is there."""
+
+    job: TransformJob
+    restore: Restore
+    drain: bool
+    savepoint_to: str | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    written: list[str] = field(default_factory=list)
+
+    def conduct(self, run: Run) -> RunEnd:
+        """Whatever comes of it, a task that waits must hear of it: nothing is raised."""
+        store = f"{MEMORY}tidegate-transform-{uuid.uuid4().hex}"
+        if self.savepoint_to is not None:
+            store = job_address(f"{self.savepoint_to.rstrip('/')}.work-{uuid.uuid4().hex[:8]}", self.job.name)
+        failures: list[bool] = []
+        try:
+            handle = self.job.host(
+                lambda launch, coordinator: GatheredDeployer(run, coordinator, store), store=store, restore=self.restore
+            ).start()
+            try:
+                finish(run, handle, drain=self.drain)
+            finally:
+                failures = [failure.permanent or failure.user_traceback is not None for failure in handle.failures]
+            self._save(store)
+        except Exception as error:  # noqa: BLE001
+            return RunEnd(told(error), final=any(failures) or not isinstance(error, JobFailed))
+        finally:
+            _clear(store)
+        return RunEnd()
+
+    def _save(self, store: str) -> None:
+        if self.savepoint_to is None:
+            return
+        with self.lock:
+            if self.savepoint_to in self.written:
+                return
+            catalog = SnapshotCatalog(open_store(store))
+            manifest = catalog.load(catalog.epochs()[-1])
+            export_snapshot(
+                catalog.store,
+                manifest,
+                open_store(self.savepoint_to),
+                created_ms=SystemClock().now_ms(),
+                graph=self.job.explain(),
+                versions=self.job._versions(),
+            )
+            self.written.append(self.savepoint_to)
+
+
+def told(error: Exception) -> str:
+    """As tasks hear of it."""
+    return str(error) if isinstance(error, JobFailed) else f"{type(error).__name__}: {error}"
+
+
+def finish(run: Run, handle: Handle, *, drain: bool) -> None:
+    """Waits until all input is read, ends the job, and waits for that. `JobFailed` where it failed."""
+    while not run.read and not handle.status.terminal:
+        run.moved.wait(POLL_S)
+        run.moved.clear()
+    if handle.status.terminal:
+        handle.wait()
+        raise TidegateError(f"the job {handle.name!r} is {handle.status.value}, and its input wasn't read to the end")
+    handle.stop(drain=drain, timeout_s=None)
+
+
+def _clear(address: str) -> None:
+    """Nobody needs a run's own snapshot when it is over."""
+    if address.startswith(MEMORY):
+        forget_memory_store(address.removeprefix(MEMORY))
+        return
+    store = open_store(address)
+    if isinstance(store, LocalStore):
+        folder = Path(unquote(urlsplit(store.address).path)).parent  # around the job's own
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for name in store.list(""):
+        store.delete(name)

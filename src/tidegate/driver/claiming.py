@@ -1,0 +1,40 @@
+"""A savepoint that the user gave away (`claim=True`): deleted once the job that began with it has a snapshot of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate.control.background import Background
+from tidegate.driver.attempts import Beginning, Restore
+from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.savepoints import remove_savepoint
+
+
+class Claim:
+    """`settle` is called whenever the job has a complete snapshot of its own; it deletes once for each attempt."""
+
+    def __init__(self, restore: Restore, *, catalog: SnapshotCatalog, background: Background) -> None:
+        self._restore = restore
+        self._catalog = catalog
+        self._background = background
+        self._due = False
+
+    def renew(self) -> None:
+        """An attempt begins: the one before may have ended before it had deleted anything."""
+        self._due = self._restore.claim
+
+    def settle(self, begun: Beginning, attempt: int) -> None:
+        path, origin = self._restore.path, begun.origin
+        if not self._due or path is None or origin is None:
+            return
+        self._due = False
+
+        def remove() -> None:
+            if self._catalog.is_current(attempt):
+                remove_savepoint(path, origin.id)
+
+        self._background.submit(remove, _forget)
+
+
+def _forget(_: Any, error: BaseException | None) -> None:
+    """It couldn't be deleted: the next attempt tries again."""

@@ -1,0 +1,225 @@
+"""A running job in the user's hand.
+
+The coordinator lives in a thread of its own; a handle only posts requests to it and reads its reports, so it may be used
+from any thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tidegate.connectors.collecting import delivered_rows
+from tidegate.driver.coordinator import Coordinator
+from tidegate.driver.deployment import Layout, Rescaling
+from tidegate.driver.reports import AttemptReport, EpochReport, Failure, SlotReport, Status
+from tidegate.driver.savepoints import SavepointOrder
+from tidegate.errors import JobError, JobFailed, TidegateError, place
+from tidegate.snapshots.savepoints import SavepointInfo, resolved
+
+_POLL_S = 0.02
+
+
+Relayout = Callable[[int | None, Mapping[str, int]], Layout]
+
+
+class Handle:
+    """`relayout(slots, parallelism by operator)` plans the job anew; it raises `JobError` where that can't be."""
+
+    def __init__(
+        self,
+        name: str,
+        coordinator: Coordinator,
+        post: Callable[[Callable[[], None]], None],
+        close: Callable[[], None],
+        relayout: Relayout,
+    ) -> None:
+        self.name = name
+        self._coordinator = coordinator
+        self._post = post
+        self._close = close
+        self._relayout = relayout
+
+    @property
+    def status(self) -> Status:
+        return self._coordinator.status
+
+    @property
+    def epochs(self) -> list[EpochReport]:
+        """The newest 1,000 epochs since the start, oldest first: when each was triggered and completed, its size and
+        times."""
+        return list(self._coordinator.epochs)
+
+    @property
+    def attempts(self) -> list[AttemptReport]:
+        return list(self._coordinator.attempts)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Why attempts ended, oldest first."""
+        return list(self._coordinator.failures)
+
+    @property
+    def slots(self) -> list[SlotReport]:
+        """The slots of the present attempt: host, process id and what runs in each. `ps` shows them by their names. There
+        are none while no attempt runs: when the job has ended, and between two attempts."""
+        return list(self._coordinator.slots)
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """The latest counters of every subtask."""
+        return dict(self._coordinator.metrics)
+
+    def results(self, sink: str) -> list[tuple[Any, ...]]:
+        """The committed rows of a `collect` sink, in the order of epochs."""
+        return delivered_rows(list(self._coordinator.delivered.get(sink, ())))
+
+    def snapshot(self, timeout_s: float = 60.0) -> EpochReport:
+        """Takes a snapshot now and waits until it is complete. A job that has failed says why."""
+        before = self.epochs[-1:]
+        self._post(self._coordinator.snapshot)
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and not self.status.terminal:
+            for report in self.epochs:
+                if report.completed_ms is not None and (not before or report.epoch > before[0].epoch):
+                    return report
+            time.sleep(_POLL_S)
+        if self.status.terminal:
+            self.wait()
+            raise JobError(f"job {self.name!r} is {self.status.value}, so there is nothing to take a snapshot of")
+        raise TimeoutError(
+            f"job {self.name!r} ({self.status.value}) completed no snapshot within {timeout_s} s. {self._trouble()}".rstrip()
+        )
+
+    def savepoint(self, to: str, timeout_s: float = 600.0) -> SavepointInfo:
+        """Takes a savepoint into the folder `to`, which must be empty or not there, while the job goes on; waits for it.
+
+        It is a complete snapshot that stands by itself: the folder can be moved and copied, nothing deletes it, and any
+        job can begin with it (`Job(…, restore_from=…)`), on any backend and any number of slots.
+        """
+        order = SavepointOrder(resolved(to))
+        self._post(lambda: self._coordinator.savepoint(order))
+        deadline = time.monotonic() + timeout_s
+        while not self._settled(order) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if not self._settled(order):
+            error = TimeoutError(f"job {self.name!r} ({self.status.value}) took no savepoint within {timeout_s} s")
+            self._post(lambda: self._coordinator.withdraw(order, error))
+            raise error
+        return self._outcome(order)
+
+    def stop(self, *, drain: bool = False, savepoint: str | None = None, timeout_s: float | None = 120.0) -> Status:
+        """Ends the job with a final snapshot, from which it goes on when it is started again, and waits for that.
+
+        `drain=True` also ends event time: all event-time timers fire first. `savepoint` is a folder, as for `savepoint()`,
+        for a copy of that final snapshot; where there can't be one, the error is raised and the job goes on.
+
+        A job that is restarting has nothing that could take a final snapshot. It ends at once, as failed, and starts again
+        from its last complete snapshot: `JobFailed` says why it was restarting. With `drain` or `savepoint` it is not
+        stopped, and `JobError` says why.
+        """
+        if (drain or savepoint is not None) and self.status is Status.RESTARTING:
+            what = "drained" if drain else "stopped with a savepoint"
+            raise JobError(
+                f"job {self.name!r} can't be {what} while it is restarting. Wait until it runs, or stop it without "
+                f"{'drain' if drain else 'savepoint'}: it then ends at its last complete snapshot. {self._trouble()}"
+            ) from _failed(self.name, self.failures)
+        if savepoint is None:
+            self._post(lambda: self._coordinator.stop(drain=drain))
+            return self.wait(timeout_s)
+        order = SavepointOrder(resolved(savepoint))
+        self._post(lambda: self._coordinator.stop(drain=drain, savepoint=order))
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._settled(order) and (deadline is None or time.monotonic() < deadline):
+            time.sleep(_POLL_S)
+        if order.error is None:
+            self.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+        self._outcome(order)
+        return self.status
+
+    def rescale(
+        self, slots: int | None = None, *, operators: Mapping[str, int] | None = None, timeout_s: float = 300.0
+    ) -> None:
+        """Goes on at another number of slots, from a final snapshot at the present one, and waits until that runs.
+
+        `operators` gives the parallelism of single operators by name. `JobError` where there is no such plan; then
+        nothing was stopped. Where an attempt fails meanwhile, the job is restarted as ever, at the new parallelism. After a
+        failure, and for a job that was restarting, it waits for a complete snapshot at the new parallelism: slots that were
+        deployed may fail again at the same record. `JobFailed` if the job gives up, with the reason.
+        """
+        rescaling = Rescaling(self._relayout(slots, operators or {}))
+        self._post(lambda: self._coordinator.rescale(rescaling))
+        deadline = time.monotonic() + timeout_s
+        while (not rescaling.done or rescaling.job_ends) and not self.status.terminal:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s} s. "
+                    f"{self._trouble()}".rstrip()
+                )
+            time.sleep(_POLL_S)
+        if rescaling.done and rescaling.error is None:
+            return
+        if self.status is Status.FAILED:
+            self.wait()
+        raise JobError(f"job {self.name!r} was not rescaled: {rescaling.error or f'it is {self.status.value}'}")
+
+    def cancel(self, timeout_s: float | None = 60.0) -> Status:
+        """Ends the job at once. It can be started again from its last complete snapshot."""
+        self._post(self._coordinator.cancel)
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float | None = None) -> Status:
+        """Blocks until the job has ended; raises `JobFailed` with the user's own traceback where it failed."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.status.terminal:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"job {self.name!r} is still {self.status.value} after {timeout_s} s. {self._trouble()}".rstrip()
+                )
+            time.sleep(_POLL_S)
+        self._close()
+        if self.status is Status.FAILED:
+            raise _failed(self.name, self._coordinator.failures)
+        return self.status
+
+    def _trouble(self) -> str:
+        """The last failure, for who asks in vain for something else."""
+        last = self.failures[-1:]
+        return "".join(f"Its last failure (attempt {each.attempt}): {each.message.rstrip()}" for each in last)
+
+    def _settled(self, order: SavepointOrder) -> bool:
+        if self.status.terminal and not order.done:
+            self._close()  # the coordinator's thread may still tell; afterwards nobody does
+            return True
+        return order.done
+
+    def _outcome(self, order: SavepointOrder) -> SavepointInfo:
+        if type(order.error) is TidegateError and self.status is Status.FAILED:
+            raise _failed(self.name, self._coordinator.failures) from order.error
+        if order.error is not None:
+            raise order.error
+        if order.info is None:
+            raise TidegateError(f"job {self.name!r} is {self.status.value}: no savepoint was taken")
+        return order.info
+
+
+def _failed(name: str, failures: list[Failure]) -> JobFailed:
+    last = failures[-1]
+    theirs = (
+        last
+        if last.permanent
+        else next((failure for failure in reversed(failures) if failure.user_traceback is not None), last)
+    )
+    attempts = f" after {len(failures)} failures" if len(failures) > 1 else ""
+    where = f" in operator {theirs.operator!r}" if theirs.operator else ""
+    record = f", {place(theirs.record)}" if theirs.record else ""
+    told = theirs.user_traceback or theirs.message
+    if last.stopped or (last.permanent and last.user_traceback):
+        told = f"{told.rstrip()}\n{last.then}."
+    return JobFailed(
+        f"job {name!r} failed{attempts}{where}{record}:\n{told}",
+        operator=theirs.operator,
+        record=theirs.record,
+        user_traceback=theirs.user_traceback,
+    )

@@ -1,0 +1,228 @@
+"""The real world around a coordinator: `CoordinatorHost` runs one in a thread of the driver's process.
+
+Everything of interest is decided elsewhere: the loop here only moves bytes and time to where they are waited for.
+"""
+
+from __future__ import annotations
+
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tidegate.channels.handshake import Identity, serve
+from tidegate.channels.links import Link, LinkServer
+from tidegate.connectors.printing import DeliveryPrinter, PrintSink
+from tidegate.control.background import BackgroundThread
+from tidegate.control.clock import SystemClock
+from tidegate.control.launch import SlotLaunch
+from tidegate.control.messages import Message, from_wire, to_wire
+from tidegate.control.waker import Waker
+from tidegate.dataflow.operators.sink import SinkSpec
+from tidegate.dataflow.plan import Plan
+from tidegate.driver.attempts import Restore
+from tidegate.driver.coordinator import Coordinator
+from tidegate.driver.deployment import Deployer, Layout
+from tidegate.driver.failures import log
+from tidegate.driver.handle import Handle
+from tidegate.errors import ProtocolError
+from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.claims import Program
+from tidegate.snapshots.manifest import MicroBatch
+from tidegate.store.opening import open_store
+
+COORDINATOR_TICK_S = 0.01
+
+MakeDeployer = Callable[[SlotLaunch, tuple[str, int]], Deployer]
+Replan = Callable[[int, Mapping[str, int]], Plan]
+
+
+class CoordinatorHost:
+    """Runs the coordinator of one job until it has ended. `replan(slots, parallelism by operator)` gives another plan of it,
+    and `explain` what savepoints say of one."""
+
+    def __init__(
+        self,
+        launch: SlotLaunch,
+        make_deployer: MakeDeployer,
+        *,
+        replan: Replan,
+        explain: Callable[[Plan], str],
+        versions: Mapping[str, str],
+        restore: Restore,
+        micro_batch: MicroBatch | None = None,
+        noticed: set[str] | None = None,
+    ) -> None:
+        self._launch = launch
+        self._make_deployer = make_deployer
+        self._replan = replan
+        self._explain = explain
+        self._parallelism: dict[str, int] = {}  # by operator, as `rescale` was told so far
+        self._selector = selectors.DefaultSelector()
+        self._links = SlotLinks(self._selector, launch)
+        self._waker = Waker(self._selector)
+        self._requests: deque[Callable[[], None]] = deque()
+        self._background = BackgroundThread("tidegate-coordinator-store", self._waker.wake)
+        self._copies = BackgroundThread("tidegate-savepoints", self._waker.wake)
+        try:
+            self._coordinator = Coordinator(
+                plan=launch.plan,
+                settings=launch.settings,
+                catalog=SnapshotCatalog(open_store(launch.store), program=Program.this(launch.settings.name)),
+                deployer=make_deployer(launch, self._links.address),
+                links=self._links,
+                clock=SystemClock(),
+                background=self._background,
+                copies=self._copies,
+                restore=restore,
+                graph=explain(launch.plan),
+                versions=versions,
+                micro_batch=micro_batch,
+                speak=log,
+                noticed=noticed,
+            )
+        except BaseException:
+            self._close()
+            raise
+        self._links.coordinator = self._coordinator
+        self._coordinator.on_delivered = _printing(launch.plan)
+        self._thread = threading.Thread(target=self._run, name=f"tidegate-coordinator {launch.settings.name}", daemon=True)
+
+    def start(self) -> Handle:
+        self._coordinator.start()
+        self._thread.start()
+        return Handle(self._launch.settings.name, self._coordinator, self._post, self._thread.join, self._relayout)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where slots find the coordinator."""
+        return self._links.address
+
+    def on_completed(self, call: Callable[[int], None]) -> None:
+        """Called in the coordinator's thread with every epoch whose snapshot is complete."""
+        self._coordinator.on_completed = call
+
+    def ask(self, request: Callable[[Coordinator], None]) -> None:
+        """Has the coordinator's own thread do it."""
+        self._post(lambda: request(self._coordinator))
+
+    def _relayout(self, slots: int | None, parallelism: Mapping[str, int]) -> Layout:
+        """In the thread of whoever asks. Nothing has changed where this raises."""
+        wanted = {**self._parallelism, **parallelism}
+        plan = self._replan(self._coordinator.plan.slots if slots is None else slots, wanted)
+        deployer = self._make_deployer(replace(self._launch, plan=plan), self._links.address)
+        self._parallelism = wanted
+        return Layout(plan, deployer, self._explain(plan))
+
+    def _post(self, request: Callable[[], None]) -> None:
+        self._requests.append(request)
+        self._waker.wake()
+
+    def _run(self) -> None:
+        coordinator = self._coordinator
+        try:
+            while not coordinator.status.terminal:
+                serve(self._selector, COORDINATOR_TICK_S)
+                self._background.deliver()
+                self._copies.deliver()
+                while self._requests:
+                    self._requests.popleft()()
+                coordinator.tick()
+        except BaseException as error:  # noqa: BLE001  (whoever waits for the job must hear of it)
+            coordinator.crashed(error)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        self._links.close()
+        self._background.close(finish=True)  # deletions, as a rule
+        self._copies.close(finish=True)  # answers to those who asked for savepoints
+        self._waker.close()
+        self._selector.close()
+
+
+def _printing(plan: Plan) -> Callable[[str, str], bool]:
+    """Prints what print sinks deliver, as it is committed, and leaves the rest to the handle's results."""
+    printers = {
+        node.name: DeliveryPrinter()
+        for node in plan.nodes
+        if isinstance(node.spec, SinkSpec) and isinstance(node.spec.sink, PrintSink)
+    }
+
+    def on_delivered(sink: str, committable: str) -> bool:
+        if sink not in printers:
+            return False
+        printers[sink].take(committable)
+        return True
+
+    return on_delivered
+
+
+class SlotLinks:
+    """The coordinator's links, by slot."""
+
+    def __init__(self, selector: selectors.BaseSelector, launch: SlotLaunch) -> None:
+        self.coordinator: Coordinator | None = None
+        self._launch = launch
+        self._by_slot: dict[int, Link] = {}
+        self._slots: dict[Link, int] = {}
+        self._listening = launch.settings.tuning.coordinator_listening
+        with self._listening.explained():
+            self._server = LinkServer(
+                selector,
+                self._identity(0),
+                bind_host=self._listening.bind_host,
+                ports=self._listening.ports,
+                on_connect=self._connected,
+                on_message=self._said,
+                on_lost=self._lost,
+            )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where slots find it."""
+        return self._listening.found_at(self._server.address)
+
+    def expect(self, attempt: int) -> None:
+        self._server.identity = self._identity(attempt)
+        for link in list(self._slots):
+            link.close()
+        self._by_slot, self._slots = {}, {}
+
+    def send(self, slot: int, message: Message) -> None:
+        if slot in self._by_slot:
+            self._by_slot[slot].send(to_wire(message))
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _identity(self, attempt: int) -> Identity:
+        return Identity(self._launch.settings.name, attempt, self._launch.secret)
+
+    def _connected(self, link: Link, hello: Mapping[str, Any]) -> None:
+        slot = hello.get("slot")
+        slots = 0 if self.coordinator is None else self.coordinator.plan.slots
+        if not isinstance(slot, int) or not 0 <= slot < slots or slot in self._by_slot:
+            link.close()
+            return
+        self._by_slot[slot] = link
+        self._slots[link] = slot
+
+    def _said(self, link: Link, wire: dict[str, Any]) -> None:
+        slot = self._slots.get(link)
+        if slot is None or self.coordinator is None:
+            return
+        try:
+            message = from_wire(wire)
+        except ProtocolError as error:
+            self.coordinator.on_lost(slot, str(error))
+        else:
+            self.coordinator.on_message(slot, message)
+
+    def _lost(self, link: Link, reason: str) -> None:
+        slot = self._slots.pop(link, None)
+        if slot is not None and self.coordinator is not None:
+            del self._by_slot[slot]
+            self.coordinator.on_lost(slot, reason)

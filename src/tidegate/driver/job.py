@@ -1,0 +1,167 @@
+"""A job: a pipeline with what it takes to run it.
+
+This class knows nothing of Spark: whoever subclasses it says how slots are deployed (`tidegate.spark.job`, or plain
+processes in `tidegate.testing`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tidegate.control.launch import SlotLaunch
+from tidegate.control.settings import DEFAULT_RESTART, Backend, Heap, JobSettings, Snapshots, Tuning, check_slots
+from tidegate.dataflow.declared import declared_operators
+from tidegate.dataflow.explain import explain_logical, explain_optimised, explain_physical
+from tidegate.dataflow.optimiser import make_plan
+from tidegate.dataflow.plan import Plan
+from tidegate.dataflow.stream import Pipeline
+from tidegate.driver.attempts import Restore
+from tidegate.driver.deployment import Deployer
+from tidegate.driver.handle import Handle
+from tidegate.driver.hosting import CoordinatorHost
+from tidegate.driver.reports import Status
+from tidegate.errors import JobError
+from tidegate.protocol.restart import RestartStrategy
+from tidegate.snapshots.committed import still_to_commit
+from tidegate.snapshots.plan import RestorePlan
+from tidegate.snapshots.plan import plan_restore as plan_for
+from tidegate.snapshots.savepoints import find_restore_point, resolved, versions_here
+from tidegate.store.layout import job_address
+from tidegate.store.opening import open_store
+from tidegate.store.writable import check_writable
+
+_SECRET_BYTES = 32
+
+
+class Job(Pipeline):
+    """Sources, operators and sinks, and how they run. Built like a `Pipeline`; then `run()` or `start()`.
+
+    `restore_from` is what the job begins with as long as it has no snapshots of its own: the folder of a savepoint, another
+    job's folder of snapshots, or a manifest in it. `claim=True` gives the savepoint away: it is deleted as soon as the job
+    has a snapshot of its own. `drop_state` names operators ("count") and states ("count.total") that the snapshot holds
+    and the job doesn't have any more, on purpose.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        slots: int,
+        backend: Backend | None = None,
+        snapshots: Snapshots | None = None,
+        restart: RestartStrategy = DEFAULT_RESTART,
+        tuning: Tuning | None = None,
+        restore_from: str | None = None,
+        claim: bool = False,
+        drop_state: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        if not name or not isinstance(name, str):
+            raise JobError(f"a job needs a name: its snapshots are kept under it (got {name!r})")
+        check_slots(slots)
+        if slots < 1:
+            raise JobError(f"slots={slots}: a job needs at least one")
+        if claim and restore_from is None:
+            raise JobError("claim=True says that what the job begins with may be deleted, and there is no restore_from")
+        if isinstance(drop_state, str):
+            raise JobError(f"drop_state={drop_state!r}: give a list of names, as in drop_state=[{drop_state!r}]")
+        self.name = name
+        self.slots = slots
+        self._restore = Restore(path=None if restore_from is None else resolved(restore_from), claim=claim)
+        self._settings = JobSettings(
+            name=name,
+            restart=restart,
+            tuning=tuning or Tuning(),
+            backend=backend or Heap(),
+            drop_state=tuple(drop_state),
+            snapshots=snapshots or Snapshots(to=tempfile.mkdtemp(prefix="tidegate-")),
+        )
+
+    def plan(self) -> Plan:
+        """The physical plan at this job's slots."""
+        return self._plan_at(self.slots, {})
+
+    def _plan_at(self, slots: int, parallelism: Mapping[str, int]) -> Plan:
+        """At other slots, and with another parallelism of some operators, than the program says."""
+        tuning, graph = self._settings.tuning, self.build()
+        names = {node.name for node in graph.nodes}
+        for name, count in parallelism.items():
+            if name not in names:
+                raise JobError(f"there is no operator {name!r} to rescale; there are {sorted(names)}")
+            if count < 1:
+                raise JobError(f"operator {name!r}: parallelism={count}, it needs at least one")
+        graph = replace(
+            graph,
+            nodes=tuple(replace(node, parallelism=parallelism.get(node.name, node.parallelism)) for node in graph.nodes),
+        )
+        return make_plan(graph, slots=slots, key_group_count=tuning.key_group_count, chaining=tuning.chaining)
+
+    def explain(self) -> str:
+        """Three graphs: what you wrote, what the optimiser made of it, and what is deployed."""
+        return self._explain(self.plan())
+
+    def _explain(self, plan: Plan) -> str:
+        return "\n\n".join((explain_logical(self.build()), explain_optimised(plan), explain_physical(plan)))
+
+    def start(self) -> Handle:
+        """Starts the job and returns at once. Where its folder holds snapshots it goes on from the newest complete
+        one, else it begins with `restore_from`."""
+        plan = self.plan()
+        store = open_store(job_address(self._settings.snapshots.to, self.name))
+        check_writable(store)
+        launch = SlotLaunch(
+            plan=plan, settings=self._placed_settings(), store=store.address, secret=secrets.token_bytes(_SECRET_BYTES)
+        )
+        host = CoordinatorHost(
+            launch,
+            self._deployer,
+            replan=self._plan_at,
+            explain=self._explain,
+            versions=self._versions(),
+            restore=self._restore,
+        )
+        return host.start()
+
+    def run(self) -> Status:
+        """Runs the job until its input ends, it is stopped, or it fails (`JobFailed`)."""
+        handle = self.start()
+        try:
+            return handle.wait()
+        except BaseException:
+            if not handle.status.terminal:
+                handle.cancel()
+            raise
+
+    def _placed_settings(self) -> JobSettings:
+        """With the addresses that fit to where the job runs."""
+        return self._settings
+
+    def _deployer(self, launch: SlotLaunch, coordinator: tuple[str, int]) -> Deployer:
+        """How this job's slots are brought up."""
+        raise AssertionError(f"{type(self).__name__} doesn't say how slots are deployed")
+
+    def _versions(self) -> dict[str, str]:
+        """Of what runs the job, for its savepoints."""
+        return versions_here()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, slots={self.slots})"
+
+
+def plan_restore(job: Job, path: str) -> RestorePlan:
+    """What would happen to every state if the job began with what is at this path, a path as `restore_from` takes it.
+
+    Only the manifest is read, nothing is written and nothing starts. Print what this returns; its `check()` raises what the
+    job would fail with.
+    """
+    plan, settings = job.plan(), job._settings
+    point = find_restore_point(resolved(path))
+    return plan_for(
+        still_to_commit(point.store, point.manifest),
+        operators=declared_operators(plan),
+        key_group_count=plan.key_group_count,
+        drop=settings.drop_state,
+    )

@@ -1,0 +1,242 @@
+"""The savepoints that were asked for, from the order to the finished copy.
+
+An order waits for a full epoch. One that was triggered after the order came takes it along; where that epoch is aborted,
+or its attempt ends, the order waits for the next. When the epoch is complete and all slots have reported that their sinks
+committed what it covers, its files are copied, on a thread of its own, since that may take long and nothing else must wait
+for it. The copy lists nothing to commit, so that it can be restored anywhere. If the attempt ends before, nobody knows
+what was committed, and the order waits for an epoch of the next attempt.
+
+From its completion until it is copied the epoch is pinned: it is not released, and when it would have been is kept in mind.
+So savepoints change nothing in how many snapshots are retained, and none is dropped because of one (FAULTS row 3).
+
+Orders come from the handle, and from other processes as files in the job's store, which are looked for now and then; those
+are answered there. All methods run in the coordinator's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tidegate.control.background import Background
+from tidegate.control.clock import Clock
+from tidegate.errors import TidegateError
+from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.committed import without_committables
+from tidegate.snapshots.manifest import Manifest
+from tidegate.snapshots.savepoints import Request, SavepointInfo, answer_request, check_empty, export_snapshot, open_requests
+from tidegate.store.opening import open_store
+
+REQUESTS_EVERY_MS = 2_000
+
+
+@dataclass(slots=True, eq=False)
+class SavepointOrder:
+    """A savepoint that somebody wants. When `done`, one of `info` and `error` is given; other threads may look."""
+
+    to: str
+    request: str | None = None  # the id of a request from another process
+    info: SavepointInfo | None = None
+    error: BaseException | None = None
+    epoch: int | None = None  # that is to meet it
+
+    @property
+    def done(self) -> bool:
+        return self.info is not None or self.error is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Complete:
+    """An order whose epoch is complete, and what its savepoint will say."""
+
+    order: SavepointOrder
+    manifest: Manifest
+    graph: str
+    versions: dict[str, str]
+
+
+class SavepointDesk:
+    """`want` asks for a full epoch; `release` is told of epochs whose release was held back by a copy."""
+
+    def __init__(
+        self,
+        *,
+        catalog: SnapshotCatalog,
+        background: Background,
+        clock: Clock,
+        want: Callable[[], None],
+        release: Callable[[Collection[int]], None],
+    ) -> None:
+        self._catalog = catalog
+        self._background = background
+        self._clock = clock
+        self._want = want
+        self._release = release
+        self._waiting: list[SavepointOrder] = []
+        self._promised: list[SavepointOrder] = []  # an epoch is under way for them
+        self._committing: list[_Complete] = []  # sinks commit what their epoch covers
+        self._copying: list[SavepointOrder] = []
+        self._held_back: set[int] = set()
+        self._known: set[str] = set()  # requests
+        self._looking = False
+        self._looked_ms: int | None = None
+        self._over: str | None = None
+        self._cancelled = threading.Event()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether an order waits for a full epoch to be triggered."""
+        return bool(self._waiting)
+
+    @property
+    def copying(self) -> bool:
+        return bool(self._copying)
+
+    # Orders.
+
+    def take(self, order: SavepointOrder, then: Callable[[], None] | None = None) -> None:
+        """Takes an order, unless its folder is of no use; then calls `then`, by default for a full epoch."""
+        self._background.submit(lambda: check_empty(open_store(order.to)), partial(self._taken, order, then or self._want))
+
+    def _taken(self, order: SavepointOrder, then: Callable[[], None], _: Any, error: BaseException | None) -> None:
+        if error is None and self._over is not None:
+            error = TidegateError(self._over)
+        if error is not None:
+            self._settle(order, error)
+        elif not order.done:
+            self._waiting.append(order)
+            then()
+
+    def withdraw(self, order: SavepointOrder, error: BaseException) -> None:
+        """Nobody waits for it any more. A copy that has begun goes on."""
+        if order in self._copying:
+            return
+        for orders in (self._waiting, self._promised):
+            if order in orders:
+                orders.remove(order)
+        self._committing = [each for each in self._committing if each.order is not order]
+        self._settle(order, error)
+        self._release_free()
+
+    # What the epochs do.
+
+    def on_triggered(self, epoch: int) -> None:
+        """A full epoch."""
+        for order in self._waiting:
+            order.epoch = epoch
+        self._promised += self._waiting
+        self._waiting = []
+
+    def on_aborted(self, epoch: int) -> None:
+        broken = [order for order in self._promised if order.epoch == epoch]
+        self._waiting += broken
+        self._promised = [order for order in self._promised if order not in broken]
+
+    def on_attempt_over(self) -> None:
+        self._waiting += [*self._promised, *(each.order for each in self._committing)]
+        self._promised, self._committing = [], []
+        self._release_free()
+
+    def on_complete(self, manifest: Manifest, *, graph: str, versions: dict[str, str]) -> None:
+        """To be told before anything is released because of this epoch or a later one."""
+        ready = [order for order in self._promised if order.epoch == manifest.epoch]
+        self._promised = [order for order in self._promised if order not in ready]
+        self._committing += [_Complete(order, manifest, graph, versions) for order in ready]
+
+    def on_committed(self, epoch: int) -> None:
+        """All sinks have committed what this epoch covers, and those before it."""
+        ready = [each for each in self._committing if each.manifest.epoch <= epoch]
+        self._committing = [each for each in self._committing if each not in ready]
+        for each in ready:
+            self._copying.append(each.order)
+            self._background.submit(partial(self._copy, each), partial(self._copied, each.order))
+
+    def releasable(self, epochs: Collection[int]) -> tuple[int, ...]:
+        """Those that are not pinned. The others come to `release` later."""
+        pinned = self._pinned().intersection(epochs)
+        self._held_back |= pinned
+        return tuple(sorted(set(epochs) - pinned))
+
+    def _pinned(self) -> set[int]:
+        orders = [*self._copying, *(each.order for each in self._committing)]
+        return {order.epoch for order in orders if order.epoch is not None}
+
+    def _release_free(self) -> None:
+        free = self._held_back - self._pinned()
+        self._held_back -= free
+        if free:
+            self._release(free)
+
+    def _copy(self, each: _Complete) -> SavepointInfo:
+        manifest, to = without_committables(each.manifest), each.order.to
+        exported = export_snapshot(
+            self._catalog.store,
+            manifest,
+            open_store(to),
+            created_ms=self._clock.now_ms(),
+            graph=each.graph,
+            versions=each.versions,
+            cancelled=self._cancelled.is_set,
+        )
+        return SavepointInfo(path=to, epoch=manifest.epoch, bytes=sum(exported.operator_bytes().values()))
+
+    def _copied(self, order: SavepointOrder, info: SavepointInfo | None, error: BaseException | None) -> None:
+        self._copying.remove(order)
+        order.info = info
+        self._settle(order, error)
+        self._release_free()
+
+    def _settle(self, order: SavepointOrder, error: BaseException | None) -> None:
+        if order.done and error is not None:
+            return
+        order.error = error
+        if order.request is not None:
+            outcome = order.info if order.info is not None else f"{type(error).__name__}: {error}"
+            self._background.submit(partial(self._answer, order.request, outcome), _forget)
+
+    def _answer(self, request: str, outcome: SavepointInfo | str) -> None:
+        # What another driver took over, it will do.
+        if not (isinstance(outcome, str) and self._catalog.is_superseded()):
+            answer_request(self._catalog.store, request, outcome)
+
+    # The job's end.
+
+    def on_job_over(self, why: str, *, cancel: bool) -> None:
+        """No further epoch comes. Copies go on, unless `cancel`."""
+        self._over = f"{why} before the savepoint was taken"
+        if cancel:
+            self._cancelled.set()
+        for order in [*self._waiting, *self._promised]:
+            self._settle(order, TidegateError(self._over))
+        for each in self._committing:
+            self._settle(each.order, TidegateError(f"{why} before its sinks had committed what the savepoint covers"))
+        self._waiting, self._promised, self._committing = [], [], []
+
+    # Requests of other processes.
+
+    def look_for_requests(self, attempt: int) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if self._looking or (self._looked_ms is not None and now_ms < self._looked_ms + REQUESTS_EVERY_MS):
+            return
+        self._looking, self._looked_ms = True, now_ms
+        wall_ms, known = self._clock.now_ms(), frozenset(self._known)
+
+        def look() -> list[Request]:
+            found = open_requests(self._catalog.store, now_ms=wall_ms, known=known)
+            # They are for whoever runs the job now.
+            return found if found and self._catalog.is_current(attempt) else []
+
+        self._background.submit(look, self._looked)
+
+    def _looked(self, found: list[Request] | None, error: BaseException | None) -> None:
+        self._looking = False  # after an error: next time
+        for request in found or ():
+            self._known.add(request.id)
+            self.take(SavepointOrder(request.to, request=request.id))
+
+
+def _forget(_: Any, error: BaseException | None) -> None:
+    """An answer that couldn't be written. Who asked finds out by waiting."""

@@ -1,0 +1,204 @@
+"""The real world around a slot: sockets, a thread, the system's clock. `run_slot` is the body of a slot's process.
+
+Everything of interest is decided elsewhere: the loop here only moves bytes and time to where they are waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import selectors
+import socket
+import sys
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.channels.handshake import Identity, WrongAttempt
+from tidegate.channels.links import Link, LinkLost
+from tidegate.channels.ports import Inlet, Outlet
+from tidegate.channels.tcp import ChannelLost, TcpNetwork
+from tidegate.control.background import BackgroundThread
+from tidegate.control.clock import BatchTime, SystemClock
+from tidegate.control.launch import CONNECT_TIMEOUT_S, SlotLaunch, reach_driver, unpacked
+from tidegate.control.messages import Failed, MoveTime, Register, Traffic, from_wire, to_wire
+from tidegate.control.waker import Waker
+from tidegate.errors import JobError
+from tidegate.protocol.ids import ChannelId
+from tidegate.slot.process_title import process_title
+from tidegate.slot.slot import Slot, SlotWorld
+from tidegate.store.base import Store
+from tidegate.store.local_copy import LocalCopyStore
+from tidegate.store.opening import open_store
+
+# A background thread that computes must not keep the hot loop waiting for the default 5 ms at every turn.
+SWITCH_INTERVAL_S = 0.0005
+# The hot loop makes many short-lived tuples and no cycles; the collector would walk the whole state for nothing.
+GC_THRESHOLDS = (200_000, 50, 1000)
+# glibc's names for what mallopt sets.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 256 << 20
+
+
+def run_slot(index: int, payload: bytes, attempt: int, coordinator: tuple[str, int]) -> None:
+    """The body of a slot's process. It returns when the coordinator says so or can't be reached any more."""
+    try:
+        launch, identity = unpacked(payload, index, attempt, coordinator)
+    except JobError:
+        return  # the coordinator knows
+    with interpreter_for_a_slot(), process_title(index, launch.settings.name, attempt):
+        try:
+            SlotHost(index, launch, identity, coordinator).run()
+        except (WrongAttempt, LinkLost):
+            return  # a newer attempt has started, or the job is over: a zombie ends itself
+
+
+@contextlib.contextmanager
+def interpreter_for_a_slot(*, fresh: bool = True) -> Iterator[None]:
+    """Spark may use the process for something else afterwards, so what is set is set back. `fresh`: there is no state yet
+    that would be walked for garbage."""
+    _keep_freed_memory()
+    interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if fresh:
+        gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        gc.freeze()  # forgets how much was made since the last collection: the lower limits would start one at once
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+def _keep_freed_memory() -> None:
+    """Asks glibc not to give freed memory back at once: batches come and go all the time, and each would be paged in anew
+    (8 % of the keyed sum's time, measured). Elsewhere it does nothing."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            mallopt(option, KEPT_BYTES)
+
+
+def _slot_store(launch: SlotLaunch) -> Store:
+    store, snapshots = open_store(launch.store), launch.settings.snapshots
+    if snapshots.local_copies is None:
+        return store
+    return LocalCopyStore(store, snapshots.local_copies, limit_bytes=snapshots.local_copies_bytes)
+
+
+class SlotHost:
+    """One slot with its sockets. A selector that is given is shared, and stays open. `batch_time` is what users' functions
+    see in place of the clock; whoever gives it moves it."""
+
+    def __init__(
+        self,
+        index: int,
+        launch: SlotLaunch,
+        identity: Identity,
+        coordinator: tuple[str, int],
+        *,
+        selector: selectors.BaseSelector | None = None,
+        batch_time: BatchTime | None = None,
+    ) -> None:
+        self._selector = selector or selectors.DefaultSelector()
+        self._owns_selector = selector is None
+        self._link = reach_driver(coordinator, identity, {"slot": index})
+        listening = launch.settings.tuning.slot_listening(index, own_end=self._link.own_host)
+        try:
+            with listening.explained():
+                self._network = TcpNetwork(
+                    identity=identity, bind_host=listening.bind_host, ports=listening.ports, selector=self._selector
+                )
+        except JobError as error:
+            self._link.send(to_wire(Failed(index, str(error))))
+            self._link.close()
+            raise
+        self._waker = Waker(self._selector)
+        self._background = BackgroundThread(f"tidegate-slot-{index}-store", self._waker.wake)
+        self._orphaned = False
+        world = SlotWorld(
+            network=_Connecting(self._network),
+            store=_slot_store(launch),
+            clock=SystemClock(),
+            background=self._background,
+            tell=lambda message: self._link.send(to_wire(message)),
+            batch_time=batch_time,
+        )
+        self._slot = Slot(index, plan=launch.plan, settings=launch.settings, attempt=identity.attempt, world=world)
+        self._link.attach(self._selector, on_message=self._said, on_lost=self._lost)
+        host, port = listening.found_at(self._network.address)
+        world.tell(Register(index, host, port, os.getpid(), socket.gethostname()))
+
+    def run(self) -> None:
+        for _ in self.rounds():
+            pass
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop would go on."""
+        return not self._slot.ended and not self._orphaned
+
+    def traffic(self) -> Traffic:
+        return self._slot.traffic()
+
+    def move_time(self, order: MoveTime) -> None:
+        self._slot.move_time(order)
+
+    def rounds(self) -> Generator[None]:
+        """The loop, for whoever has something to do after every round of it."""
+        slot, network, background = self._slot, self._network, self._background
+        try:
+            while self.alive:
+                progress = slot.step()
+                yield
+                try:
+                    network.poll(0 if progress else slot.wait_ms() / 1000)
+                except ChannelLost as error:
+                    slot.on_channel_lost(str(error))
+                background.deliver()
+            self._link.flush(timeout_s=5.0)
+        finally:
+            try:
+                slot.close()  # calls users' functions
+            finally:
+                background.close()
+                self._link.close()
+                network.close()
+                self._waker.close()
+                if self._owns_selector:
+                    self._selector.close()
+
+    def _said(self, link: Link, wire: dict[str, Any]) -> None:
+        self._slot.on_message(from_wire(wire))
+
+    def _lost(self, link: Link, reason: str) -> None:
+        self._orphaned = True
+
+
+class _Connecting:
+    """The network as a slot sees it, over TCP."""
+
+    def __init__(self, network: TcpNetwork) -> None:
+        self._network = network
+
+    def connect(
+        self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]], incoming: Mapping[ChannelId, pa.Schema]
+    ) -> None:
+        self._network.connect(
+            {channel: address for channel, (address, _) in outgoing.items()},
+            incoming,
+            {channel: schema for channel, (_, schema) in outgoing.items()},
+            deadline_s=CONNECT_TIMEOUT_S,
+        )
+
+    def outlet(self, channel: ChannelId) -> Outlet:
+        return self._network.outlet(channel)
+
+    def inlet(self, channel: ChannelId) -> Inlet:
+        return self._network.inlet(channel)

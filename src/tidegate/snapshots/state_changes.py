@@ -1,0 +1,237 @@
+"""What changed in a state from one snapshot to another, as a table.
+
+Keyed state: a row for each key that was *added*, *removed* or *changed*, with the key's columns, the value `before` and
+`after` (lists and maps as a whole) and the `key_group`. Values are compared, not bytes: the order of a map's entries and
+when something expires make no difference, NaN is NaN. State without keys is compared as a bag of values: what was changed
+there was removed and added.
+
+A part is compared at once, by Arrow and numpy, with no Python for each row as long as values hold no maps. Both sides come
+resolved, whatever the backend, the chain of files and the parallelism they were written with. With different numbers of
+key-groups the same key is elsewhere; then all there is is one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import JobError, NotFound, SchemaError
+from tidegate.hashing import hash_columns
+from tidegate.keygroups import groups_of
+from tidegate.snapshots.manifest import StateEntry
+from tidegate.snapshots.savepoints import RestorePoint
+from tidegate.snapshots.state_tables import (
+    KEY_GROUP,
+    KeyColumns,
+    KeyedRows,
+    Part,
+    Table,
+    find_state,
+    item_rows,
+    listed,
+    table_schema,
+)
+from tidegate.state.merging import key_codes
+from tidegate.types import ddl_of, to_list
+
+CHANGE, BEFORE, AFTER = "change", "before", "after"
+ADDED, REMOVED, CHANGED = "added", "removed", "changed"
+
+Bools = Any  # numpy arrays
+Ints = Any
+
+
+class KeyedChanges:
+    """Of a keyed state."""
+
+    def __init__(
+        self,
+        before: RestorePoint,
+        after: RestorePoint,
+        operator: str,
+        was: StateEntry,
+        now: StateEntry,
+        *,
+        key: Sequence[str] = (),
+    ) -> None:
+        key_types = [state.arrow_schema().field("key").type for state in (was, now)]
+        if key_types[0] != key_types[1]:
+            raise SchemaError(
+                f"state {now.name!r} can't be compared: its key was {ddl_of(key_types[0])} and is {ddl_of(key_types[1])}"
+            )
+        self._before = KeyedRows(before, operator, was)
+        self._after = KeyedRows(after, operator, now)
+        self._group_counts = before.manifest.key_group_count, after.manifest.key_group_count
+        self.keys = KeyColumns.of(key_types[1], key)
+        self.schema = table_schema(
+            [
+                pa.field(CHANGE, pa.string()),
+                *self.keys.fields(),
+                pa.field(BEFORE, was.arrow_schema().field("value").type),
+                pa.field(AFTER, now.arrow_schema().field("value").type),
+                pa.field(KEY_GROUP, pa.int32()),
+            ]
+        )
+
+    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
+        if self._group_counts[0] != self._group_counts[1]:
+            return [((0, max(self._group_counts)),)]
+        # Pieces without files are in nobody's parts, and the other side may have some there.
+        parts = self._after.parts(groups, count=count)
+        covered = {group for part in parts for bounds in part for group in range(*bounds)}
+        wanted = range(self._group_counts[1]) if groups is None else groups
+        return [*parts, *self._before.parts(set(wanted) - covered, count=count)]
+
+    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        before, after = (_together(rows.read(part), rows.schema) for rows in (self._before, self._after))
+        keys = pa.concat_arrays([before.column("key"), after.column("key")])
+        if not len(keys):
+            return
+        codes = key_codes(keys)
+        place_before, place_after = _places(codes[: before.num_rows], codes), _places(codes[before.num_rows :], codes)
+        both = np.flatnonzero((place_before >= 0) & (place_after >= 0))
+        same = _same(
+            before.column("value").take(pa.array(place_before[both])),
+            after.column("value").take(pa.array(place_after[both])),
+        )
+        added, removed = np.flatnonzero(place_before < 0), np.flatnonzero(place_after < 0)
+        changed = both[~same]
+        which = np.concatenate([added, removed, changed])
+        if not len(which):
+            return
+        of_key = keys.take(pa.array(np.where(place_after >= 0, place_after + before.num_rows, place_before)[which]))
+        kinds = pa.array([ADDED] * len(added) + [REMOVED] * len(removed) + [CHANGED] * len(changed), pa.string())
+        yield pa.RecordBatch.from_arrays(
+            [
+                kinds,
+                *self.keys.columns(of_key),
+                before.column("value").take(_or_null(place_before[which])),
+                after.column("value").take(_or_null(place_after[which])),
+                pa.array(groups_of(hash_columns([of_key]), self._group_counts[1])),
+            ],
+            schema=self.schema,
+        )
+
+
+class ItemChanges:
+    """Of a state without keys."""
+
+    keys = None
+
+    def __init__(self, before: RestorePoint, after: RestorePoint, operator: str, was: StateEntry, now: StateEntry) -> None:
+        self._sides = [(snapshot, operator, state) for snapshot, state in ((before, was), (after, now))]
+        types = [state.arrow_schema().field("value").type for state in (was, now)]
+        self.schema = table_schema([pa.field(CHANGE, pa.string()), pa.field(BEFORE, types[0]), pa.field(AFTER, types[1])])
+
+    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
+        return [()]
+
+    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        before, after = (_items(*side) for side in self._sides)
+        was, now = _codes_of_both(before, after)
+        removed, added = _more_often(was, now), _more_often(now, was)
+        if len(removed) or len(added):
+            nothing = np.full(len(removed), -1), np.full(len(added), -1)
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array([REMOVED] * len(removed) + [ADDED] * len(added), pa.string()),
+                    before.take(_or_null(np.concatenate([removed, nothing[1]]))),
+                    after.take(_or_null(np.concatenate([nothing[0], added]))),
+                ],
+                schema=self.schema,
+            )
+
+
+def changes_table(
+    before: RestorePoint, after: RestorePoint, state: str | None, operator: str | None, *, key: Sequence[str] = ()
+) -> Table:
+    """From `before` to `after`. Both must have the state, in the same operator."""
+    name, now = find_state(after.manifest, state, operator)
+    entry = before.manifest.operators.get(name)
+    was = next((each for each in entry.states if each.name == now.name), None) if entry is not None else None
+    if was is None:
+        raise NotFound(
+            f"the snapshot to compare with (epoch {before.manifest.epoch}) has no state {now.name!r} in operator "
+            f"{name!r}. {listed(before.manifest)}"
+        )
+    if was.kind != now.kind:
+        raise JobError(f"state {now.name!r} can't be compared: it was {was.kind} and is {now.kind}")
+    if now.kind == "keyed":
+        return KeyedChanges(before, after, name, was, now, key=key)
+    return ItemChanges(before, after, name, was, now)
+
+
+def _together(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    found = list(batches)
+    return pa.concat_batches(found) if found else pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def _items(snapshot: RestorePoint, operator: str, state: StateEntry) -> pa.Array:
+    rows = (
+        rows for piece in snapshot.manifest.operators[operator].pieces for rows in item_rows(snapshot, piece, state.name)
+    )
+    return _together(rows, state.arrow_schema()).column("value")
+
+
+def _places(mine: Ints, codes: Ints) -> Ints:
+    """By code: where it is among mine, or -1."""
+    places = np.full(int(codes.max()) + 1, -1, dtype=np.int64)
+    places[mine] = np.arange(len(mine))
+    return places
+
+
+def _or_null(places: Ints) -> pa.Array:
+    """Indices to take, null where there is none."""
+    return pa.array(places, pa.int64(), mask=places < 0)
+
+
+def _same(before: pa.Array, after: pa.Array) -> Bools:
+    """Row by row."""
+    was, now = _codes_of_both(before, after)
+    equal: Bools = was == now
+    return equal
+
+
+def _codes_of_both(before: pa.Array, after: pa.Array) -> tuple[Ints, Ints]:
+    """A number for each value, the same for equal ones on either side."""
+    if not len(before) + len(after):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if before.type == after.type and not _holds_maps(before.type):
+        codes = key_codes(pa.concat_arrays([before, after]))
+    else:
+        known: dict[Hashable, int] = {}
+        values = (comparable(value) for side in (before, after) for value in to_list(side))
+        codes = np.fromiter((known.setdefault(value, len(known)) for value in values), np.int64, len(before) + len(after))
+    return codes[: len(before)], codes[len(before) :]
+
+
+def _more_often(these: Ints, those: Ints) -> Ints:
+    """Where the values are that are more often here than there, as often as that."""
+    spare = dict(zip(*(found.tolist() for found in np.unique(those, return_counts=True)), strict=True))
+    left = []
+    for place, code in enumerate(these.tolist()):
+        if spare.get(code, 0):
+            spare[code] -= 1
+        else:
+            left.append(place)
+    return np.array(left, dtype=np.int64)
+
+
+def _holds_maps(kind: pa.DataType) -> bool:
+    return pa.types.is_map(kind) or any(_holds_maps(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def comparable(value: Any) -> Hashable:
+    """Equal for values that are the same to a user, and hashable."""
+    if isinstance(value, float):
+        # NaN differs from itself; and a whole number stays what it was when its column is widened.
+        return "NaN" if value != value else value
+    if isinstance(value, dict):
+        return frozenset((comparable(key), comparable(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(comparable(item) for item in value)
+    hashed: Hashable = value
+    return hashed

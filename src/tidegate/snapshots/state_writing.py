@@ -1,0 +1,297 @@
+"""Rows as keyed state of a new savepoint: what is written, checked before anything is, and the writing of one piece.
+
+A savepoint is made from nothing, or like another one (`base`) in which one state is rewritten or added and everything else
+stays. The rows of a piece come to whoever writes it, by growing key-group and then by key; they go to the file as they
+come, after a look that they are right: in order by our own hash, each key once. What else the operator holds in that piece
+is written beside them.
+
+Invariants: nothing of the base is changed. The file of a piece has a name of its own at every try, so that of two that are
+made at the same time (Spark may try again, or speculate) neither is torn; the one that the manifest lists is the one.
+
+Not here: how rows come together by key-group (spark/state_writer.py), and when the manifest is created.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import JobError, NotFound, SchemaError, StoreError
+from tidegate.keygroups import MAX_KEY_GROUP_COUNT, key_groups_of
+from tidegate.snapshots.committed import holds_more, still_to_commit
+from tidegate.snapshots.exporting import in_order, piece_sections, rewritten
+from tidegate.snapshots.manifest import Manifest, OperatorEntry, PieceEntry, StateEntry
+from tidegate.snapshots.plan import state_info
+from tidegate.snapshots.savepoints import RestorePoint, copy_file, is_canonical
+from tidegate.snapshots.state_tables import find_snapshot, listed
+from tidegate.snapshots.writing import write_rows
+from tidegate.state.descriptors import Descriptor
+from tidegate.state.evolution import described
+from tidegate.state.merging import key_codes
+from tidegate.state.sections import Section, StateInfo, StateKind
+from tidegate.state.timers import TimeKind, timers_descriptor
+from tidegate.state.ttl import expires_field
+from tidegate.store.layout import state_file_name
+from tidegate.store.opening import open_store
+from tidegate.types import ddl_of
+
+DEFAULT_KEY_GROUPS = 128
+SHAPES = ("value", "list", "map", "reducing", "aggregating")
+
+
+@dataclass(frozen=True, slots=True)
+class StateWriting:
+    """All that the writers of pieces need to know; it travels to them. `states` are the operator's, the written one among
+    them, in the order in which files have them."""
+
+    target: str
+    base: str | None
+    operator: str
+    state: str
+    states: tuple[StateEntry, ...]
+    pieces: tuple[PieceEntry, ...]  # of the operator, without files
+    job: str
+    epoch: int
+    attempt: int
+    key_group_count: int
+
+    @property
+    def info(self) -> StateInfo:
+        return next(state_info(entry) for entry in self.states if entry.name == self.state)
+
+    def write_piece(self, subtask: int, rows: Iterable[pa.RecordBatch]) -> PieceEntry:
+        """Writes the operator's piece of this subtask, with these rows as the state. They have the state's schema."""
+        base = None if self.base is None else _base(self.base)
+        piece = self.pieces[subtask]
+        states = list(map(state_info, self.states))
+        sections = (section for info in states for section in self._sections(info, piece, rows, base))
+        name = state_file_name(
+            attempt=self.attempt, operator=self.operator, subtask=subtask, epoch=self.epoch, local=f"tgs-{uuid.uuid4().hex}"
+        )
+        files = write_rows(open_store(self.target), name, states, sections, key_group_count=self.key_group_count)
+        return replace(piece, files=files)
+
+    def copy_piece(self, operator: str, subtask: int) -> PieceEntry:
+        """Of another operator of the base."""
+        assert self.base is not None
+        base, target = _base(self.base), open_store(self.target)
+        piece = base.manifest.operators[operator].pieces[subtask]
+        if not is_canonical(piece) or holds_more(piece, base.manifest.operators[operator]):
+            return rewritten(base.store, base.manifest, operator, piece, target)
+        for file in piece.files:
+            copy_file(base.store, file, target)
+        return piece
+
+    def manifest(self, pieces: Iterable[tuple[str, PieceEntry]], *, created_ms: int) -> Manifest:
+        """Of all pieces that were written."""
+        found: dict[str, dict[int, PieceEntry]] = {}
+        for operator, piece in pieces:
+            found.setdefault(operator, {})[piece.subtask] = piece
+        base = None if self.base is None else _base(self.base).manifest
+        entries = {} if base is None else dict(base.operators)
+        entries[self.operator] = OperatorEntry(len(self.pieces), self.states, self.pieces)
+        operators = {
+            name: replace(entry, pieces=tuple(found[name][subtask] for subtask in range(entry.parallelism)))
+            for name, entry in entries.items()
+        }
+        if base is not None:
+            return replace(base, operators=operators, created_ms=created_ms, savepoint=None)
+        return Manifest(
+            job=self.job,
+            epoch=self.epoch,
+            attempt=self.attempt,
+            created_ms=created_ms,
+            key_group_count=self.key_group_count,
+            ending=None,
+            operators=operators,
+        )
+
+    def _sections(
+        self, info: StateInfo, piece: PieceEntry, rows: Iterable[pa.RecordBatch], base: RestorePoint | None
+    ) -> Iterator[Section]:
+        if info.name == self.state:
+            yield from in_order(info.name, _checked(info, rows), self.key_group_count)
+        elif base is not None and self.operator in base.manifest.operators:
+            before = base.manifest.operators[self.operator].pieces[piece.subtask]
+            yield from piece_sections(base.store, base.manifest, self.operator, before, info)
+
+
+def _base(path: str) -> RestorePoint:
+    """What is copied of it doesn't include what is known to be committed."""
+    found = find_snapshot(path)
+    return replace(found, manifest=still_to_commit(found.store, found.manifest))
+
+
+def _checked(info: StateInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows; `JobError` where a key is there twice."""
+    last: pa.Array | None = None
+    for rows in batches:
+        keys = rows.column("key")
+        beside = keys if last is None else pa.concat_arrays([last, keys])
+        codes = key_codes(beside) if len(beside) else np.zeros(0, np.int64)
+        twice = np.flatnonzero(codes[1:] == codes[:-1])
+        if len(twice):
+            raise JobError(
+                f"the key {beside[int(twice[0])].as_py()!r} is there more than once, and state {info.name!r} has "
+                f"one row for each key: group the rows by the key first"
+            )
+        if len(keys):
+            last = keys.slice(len(keys) - 1, 1)
+        yield rows
+
+
+# What is to be written.
+
+
+def planned_writing(
+    *,
+    target: str,
+    base: RestorePoint | None,
+    operator: str,
+    info: StateInfo,
+    add: bool,
+    job: str | None,
+    key_group_count: int | None,
+    parallelism: int,
+) -> StateWriting:
+    """Raises an error with a name where that can't be written."""
+    if base is None:
+        groups = key_group_count or DEFAULT_KEY_GROUPS
+        if not 1 <= groups <= MAX_KEY_GROUP_COUNT:
+            raise JobError(f"key_group_count={groups}: choose 1 to {MAX_KEY_GROUP_COUNT}")
+        pieces = _pieces(min(parallelism, groups), groups)
+        return StateWriting(target, None, operator, info.name, (_entry(info),), pieces, job or operator, 1, 1, groups)
+    manifest = base.manifest
+    if key_group_count not in (None, manifest.key_group_count):
+        raise JobError(
+            f"key_group_count={key_group_count}, and the base has {manifest.key_group_count}: the number is "
+            f"fixed for the life of a job's state"
+        )
+    entry = manifest.operators.get(operator)
+    known = {} if entry is None else {state.name: state for state in entry.states}
+    if info.name not in known and not add:
+        raise NotFound(
+            f"the base has no state {info.name!r} in operator {operator!r}: to add it, give add=True. {listed(manifest)}"
+        )
+    _check_key(operator, info, entry)
+    states = tuple(_entry(info) if name == info.name else state for name, state in known.items())
+    states = states if info.name in known else (*states, _entry(info))
+    groups = manifest.key_group_count
+    pieces = (
+        _pieces(min(parallelism, groups), groups)
+        if entry is None
+        else tuple(replace(piece, files=(), key_groups=_groups_of(piece, entry, groups)) for piece in entry.pieces)
+    )
+    return StateWriting(
+        target,
+        base.address,
+        operator,
+        info.name,
+        states,
+        pieces,
+        job or manifest.job,
+        manifest.epoch,
+        manifest.attempt,
+        groups,
+    )
+
+
+def declared_info(
+    base: RestorePoint | None,
+    operator: str,
+    state: str | Descriptor,
+    *,
+    key: pa.DataType,
+    value: pa.DataType,
+    shape: str | None,
+    timed: bool,
+) -> StateInfo:
+    """What the state is: as the program declares it, else as the base has it, else as the rows are."""
+    if isinstance(state, Descriptor):
+        if state.kind is not StateKind.KEYED:
+            raise JobError(f"state {state.name!r} is {state.kind.value} state: only keyed state can be written")
+        return state.info(key)
+    known = _known(base, operator, state)
+    if known is not None:
+        if known.kind is not StateKind.KEYED:
+            raise JobError(
+                f"state {state!r} of operator {operator!r} is {known.kind.value} state: only keyed state can be written"
+            )
+        if shape not in (None, known.shape):
+            raise JobError(f"shape={shape!r}, and state {state!r} of the base is a {known.shape}")
+        return known
+    timers = {timers_descriptor(kind).name: timers_descriptor(kind) for kind in TimeKind}
+    if state in timers:
+        return timers[state].info(key)
+    if state.startswith("__"):
+        raise JobError(f"state {state!r}: names that begin with '__' are Tidegate's own")
+    if shape not in (None, *SHAPES):
+        raise JobError(f"shape={shape!r}: there are {', '.join(map(repr, SHAPES))}")
+    shape = shape or "value"
+    fields = [pa.field("key", key), pa.field("value", value), *([expires_field(shape)] if timed else [])]
+    return StateInfo(state, StateKind.KEYED, shape, pa.schema(fields))
+
+
+def check_rows(info: StateInfo, *, key: pa.DataType, value: pa.DataType) -> None:
+    """`SchemaError` with both, where the rows are not those of the state."""
+    wanted = [nullable(info.schema.field(name).type) for name in ("key", "value")]
+    given = [nullable(key), nullable(value)]
+    if given != wanted:
+        raise SchemaError(
+            f"state {info.name!r} is a {described(info.kind.value, info.shape, info.schema)}:\n"
+            f"  its rows are   (key {ddl_of(wanted[0])}, value {ddl_of(wanted[1])})\n"
+            f"  and these are  (key {ddl_of(given[0])}, value {ddl_of(given[1])})\n"
+            f"Cast or rename the columns, so that they are the same"
+        )
+
+
+def nullable(kind: pa.DataType) -> pa.DataType:
+    """The same type with everything in it nullable, as state has it."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, nullable(each.type)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(nullable(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(nullable(kind.key_type), nullable(kind.item_type))
+    return kind
+
+
+def _known(base: RestorePoint | None, operator: str, state: str) -> StateInfo | None:
+    entry = None if base is None else base.manifest.operators.get(operator)
+    return None if entry is None else next((state_info(each) for each in entry.states if each.name == state), None)
+
+
+def _check_key(operator: str, info: StateInfo, entry: OperatorEntry | None) -> None:
+    """All keyed states of an operator have the same keys."""
+    key = info.schema.field("key").type
+    for state in entry.states if entry is not None else ():
+        if state.kind == "keyed" and nullable(state.arrow_schema().field("key").type) != nullable(key):
+            raise SchemaError(
+                f"operator {operator!r} has keys of ({ddl_of(state.arrow_schema().field('key').type)}), and "
+                f"state {info.name!r} would have keys of ({ddl_of(key)})"
+            )
+
+
+def _groups_of(piece: PieceEntry, entry: OperatorEntry, key_group_count: int) -> tuple[int, int]:
+    """An operator that had no keyed state has no key-groups yet."""
+    if any(range(*each.key_groups) for each in entry.pieces):
+        return piece.key_groups
+    if entry.parallelism > key_group_count:
+        raise StoreError(f"{entry.parallelism} subtasks can't share {key_group_count} key-groups")
+    groups = key_groups_of(piece.subtask, parallelism=entry.parallelism, key_group_count=key_group_count)
+    return groups.start, groups.stop
+
+
+def _pieces(parallelism: int, key_group_count: int) -> tuple[PieceEntry, ...]:
+    ranges = [
+        key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count) for subtask in range(parallelism)
+    ]
+    return tuple(PieceEntry(subtask, (groups.start, groups.stop), (), {}) for subtask, groups in enumerate(ranges))
+
+
+def _entry(info: StateInfo) -> StateEntry:
+    return StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape, schema=info.schema)

@@ -1,0 +1,229 @@
+"""Writing a subtask's part of a snapshot. Runs on the background thread, over frozen state.
+
+Theory of operation. A piece is a chain of files: a base with all of the state, and deltas with what changed since. An
+epoch builds on the newest complete one that its marker names (`base`): the piece is that epoch's chain and one more delta,
+with everything that changed since then. What belongs to epochs that are not known to be complete is kept in memory, so
+that the changes of an aborted one are in the next; no piece refers to a file of an epoch that may be aborted (FAULTS rows
+1 and 2). The marker says it, and not what this subtask has heard itself, because an older chain than that may be
+deleted by the time the piece is listed.
+
+Chains stay short. A layer that holds all of the state begins a new one. When the deltas are half as large as the base,
+they are merged with it to a new base; when they are many, with one another. Merging reads the files back.
+
+Operator state is small and always written whole: of a chain, the last file's counts.
+
+A backend with files of its own (native.py) makes a piece of those instead, except at full epochs, whose pieces are rows that
+any backend can take in. Of the files that never change, only those are uploaded that the base doesn't have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from tidegate.keygroups import key_groups_of
+from tidegate.snapshots.manifest import ROWS, FileEntry, Manifest, PieceEntry, StateEntry
+from tidegate.snapshots.native import upload
+from tidegate.state.cutting import rested
+from tidegate.state.format import StateFileEncoder, StateFileReader
+from tidegate.state.merging import LayerInMemory, merged_sections
+from tidegate.state.operator_state import parts_of
+from tidegate.state.sections import FrozenFiles, FrozenState, Section, SectionReader, StateInfo, StateKind
+from tidegate.store.base import Readable, Store
+from tidegate.store.layout import state_file_name
+
+MAX_DELTAS = 32
+MAX_DELTA_SHARE = 0.5  # of the base, in bytes
+
+Chain = tuple[FileEntry, ...]
+
+
+class PartWriter:
+    """Writes one operator's state in one subtask, epoch after epoch.
+
+    `restored` is the epoch and the chain that the subtask went on from, where its state is just that.
+    """
+
+    def __init__(
+        self,
+        operator: str,
+        *,
+        store: Store,
+        attempt: int,
+        subtask: int,
+        parallelism: int,
+        key_group_count: int,
+        restored: tuple[int, Chain] | None = None,
+    ) -> None:
+        self._operator = operator
+        self._store = store
+        self._attempt = attempt
+        self._subtask = subtask
+        self._parallelism = parallelism
+        self._key_group_count = key_group_count
+        self._written: dict[int, Chain] = dict([restored]) if restored else {}
+        self._pending: dict[int, LayerInMemory] = {}
+
+    def write(self, frozen: FrozenState, *, epoch: int, base: int, full: bool) -> dict[str, Any]:
+        """What the acknowledgement says about it. `base` is the newest complete epoch when this one was triggered, or 0."""
+        states = frozen.states
+        keyed = {info.name for info in states if info.kind is StateKind.KEYED}
+        native, rest = _native_and_rest(frozen)
+        counts: Counter[str] = Counter()
+        items = _counted((part for part in rest if keyed.isdisjoint(info.name for info in part.states)), counts)
+        self._written = {each: chain for each, chain in self._written.items() if each >= base}
+        self._pending = {each: older for each, older in self._pending.items() if each > base}
+        if native is not None:
+            # It may be larger than memory: its rows go to the file as they come.
+            chain: Chain = () if full else self._upload(native, epoch=epoch, base=base)
+            content: Iterable[Section] = itertools.chain(native.sections() if full else (), items)
+        else:
+            layer = LayerInMemory(
+                (
+                    section
+                    for part in rest
+                    if not keyed.isdisjoint(info.name for info in part.states)
+                    for section in part.sections()
+                ),
+                key_group_count=self._key_group_count,
+            )
+            chain, layers = self._links(layer, complete=frozen.complete, base=base, full=full)
+            if keyed:
+                self._pending[epoch] = layer
+            content = itertools.chain(self._merged(states, layers, keep_deleted=bool(chain)), items)
+        files = chain + self._write_file(epoch, states, iter(content))
+        self._written[epoch] = files
+        # Without keyed state the key-groups mean nothing, and there may be more subtasks than groups.
+        groups = (
+            key_groups_of(self._subtask, parallelism=self._parallelism, key_group_count=self._key_group_count)
+            if keyed
+            else range(0)
+        )
+        piece = PieceEntry(
+            subtask=self._subtask, key_groups=(groups.start, groups.stop), files=files, item_counts=dict(counts)
+        )
+        return {
+            "parallelism": self._parallelism,
+            "piece": piece.to_json(),
+            "states": [
+                StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape, schema=info.schema).to_json()
+                for info in states
+            ],
+        }
+
+    def _upload(self, native: FrozenFiles, *, epoch: int, base: int) -> Chain:
+        there = {file.local: file for file in self._written.get(base, ()) if file.form != ROWS}
+        return tuple(
+            there[file.local]
+            if file.immutable and file.local in there
+            else upload(self._store, file, name=self._name(epoch, file.local))
+            for file in native.files()
+        )
+
+    def _name(self, epoch: int, local: str = "") -> str:
+        return state_file_name(
+            attempt=self._attempt, operator=self._operator, subtask=self._subtask, epoch=epoch, local=local
+        )
+
+    def _links(self, layer: LayerInMemory, *, complete: bool, base: int, full: bool) -> tuple[Chain, list[SectionReader]]:
+        """The chain that stays, and the layers that are merged to its new end."""
+        if complete:
+            return (), [layer]
+        layers: list[SectionReader] = [*self._pending.values(), layer]
+        chain = tuple(file for file in self._written.get(base, ()) if file.form == ROWS)
+        delta_bytes = sum(file.bytes for file in chain[1:]) + layer.bytes
+        if chain and (full or delta_bytes > MAX_DELTA_SHARE * chain[0].bytes):
+            return (), [*self._readers(chain), *layers]
+        if len(chain) > MAX_DELTAS:
+            return chain[:1], [*self._readers(chain[1:]), *layers]
+        return chain, layers
+
+    def _merged(
+        self, states: Sequence[StateInfo], layers: Sequence[SectionReader], *, keep_deleted: bool
+    ) -> Iterator[Section]:
+        for info in states:
+            if info.kind is StateKind.KEYED:
+                yield from merged_sections(info, layers, key_group_count=self._key_group_count, keep_deleted=keep_deleted)
+
+    def _write_file(self, epoch: int, states: Sequence[StateInfo], sections: Iterator[Section]) -> Chain:
+        return write_rows(self._store, self._name(epoch), states, rested(sections), key_group_count=self._key_group_count)
+
+    def _readers(self, chain: Chain) -> list[StateFileReader]:
+        return [row_reader(self._store, file) for file in chain]
+
+
+def write_rows(
+    store: Store, name: str, states: Sequence[StateInfo], sections: Iterator[Section], *, key_group_count: int
+) -> Chain:
+    """One file with these sections; none where there are none."""
+    first = next(sections, None)
+    if first is None:
+        return ()
+    encoder = StateFileEncoder(key_group_count=key_group_count)
+    store.write(name, encoder.chunks(states, itertools.chain((first,), sections)))
+    summary = encoder.summary
+    return (
+        FileEntry(
+            name=name,
+            bytes=summary.bytes,
+            checksum=summary.checksum,
+            index_bytes=summary.index_bytes,
+            index_checksum=summary.index_checksum,
+        ),
+    )
+
+
+def row_reader(store: Readable, file: FileEntry) -> StateFileReader:
+    assert file.form == ROWS, file
+    return StateFileReader(
+        partial(store.read, file.name),
+        name=file.name,
+        bytes=file.bytes,
+        index_bytes=file.index_bytes,
+        index_checksum=file.index_checksum,
+    )
+
+
+def chain_to_go_on_from(
+    manifest: Manifest,
+    operator: str,
+    states: Sequence[StateInfo],
+    *,
+    subtask: int,
+    parallelism: int,
+    native: str | None = None,
+) -> Chain | None:
+    """The files of this very subtask, where what they hold is what the subtask takes in: nothing was rescaled, renamed or
+    converted. `native` is the form of the files that its backend has, if any."""
+    entry = manifest.operators.get(operator)
+    if entry is None or entry.parallelism != parallelism:
+        return None
+    now = {info.name: (info.kind.value, info.shape, info.schema) for info in states}
+    if any(
+        now.get(state.name) != (state.kind, state.shape, state.arrow_schema())
+        for state in entry.states
+        if state.kind == StateKind.KEYED.value
+    ):
+        return None
+    files = entry.pieces[subtask].files
+    if native is not None:
+        return files if any(file.form == native for file in files) else None
+    return files if all(file.form == ROWS for file in files) else None
+
+
+def _counted(parts: Iterable[FrozenState], counts: Counter[str]) -> Iterator[Section]:
+    """Operator state as it comes, and how many rows of each: a log of records in flight may be larger than memory."""
+    for part in parts:
+        for section in part.sections():
+            if section.rows.num_rows:
+                counts[section.state] += section.rows.num_rows
+                yield section
+
+
+def _native_and_rest(frozen: FrozenState) -> tuple[FrozenFiles | None, list[FrozenState]]:
+    parts = parts_of(frozen)
+    native = next((part for part in parts if hasattr(part, "native") and isinstance(part, FrozenFiles)), None)
+    return native, [part for part in parts if part is not native]

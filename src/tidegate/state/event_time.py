@@ -1,0 +1,26 @@
+"""How far event time was, as operators and sources keep it in snapshots."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tidegate.state.sections import StateInfo, StateKind
+
+# The watermark of the key-groups, or of the subtasks if the operator isn't keyed, `first` … `stop - 1`, of `of` in all.
+# Those without a row have had none.
+_REACHED = pa.struct([*(pa.field(name, pa.int32()) for name in ("first", "stop", "of")), pa.field("at_ms", pa.int64())])
+WATERMARK = StateInfo("__watermark", StateKind.UNION, "watermark", pa.schema([pa.field("value", _REACHED)]))
+
+# `of` is what the watermark is made of. A stream that is one split has a row of each subtask, without a `split`.
+_LATEST = pa.struct(
+    [
+        pa.field("of", pa.string()),
+        pa.field("split", pa.string()),
+        pa.field("subtask", pa.int32()),
+        pa.field("parallelism", pa.int32()),
+        pa.field("latest_ms", pa.int64()),
+    ]
+)
+SPLIT_WATERMARKS = StateInfo(
+    "__split_watermarks", StateKind.UNION, "split watermarks", pa.schema([pa.field("value", _LATEST)])
+)

@@ -1,0 +1,88 @@
+"""The codec between slots and coordinator: every message survives the wire, and nothing else gets through."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.control.messages import Acknowledge, Failed, Heartbeat, Message, Register, Trigger, from_wire, to_wire
+from tidegate.errors import ProtocolError
+
+KINDS = get_args(Message)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+BY_HINT: dict[Any, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    int: st.integers(),
+    str: st.text(max_size=8),
+    int | None: st.none() | st.integers(),
+    str | None: st.none() | st.text(max_size=8),
+    dict[str, Any]: st.dictionaries(st.text(max_size=5), JSON, max_size=3),
+    list[Any]: st.lists(JSON, max_size=3),
+}
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Any:
+    kind = draw(st.sampled_from(KINDS))
+    hints = get_type_hints(kind)
+    return kind(**{field.name: draw(BY_HINT[hints[field.name]]) for field in fields(kind)})
+
+
+@given(messages())
+def test_every_message_survives_the_wire(message: Message) -> None:
+    assert from_wire(json.loads(json.dumps(to_wire(message)))) == message
+
+
+@given(messages(), st.data())
+def test_a_message_that_lacks_a_field_is_refused(message: Message, data: st.DataObject) -> None:
+    wire = to_wire(message)
+    if len(wire) > 1:
+        del wire[data.draw(st.sampled_from(sorted(wire.keys() - {"kind"})))]
+        with pytest.raises(ProtocolError, match=f"malformed {type(message).__name__}"):
+            from_wire(wire)
+
+
+@given(messages())
+def test_a_message_with_a_field_too_many_is_refused(message: Message) -> None:
+    with pytest.raises(ProtocolError, match=r"malformed.*surplus"):
+        from_wire(to_wire(message) | {"surplus": 1})
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (Register(0, "h", 1, 2), "port", "1"),
+        (Register(0, "h", 1, 2), "slot", None),
+        (Register(0, "h", 1, 2), "slot", True),  # a bool is no int here, though Python says so
+        (Register(0, "h", 1, 2), "host", b"h"),
+        (Failed(0, "text"), "permanent", 1),
+        (Failed(0, "text"), "permanent", None),
+        (Trigger(1, None), "ending", 7),
+        (Trigger(1, None), "epoch", 1.0),
+        (Acknowledge(0, 0, 1, {}, {}), "operators", []),
+        (Heartbeat(0, {}), "metrics", None),
+    ],
+)
+def test_a_value_of_another_type_is_refused(message: Message, field: str, value: object) -> None:
+    with pytest.raises(ProtocolError, match=f"malformed {type(message).__name__} message: .*{field}"):
+        from_wire(to_wire(message) | {field: value})
+
+
+@pytest.mark.parametrize("kind", ["Reboot", None, 3, "register", "Message"])
+def test_an_unknown_kind_is_refused(kind: object) -> None:
+    with pytest.raises(ProtocolError, match="unknown kind"):
+        from_wire({"kind": kind})
+
+
+def test_a_kind_that_cant_even_be_looked_up_is_refused() -> None:
+    with pytest.raises(ProtocolError):
+        from_wire({"kind": ["Register"]})

@@ -1,0 +1,471 @@
+"""The coordinator in the cases that neither the simulation nor a real run reaches easily: in memory, with a clock of its
+own."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import tidegate as tg
+from tidegate.control.messages import (
+    Acknowledge,
+    Committed,
+    Done,
+    Failed,
+    Heartbeat,
+    Message,
+    Ready,
+    Register,
+    Shutdown,
+    Start,
+    Trigger,
+)
+from tidegate.control.settings import JobSettings, Snapshots, Tuning
+from tidegate.dataflow.plan import Plan
+from tidegate.driver.attempts import Restore
+from tidegate.driver.coordinator import Coordinator
+from tidegate.driver.failures import Speak, keep_silent
+from tidegate.driver.reports import Failure
+from tidegate.protocol.ids import SubtaskId
+from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.manifest import FileEntry, MicroBatch, PieceEntry
+from tidegate.store import layout
+from tidegate.store.memory import Access, Fail, Fault, MemoryStore, Operation
+from tidegate.testing.processes import ProcessJob
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.at_ms = 1_000
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+    def monotonic_ms(self) -> int:
+        return self.at_ms
+
+
+class Inline:
+    """A background that works when asked to deliver, first in, first out."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any, BaseException | None], None]) -> None:
+        self._waiting.append((work, then))
+
+    def deliver_one(self) -> None:
+        """The first in the row, whose answer gets lost."""
+        work, _ = self._waiting.pop(0)
+        work()
+
+    def deliver(self) -> bool:
+        found = bool(self._waiting)
+        while self._waiting:
+            work, then = self._waiting.pop(0)
+            try:
+                result, error = work(), None
+            except Exception as raised:  # noqa: BLE001
+                result, error = None, raised
+            then(result, error)
+        return found
+
+
+class Slots:
+    """Deployments and links in one: what was deployed, cancelled and said."""
+
+    def __init__(self) -> None:
+        self.attempts: list[int] = []
+        self.running = False
+        self.cancelled = 0
+        self.expected = 0
+        self.said: list[tuple[int, Message]] = []
+
+    def deploy(self, attempt: int) -> Slots:
+        self.attempts.append(attempt)
+        self.running = True
+        return self
+
+    def ended(self) -> str | None:
+        return None if self.running else "they are gone"
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+        self.running = False
+
+    def expect(self, attempt: int) -> None:
+        self.expected = attempt
+
+    def send(self, slot: int, message: Message) -> None:
+        self.said.append((slot, message))
+
+
+def plan_of(slots: int) -> Plan:
+    job = ProcessJob("m", slots=slots, snapshots=Snapshots(to="unused"))
+    job.source("in", tg.sources.rows([(1,)], "n long", splits=2)).to("out", tg.sinks.collect())
+    return job.plan()
+
+
+class World:
+    """`held` is a second background, for the copies of savepoints, that works only when told to."""
+
+    def __init__(
+        self,
+        restart: Any = None,
+        *,
+        tuning: Tuning | None = None,
+        store: MemoryStore | None = None,
+        restore: Restore | None = None,
+        retain: int = 2,
+        tolerable_failures: int = 0,
+        speak: Speak = keep_silent,
+        micro_batch: MicroBatch | None = None,
+    ) -> None:
+        self.store = store or MemoryStore()
+        self.clock, self.background, self.slots, self.held = FakeClock(), Inline(), Slots(), Inline()
+        self.coordinator = Coordinator(
+            plan=plan_of(2),
+            catalog=SnapshotCatalog(self.store),
+            deployer=self.slots,
+            links=self.slots,
+            clock=self.clock,
+            background=self.background,
+            copies=self.held,
+            restore=restore,
+            graph="the graph",
+            speak=speak,
+            versions={"python": "3"},
+            micro_batch=micro_batch,
+            settings=JobSettings(
+                name="m",
+                snapshots=Snapshots(to="unused", every="1 s", tolerable_failures=tolerable_failures, retain=retain),
+                restart=restart or tg.NoRestart(),
+                tuning=tuning or Tuning(),
+            ),
+        )
+        self.coordinator.start()
+        self.turn()
+
+    def turn(self, passed_ms: int = 0) -> None:
+        self.clock.at_ms += passed_ms
+        self.background.deliver()
+        self.coordinator.tick()
+        self.background.deliver()
+
+    def run(self) -> World:
+        """All slots register and get ready."""
+        for slot in range(self.coordinator.plan.slots):
+            self.coordinator.on_message(slot, Register(slot, "h", 1, 100 + slot))
+        for slot in range(self.coordinator.plan.slots):
+            self.coordinator.on_message(slot, Ready(slot))
+        assert self.coordinator.status is tg.Status.RUNNING
+        return self
+
+    def acknowledge(self) -> int:
+        """The epoch under way, by all slots, each with a file of its own."""
+        epoch, slots = self.coordinator.epochs[-1].epoch, self.coordinator.plan.slots
+        for slot in range(slots):
+            parts = {}
+            for operator in ("in", "out"):
+                name = layout.state_file_name(attempt=self.coordinator.attempt, operator=operator, subtask=slot, epoch=epoch)
+                self.store.write(name, [b"state"])
+                file = FileEntry(name=name, bytes=5, checksum=zlib.crc32(b"state"))
+                piece = PieceEntry(subtask=slot, key_groups=(0, 0), files=(file,), item_counts={})
+                parts[operator] = {"parallelism": slots, "states": [], "piece": piece.to_json()}
+            self.coordinator.on_message(slot, Acknowledge(0, slot, epoch, parts, {}))
+        return epoch
+
+    def complete(self, passed_ms: int = 0, *, commit: bool = True) -> int:
+        """The epoch that is under way then; its output is committed as well, unless it is the last one."""
+        if passed_ms:
+            self.turn(passed_ms)
+        epoch = self.acknowledge()
+        self.turn()
+        assert SnapshotCatalog(self.store).load(epoch)
+        if commit and self.coordinator.epochs[-1].ending is None:
+            self.commit(epoch)
+        return epoch
+
+    def commit(self, epoch: int, *, slots: Sequence[int] | None = None) -> None:
+        for slot in range(self.coordinator.plan.slots) if slots is None else slots:
+            self.coordinator.on_message(slot, Committed(slot, epoch))
+        self.turn()
+
+    def done(self) -> None:
+        for slot in range(self.coordinator.plan.slots):
+            self.coordinator.on_message(slot, Done(slot))
+        self.slots.running = False
+        self.turn()
+
+    def epochs_kept(self) -> list[int]:
+        return SnapshotCatalog(self.store).epochs()
+
+    def check_reachable(self) -> None:
+        """Every file of a retained snapshot exists and is right."""
+        catalog = SnapshotCatalog(self.store)
+        for epoch in catalog.epochs():
+            catalog.verify(epoch)
+
+    def only(self, operation: Operation) -> Callable[[Access], Fault | None]:
+        return lambda access: Fail() if access.operation is operation else None
+
+
+RESTARTS = tg.FixedDelay(attempts=3, delay_ms=500)
+
+
+def test_a_store_that_cant_be_used_at_the_first_start_fails_the_job_at_once() -> None:
+    world = World(RESTARTS, store=MemoryStore(faults=lambda access: Fail()))
+    assert world.coordinator.status is tg.Status.FAILED
+    assert "StoreError" in world.coordinator.failures[-1].message
+    assert world.slots.attempts == []
+
+
+def test_a_store_that_is_away_at_a_restart_is_given_time_by_the_restart_strategy() -> None:
+    world = World(RESTARTS).run()
+    world.store.faults = world.only(Operation.CREATE)
+    world.coordinator.on_lost(1, "gone")
+    world.turn()
+    world.turn(500)  # the second attempt can't be claimed
+    assert world.coordinator.status is tg.Status.RESTARTING
+    assert [failure.message.split(":")[0] for failure in world.coordinator.failures] == [
+        "slot 1 (host h, pid 101) was lost",
+        "StoreError",
+    ]
+    world.store.faults = None
+    world.turn(500)
+    world.turn(0)
+    assert world.slots.attempts[-1] > 1 == world.slots.attempts[0]
+    world.run()
+
+
+def test_a_snapshot_that_cant_be_believed_is_not_tried_again() -> None:
+    world = World(RESTARTS).run()
+    complete_epoch(world)
+    (name,) = [name for name in world.store.files if name.startswith("manifests/")]
+    world.store.files[name] = world.store.files[name][:-10]
+    world.coordinator.on_lost(0, "gone")
+    world.turn()
+    world.turn(500)
+    assert world.coordinator.status is tg.Status.FAILED
+    assert "CorruptFile" in world.coordinator.failures[-1].message
+    assert world.slots.attempts == [1]
+
+
+def complete_epoch(world: World) -> int:
+    world.turn(1_000)
+    epoch = world.coordinator.epochs[-1].epoch
+    for subtask in (SubtaskId(0, 0), SubtaskId(0, 1)):
+        part = {
+            "parallelism": 2,
+            "states": [],
+            "piece": {
+                "subtask": subtask.subtask,
+                "key_groups": [64 * subtask.subtask, 64 * subtask.subtask + 64],
+                "files": [],
+                "item_counts": {},
+            },
+        }
+        world.coordinator.on_message(subtask.subtask, Acknowledge(0, subtask.subtask, epoch, {"in": part, "out": part}, {}))
+    world.turn()
+    assert world.coordinator.epochs[-1].completed_ms is not None
+    return epoch
+
+
+def test_a_coordinator_that_was_superseded_stops_instead_of_fighting_back() -> None:
+    world = World(RESTARTS).run()
+    complete_epoch(world)
+    SnapshotCatalog(world.store).claim_attempt()  # another driver
+    with pytest.raises(AssertionError):
+        complete_epoch(world)
+    assert "FencedOff" in world.coordinator.failures[-1].message
+    world.turn()
+    assert world.coordinator.status is tg.Status.FAILED
+    assert world.slots.attempts == [1] and world.slots.cancelled == 1
+
+
+def test_an_error_of_the_loop_itself_fails_the_job_with_a_traceback_and_ends_the_slots() -> None:
+    world = World(RESTARTS).run()
+    try:
+        raise AssertionError("a bug")
+    except AssertionError as error:
+        world.coordinator.crashed(error)
+    assert world.coordinator.status is tg.Status.FAILED
+    assert "Traceback" in world.coordinator.failures[-1].message and "a bug" in world.coordinator.failures[-1].message
+    assert world.slots.cancelled == 1
+
+
+def test_slots_that_never_come_are_told_with_what_to_look_at() -> None:
+    world = World(tuning=Tuning(deploy_timeout_ms=5_000))
+    world.coordinator.on_message(0, Register(0, "h", 1, 100))
+    world.turn(4_999)
+    assert world.coordinator.status is tg.Status.STARTING
+    world.turn(1)
+    world.turn()
+    assert world.coordinator.status is tg.Status.FAILED
+    assert world.coordinator.failures[-1].message == (
+        "slots [0, 1] were not ready within 5000 ms. A job needs 2 task slots of Spark at the same time: are they there "
+        "and free?"
+    )
+
+
+def test_a_silent_slot_is_noticed_and_one_that_speaks_is_not() -> None:
+    world = World(tuning=Tuning(heartbeat_ms=100, heartbeat_timeout_ms=1_000)).run()
+    for _ in range(5):
+        world.coordinator.on_message(0, Heartbeat(0, {}))
+        world.turn(250)
+    world.turn()
+    assert world.coordinator.failures[-1].message == "slots [1] said nothing for 1000 ms"
+
+
+def test_a_slot_that_orders_others_about_ends_the_attempt() -> None:
+    world = World().run()
+    world.coordinator.on_message(1, Trigger(7, None))
+    assert world.coordinator.failures[-1].message == "slot 1 sent Trigger, which only the coordinator may"
+
+
+def test_only_the_first_failure_of_an_attempt_counts() -> None:
+    world = World(RESTARTS).run()
+    world.coordinator.on_message(0, Failed(0, "boom"))
+    world.coordinator.on_message(1, Failed(1, "channel lost"))
+    world.coordinator.on_lost(0, "closed")
+    assert [failure.message for failure in world.coordinator.failures] == ["boom"]
+    assert (0, Shutdown("the attempt is over")) in world.slots.said
+
+
+def test_the_next_attempt_waits_until_the_old_slots_are_gone() -> None:
+    world = World(RESTARTS).run()
+    world.slots.cancel = lambda: None  # type: ignore[method-assign]
+    world.coordinator.on_lost(0, "gone")
+    world.turn(30_000)
+    assert world.slots.attempts == [1]
+    world.slots.running = False
+    world.turn()
+    world.turn()
+    assert world.slots.attempts == [1, 2] and world.slots.expected == 2
+
+
+def test_old_slots_that_dont_go_are_left_behind_after_a_minute() -> None:
+    world = World(RESTARTS).run()
+    world.slots.cancel = lambda: None  # type: ignore[method-assign]
+    world.coordinator.on_lost(0, "gone")
+    world.turn(59_999)
+    assert world.slots.attempts == [1]
+    world.turn(1)
+    assert world.slots.attempts == [1, 2]
+
+
+def test_a_stop_that_comes_before_the_job_runs_is_not_forgotten() -> None:
+    world = World()
+    world.coordinator.stop(drain=False)
+    world.run()
+    assert [message for _, message in world.slots.said[-4:]] == [
+        Start(),
+        Start(),
+        Trigger(1, "stop", full=True),
+        Trigger(1, "stop", full=True),
+    ]
+
+
+def test_epochs_grow_across_attempts_even_where_they_left_no_trace() -> None:
+    world = World(RESTARTS).run()
+    world.turn(1_000)
+    world.coordinator.on_lost(0, "gone")
+    world.turn(500)
+    world.turn()
+    world.run()
+    world.turn(1_000)
+    assert [(report.attempt, report.epoch) for report in world.coordinator.epochs] == [(1, 1), (2, 2)]
+
+
+def test_what_an_old_slot_wrote_late_is_swept_at_the_first_snapshot() -> None:
+    world = World(RESTARTS).run()
+    complete_epoch(world)
+    world.coordinator.on_lost(0, "gone")
+    world.turn(500)
+    world.turn()
+    world.run()
+    late = "state/a0000000001-e0000000002-s00000-out.tgs"
+    world.store.write(late, [b"late"])
+    complete_epoch(world)
+    world.turn()
+    assert late not in world.store.files
+
+
+def test_a_restarting_job_that_is_stopped_ends_at_once_and_says_why_it_was_restarting() -> None:
+    world = World(tg.FixedDelay(attempts=3, delay_ms=600_000)).run()
+    epoch = complete_epoch(world)
+    world.coordinator.on_message(0, Failed(0, "boom"))
+    world.turn()
+    world.coordinator.stop(drain=False)
+    world.turn()
+    world.turn()
+    assert world.coordinator.status is tg.Status.FAILED and world.slots.attempts == [1]
+    (failure,) = world.coordinator.failures
+    assert failure.message == "boom" and failure.stopped
+    assert failure.then == (
+        "The job was stopped while it was restarting, so there is no final snapshot: started again, "
+        f"it resumes from snapshot {epoch}"
+    )
+
+
+def test_a_restarting_job_whose_next_attempt_is_on_its_way_ends_at_once_too() -> None:
+    world = World(RESTARTS).run()
+    world.coordinator.on_lost(0, "gone")
+    world.turn(500)
+    world.turn()
+    assert world.slots.attempts == [1, 2] and world.coordinator.status is tg.Status.RESTARTING
+    world.coordinator.stop(drain=False)
+    world.turn()
+    world.turn()
+    assert world.coordinator.status is tg.Status.FAILED and world.slots.cancelled == 2
+
+
+def test_a_job_that_was_to_stop_before_it_failed_is_restarted_for_its_final_snapshot() -> None:
+    world = World(RESTARTS).run()
+    world.coordinator.stop(drain=False)
+    world.coordinator.on_lost(0, "gone")
+    world.turn(500)
+    world.turn()
+    world.run()
+    assert Trigger(2, "stop", full=True) in [message for _, message in world.slots.said]
+
+
+def test_what_a_job_says_is_said_once_for_each_failure() -> None:
+    said: list[tuple[int, str]] = []
+    world = World(tg.FixedDelay(attempts=1, delay_ms=500), speak=lambda level, text: said.append((level, text))).run()
+    world.coordinator.on_message(0, Failed(0, "boom"))
+    world.coordinator.on_message(1, Failed(1, "boom as well"))
+    world.turn(500)
+    world.turn()
+    world.run()
+    world.coordinator.on_lost(1, "gone")
+    assert said == [
+        (logging.INFO, "Job 'm', attempt 1 runs: slot 0 (host h, pid 100), slot 1 (host h, pid 101)."),
+        (
+            logging.WARNING,
+            "Job 'm', attempt 1, slot 0 (host h, pid 100): boom\nRestarting from the beginning in 0.5 s (restart 1 of 1).",
+        ),
+        (logging.INFO, "Job 'm', attempt 2 runs: slot 0 (host h, pid 100), slot 1 (host h, pid 101)."),
+        (logging.ERROR, "Job 'm', attempt 2: slot 1 (host h, pid 101) was lost: gone\nThe job ends."),
+    ]
+
+
+def test_slots_that_spark_takes_between_micro_batches_are_nothing_to_warn_of() -> None:
+    said: list[int] = []
+    world = World(speak=lambda level, text: said.append(level)).run()
+    world.coordinator.park()
+    world.coordinator.on_lost(1, "gone")
+    assert said == [logging.INFO, logging.INFO]
+
+
+def test_a_deployment_may_say_that_there_is_no_use_in_trying() -> None:
+    world = World(RESTARTS)
+    world.slots.ended = lambda: Failure("no Python", permanent=True)  # type: ignore[method-assign,assignment,return-value]
+    world.turn()
+    world.turn()
+    assert world.coordinator.status is tg.Status.FAILED and world.slots.attempts == [1]
+    assert world.coordinator.failures[0].then == "A restart doesn't help: the job ends"

@@ -1,0 +1,118 @@
+"""Timers of event time where event time never moves: said once, and to nobody whom it doesn't concern."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from typing import Any
+
+import pytest
+
+import tidegate as tg
+from tests.jobs import until
+from tests.unit.dataflow.test_optimiser import Nowhere
+from tests.unit.jobs.conftest import Bench
+from tests.unit.jobs.test_job_backends import BACKENDS
+from tidegate.connectors.handover import HandedSource, Handover
+from tidegate.dataflow.optimiser import make_plan
+from tidegate.dataflow.stream import Pipeline
+from tidegate.slot.untimed import untimed_operators
+from tidegate.testing.processes import ProcessJob
+from tidegate.types import parse_schema
+
+RECORD = "key long, at long"
+
+
+class Sets(tg.KeyedProcess):
+    """A timer for each record, and tells what it has."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        getattr(ctx.timers, self._kind)(record.at + 3_600_000 + (ctx.now_ms() if self._kind == "processing_time" else 0))
+        yield record.key, record.at
+
+    def on_timer(self, at: int, ctx: Any) -> None: ...
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "tidegate.job" and record.levelno >= logging.WARNING
+    ]
+
+
+def started(bench: Bench, kind: str, *, backend: str = "heap", rows: int | None = None, timed: bool = False) -> tg.Handle:
+    job = ProcessJob(
+        "job",
+        slots=2,
+        backend=BACKENDS[backend],
+        restart=tg.FixedDelay(attempts=20, delay_ms=0),
+        snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"),
+    )
+    source = tg.sources.generator(make_row=lambda i: (i % 7, i), schema=RECORD, rows=rows, rate=2000)
+    stream = job.source("in", source)
+    stream = stream.with_watermark("at", "1 second") if timed else stream
+    stream.key_by("key").process("sets timers", Sets(kind), returns=RECORD).to("out", tg.sinks.collect())
+    return bench.start(job)
+
+
+def run_a_while(handle: tg.Handle) -> None:
+    until(lambda: len(handle.results("out")) > 20, "output", handle=handle)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_first_timer_of_event_time_that_can_not_fire_is_one_warning(
+    bench: Bench, caplog: pytest.LogCaptureFixture, backend: str
+) -> None:
+    handle = started(bench, "event_time", backend=backend)
+    run_a_while(handle)
+    os.kill(handle.attempts[-1].slots[0], signal.SIGKILL)
+    until(lambda: len(handle.attempts) == 2 and handle.attempts[-1].first_record_ms, "another attempt", handle=handle)
+    seen = len(handle.results("out"))
+    until(lambda: len(handle.results("out")) > seen, "more output", handle=handle)
+    handle.cancel()
+    told = [text for text in warnings(caplog) if "event time" in text]
+    assert len(told) == 1, "not by each slot, and not again after a restart"
+    assert told[0].startswith("Job 'job': operator 'sets timers' has set a timer of event time, and event time doesn't move")
+    assert ".with_watermark(column, delay)" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"), [("processing_time", {}), ("event_time", {"timed": True}), ("event_time", {"rows": 300})]
+)
+def test_who_needs_no_watermark_is_told_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture, kind: str, more: dict[str, Any]
+) -> None:
+    handle = started(bench, kind, **more)
+    run_a_while(handle)
+    handle.stop()
+    assert warnings(caplog) == []
+
+
+def test_which_operators_these_are() -> None:
+    pipeline = Pipeline()
+    left, right, ends = (
+        pipeline.source(name, tg.sources.generator(make_row=lambda i: (i, i), schema=RECORD, rows=rows, rate=1))
+        for name, rows in (("l", None), ("r", None), ("e", 5))
+    )
+    left.with_watermark("at", 0, name="watermark").union(right).key_by("key").process(
+        "both", Sets("event_time"), returns=RECORD
+    ).to("out", Nowhere())
+    right.union(ends).key_by("key").process("none", Sets("event_time"), returns=RECORD).to("rest", Nowhere())
+    ends.key_by("key").process("ends", Sets("event_time"), returns=RECORD).to("end", Nowhere())
+    plan = make_plan(pipeline.build(), slots=2, key_group_count=8)
+    assert untimed_operators(plan, micro_batches=False) == {"l", "r", "none", "rest"}
+    handed = Pipeline()
+    (
+        handed.source("in", HandedSource(Handover([parse_schema(RECORD)]), 0, parse_schema(RECORD)))
+        .key_by("key")
+        .process("sets", Sets("event_time"), returns=RECORD)
+        .to("out", Nowhere())
+    )
+    plan = make_plan(handed.build(), slots=2, key_group_count=8)
+    assert untimed_operators(plan, micro_batches=False) == set(), "a batch ends, and event time with it"
+    assert "sets" in untimed_operators(plan, micro_batches=True)

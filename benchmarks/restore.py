@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 import tidegate as tg
-from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
+from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry
 from tidegate.snapshots.native import download
-from tidegate.snapshots.reading import restored_rows
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter
 from tidegate.store.opening import open_store
 
@@ -57,7 +57,7 @@ def _table(settings: Any, native: Path | None = None) -> tuple[Any, Any]:
 def _written(settings: Any, store: Any, keys: int) -> Manifest:
     backend, total = _table(settings)
     writer = PartWriter("sum", store=store, attempt=1, subtask=0, parallelism=1, key_group_count=GROUPS)
-    written: dict[str, Any] = {}
+    written: OperatorEntry | None = None
     for epoch in range(1, DELTAS + 2):
         changed = range(keys) if epoch == 1 else range(epoch, keys, 100)
         for start in range(changed.start, changed.stop, changed.step * 8192):
@@ -70,11 +70,7 @@ def _written(settings: Any, store: Any, keys: int) -> Manifest:
         written = writer.write(frozen, epoch=epoch, base=epoch - 1, full=False)
         frozen.release()
     backend.close()
-    entry = OperatorEntry(
-        parallelism=1,
-        states=tuple(StateEntry.from_json(state) for state in written["states"]),
-        pieces=(PieceEntry.from_json(written["piece"]),),
-    )
+    assert written is not None
     return Manifest(
         job="restore",
         epoch=DELTAS + 1,
@@ -82,7 +78,7 @@ def _written(settings: Any, store: Any, keys: int) -> Manifest:
         created_ms=0,
         key_group_count=GROUPS,
         ending=None,
-        operators={"sum": entry},
+        operators={"sum": written},
     )
 
 
@@ -103,7 +99,7 @@ def _restore_s(settings: Any, store: Any, manifest: Manifest, keys: int) -> floa
             backend, total = _table(settings, Path(folder))
     else:
         backend, total = _table(settings)
-        for state, batches in restored_rows(manifest, "sum", store=store, subtask=0, parallelism=1).items():
+        for state, batches in Snapshot(store, manifest).rows("sum").items():
             for rows in batches:
                 backend.load(state, rows, known=True)
     seconds = time.perf_counter() - started

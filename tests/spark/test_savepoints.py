@@ -10,7 +10,7 @@ import pytest
 import tidegate as tg
 from tests.jobs import build_ledger, check_clean, check_ledger, committed, completed, until
 from tidegate.errors import JobError
-from tidegate.snapshots.savepoints import find_restore_point
+from tidegate.snapshots.finding import find_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ def test_a_savepoint_is_begun_with_and_the_job_rescaled_twice(tmp_path: Path, sp
     first = ledger(tmp_path, spark, to="a")
     until(lambda: completed(first), "a snapshot", handle=first)
     assert first.stop(savepoint=str(tmp_path / "sp")) is tg.Status.STOPPED
-    savepoint = find_restore_point(str(tmp_path / "sp")).manifest.savepoint
+    savepoint = find_snapshot(str(tmp_path / "sp")).manifest.savepoint
     assert savepoint is not None and savepoint.versions["spark"] == spark.version
 
     second = ledger(tmp_path, spark, to="b", restore_from=str(tmp_path / "sp"), claim=True)

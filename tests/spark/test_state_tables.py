@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 import tidegate as tg
 from tests.unit.cli.made import GONE, GROUPS, Made, group_of, run
 from tidegate.errors import AlreadyExists, JobError, NotFound, SchemaError
-from tidegate.snapshots.savepoints import find_restore_point
+from tidegate.snapshots.finding import find_snapshot
 from tidegate.spark.state_source import FILTERS_ARE_SAFE, PushingReader, groups_of_keys, groups_within, requested
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ def test_one_state_is_rewritten_from_itself(session: SparkSession, tmp_path: Pat
     assert {(row.change, row.key, row.before, row.after) for row in changes} == {
         ("changed" if key < 5 else "removed", key, 10, 20 if key < 5 else None) for key in range(10)
     }
-    point = find_restore_point(str(tmp_path / "sp"))
+    point = find_snapshot(str(tmp_path / "sp"))
     assert set(point.manifest.operators) >= {"in", "count", "out"} and point.is_savepoint
     counting(session, tmp_path, to="next", rows=120, restore_from=str(tmp_path / "sp")).run()
     expected = [(key, n) for key in range(10) for n in (*range(1, 11), *((21, 22) if key < 5 else (1, 2)))]

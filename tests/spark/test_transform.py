@@ -20,7 +20,7 @@ import tidegate as tg
 from tidegate.dataframes.gathering import Run, RunEnd
 from tidegate.dataframes.transforming import Bounded
 from tidegate.errors import AlreadyExists, GraphError, JobError, NotFound, SchemaError
-from tidegate.snapshots.savepoints import find_restore_point
+from tidegate.snapshots.finding import find_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -244,7 +244,7 @@ def test_history_in_batch_then_live_from_its_savepoint(tmp_path: Path, spark: Sp
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
     history = tg.transform(events(spark), counted, name="history", slots=2, savepoint_to=first)
     check_counts(history.collect(), range(600))
-    assert find_restore_point(first).manifest.savepoint is not None
+    assert find_snapshot(first).manifest.savepoint is not None
     assert history.count() == 600
     assert len(runs) == 2, "a second action runs it again, and leaves the savepoint as it is"
     assert [path.name for path in tmp_path.iterdir()] == ["first"], "nothing but the savepoint is left"

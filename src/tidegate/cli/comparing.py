@@ -1,7 +1,7 @@
 """What changed between two snapshots, row by row.
 
 Keyed state is compared some key-groups at a time, each time the rows of both sides: memory is bounded by what is in them,
-which is one group where there are at most `MAX_SLICES`. Both sides come resolved from snapshots/reading.py, whatever the
+which is one group where there are at most `MAX_SLICES`. Both sides come resolved from snapshots/pieces.py, whatever the
 backend, the chain of files and the parallelism they were written with.
 
 A key with one row on each side is *changed* or *unchanged*; otherwise rows are *added* or *removed*. State without keys
@@ -20,13 +20,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from tidegate.cli.finding import SnapshotFolder
-from tidegate.snapshots.exporting import rewritten
-from tidegate.snapshots.manifest import ROWS, Manifest, StateEntry
-from tidegate.snapshots.reading import restored_rows
+from tidegate.snapshots.manifest import ROWS, StateEntry
 from tidegate.snapshots.savepoints import export_snapshot
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.state_changes import comparable
-from tidegate.store.base import Store
 from tidegate.store.local import LocalStore
 from tidegate.types import to_list
 
@@ -35,41 +32,16 @@ MAX_SLICES = 1024
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two snapshots."""
-
-    store: Store
-    manifest: Manifest
-
-    @classmethod
-    def of(cls, folder: SnapshotFolder, epoch: int) -> Side:
-        return cls(folder.store, folder.load(epoch))
-
-    def states(self, operator: str) -> dict[str, StateEntry]:
-        entry = self.manifest.operators.get(operator)
-        return {} if entry is None else {state.name: state for state in entry.states}
-
-    def rows(self, operator: str, state: str, *, subtask: int = 0, parallelism: int = 1) -> pa.Table | None:
-        """None where this side doesn't have the state."""
-        found = self.states(operator).get(state)
-        if found is None:
-            return None
-        batches = restored_rows(self.manifest, operator, store=self.store, subtask=subtask, parallelism=parallelism)[state]
-        return pa.Table.from_batches(batches, schema=found.arrow_schema())
-
-
 @contextmanager
-def readable(side: Side) -> Iterator[Side]:
+def readable(snapshot: Snapshot) -> Iterator[Snapshot]:
     """The same snapshot, to be read by key-group as often as one likes. A backend's own files would have to be opened as a
     database each time: where there are any, all is copied in canonical form to a temporary folder first."""
-    if all(file.form == ROWS for file in side.manifest.files()):
-        yield side
+    if all(file.form == ROWS for file in snapshot.manifest.files()):
+        yield snapshot
         return
     with TemporaryDirectory(prefix="tidegate-diff-") as folder:
-        store = LocalStore(folder)
-        manifest = export_snapshot(side.store, side.manifest, store, created_ms=side.manifest.created_ms, rewrite=rewritten)
-        yield Side(store, manifest)
+        store, created_ms = LocalStore(folder), snapshot.manifest.created_ms
+        yield Snapshot(store, export_snapshot(snapshot, store, created_ms=created_ms, rewrite=Snapshot.rewrite))
 
 
 @dataclass(slots=True)
@@ -87,18 +59,22 @@ class StateDifference:
 
 
 def compare(
-    one: Side, other: Side, *, examples: int = 0, on_step: Callable[[str, int, int], None] = lambda what, done, total: None
+    one: Snapshot,
+    other: Snapshot,
+    *,
+    examples: int = 0,
+    on_step: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Iterator[StateDifference]:
     """From `one` to `other`, state by state. `on_step` is told how many of the key-groups of a state are done."""
     for operator in _union(one.manifest.operators, other.manifest.operators):
-        before, after = one.states(operator), other.states(operator)
+        before, after = _states_of(one, operator), _states_of(other, operator)
         for state in _union(before, after):
             difference = StateDifference(operator, state)
             known = [side[state] for side in (before, after) if state in side]
             if len({each.kind for each in known}) > 1:
                 difference.note = f"not compared: it was {known[0].kind} and is {known[1].kind}"
             elif known[0].kind != "keyed":
-                _compare_bags(difference, one.rows(operator, state), other.rows(operator, state), examples)
+                _compare_bags(difference, _rows(one, operator, state), _rows(other, operator, state), examples)
             elif len({each.arrow_schema().field("key").type for each in known}) > 1:
                 difference.note = "not compared: the type of the key differs"
             else:
@@ -106,7 +82,7 @@ def compare(
             yield difference
 
 
-def structure(one: Side, other: Side) -> list[str]:
+def structure(one: Snapshot, other: Snapshot) -> list[str]:
     """Differences that are not in the rows: operators, states, their types, parallelism, key-groups."""
     found: list[str] = []
     before, after = one.manifest, other.manifest
@@ -123,8 +99,22 @@ def structure(one: Side, other: Side) -> list[str]:
             was, now = before.operators[operator].parallelism, after.operators[operator].parallelism
             if was != now:
                 found.append(f"operator {operator!r} had parallelism {was} and has {now}")
-            found += _states(operator, one.states(operator), other.states(operator))
+            found += _states(operator, _states_of(one, operator), _states_of(other, operator))
     return found
+
+
+def _states_of(snapshot: Snapshot, operator: str) -> dict[str, StateEntry]:
+    entry = snapshot.manifest.operators.get(operator)
+    return {} if entry is None else {state.name: state for state in entry.states}
+
+
+def _rows(snapshot: Snapshot, operator: str, state: str, *, subtask: int = 0, parallelism: int = 1) -> pa.Table | None:
+    """None where this side doesn't have the state."""
+    found = _states_of(snapshot, operator).get(state)
+    if found is None:
+        return None
+    batches = snapshot.rows(operator, subtask=subtask, parallelism=parallelism)[state]
+    return pa.Table.from_batches(batches, schema=found.arrow_schema())
 
 
 def _states(operator: str, before: dict[str, StateEntry], after: dict[str, StateEntry]) -> Iterator[str]:
@@ -143,14 +133,14 @@ def _states(operator: str, before: dict[str, StateEntry], after: dict[str, State
 
 
 def _compare_keyed(
-    difference: StateDifference, one: Side, other: Side, examples: int, on_step: Callable[[str, int, int], None]
+    difference: StateDifference, one: Snapshot, other: Snapshot, examples: int, on_step: Callable[[str, int, int], None]
 ) -> None:
     counts = {one.manifest.key_group_count, other.manifest.key_group_count}
     # With other key-groups, the same key is elsewhere: then all there is is compared at once.
     slices = min(MAX_SLICES, *counts) if len(counts) == 1 else 1
     for index in range(slices):
         before, after = (
-            side.rows(difference.operator, difference.state, subtask=index, parallelism=slices) for side in (one, other)
+            _rows(side, difference.operator, difference.state, subtask=index, parallelism=slices) for side in (one, other)
         )
         _compare_by_key(difference, before, after, examples)
         on_step(f"{difference.operator} {difference.state}", index + 1, slices)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from tidegate.errors import CorruptFile, NotFound, RestoreError
 from tidegate.snapshots.catalog import lineage
+from tidegate.snapshots.finding import resolved
 from tidegate.snapshots.manifest import Manifest
-from tidegate.snapshots.savepoints import resolved
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.store import layout
 from tidegate.store.base import Store
 from tidegate.store.opening import open_store
@@ -51,6 +52,10 @@ class SnapshotFolder:
         if name not in (layout.SAVEPOINT, layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)):
             raise CorruptFile(f"{name} holds the manifest of epoch {manifest.epoch}, attempt {manifest.attempt}")
         return manifest
+
+    def snapshot(self, epoch: int) -> Snapshot:
+        """The same, with the files."""
+        return Snapshot(self.store, self.load(epoch))
 
 
 def find_folders(path: str) -> list[SnapshotFolder]:

@@ -24,20 +24,14 @@ import click
 import pyarrow as pa
 
 from tidegate.cli import comparing, describing, printing, verifying
-from tidegate.cli.comparing import Side, readable
+from tidegate.cli.comparing import readable
 from tidegate.cli.finding import find_folder, find_folders, find_job
 from tidegate.errors import TidegateError
-from tidegate.snapshots.committed import committable_count, still_to_commit
-from tidegate.snapshots.exporting import rewritten
-from tidegate.snapshots.savepoints import (
-    REQUEST_TIMEOUT_S,
-    SavepointInfo,
-    export_snapshot,
-    request_savepoint,
-    resolved,
-    versions_here,
-    wait_for_savepoint,
-)
+from tidegate.snapshots.committed import committable_count
+from tidegate.snapshots.finding import resolved
+from tidegate.snapshots.requests import REQUEST_TIMEOUT_S, request_savepoint, wait_for_savepoint
+from tidegate.snapshots.savepoints import SavepointInfo, export_snapshot, versions_here
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.store.opening import open_store
 
 _P = ParamSpec("_P")
@@ -164,7 +158,7 @@ def diff(path_a: str, path_b: str | None, epochs: tuple[int, int] | None, keys: 
         newest = list(before.manifests)[-2:]
         epochs = newest[0], newest[1]
     first, second = epochs if epochs is not None else (before.newest, after.newest)
-    one, other = Side.of(before, first), Side.of(after, second)
+    one, other = before.snapshot(first), after.snapshot(second)
     with readable(one) as one, readable(other) as other, printing.steps(quiet=as_json) as on_step:
         differences = list(comparing.compare(one, other, examples=keys, on_step=on_step))
     structure = comparing.structure(one, other)
@@ -222,10 +216,10 @@ def export(snapshots: str, to: str, epoch: int | None, as_json: bool) -> None:
     it was written.
     """
     folder = find_folder(snapshots)
-    manifest = still_to_commit(folder.store, folder.load(folder.newest if epoch is None else epoch))
+    snapshot = folder.snapshot(folder.newest if epoch is None else epoch).still_to_commit()
     target = open_store(resolved(to))
     made = export_snapshot(
-        folder.store, manifest, target, created_ms=round(time.time() * 1000), versions=versions_here(), rewrite=rewritten
+        snapshot, target, created_ms=round(time.time() * 1000), versions=versions_here(), rewrite=Snapshot.rewrite
     )
     size_bytes = sum(describing.file_sizes(made).values())
     _made(SavepointInfo(path=target.address, epoch=made.epoch, bytes=size_bytes, to_commit=committable_count(made)), as_json)

@@ -7,7 +7,7 @@ into because of one problem doesn't make another.
 
 Row files are read once, front to back: sections are decoded on the way and the file's checksum is computed from the
 same reads. Files that several snapshots share are read once. Rows of a backend's own files come from
-snapshots/reading.py, like everyone's.
+snapshots/pieces.py, like everyone's.
 
 Nothing is repaired or deleted.
 """
@@ -25,7 +25,7 @@ from tidegate.errors import NotFound, StoreError, TidegateError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import MAX_KEY_GROUP_COUNT, groups_of
 from tidegate.snapshots.manifest import ROWS, FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
-from tidegate.snapshots.reading import restored_rows
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.state.format import MAGIC, READ_BYTES, StateFileReader
 from tidegate.store import layout
 from tidegate.store.base import Store
@@ -116,13 +116,11 @@ class _Check:
             self._complain(file.name, what)
 
     def _native_rows(self, manifest: Manifest, operator: str, piece: PieceEntry) -> Iterator[str]:
-        """The pieces of an operator are those of its subtasks, so that its own parallelism gives just this one's rows."""
-        entry = manifest.operators[operator]
-        found = restored_rows(manifest, operator, store=self._store, subtask=piece.subtask, parallelism=entry.parallelism)
-        for state in (state.name for state in entry.states if state.kind == "keyed"):
-            for rows in found[state]:
+        reader, groups = Snapshot(self._store, manifest).piece(operator, piece), range(*piece.key_groups)
+        for state in (state.name for state in manifest.operators[operator].states if state.kind == "keyed"):
+            for rows in reader.keyed(state, groups):
                 self._report.rows += rows.num_rows
-                yield from _strays(state, rows, range(*piece.key_groups), "piece", manifest.key_group_count)
+                yield from _strays(state, rows, groups, "piece", manifest.key_group_count)
 
     def _counted(self, piece: PieceEntry, states: Iterable[StateEntry]) -> Iterator[str]:
         """Operator state is written whole each time: of a chain, the last file's counts. Where there was nothing to write

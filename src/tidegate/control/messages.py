@@ -1,7 +1,8 @@
 """What slots and the coordinator say to each other, and its form on the wire.
 
-Every message is a frozen dataclass of plain JSON values. `to_wire` and `from_wire` are the only codec; `from_wire`
-checks the kind, the names and the types, so that nothing half-understood gets further.
+Every message is a frozen dataclass of plain JSON values, and of entries of a manifest, which have a JSON form of their own.
+`to_wire` and `from_wire` are the only codec; `from_wire` checks the kind, the names and the types, so that nothing
+half-understood gets further.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, get_type_hints
 
 from tidegate.errors import ProtocolError
+from tidegate.snapshots.manifest import OperatorEntry
 
 # From a slot to the coordinator.
 
@@ -36,12 +38,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """A subtask's part of a snapshot is durable. `operators` has an entry for each stateful operator of its chain."""
+    """A subtask's part of a snapshot is durable. `operators` has an entry for each stateful operator of its chain, with only
+    this subtask's piece. `stats` is what the subtask measured, for the epoch's report."""
 
     vertex: int
     subtask: int
     epoch: int
-    operators: dict[str, Any]
+    operators: dict[str, OperatorEntry]
     stats: dict[str, Any]
 
 
@@ -121,7 +124,7 @@ class Done:
 class Deploy:
     """Connect to these addresses (by slot) and restore this epoch's snapshot (None: start empty).
 
-    It is in the job's own store, or where `restore_from` says: what `store.savepoints.load_savepoint` takes.
+    It is in the job's own store, or where `restore_from` says: what `find_snapshot` takes.
     """
 
     addresses: list[Any]
@@ -328,12 +331,16 @@ _PLAIN: dict[Any, tuple[type, ...]] = {
     str | None: (str, type(None)),
     dict[str, Any]: (dict,),
     list[Any]: (list,),
+    dict[str, OperatorEntry]: (dict,),
 }
 _CHECKS = {name: {field: _PLAIN[hint] for field, hint in get_type_hints(kind).items()} for name, kind in _KINDS.items()}
 
 
 def to_wire(message: Message) -> dict[str, Any]:
-    return {"kind": type(message).__name__} | {field.name: getattr(message, field.name) for field in fields(message)}
+    wire = {"kind": type(message).__name__} | {field.name: getattr(message, field.name) for field in fields(message)}
+    if isinstance(message, Acknowledge):
+        wire["operators"] = {name: _part_to_wire(entry) for name, entry in message.operators.items()}
+    return wire
 
 
 def from_wire(wire: dict[str, Any]) -> Message:
@@ -345,8 +352,26 @@ def from_wire(wire: dict[str, Any]) -> Message:
     wrong = [name for name, value in values.items() if name not in checks or not _fits(value, checks[name])]
     if wrong or len(values) != len(checks):
         raise ProtocolError(f"a malformed {kind} message: {sorted(set(checks) ^ set(values)) or wrong}")
+    if kind == Acknowledge.__name__:
+        try:
+            values["operators"] = {name: _part_from_wire(part) for name, part in values["operators"].items()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(f"a malformed Acknowledge message: operators: {error}") from error
     message: Message = _KINDS[kind](**values)
     return message
+
+
+def _part_to_wire(entry: OperatorEntry) -> dict[str, Any]:
+    (piece,) = entry.pieces
+    return {
+        "parallelism": entry.parallelism,
+        "piece": piece.to_json(),
+        "states": [state.to_json() for state in entry.states],
+    }
+
+
+def _part_from_wire(part: dict[str, Any]) -> OperatorEntry:
+    return OperatorEntry.from_json({"parallelism": part["parallelism"], "pieces": [part["piece"]], "states": part["states"]})
 
 
 def _fits(value: object, kinds: tuple[type, ...]) -> bool:

@@ -39,6 +39,7 @@ from tidegate.protocol.restart import NoRestart
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.manifest import MicroBatch
 from tidegate.snapshots.savepoints import export_snapshot
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.store.layout import job_address
 from tidegate.store.local import LocalStore
 from tidegate.store.opening import forget_memory_store, open_store
@@ -195,10 +196,8 @@ class Bounded:
             if self.savepoint_to in self.written:
                 return
             catalog = SnapshotCatalog(open_store(store))
-            manifest = catalog.load(catalog.epochs()[-1])
             export_snapshot(
-                catalog.store,
-                manifest,
+                Snapshot(catalog.store, catalog.load(catalog.epochs()[-1])),
                 open_store(self.savepoint_to),
                 created_ms=SystemClock().now_ms(),
                 graph=self.job.explain(),

@@ -10,8 +10,7 @@ that path: with `claim` it was deleted by the job itself.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from tidegate.dataflow.declared import declared_operators
 from tidegate.dataflow.plan import Plan
@@ -19,10 +18,9 @@ from tidegate.errors import NotFound, RestoreError
 from tidegate.protocol.ids import SubtaskId
 from tidegate.protocol.recovery import newest_complete
 from tidegate.snapshots.catalog import SnapshotCatalog
-from tidegate.snapshots.committed import still_to_commit
-from tidegate.snapshots.manifest import Manifest, MicroBatch, OperatorEntry, PieceEntry, RestoredFrom, StateEntry
-from tidegate.snapshots.plan import plan_restore
-from tidegate.snapshots.savepoints import RestorePoint, find_restore_point, shown_path
+from tidegate.snapshots.finding import find_snapshot, origin_of, shown_path
+from tidegate.snapshots.manifest import Manifest, MicroBatch, OperatorEntry, RestoredFrom
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.store.layout import parse_state_file_name, shown
 
 
@@ -39,7 +37,7 @@ class Beginning:
     """What an attempt goes on from. `point` is given where it isn't the job's own snapshot."""
 
     manifest: Manifest | None
-    point: RestorePoint | None
+    point: Snapshot | None
     origin: RestoredFrom | None  # what all of the job's snapshots descend from
 
 
@@ -57,7 +55,7 @@ class Opened:
 
 def open_attempt(
     catalog: SnapshotCatalog,
-    named: RestorePoint | NotFound | None,
+    named: Snapshot | NotFound | None,
     restore: Restore,
     *,
     plan: Plan,
@@ -80,8 +78,8 @@ def open_attempt(
         if begun.manifest is None:
             return ()
         # A sink that is gone stands in the way only if it has output that is still to be committed.
-        due = still_to_commit(catalog.store if begun.point is None else begun.point.store, begun.manifest)
-        plan_of = plan_restore(due, operators=declared_operators(plan), drop=drop, key_group_count=plan.key_group_count)
+        due = Snapshot(catalog.store, begun.manifest) if begun.point is None else begun.point
+        plan_of = due.still_to_commit().plan(declared_operators(plan), key_group_count=plan.key_group_count, drop=drop)
         plan_of.check()
         return plan_of.losses
 
@@ -91,7 +89,7 @@ def open_attempt(
         if isinstance(named, NotFound):
             raise
         # A driver that runs may just have released what was the newest.
-    attempt = catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, RestorePoint) else 0)
+    attempt = catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, Snapshot) else 0)
     epochs = catalog.epochs()
     begun, own_epoch = chosen(epochs)
     highest = max([catalog.highest_epoch_seen(), *epochs], default=0)
@@ -103,12 +101,12 @@ def open_attempt(
     return Opened(attempt, kept, begun, highest + 1, epochs[len(kept) :], losses)
 
 
-def named_point(restore: Restore) -> RestorePoint | NotFound | None:
+def named_point(restore: Restore) -> Snapshot | NotFound | None:
     """What is at the path that the user gave; an error where nothing is, which may turn out not to matter."""
     if restore.path is None:
         return None
     try:
-        point = find_restore_point(restore.path)
+        point = find_snapshot(restore.path)
     except NotFound as error:
         return error
     if restore.claim and not point.is_savepoint:
@@ -119,19 +117,19 @@ def named_point(restore: Restore) -> RestorePoint | NotFound | None:
     return point
 
 
-def beginning(own: Manifest | None, point: RestorePoint | NotFound | None, restore: Restore, *, store: str) -> Beginning:
+def beginning(own: Manifest | None, point: Snapshot | NotFound | None, restore: Restore, *, store: str) -> Beginning:
     """`own` is the newest of the job's own snapshots, which are in the store at that address."""
     if restore.path is None or point is None:
         return Beginning(own, None, None if own is None else own.restored_from)
     if own is None:
         if isinstance(point, NotFound):
             raise point
-        return Beginning(point.manifest, point, point.origin)
+        return Beginning(point.manifest, point, origin_of(restore.path, point))
     theirs = own.restored_from
     if isinstance(point, NotFound):
         if theirs is None or theirs.path != shown_path(restore.path):
             raise point
-    elif theirs is None or theirs.id != point.origin.id:
+    elif theirs is None or theirs.id != origin_of(restore.path, point).id:
         descend = "were not begun with any" if theirs is None else f"descend from {theirs.path}"
         raise RestoreError(
             f"the job has snapshots of its own in {shown(store)}, up to epoch {own.epoch}, which {descend}: they and "
@@ -198,18 +196,13 @@ def left_out(batch: MicroBatch, done: MicroBatch, *, name: str, store: str) -> s
     )
 
 
-def operators_in(payloads: Mapping[SubtaskId, Any]) -> dict[str, OperatorEntry]:
-    """What the manifest lists, out of all subtasks' acknowledgements."""
+def operators_in(parts: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> dict[str, OperatorEntry]:
+    """What the manifest lists, out of all subtasks' acknowledgements: each has one piece of every operator."""
     operators: dict[str, OperatorEntry] = {}
-    for _, operators_of in sorted(payloads.items()):
-        for name, part in operators_of.items():
-            piece = PieceEntry.from_json(part["piece"])
+    for _, part in sorted(parts.items()):
+        for name, entry in part.items():
             earlier = operators[name].pieces if name in operators else ()
-            operators[name] = OperatorEntry(
-                parallelism=part["parallelism"],
-                pieces=(*earlier, piece),
-                states=tuple(StateEntry.from_json(state) for state in part["states"]),
-            )
+            operators[name] = replace(entry, pieces=(*earlier, *entry.pieces))
     return operators
 
 

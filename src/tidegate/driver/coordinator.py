@@ -82,7 +82,7 @@ from tidegate.protocol.epoch_coordinator import (
 from tidegate.protocol.ids import SubtaskId
 from tidegate.protocol.restart import GiveUp
 from tidegate.snapshots.catalog import SnapshotCatalog
-from tidegate.snapshots.manifest import Manifest, MicroBatch
+from tidegate.snapshots.manifest import Manifest, MicroBatch, OperatorEntry
 
 # How long a cancelled deployment may take to end before the next attempt starts without waiting for it.
 GONE_TIMEOUT_MS = 60_000
@@ -411,7 +411,7 @@ class Coordinator:
                 self.attempt,
                 self._clock.now_ms(),
                 None if manifest is None else manifest.epoch,
-                restored_from=None if point is None else point.origin.path,
+                restored_from=None if point is None or self._begun.origin is None else self._begun.origin.path,
             )
         )
         self._claim.renew()
@@ -460,7 +460,9 @@ class Coordinator:
 
     # Epochs.
 
-    def _on_acknowledge(self, subtask: SubtaskId, epoch: int, operators: dict[str, Any], stats: dict[str, Any]) -> None:
+    def _on_acknowledge(
+        self, subtask: SubtaskId, epoch: int, operators: dict[str, OperatorEntry], stats: dict[str, Any]
+    ) -> None:
         self.epochs.acknowledged(epoch, str(subtask), stats)
         self._feed(SnapshotAcknowledged(subtask, epoch, operators))
 
@@ -510,10 +512,11 @@ class Coordinator:
                 self._release(epochs)
             case Discard(payloads):
                 names = [
-                    file["name"]
-                    for payload in payloads
-                    for operator in payload.values()
-                    for file in operator["piece"]["files"]
+                    file.name
+                    for operators in payloads
+                    for entry in operators.values()
+                    for piece in entry.pieces
+                    for file in piece.files
                 ]
                 self._background.submit(partial(self._catalog.discard, names, attempt=self.attempt), _forget)
             case FailJob(_, message):
@@ -525,7 +528,7 @@ class Coordinator:
         if free:
             self._background.submit(partial(self._catalog.release, free, attempt=self.attempt), _forget)
 
-    def _manifest(self, epoch: int, payloads: Mapping[SubtaskId, Any]) -> Manifest:
+    def _manifest(self, epoch: int, payloads: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> Manifest:
         operators = operators_in(payloads)
         report = self.epochs.of(epoch)
         report.bytes = sum(file.bytes for entry in operators.values() for piece in entry.pieces for file in piece.files)

@@ -16,7 +16,8 @@ from tidegate.driver.deployment import Layout, Rescaling
 from tidegate.driver.reports import AttemptReport, EpochReport, Failure, SlotReport, Status
 from tidegate.driver.savepoints import SavepointOrder
 from tidegate.errors import JobError, JobFailed, TidegateError, place
-from tidegate.snapshots.savepoints import SavepointInfo, resolved
+from tidegate.snapshots.finding import resolved
+from tidegate.snapshots.savepoints import SavepointInfo
 
 _POLL_S = 0.02
 

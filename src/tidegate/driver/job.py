@@ -25,10 +25,9 @@ from tidegate.driver.hosting import CoordinatorHost
 from tidegate.driver.reports import Status
 from tidegate.errors import JobError
 from tidegate.protocol.restart import RestartStrategy
-from tidegate.snapshots.committed import still_to_commit
+from tidegate.snapshots.finding import find_snapshot, resolved
 from tidegate.snapshots.plan import RestorePlan
-from tidegate.snapshots.plan import plan_restore as plan_for
-from tidegate.snapshots.savepoints import find_restore_point, resolved, versions_here
+from tidegate.snapshots.savepoints import versions_here
 from tidegate.store.layout import job_address
 from tidegate.store.opening import open_store
 from tidegate.store.writable import check_writable
@@ -158,10 +157,5 @@ def plan_restore(job: Job, path: str) -> RestorePlan:
     job would fail with.
     """
     plan, settings = job.plan(), job._settings
-    point = find_restore_point(resolved(path))
-    return plan_for(
-        still_to_commit(point.store, point.manifest),
-        operators=declared_operators(plan),
-        key_group_count=plan.key_group_count,
-        drop=settings.drop_state,
-    )
+    snapshot = find_snapshot(path).still_to_commit()
+    return snapshot.plan(declared_operators(plan), key_group_count=plan.key_group_count, drop=settings.drop_state)

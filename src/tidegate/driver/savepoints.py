@@ -27,7 +27,9 @@ from tidegate.errors import TidegateError
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.committed import without_committables
 from tidegate.snapshots.manifest import Manifest
-from tidegate.snapshots.savepoints import Request, SavepointInfo, answer_request, check_empty, export_snapshot, open_requests
+from tidegate.snapshots.requests import Request, answer_request, open_requests
+from tidegate.snapshots.savepoints import SavepointInfo, check_empty, export_snapshot
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.store.opening import open_store
 
 REQUESTS_EVERY_MS = 2_000
@@ -173,8 +175,7 @@ class SavepointDesk:
     def _copy(self, each: _Complete) -> SavepointInfo:
         manifest, to = without_committables(each.manifest), each.order.to
         exported = export_snapshot(
-            self._catalog.store,
-            manifest,
+            Snapshot(self._catalog.store, manifest),
             open_store(to),
             created_ms=self._clock.now_ms(),
             graph=each.graph,

@@ -29,7 +29,8 @@ from tidegate.control.waker import Waker
 from tidegate.errors import JobError
 from tidegate.protocol.ids import ChannelId
 from tidegate.slot.process_title import process_title
-from tidegate.slot.slot import Slot, SlotWorld
+from tidegate.slot.slot import Slot
+from tidegate.slot.world import SlotWorld
 from tidegate.store.base import Store
 from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.opening import open_store

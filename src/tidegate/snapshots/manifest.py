@@ -28,6 +28,7 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 
 from tidegate.errors import CorruptFile, ProtocolError, RestoreError, StoreError
+from tidegate.state.sections import StateInfo, StateKind
 from tidegate.store.layout import check_name
 
 FORMAT_VERSION = 2
@@ -96,6 +97,11 @@ class StateEntry:
     def of(cls, *, name: str, kind: str, shape: str, schema: pa.Schema) -> StateEntry:
         readable = ", ".join(f"{column.name} {column.type}" for column in schema)
         return cls(name, kind, shape, readable, base64.b64encode(schema.serialize()).decode("ascii"))
+
+    @property
+    def info(self) -> StateInfo:
+        """The same, as the job's own declarations say it."""
+        return StateInfo(self.name, StateKind(self.kind), self.shape, self.arrow_schema())
 
     def arrow_schema(self) -> pa.Schema:
         """Exactly the schema that the entry was made of."""

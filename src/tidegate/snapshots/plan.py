@@ -160,11 +160,6 @@ class RestorePlan:
         return "\n".join(lines)
 
 
-def state_info(entry: StateEntry) -> StateInfo:
-    """What a manifest says about a state, as the job's own declarations say it."""
-    return StateInfo(entry.name, StateKind(entry.kind), entry.shape, entry.arrow_schema())
-
-
 def plan_restore(
     manifest: Manifest, *, operators: Sequence[DeclaredOperator], key_group_count: int, drop: Collection[str] = ()
 ) -> RestorePlan:
@@ -253,7 +248,7 @@ def _operator_plan(operator: DeclaredOperator, was: str | None, manifest: Manife
 def _state_plan(was: StateEntry, now: DeclaredState, allows: Callable[[str], bool], *, held_nothing: bool) -> StatePlan:
     name, text = now.info.name, _text(now.info)
     renamed = "" if was.name == name else f"was {was.name!r}"
-    before = state_info(was)
+    before = was.info
     if (before_text := _text(before)) != text:
         text = f"{before_text} → {text}"
     try:

@@ -1,4 +1,4 @@
-"""Savepoints: copies of complete snapshots that stand by themselves, and asking a running job for one.
+"""Savepoints: copies of complete snapshots that stand by themselves.
 
 A savepoint is a folder (a store) with the files of one snapshot and a manifest that lists them by names relative to that
 folder, so that it can be moved and copied as a whole. Invariants:
@@ -11,16 +11,14 @@ folder, so that it can be moved and copied as a whole. Invariants:
   epochs are like that; of others, the caller says how a piece is rewritten.
 - Only a savepoint is ever deleted, by who claimed it, and only the files that its manifest lists; manifest first.
 
-Requests from other processes are files in the job's store, which the running coordinator looks for; its answer is a file
-beside the request. Who asked removes both. Not here: when an epoch is taken, and what a job does with what it restores.
+Not here: when an epoch is taken, how a running job is asked for a savepoint (requests.py), and what a job does with what it
+restores.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import platform
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,23 +28,17 @@ from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from tidegate.errors import AlreadyExists, CorruptFile, NotFound, StoreError
-from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.committed import holds_more
-from tidegate.snapshots.manifest import ROWS, FileEntry, Manifest, OperatorEntry, PieceEntry, RestoredFrom, SavepointEntry
+from tidegate.snapshots.manifest import ROWS, FileEntry, Manifest, OperatorEntry, PieceEntry, SavepointEntry
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.store import layout
 from tidegate.store.base import Store
 from tidegate.store.checked import checked_chunks
 from tidegate.store.local import LocalStore
 from tidegate.store.opening import open_store
-from tidegate.system_errors import lasts, what_to_do
 
-REQUEST_TIMEOUT_S = 600.0
-
-_POLL_S = 0.2
-
-Rewrite: TypeAlias = Callable[[Store, Manifest, str, PieceEntry, Store], PieceEntry]
-"""`rewrite(source, manifest, operator, piece, target)` writes one row file with all of the piece into `target` and gives the
-piece that lists it."""
+Rewrite: TypeAlias = Callable[[Snapshot, str, PieceEntry, Store], PieceEntry]
+"""As `Snapshot.rewrite`: writes one row file with all of the piece into the target and returns the piece that lists it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +56,7 @@ class SavepointInfo:
 
 
 def export_snapshot(
-    source: Store,
-    manifest: Manifest,
+    snapshot: Snapshot,
     target: Store,
     *,
     created_ms: int,
@@ -79,6 +70,7 @@ def export_snapshot(
     AlreadyExists where the folder isn't empty; then nothing was written. Whatever goes wrong later, what was copied is
     removed again. `cancelled` is asked now and then, from this thread.
     """
+    manifest = snapshot.manifest
     odd = [
         (name, piece)
         for name, operator in manifest.operators.items()
@@ -92,7 +84,7 @@ def export_snapshot(
         )
     with savepoint_in_writing(target, job=manifest.job, epoch=manifest.epoch):
         operators = {
-            name: _export_operator(source, manifest, name, entry, target, rewrite, cancelled)
+            name: _export_operator(snapshot, name, entry, target, rewrite, cancelled)
             for name, entry in manifest.operators.items()
         }
         return create_savepoint(
@@ -158,8 +150,7 @@ def check_empty(target: Store, *, but: Collection[str] = ()) -> None:
 
 
 def _export_operator(
-    source: Store,
-    manifest: Manifest,
+    snapshot: Snapshot,
     name: str,
     entry: OperatorEntry,
     target: Store,
@@ -170,10 +161,10 @@ def _export_operator(
     for piece in entry.pieces:
         if is_canonical(piece) and (rewrite is None or not holds_more(piece, entry)):
             for file in piece.files:
-                copy_file(source, file, target, cancelled)
+                copy_file(snapshot.store, file, target, cancelled)
         else:
             assert rewrite is not None
-            piece = rewrite(source, manifest, name, piece, target)
+            piece = rewrite(snapshot, name, piece, target)
             assert is_canonical(piece), f"operator {name!r}: {piece}"
         pieces.append(piece)
     return replace(entry, pieces=tuple(pieces))
@@ -208,95 +199,6 @@ def _take_back(target: Store, mark: bytes) -> None:
             target.delete(name)
     target.delete(layout.INCOMPLETE)
     _remove_empty_folders(target)
-
-
-# Finding.
-
-
-@dataclass(frozen=True, slots=True)
-class RestorePoint:
-    """A snapshot to begin with. `address` is what slots need to find just this one (`load_savepoint`)."""
-
-    address: str
-    store: Store
-    manifest: Manifest
-    origin: RestoredFrom
-
-    @property
-    def is_savepoint(self) -> bool:
-        return self.manifest.savepoint is not None
-
-
-def load_savepoint(address: str) -> tuple[Store, Manifest]:
-    """The store and the manifest of what is at that address; for errors see `find_restore_point`."""
-    found = find_restore_point(address)
-    return found.store, found.manifest
-
-
-def find_restore_point(path: str) -> RestorePoint:
-    """`path` is that of a savepoint's folder, of a job's folder of snapshots (then its newest is meant), or of the manifest
-    of either. NotFound where there is no such thing, CorruptFile where there is one that can't be believed."""
-    named = layout.split_manifest_address(path)
-    store = open_store(path if named is None else named[0])
-    if named is None:
-        if layout.SAVEPOINT in _names(store):
-            named = store.address, layout.SAVEPOINT
-        else:
-            named = store.address, _newest_manifest(store)
-    name = named[1]
-    try:
-        manifest = Manifest.from_bytes(store.read(name), name=name)
-    except NotFound as error:
-        raise NotFound(f"there is no snapshot to restore from: {error}") from error
-    where = layout.shown(store.address)
-    if name == layout.SAVEPOINT:
-        if manifest.savepoint is None:
-            raise CorruptFile(f"{name} in {where} is not the manifest of a savepoint")
-        return RestorePoint(store.address, store, manifest, RestoredFrom(id=manifest.savepoint.id, path=where))
-    if layout.parse_manifest_name(name) != layout.ManifestName(epoch=manifest.epoch, attempt=manifest.attempt):
-        raise CorruptFile(f"{name} holds the manifest of epoch {manifest.epoch}, attempt {manifest.attempt}")
-    # A job's folder has no id, and what is the newest in it changes: where it is says what it is.
-    given = where if layout.split_manifest_address(path) is None else layout.inside(where, name)
-    return RestorePoint(layout.inside(store.address, name), store, manifest, RestoredFrom(id=given, path=given))
-
-
-def shown_path(path: str) -> str:
-    """The path of a restore point as `RestoredFrom.path` has it, also where nothing is there any more."""
-    named = layout.split_manifest_address(path)
-    store = open_store(path if named is None else named[0])
-    where = layout.shown(store.address)
-    return where if named is None or named[1] == layout.SAVEPOINT else layout.inside(where, named[1])
-
-
-def _newest_manifest(store: Store) -> str:
-    catalog = SnapshotCatalog(store)
-    epochs = catalog.epochs()
-    if epochs:
-        newest = catalog.load(epochs[-1])
-        return layout.manifest_name(epoch=newest.epoch, attempt=newest.attempt)
-    where, names = layout.shown(store.address), _names(store)
-    if layout.INCOMPLETE in names:
-        raise NotFound(f"the savepoint in {where} was never finished: whoever wrote it was interrupted")
-    jobs = sorted({name.partition("/")[0] for name in names if f"/{layout.MANIFESTS}/" in name})
-    if jobs:
-        raise NotFound(f"{where} has folders of the jobs {jobs}: give the path of one, such as {where}/{jobs[0]}")
-    what = f"neither a savepoint ({layout.SAVEPOINT}) nor a job's folder of snapshots ({layout.MANIFESTS}/)"
-    raise NotFound(
-        f"{where} is {what}: {'it holds other files' if names else 'nothing is there'}. Give the folder of a "
-        f"savepoint, or a job's folder, which is named after it in Snapshots(to=…); a job has none before its "
-        f"first snapshot is complete"
-    )
-
-
-def _names(store: Store) -> list[str]:
-    try:
-        return store.list("")
-    except StoreError as error:
-        if not lasts(error):
-            raise
-        raise NotFound(
-            f"there are no snapshots in {layout.shown(store.address)}: {error.__cause__}. {what_to_do(error)}"
-        ) from error
 
 
 # Deleting, by the job that claimed it.
@@ -337,97 +239,6 @@ def _remove_empty_folders(store: Store) -> None:
                 folder.rmdir()
 
 
-# Asking a running job, from another process.
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    id: str
-    to: str
-    expires_ms: int
-
-
-def request_savepoint(job: str | Store, to: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> str:
-    """Asks the job whose snapshots are in this folder for a savepoint at `to`; gives the request's id. A job that isn't
-    running takes no notice; nor does any after the time-out."""
-    store = _job_store(job)
-    if not SnapshotCatalog(store).attempts():
-        raise NotFound(f"{layout.shown(store.address)} is not the folder of a job that ever ran")
-    request, now_ms = uuid.uuid4().hex, round(time.time() * 1000)
-    target = resolved(to)
-    check_empty(open_store(target))
-    content = {"to": target, "asked_ms": now_ms, "expires_ms": now_ms + round(timeout_s * 1000)}
-    store.create(layout.request_name(request), json.dumps(content).encode("utf-8"))
-    return request
-
-
-def wait_for_savepoint(job: str | Store, request: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> SavepointInfo:
-    """Waits for the answer. StoreError with the reason where there was no savepoint, TimeoutError where nobody answered;
-    the request is taken back then."""
-    store = _job_store(job)
-    deadline_s = time.monotonic() + timeout_s
-    try:
-        while True:
-            with suppress(NotFound):
-                answer = json.loads(store.read(layout.answer_name(request)))
-                break
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(
-                    f"the job in {layout.shown(store.address)} gave no answer within {timeout_s} s: does it run?"
-                )
-            time.sleep(_POLL_S)
-    finally:
-        for name in (layout.request_name(request), layout.answer_name(request)):
-            with suppress(StoreError):
-                store.delete(name)
-    if "failed" in answer:
-        raise StoreError(f"no savepoint was taken: {answer['failed']}")
-    return SavepointInfo(path=answer["path"], epoch=answer["epoch"], bytes=answer["bytes"])
-
-
-def open_requests(store: Store, *, now_ms: int, known: Collection[str] = ()) -> list[Request]:
-    """The requests that nobody has answered and that are not `known`. One that has expired or can't be read is removed."""
-    names = store.list(layout.REQUESTS)
-    answered = {layout.parse_answer_name(name) for name in names}
-    found = []
-    for name in names:
-        request = layout.parse_request_name(name)
-        if request is None or request in answered or request in known:
-            continue
-        try:
-            content = json.loads(store.read(name))
-            asked = Request(id=request, to=str(content["to"]), expires_ms=int(content["expires_ms"]))
-        except NotFound:
-            continue  # taken back meanwhile
-        except (ValueError, KeyError, TypeError):
-            store.delete(name)
-            continue
-        if asked.expires_ms < now_ms:
-            store.delete(name)
-        else:
-            found.append(asked)
-    return found
-
-
-def answer_request(store: Store, request: str, outcome: SavepointInfo | str) -> None:
-    """`outcome` is the savepoint, or says why there is none. An answer to a request that was taken back is not given."""
-    content = (
-        {"failed": outcome}
-        if isinstance(outcome, str)
-        else {"path": outcome.path, "epoch": outcome.epoch, "bytes": outcome.bytes}
-    )
-    if layout.request_name(request) in store.list(layout.REQUESTS):
-        with suppress(AlreadyExists):
-            store.create(layout.answer_name(request), json.dumps(content).encode("utf-8"))
-
-
-def resolved(path: str) -> str:
-    """A plain path made absolute, for whoever works in another folder; a URI as it is."""
-    if "://" in path or path.startswith("file:"):
-        return path
-    return os.path.abspath(os.path.expanduser(path))
-
-
 def versions_here() -> dict[str, str]:
     """What a savepoint tells of who wrote it, without Spark."""
     from importlib.metadata import PackageNotFoundError, version
@@ -437,7 +248,3 @@ def versions_here() -> dict[str, str]:
     except PackageNotFoundError:
         own = "unknown"
     return {"tidegate": own, "python": platform.python_version()}
-
-
-def _job_store(job: str | Store) -> Store:
-    return open_store(job) if isinstance(job, str) else job

@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from tidegate.errors import JobError, StoreError
 from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.finding import find_snapshot
 from tidegate.snapshots.manifest import ROWS, Manifest, OperatorEntry, StateEntry
-from tidegate.snapshots.savepoints import RestorePoint
-from tidegate.snapshots.state_tables import MOMENT, Part, find_snapshot
-from tidegate.snapshots.writing import row_reader
+from tidegate.snapshots.pieces import row_reader
+from tidegate.snapshots.snapshot import Snapshot
+from tidegate.snapshots.state_tables import MOMENT, Part
 from tidegate.state.ttl import EXPIRES
 from tidegate.store import layout
 from tidegate.store.base import Store
@@ -31,7 +32,7 @@ class SnapshotTable:
 
     keys = None
 
-    def __init__(self, snapshot: RestorePoint, name: str, *, path: str) -> None:
+    def __init__(self, snapshot: Snapshot, name: str, *, path: str) -> None:
         if name not in TABLES:
             raise JobError(
                 f"the option 'table' is {name!r}: there are {', '.join(map(repr, TABLES))}; a state is read with "
@@ -60,7 +61,7 @@ def _column(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _snapshots(snapshot: RestorePoint, path: str) -> Iterator[Row]:
+def _snapshots(snapshot: Snapshot, path: str) -> Iterator[Row]:
     before: set[str] = set()
     for found in _all(snapshot, path):
         manifest = found.manifest
@@ -82,7 +83,7 @@ def _snapshots(snapshot: RestorePoint, path: str) -> Iterator[Row]:
         before = set(files)
 
 
-def _all(snapshot: RestorePoint, path: str) -> Iterator[RestorePoint]:
+def _all(snapshot: Snapshot, path: str) -> Iterator[Snapshot]:
     """All of a job's folder, where the path is that of one; else the one that it is."""
     if snapshot.is_savepoint or layout.split_manifest_address(path) is not None:
         yield snapshot
@@ -91,7 +92,7 @@ def _all(snapshot: RestorePoint, path: str) -> Iterator[RestorePoint]:
         yield find_snapshot(path, epoch=epoch)
 
 
-def _operators(snapshot: RestorePoint, path: str) -> Iterator[Row]:
+def _operators(snapshot: Snapshot, path: str) -> Iterator[Row]:
     sizes = snapshot.manifest.operator_bytes()
     for name, entry in snapshot.manifest.operators.items():
         files = {file.name: file for piece in entry.pieces for file in piece.files}
@@ -106,7 +107,7 @@ def _operators(snapshot: RestorePoint, path: str) -> Iterator[Row]:
         )
 
 
-def _states(snapshot: RestorePoint, path: str) -> Iterator[Row]:
+def _states(snapshot: Snapshot, path: str) -> Iterator[Row]:
     for name, entry in snapshot.manifest.operators.items():
         for state in entry.states:
             schema = state.arrow_schema()
@@ -123,7 +124,7 @@ def _states(snapshot: RestorePoint, path: str) -> Iterator[Row]:
             )
 
 
-def _sizes(snapshot: RestorePoint, path: str) -> Iterator[Row]:
+def _sizes(snapshot: Snapshot, path: str) -> Iterator[Row]:
     manifest = snapshot.manifest
     for name, entry in manifest.operators.items():
         for piece in entry.pieces:
@@ -160,7 +161,7 @@ def known_rows(entry: OperatorEntry, state: StateEntry, store: Store) -> int | N
         return None
 
 
-TABLES: dict[str, tuple[str, Callable[[RestorePoint, str], Iterator[Row]]]] = {
+TABLES: dict[str, tuple[str, Callable[[Snapshot, str], Iterator[Row]]]] = {
     "snapshots": (
         "job string, epoch long, attempt long, created timestamp, ending string, savepoint boolean, "
         "key_group_count int, operators int, files int, bytes long, new_bytes long, path string",

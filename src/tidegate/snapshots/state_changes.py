@@ -22,7 +22,7 @@ from tidegate.errors import JobError, NotFound, SchemaError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
 from tidegate.snapshots.manifest import StateEntry
-from tidegate.snapshots.savepoints import RestorePoint
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.state_tables import (
     KEY_GROUP,
     KeyColumns,
@@ -49,8 +49,8 @@ class KeyedChanges:
 
     def __init__(
         self,
-        before: RestorePoint,
-        after: RestorePoint,
+        before: Snapshot,
+        after: Snapshot,
         operator: str,
         was: StateEntry,
         now: StateEntry,
@@ -121,7 +121,7 @@ class ItemChanges:
 
     keys = None
 
-    def __init__(self, before: RestorePoint, after: RestorePoint, operator: str, was: StateEntry, now: StateEntry) -> None:
+    def __init__(self, before: Snapshot, after: Snapshot, operator: str, was: StateEntry, now: StateEntry) -> None:
         self._sides = [(snapshot, operator, state) for snapshot, state in ((before, was), (after, now))]
         types = [state.arrow_schema().field("value").type for state in (was, now)]
         self.schema = table_schema([pa.field(CHANGE, pa.string()), pa.field(BEFORE, types[0]), pa.field(AFTER, types[1])])
@@ -146,7 +146,7 @@ class ItemChanges:
 
 
 def changes_table(
-    before: RestorePoint, after: RestorePoint, state: str | None, operator: str | None, *, key: Sequence[str] = ()
+    before: Snapshot, after: Snapshot, state: str | None, operator: str | None, *, key: Sequence[str] = ()
 ) -> Table:
     """From `before` to `after`. Both must have the state, in the same operator."""
     name, now = find_state(after.manifest, state, operator)
@@ -169,9 +169,11 @@ def _together(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Record
     return pa.concat_batches(found) if found else pa.RecordBatch.from_pylist([], schema=schema)
 
 
-def _items(snapshot: RestorePoint, operator: str, state: StateEntry) -> pa.Array:
+def _items(snapshot: Snapshot, operator: str, state: StateEntry) -> pa.Array:
     rows = (
-        rows for piece in snapshot.manifest.operators[operator].pieces for rows in item_rows(snapshot, piece, state.name)
+        rows
+        for piece in snapshot.manifest.operators[operator].pieces
+        for rows in item_rows(snapshot, operator, piece, state.name)
     )
     return _together(rows, state.arrow_schema()).column("value")
 

@@ -28,17 +28,10 @@ import pyarrow.compute as pc
 from tidegate.errors import JobError, NotFound, SchemaError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
-from tidegate.snapshots.catalog import SnapshotCatalog
-from tidegate.snapshots.manifest import ROWS, Manifest, OperatorEntry, PieceEntry, StateEntry
-from tidegate.snapshots.native import NativeReader
-from tidegate.snapshots.plan import state_info
-from tidegate.snapshots.savepoints import RestorePoint, find_restore_point, resolved
-from tidegate.snapshots.writing import row_reader
+from tidegate.snapshots.manifest import ROWS, Manifest, PieceEntry, StateEntry
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.state.evolution import described
-from tidegate.state.merging import resolved_rows
-from tidegate.state.sections import SectionReader
 from tidegate.state.ttl import COLLECTIONS, EXPIRES
-from tidegate.store import layout
 from tidegate.types import ddl_of
 
 PART_BYTES = 12 * 1024 * 1024
@@ -67,26 +60,7 @@ class Table(Protocol):
     def read(self, part: Part) -> Iterator[pa.RecordBatch]: ...
 
 
-# Finding a snapshot, and a state in it.
-
-
-def find_snapshot(path: str, *, epoch: int | None = None) -> RestorePoint:
-    """`path` is as `restore_from` takes it; `epoch` chooses one of a job's folder."""
-    if epoch is None:
-        return find_restore_point(resolved(path))
-    # Where there is nothing, this says so.
-    found = find_restore_point(resolved(path))
-    if found.manifest.epoch == epoch:
-        return found
-    catalog = SnapshotCatalog(found.store)
-    epochs = [] if found.is_savepoint else catalog.epochs()
-    if epoch not in epochs:
-        there = ", ".join(map(str, epochs)) or f"{found.manifest.epoch} alone"
-        raise NotFound(
-            f"epoch {epoch} is not a complete snapshot in {layout.shown(found.store.address)}; there are: {there}"
-        )
-    name = layout.manifest_name(epoch=epoch, attempt=catalog.load(epoch).attempt)
-    return find_restore_point(layout.inside(found.store.address, name))
+# Finding a state in a snapshot.
 
 
 def find_state(manifest: Manifest, state: str | None, operator: str | None) -> tuple[str, StateEntry]:
@@ -247,7 +221,7 @@ class KeyedTable:
     """A keyed state."""
 
     def __init__(
-        self, snapshot: RestorePoint, operator: str, state: StateEntry, *, key: Sequence[str] = (), per: str = "entry"
+        self, snapshot: Snapshot, operator: str, state: StateEntry, *, key: Sequence[str] = (), per: str = "entry"
     ) -> None:
         if per not in ("entry", "key"):
             raise JobError(f"the option 'per' is {per!r}: a row is for each 'entry' of a list or map, or for each 'key'")
@@ -287,8 +261,9 @@ class ItemsTable:
 
     keys = None
 
-    def __init__(self, snapshot: RestorePoint, operator: str, state: StateEntry) -> None:
+    def __init__(self, snapshot: Snapshot, operator: str, state: StateEntry) -> None:
         self._snapshot = snapshot
+        self._operator = operator
         self._pieces = snapshot.manifest.operators[operator].pieces
         self._state = state.name
         kind = state.arrow_schema().field("value").type
@@ -311,7 +286,7 @@ class ItemsTable:
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
         for piece in self._pieces:
             position = 0
-            for rows in item_rows(self._snapshot, piece, self._state):
+            for rows in item_rows(self._snapshot, self._operator, piece, self._state):
                 values = rows.column("value")
                 at = np.arange(position, position + len(values), dtype=np.int64)
                 position += len(values)
@@ -327,7 +302,7 @@ class ItemsTable:
 
 
 def state_table(
-    snapshot: RestorePoint, state: str | None, operator: str | None, *, key: Sequence[str] = (), per: str = "entry"
+    snapshot: Snapshot, state: str | None, operator: str | None, *, key: Sequence[str] = (), per: str = "entry"
 ) -> Table:
     name, entry = find_state(snapshot.manifest, state, operator)
     if entry.kind == "keyed":
@@ -341,8 +316,9 @@ def state_table(
 class KeyedRows:
     """The resolved rows of a keyed state."""
 
-    def __init__(self, snapshot: RestorePoint, operator: str, state: StateEntry) -> None:
+    def __init__(self, snapshot: Snapshot, operator: str, state: StateEntry) -> None:
         self._snapshot = snapshot
+        self._operator = operator
         self._entry = snapshot.manifest.operators[operator]
         self._state = state.name
         self.schema = state.arrow_schema()
@@ -355,20 +331,17 @@ class KeyedRows:
         for piece in self._entry.pieces:
             shares = [share for bounds in part if (share := _overlap(range(*bounds), range(*piece.key_groups)))]
             if shares and piece.files:
-                layers = _layers(piece, self._entry, self._snapshot)
+                reader = self._snapshot.piece(self._operator, piece)
                 for share in shares:
-                    yield from still_there(self._snapshot, resolved_rows(self._state, layers, share))
+                    yield from still_there(self._snapshot, reader.keyed(self._state, share))
 
 
-def item_rows(snapshot: RestorePoint, piece: PieceEntry, state: str) -> Iterator[pa.RecordBatch]:
-    """What a piece holds of a state without keys. It is written whole each time: the last file of rows has it all."""
-    files = [file for file in piece.files if file.form == ROWS]
-    count = piece.item_counts.get(state, 0)
-    if count:
-        yield from still_there(snapshot, row_reader(snapshot.store, files[-1]).read_items(state, 0, count))
+def item_rows(snapshot: Snapshot, operator: str, piece: PieceEntry, state: str) -> Iterator[pa.RecordBatch]:
+    """What a piece holds of a state without keys."""
+    return still_there(snapshot, snapshot.piece(operator, piece).items(state))
 
 
-def still_there(snapshot: RestorePoint, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def still_there(snapshot: Snapshot, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows; a file that is gone is an error that says why that can be."""
     try:
         yield from rows
@@ -418,20 +391,6 @@ def _runs(groups: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((group, group + 1))
     return runs
-
-
-def _layers(piece: PieceEntry, entry: OperatorEntry, snapshot: RestorePoint) -> Sequence[SectionReader]:
-    native = [file for file in piece.files if file.form != ROWS]
-    if native:
-        return [
-            NativeReader(
-                snapshot.store,
-                native,
-                list(map(state_info, entry.states)),
-                key_group_count=snapshot.manifest.key_group_count,
-            )
-        ]
-    return [row_reader(snapshot.store, file) for file in piece.files]
 
 
 def _overlap(one: range, other: range) -> range:

@@ -22,13 +22,13 @@ import pyarrow as pa
 
 from tidegate.errors import JobError, NotFound, SchemaError, StoreError
 from tidegate.keygroups import MAX_KEY_GROUP_COUNT, key_groups_of
-from tidegate.snapshots.committed import holds_more, still_to_commit
-from tidegate.snapshots.exporting import in_order, piece_sections, rewritten
+from tidegate.snapshots.committed import holds_more
+from tidegate.snapshots.finding import find_snapshot
 from tidegate.snapshots.manifest import Manifest, OperatorEntry, PieceEntry, StateEntry
-from tidegate.snapshots.plan import state_info
-from tidegate.snapshots.savepoints import RestorePoint, copy_file, is_canonical
-from tidegate.snapshots.state_tables import find_snapshot, listed
-from tidegate.snapshots.writing import write_rows
+from tidegate.snapshots.pieces import in_order, write_rows
+from tidegate.snapshots.savepoints import copy_file, is_canonical
+from tidegate.snapshots.snapshot import Snapshot
+from tidegate.snapshots.state_tables import listed
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.evolution import described
 from tidegate.state.merging import key_codes
@@ -61,13 +61,13 @@ class StateWriting:
 
     @property
     def info(self) -> StateInfo:
-        return next(state_info(entry) for entry in self.states if entry.name == self.state)
+        return next(entry.info for entry in self.states if entry.name == self.state)
 
     def write_piece(self, subtask: int, rows: Iterable[pa.RecordBatch]) -> PieceEntry:
         """Writes the operator's piece of this subtask, with these rows as the state. They have the state's schema."""
         base = None if self.base is None else _base(self.base)
         piece = self.pieces[subtask]
-        states = list(map(state_info, self.states))
+        states = [state.info for state in self.states]
         sections = (section for info in states for section in self._sections(info, piece, rows, base))
         name = state_file_name(
             attempt=self.attempt, operator=self.operator, subtask=subtask, epoch=self.epoch, local=f"tgs-{uuid.uuid4().hex}"
@@ -81,7 +81,7 @@ class StateWriting:
         base, target = _base(self.base), open_store(self.target)
         piece = base.manifest.operators[operator].pieces[subtask]
         if not is_canonical(piece) or holds_more(piece, base.manifest.operators[operator]):
-            return rewritten(base.store, base.manifest, operator, piece, target)
+            return base.rewrite(operator, piece, target)
         for file in piece.files:
             copy_file(base.store, file, target)
         return piece
@@ -111,19 +111,18 @@ class StateWriting:
         )
 
     def _sections(
-        self, info: StateInfo, piece: PieceEntry, rows: Iterable[pa.RecordBatch], base: RestorePoint | None
+        self, info: StateInfo, piece: PieceEntry, rows: Iterable[pa.RecordBatch], base: Snapshot | None
     ) -> Iterator[Section]:
         if info.name == self.state:
             yield from in_order(info.name, _checked(info, rows), self.key_group_count)
         elif base is not None and self.operator in base.manifest.operators:
             before = base.manifest.operators[self.operator].pieces[piece.subtask]
-            yield from piece_sections(base.store, base.manifest, self.operator, before, info)
+            yield from base.piece(self.operator, before).sections(info)
 
 
-def _base(path: str) -> RestorePoint:
+def _base(path: str) -> Snapshot:
     """What is copied of it doesn't include what is known to be committed."""
-    found = find_snapshot(path)
-    return replace(found, manifest=still_to_commit(found.store, found.manifest))
+    return find_snapshot(path).still_to_commit()
 
 
 def _checked(info: StateInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -150,7 +149,7 @@ def _checked(info: StateInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
 def planned_writing(
     *,
     target: str,
-    base: RestorePoint | None,
+    base: Snapshot | None,
     operator: str,
     info: StateInfo,
     add: bool,
@@ -201,7 +200,7 @@ def planned_writing(
 
 
 def declared_info(
-    base: RestorePoint | None,
+    base: Snapshot | None,
     operator: str,
     state: str | Descriptor,
     *,
@@ -260,9 +259,9 @@ def nullable(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _known(base: RestorePoint | None, operator: str, state: str) -> StateInfo | None:
+def _known(base: Snapshot | None, operator: str, state: str) -> StateInfo | None:
     entry = None if base is None else base.manifest.operators.get(operator)
-    return None if entry is None else next((state_info(each) for each in entry.states if each.name == state), None)
+    return None if entry is None else next((each.info for each in entry.states if each.name == state), None)
 
 
 def _check_key(operator: str, info: StateInfo, entry: OperatorEntry | None) -> None:

@@ -21,24 +21,21 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any
 
 from tidegate.keygroups import key_groups_of
-from tidegate.snapshots.manifest import ROWS, FileEntry, Manifest, PieceEntry, StateEntry
+from tidegate.snapshots.manifest import ROWS, Manifest, OperatorEntry, PieceEntry, StateEntry
 from tidegate.snapshots.native import upload
+from tidegate.snapshots.pieces import Chain, row_reader, write_rows
 from tidegate.state.cutting import rested
-from tidegate.state.format import StateFileEncoder, StateFileReader
+from tidegate.state.format import StateFileReader
 from tidegate.state.merging import LayerInMemory, merged_sections
 from tidegate.state.operator_state import parts_of
 from tidegate.state.sections import FrozenFiles, FrozenState, Section, SectionReader, StateInfo, StateKind
-from tidegate.store.base import Readable, Store
+from tidegate.store.base import Store
 from tidegate.store.layout import state_file_name
 
 MAX_DELTAS = 32
 MAX_DELTA_SHARE = 0.5  # of the base, in bytes
-
-Chain = tuple[FileEntry, ...]
 
 
 class PartWriter:
@@ -67,8 +64,9 @@ class PartWriter:
         self._written: dict[int, Chain] = dict([restored]) if restored else {}
         self._pending: dict[int, LayerInMemory] = {}
 
-    def write(self, frozen: FrozenState, *, epoch: int, base: int, full: bool) -> dict[str, Any]:
-        """What the acknowledgement says about it. `base` is the newest complete epoch when this one was triggered, or 0."""
+    def write(self, frozen: FrozenState, *, epoch: int, base: int, full: bool) -> OperatorEntry:
+        """Write the piece, and return the operator's entry with only this piece. `base` is the newest complete epoch when
+        this one was triggered, or 0."""
         states = frozen.states
         keyed = {info.name for info in states if info.kind is StateKind.KEYED}
         native, rest = _native_and_rest(frozen)
@@ -105,14 +103,13 @@ class PartWriter:
         piece = PieceEntry(
             subtask=self._subtask, key_groups=(groups.start, groups.stop), files=files, item_counts=dict(counts)
         )
-        return {
-            "parallelism": self._parallelism,
-            "piece": piece.to_json(),
-            "states": [
-                StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape, schema=info.schema).to_json()
-                for info in states
-            ],
-        }
+        return OperatorEntry(
+            parallelism=self._parallelism,
+            states=tuple(
+                StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape, schema=info.schema) for info in states
+            ),
+            pieces=(piece,),
+        )
 
     def _upload(self, native: FrozenFiles, *, epoch: int, base: int) -> Chain:
         there = {file.local: file for file in self._written.get(base, ()) if file.form != ROWS}
@@ -153,38 +150,6 @@ class PartWriter:
 
     def _readers(self, chain: Chain) -> list[StateFileReader]:
         return [row_reader(self._store, file) for file in chain]
-
-
-def write_rows(
-    store: Store, name: str, states: Sequence[StateInfo], sections: Iterator[Section], *, key_group_count: int
-) -> Chain:
-    """One file with these sections; none where there are none."""
-    first = next(sections, None)
-    if first is None:
-        return ()
-    encoder = StateFileEncoder(key_group_count=key_group_count)
-    store.write(name, encoder.chunks(states, itertools.chain((first,), sections)))
-    summary = encoder.summary
-    return (
-        FileEntry(
-            name=name,
-            bytes=summary.bytes,
-            checksum=summary.checksum,
-            index_bytes=summary.index_bytes,
-            index_checksum=summary.index_checksum,
-        ),
-    )
-
-
-def row_reader(store: Readable, file: FileEntry) -> StateFileReader:
-    assert file.form == ROWS, file
-    return StateFileReader(
-        partial(store.read, file.name),
-        name=file.name,
-        bytes=file.bytes,
-        index_bytes=file.index_bytes,
-        index_checksum=file.index_checksum,
-    )
 
 
 def chain_to_go_on_from(

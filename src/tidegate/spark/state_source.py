@@ -55,10 +55,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from tidegate.errors import JobError, SchemaError, TidegateError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import MAX_KEY_GROUP_COUNT, groups_of
-from tidegate.snapshots.savepoints import RestorePoint
+from tidegate.snapshots.finding import find_snapshot
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.snapshot_tables import SnapshotTable
 from tidegate.snapshots.state_changes import changes_table
-from tidegate.snapshots.state_tables import KEY_GROUP, KeyColumns, Table, find_snapshot, state_table
+from tidegate.snapshots.state_tables import KEY_GROUP, KeyColumns, Table, state_table
 from tidegate.state.merging import key_codes
 from tidegate.types import ddl_of, from_list
 
@@ -91,7 +92,7 @@ class TableRequest:
     before: str | None = None
     table: str | None = None
 
-    def open(self) -> tuple[RestorePoint, Table]:
+    def open(self) -> tuple[Snapshot, Table]:
         snapshot = find_snapshot(self.address)
         if self.table is not None:
             return snapshot, SnapshotTable(snapshot, self.table, path=self.path)
@@ -274,7 +275,7 @@ class StateReader(DataSourceReader):
             if rows.num_rows:
                 yield _as_expected(rows, expected)
 
-    def _groups(self, snapshot: RestorePoint, table: Table) -> set[int] | None:
+    def _groups(self, snapshot: Snapshot, table: Table) -> set[int] | None:
         """The key-groups that are asked for; None where nothing was said."""
         if table.keys is None or (self._pushed is None and self._request.keys is self._request.key_groups is None):
             return None

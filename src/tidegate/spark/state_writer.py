@@ -25,26 +25,11 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import JobError, SchemaError, StoreError, TidegateError
+from tidegate.snapshots.finding import find_snapshot, resolved
 from tidegate.snapshots.manifest import PieceEntry
-from tidegate.snapshots.savepoints import (
-    RestorePoint,
-    SavepointInfo,
-    create_savepoint,
-    resolved,
-    savepoint_in_writing,
-    versions_here,
-)
-from tidegate.snapshots.state_tables import (
-    AT_MS,
-    EPOCH,
-    KEY_GROUP,
-    MAP_KEY,
-    MOMENT,
-    POSITION,
-    VALUE,
-    KeyColumns,
-    find_snapshot,
-)
+from tidegate.snapshots.savepoints import SavepointInfo, create_savepoint, savepoint_in_writing, versions_here
+from tidegate.snapshots.snapshot import Snapshot
+from tidegate.snapshots.state_tables import AT_MS, EPOCH, KEY_GROUP, MAP_KEY, MOMENT, POSITION, VALUE, KeyColumns
 from tidegate.snapshots.state_writing import StateWriting, check_rows, declared_info, nullable, planned_writing
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import StateInfo
@@ -121,7 +106,7 @@ def write_state(
 
 def _prepared(
     df: DataFrame,
-    base: RestorePoint | None,
+    base: Snapshot | None,
     operator: str,
     state: str | Descriptor,
     *,
@@ -166,7 +151,7 @@ def _prepared(
     return whole.select(*names, VALUE, *(name for name in (EXPIRES, COMPLAINT) if name in whole.columns)), info
 
 
-def _key_names(df: DataFrame, base: RestorePoint | None, operator: str, key: str | Sequence[str] | None) -> list[str]:
+def _key_names(df: DataFrame, base: Snapshot | None, operator: str, key: str | Sequence[str] | None) -> list[str]:
     if key is not None:
         return [key] if isinstance(key, str) else list(key)
     entry = None if base is None else base.manifest.operators.get(operator)
@@ -312,7 +297,7 @@ def _refuse(complaints: pa.Array, key: pa.Array) -> None:
 
 
 def _copy_pieces(
-    spark: SparkSession, writing: StateWriting, base: RestorePoint | None, done: set[int]
+    spark: SparkSession, writing: StateWriting, base: Snapshot | None, done: set[int]
 ) -> list[tuple[str, PieceEntry]]:
     """Everything else: the pieces of the other operators, and those of this one that have no rows."""
     others = (

@@ -36,7 +36,8 @@ from tidegate.dataframes.queries import StoreHolders, twice_in_a_query
 from tidegate.dataframes.transforming import Bounded, TransformJob
 from tidegate.driver.attempts import Restore
 from tidegate.errors import JobError, JobFailed, TidegateError
-from tidegate.snapshots.savepoints import check_empty, find_restore_point, resolved
+from tidegate.snapshots.finding import find_snapshot, resolved
+from tidegate.snapshots.savepoints import check_empty
 from tidegate.spark.deploy import check_task_slots, placed
 from tidegate.spark.forgetting import forget_when
 from tidegate.spark.interpreters import SlotTask, guarded
@@ -154,7 +155,7 @@ def transform(
     check_task_slots(spark, slots)
     restore = Restore(path=None if start_from is None else resolved(start_from))
     if restore.path is not None and not streaming:
-        find_restore_point(restore.path)
+        find_snapshot(restore.path)
     transform_id = uuid.uuid4().hex
     tenant: MicroBatches | None = None
     observed_as: str | None = None

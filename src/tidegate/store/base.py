@@ -23,19 +23,6 @@ class Readable(Protocol):
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes: ...
 
 
-class CountedReads:
-    """A store's `read`, and how much came of it."""
-
-    def __init__(self, store: Readable) -> None:
-        self.bytes = 0
-        self._store = store
-
-    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        content = self._store.read(name, offset, length)
-        self.bytes += len(content)
-        return content
-
-
 class Store(Readable, Protocol):
     @property
     def address(self) -> str:
@@ -51,3 +38,22 @@ class Store(Readable, Protocol):
     def delete(self, name: str) -> None: ...
 
     def size(self, name: str) -> int: ...
+
+
+class CountedReads:
+    """A store, and how many `bytes` were read from it."""
+
+    def __init__(self, store: Store) -> None:
+        self.bytes = 0
+        self._store = store
+        self.write, self.create, self.list = store.write, store.create, store.list
+        self.delete, self.size = store.delete, store.size
+
+    @property
+    def address(self) -> str:
+        return self._store.address
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        content = self._store.read(name, offset, length)
+        self.bytes += len(content)
+        return content

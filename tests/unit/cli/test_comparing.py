@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.cli.made import COUNTS, GONE, SCORES, STATES, Made, run, run_json
 from tidegate.cli import comparing
 from tidegate.snapshots.savepoints import export_snapshot
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.state.sections import StateInfo, StateKind
 from tidegate.store.local import LocalStore
 
@@ -116,7 +117,7 @@ def test_without_epochs_the_two_newest_or_the_newest_of_each_are_compared(tmp_pa
 def test_a_savepoint_is_compared_with_the_job_it_is_of(tmp_path: Path) -> None:
     made = Made(tmp_path / "snapshots")
     manifest = made.write(1, {"count": {f"k{i}": i for i in range(20)}})
-    export_snapshot(made.store, manifest, LocalStore(tmp_path / "savepoint"), created_ms=1)
+    export_snapshot(Snapshot(made.store, manifest), LocalStore(tmp_path / "savepoint"), created_ms=1)
     made.write(2, {"count": {"k1": 0, "k2": GONE}}, on=1)
     assert numbers(differences(tmp_path / "savepoint", made.path)["count"]) == (0, 1, 1, 18)
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.unit.cli.made import GONE, GROUPS, Made, run, run_json
 from tidegate.snapshots.savepoints import export_snapshot
+from tidegate.snapshots.snapshot import Snapshot
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -90,8 +91,7 @@ def test_a_savepoint_is_shown_with_its_graph_and_versions(made: Made, tmp_path: 
 
     target = tmp_path / "savepoint"
     export_snapshot(
-        made.store,
-        made.manifests[3],
+        Snapshot(made.store, made.manifests[3]),
         LocalStore(target),
         created_ms=1,
         graph="source → counting",

@@ -1,13 +1,13 @@
-"""Files in a backend's own form: their bytes are verified as they are, their rows come from snapshots/reading.py.
+"""Files in a backend's own form: their bytes are verified as they are, their rows come from snapshots/pieces.py.
 
-Here row files stand in for them: the manifest calls them native, and whoever reads their rows must go through
-`restored_rows`, which in this test knows what they are.
+Here row files stand in for them: the manifest calls them native, and whoever reads their rows must go through the one reader
+of a backend's own files, which in this test knows what they are.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,12 @@ import pytest
 from tests.unit.cli.made import COUNTS, GROUPS, Made, run, run_json
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
-from tidegate.snapshots.manifest import Manifest, PieceEntry
-from tidegate.snapshots.reading import restored_rows
+from tidegate.snapshots import pieces
+from tidegate.snapshots.manifest import FileEntry, Manifest, PieceEntry
+from tidegate.snapshots.pieces import row_reader
+from tidegate.state.merging import resolved_rows
+from tidegate.state.sections import Section, StateInfo
+from tidegate.store.base import Store
 
 KEYS = {"count": {f"k{i}": i for i in range(300)}}
 
@@ -36,10 +40,21 @@ def in_form(manifest: Manifest, form: str) -> Manifest:
     )
 
 
-def rows_of_database(manifest: Manifest, operator: str, **rest: Any) -> Mapping[str, Iterable[pa.RecordBatch]]:
-    """By growing key-group, as a database has them."""
-    found = restored_rows(in_form(manifest, "rows"), operator, **rest)
-    return {state: by_group(list(batches)) for state, batches in found.items()}
+class Database:
+    """Where `NativeReader` stands: rows come by growing key-group, as a database has them."""
+
+    def __init__(
+        self, store: Store, files: Sequence[FileEntry], states: Sequence[StateInfo], *, key_group_count: int
+    ) -> None:
+        assert all(file.form == "rocksdb" for file in files)
+        self.layers = [row_reader(store, replace(file, form="rows")) for file in files]
+
+    def read_sections(self, state: str, groups: range) -> Iterator[Section]:
+        for rows in by_group(list(resolved_rows(state, self.layers, groups))):
+            yield Section(state, groups, rows)
+
+    def row_count(self, state: str) -> int:
+        return 0
 
 
 def by_group(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -52,8 +67,7 @@ def by_group(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    for module in ("cli.verifying", "snapshots.exporting"):
-        monkeypatch.setattr(f"tidegate.{module}.restored_rows", rows_of_database)
+    monkeypatch.setattr(pieces, "NativeReader", Database)
     made = Made(tmp_path / "snapshots")
     made.write(1, KEYS, states=[COUNTS])
     made.write(2, {"count": {"k1": -1, "new": 0}}, on=1, states=[COUNTS])
@@ -77,10 +91,16 @@ def test_bytes_and_rows_are_verified(made: Made) -> None:
 
 
 def test_keys_of_another_piece_are_found(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_the_first(manifest: Manifest, operator: str, *, subtask: int, **rest: Any) -> Any:
-        return rows_of_database(manifest, operator, subtask=0, **rest)
+    first = in_form(made.manifests[2], "rocksdb").operators["counting"].pieces[0]
 
-    monkeypatch.setattr("tidegate.cli.verifying.restored_rows", of_the_first)
+    class OfTheFirst(Database):
+        def __init__(self, store: Store, files: Sequence[FileEntry], *rest: Any, **more: Any) -> None:
+            super().__init__(store, first.files, *rest, **more)
+
+        def read_sections(self, state: str, groups: range) -> Iterator[Section]:
+            return super().read_sections(state, range(GROUPS))
+
+    monkeypatch.setattr(pieces, "NativeReader", OfTheFirst)
     result = run("snapshots", "verify", made.path, "--json")
     assert result.exit_code == 1
     [problem] = json.loads(result.stdout)["problems"]
@@ -90,10 +110,11 @@ def test_keys_of_another_piece_are_found(made: Made, monkeypatch: pytest.MonkeyP
 def test_a_database_that_can_not_be_read_is_a_problem_and_not_a_traceback(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*args: Any, **rest: Any) -> Any:
-        raise OSError("no such column family")
+    class Broken(Database):
+        def read_sections(self, state: str, groups: range) -> Iterator[Section]:
+            raise OSError("no such column family")
 
-    monkeypatch.setattr("tidegate.cli.verifying.restored_rows", broken)
+    monkeypatch.setattr(pieces, "NativeReader", Broken)
     result = run("snapshots", "verify", made.path)
     assert result.exit_code == 1 and "no such column family" in result.stdout
 
@@ -101,13 +122,12 @@ def test_a_database_that_can_not_be_read_is_a_problem_and_not_a_traceback(
 def test_rows_that_do_not_come_by_key_group_are_not_exported(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def backwards(manifest: Manifest, operator: str, **rest: Any) -> Any:
-        return {
-            state: [batch.take(pa.array(range(batch.num_rows)[::-1])) for batch in batches]
-            for state, batches in rows_of_database(manifest, operator, **rest).items()
-        }
+    class Backwards(Database):
+        def read_sections(self, state: str, groups: range) -> Iterator[Section]:
+            for section in super().read_sections(state, groups):
+                yield replace(section, rows=section.rows.take(pa.array(range(section.rows.num_rows)[::-1])))
 
-    monkeypatch.setattr("tidegate.snapshots.exporting.restored_rows", backwards)
+    monkeypatch.setattr(pieces, "NativeReader", Backwards)
     result = run("savepoint", "export", made.path, tmp_path / "savepoint")
     assert result.exit_code == 2 and "order of their key-groups" in result.stderr
 

@@ -11,7 +11,8 @@ import pytest
 import tidegate as tg
 from tests.jobs import build_ledger, until
 from tests.unit.cli.made import GONE, Made, run, run_json
-from tidegate.snapshots.savepoints import SavepointInfo, answer_request, open_requests
+from tidegate.snapshots.requests import answer_request, open_requests
+from tidegate.snapshots.savepoints import SavepointInfo
 from tidegate.store.local import LocalStore
 from tidegate.testing.processes import ProcessJob
 

@@ -17,6 +17,7 @@ from tests.jobs import build_ledger
 from tests.unit.cli.made import COUNTS, GONE, GROUPS, OFFSETS, SCORES, STATES, Made, group_of, run, run_json
 from tidegate.snapshots.manifest import FileEntry, PieceEntry, StateEntry
 from tidegate.snapshots.savepoints import export_snapshot
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.state.sections import Section, StateInfo, StateKind
 from tidegate.store.local import LocalStore
 from tidegate.testing.processes import ProcessJob
@@ -108,7 +109,7 @@ def test_any_truncation_of_any_file_of_a_snapshot_is_found(made: Made) -> None:
 
 def test_flips_and_truncations_of_a_savepoint_are_found(made: Made, tmp_path: Path) -> None:
     folder = tmp_path / "savepoint"
-    export_snapshot(made.store, made.manifests[3], LocalStore(folder), created_ms=1)
+    export_snapshot(Snapshot(made.store, made.manifests[3]), LocalStore(folder), created_ms=1)
     assert run("snapshots", "verify", folder).exit_code == 0
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         whole = path.read_bytes()

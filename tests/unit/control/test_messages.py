@@ -6,18 +6,26 @@ import json
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.control.messages import Acknowledge, Failed, Heartbeat, Message, Register, Trigger, from_wire, to_wire
 from tidegate.errors import ProtocolError
+from tidegate.snapshots.manifest import FileEntry, OperatorEntry, PieceEntry, StateEntry
 
 KINDS = get_args(Message)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
+)
+STATE = StateEntry.of(name="n", kind="keyed", shape="value", schema=pa.schema([pa.field("key", pa.int64())]))
+PARTS = st.builds(
+    lambda subtask, files: OperatorEntry(8, (STATE,), (PieceEntry(subtask, (3, 5), tuple(files), {"n": len(files)}),)),
+    st.integers(0, 7),
+    st.lists(st.builds(FileEntry, st.just("state/x"), st.integers(0, 9), st.integers(0, 2**32 - 1)), max_size=2),
 )
 BY_HINT: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
@@ -27,6 +35,7 @@ BY_HINT: dict[Any, st.SearchStrategy[Any]] = {
     str | None: st.none() | st.text(max_size=8),
     dict[str, Any]: st.dictionaries(st.text(max_size=5), JSON, max_size=3),
     list[Any]: st.lists(JSON, max_size=3),
+    dict[str, OperatorEntry]: st.dictionaries(st.text(max_size=5), PARTS, max_size=3),
 }
 
 
@@ -69,6 +78,8 @@ def test_a_message_with_a_field_too_many_is_refused(message: Message) -> None:
         (Trigger(1, None), "ending", 7),
         (Trigger(1, None), "epoch", 1.0),
         (Acknowledge(0, 0, 1, {}, {}), "operators", []),
+        (Acknowledge(0, 0, 1, {}, {}), "operators", {"sum": {"parallelism": 1, "states": []}}),
+        (Acknowledge(0, 0, 1, {}, {}), "operators", {"sum": {"parallelism": "1", "states": [], "piece": {}}}),
         (Heartbeat(0, {}), "metrics", None),
     ],
 )

@@ -32,7 +32,7 @@ from tidegate.driver.failures import Speak, keep_silent
 from tidegate.driver.reports import Failure
 from tidegate.protocol.ids import SubtaskId
 from tidegate.snapshots.catalog import SnapshotCatalog
-from tidegate.snapshots.manifest import FileEntry, MicroBatch, PieceEntry
+from tidegate.snapshots.manifest import FileEntry, MicroBatch, OperatorEntry, PieceEntry
 from tidegate.store import layout
 from tidegate.store.memory import Access, Fail, Fault, MemoryStore, Operation
 from tidegate.testing.processes import ProcessJob
@@ -175,7 +175,7 @@ class World:
                 self.store.write(name, [b"state"])
                 file = FileEntry(name=name, bytes=5, checksum=zlib.crc32(b"state"))
                 piece = PieceEntry(subtask=slot, key_groups=(0, 0), files=(file,), item_counts={})
-                parts[operator] = {"parallelism": slots, "states": [], "piece": piece.to_json()}
+                parts[operator] = OperatorEntry(parallelism=slots, states=(), pieces=(piece,))
             self.coordinator.on_message(slot, Acknowledge(0, slot, epoch, parts, {}))
         return epoch
 
@@ -259,16 +259,9 @@ def complete_epoch(world: World) -> int:
     world.turn(1_000)
     epoch = world.coordinator.epochs[-1].epoch
     for subtask in (SubtaskId(0, 0), SubtaskId(0, 1)):
-        part = {
-            "parallelism": 2,
-            "states": [],
-            "piece": {
-                "subtask": subtask.subtask,
-                "key_groups": [64 * subtask.subtask, 64 * subtask.subtask + 64],
-                "files": [],
-                "item_counts": {},
-            },
-        }
+        groups = (64 * subtask.subtask, 64 * subtask.subtask + 64)
+        piece = PieceEntry(subtask=subtask.subtask, key_groups=groups, files=(), item_counts={})
+        part = OperatorEntry(parallelism=2, states=(), pieces=(piece,))
         world.coordinator.on_message(subtask.subtask, Acknowledge(0, subtask.subtask, epoch, {"in": part, "out": part}, {}))
     world.turn()
     assert world.coordinator.epochs[-1].completed_ms is not None

@@ -12,6 +12,7 @@ from tidegate.control import messages
 from tidegate.control.messages import Decline
 from tidegate.driver import reports
 from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.manifest import FileEntry, OperatorEntry, PieceEntry
 from tidegate.store import layout
 from tidegate.store.memory import Access, Fail, Fault, Operation
 
@@ -55,23 +56,9 @@ def test_a_driver_that_dies_between_superseding_and_deleting_leaves_every_snapsh
 
 
 def acknowledged_with(world: World, slot: int, epoch: int, names: list[str]) -> Any:
-    files = [
-        {
-            "name": name,
-            "bytes": 5,
-            "checksum": 0x8C8D5D4B,
-            "index_bytes": 0,
-            "index_checksum": 0,
-            "form": "rows",
-            "local": "",
-        }
-        for name in names
-    ]
-    part = {
-        "parallelism": 2,
-        "states": [],
-        "piece": {"subtask": slot, "key_groups": [0, 0], "files": files, "item_counts": {}},
-    }
+    files = tuple(FileEntry(name=name, bytes=5, checksum=0x8C8D5D4B) for name in names)
+    piece = PieceEntry(subtask=slot, key_groups=(0, 0), files=files, item_counts={})
+    part = OperatorEntry(parallelism=2, states=(), pieces=(piece,))
     world.coordinator.on_message(slot, messages.Acknowledge(0, slot, epoch, {"in": part}, {}))
 
 

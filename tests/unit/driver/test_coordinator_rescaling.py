@@ -10,7 +10,7 @@ from tests.unit.driver.test_coordinator import RESTARTS, World, plan_of
 from tidegate.control import messages
 from tidegate.control.messages import Heartbeat
 from tidegate.driver.deployment import Layout, Rescaling
-from tidegate.snapshots.savepoints import find_restore_point
+from tidegate.snapshots.finding import find_snapshot
 
 
 def rescaled(world: World, slots: int) -> Rescaling:
@@ -50,7 +50,7 @@ def test_a_job_is_rescaled_by_a_final_snapshot_and_an_attempt_with_the_new_plan(
     world.coordinator.on_message(3, Heartbeat(3, {"v0[3]": {"records_in": 8}}))
     assert world.coordinator.attempts[-1].first_record_ms == new.running_ms + 30  # type: ignore[operator]
     order = taken(world)
-    savepoint = find_restore_point(order.to).manifest.savepoint
+    savepoint = find_snapshot(order.to).manifest.savepoint
     assert savepoint is not None and savepoint.graph == "at 4"
 
 

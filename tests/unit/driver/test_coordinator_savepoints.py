@@ -11,7 +11,8 @@ from tidegate.control.messages import Decline
 from tidegate.driver.savepoints import REQUESTS_EVERY_MS, SavepointOrder
 from tidegate.errors import AlreadyExists, StoreError, TidegateError
 from tidegate.snapshots.catalog import SnapshotCatalog
-from tidegate.snapshots.savepoints import find_restore_point, request_savepoint, wait_for_savepoint
+from tidegate.snapshots.finding import find_snapshot
+from tidegate.snapshots.requests import request_savepoint, wait_for_savepoint
 from tidegate.store import layout
 from tidegate.store.memory import Access, Fail, Fault, MemoryStore, Operation
 from tidegate.store.opening import open_store
@@ -22,7 +23,7 @@ def test_a_savepoint_is_a_full_epoch_and_a_copy_of_it() -> None:
     order = taken(world)
     assert triggers(world) == [(1, None, True)]
     assert world.coordinator.epochs[-1].full
-    point = find_restore_point(order.to)
+    point = find_snapshot(order.to)
     assert (point.manifest.epoch, point.manifest.job, point.is_savepoint) == (1, "m", True)
     assert point.manifest.savepoint is not None
     assert (point.manifest.savepoint.graph, point.manifest.savepoint.versions) == ("the graph", {"python": "3"})
@@ -46,7 +47,7 @@ def test_a_long_copy_holds_up_no_commit_and_its_epoch_is_kept_meanwhile() -> Non
     assert world.epochs_kept() == [newest], "now it goes, like any old one"
     newest = world.complete(1_000)
     assert world.epochs_kept() == [newest]
-    assert find_restore_point(order.to).manifest.epoch == pinned
+    assert find_snapshot(order.to).manifest.epoch == pinned
 
 
 def test_a_savepoint_never_takes_the_place_of_a_retained_snapshot() -> None:
@@ -140,7 +141,7 @@ def test_a_stop_with_a_savepoint_ends_when_the_copy_is_made() -> None:
     world.held.deliver()
     world.turn()
     assert world.coordinator.status is tg.Status.STOPPED
-    assert order.info is not None and find_restore_point(order.to).manifest.ending == "drain"
+    assert order.info is not None and find_snapshot(order.to).manifest.ending == "drain"
 
 
 def test_a_stop_whose_savepoint_cant_be_written_stops_nothing() -> None:

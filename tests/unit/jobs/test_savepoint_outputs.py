@@ -22,7 +22,7 @@ from tidegate.connectors.parquet_sink import OutputFolder, ParquetSink, ParquetS
 from tidegate.dataflow.contracts import SinkContext, SinkWriter
 from tidegate.errors import CommitError, JobFailed, TidegateError
 from tidegate.snapshots.committed import committable_count
-from tidegate.snapshots.savepoints import find_restore_point
+from tidegate.snapshots.finding import find_snapshot
 from tidegate.testing.processes import ProcessJob
 
 ROWS = 20_000
@@ -73,7 +73,7 @@ def finishes(bench: Bench, handle: tg.Handle, *folders: Path, gate: str = "gate"
 
 def to_commit(path: Path) -> int:
     """How many committables a savepoint carries."""
-    manifest = find_restore_point(str(path)).manifest
+    manifest = find_snapshot(str(path)).manifest
     return sum(piece.item_counts.get("__committables", 0) for piece in manifest.operators["out"].pieces)
 
 
@@ -193,7 +193,7 @@ def test_a_slot_is_killed_between_the_completion_of_a_savepoints_epoch_and_its_c
         epoch = first.savepoint(str(sp)).epoch
         first.cancel()
     assert len(first.failures) >= 1 and epoch > completed(first)[0], "that of the first attempt was given up"
-    assert find_restore_point(str(sp)).manifest.epoch == epoch and to_commit(sp) == 0
+    assert find_snapshot(str(sp)).manifest.epoch == epoch and to_commit(sp) == 0
     consume(bench.out, bench.folder / "moved")
     shutil.rmtree(bench.out)
     again = ledger(bench, bench.folder / "new", to="elsewhere", restore_from=str(sp))
@@ -263,7 +263,7 @@ def test_a_sink_is_taken_out_when_its_output_is_committed(bench: Bench, backend:
     first = ledger(bench, bench.out, backend=backend)
     until(lambda: completed(first), "a snapshot", handle=first)
     first.stop()
-    assert committable_count(find_restore_point(str(bench.snapshots / "job")).manifest), "the case is not what it should be"
+    assert committable_count(find_snapshot(str(bench.snapshots / "job")).manifest), "the case is not what it should be"
     assert not tg.plan_restore(_renamed_sink(bench), str(bench.snapshots / "job")).refusals
     again = ledger(bench, bench.folder / "new", name="other", backend=backend)
     finishes(bench, again, bench.out, bench.folder / "new")

@@ -16,7 +16,7 @@ import tidegate as tg
 from tests.jobs import build_ledger, check_clean, check_ledger, check_order, committed, completed, until
 from tests.unit.jobs.conftest import Bench
 from tidegate.errors import AlreadyExists, JobError, JobFailed, TidegateError
-from tidegate.snapshots.savepoints import find_restore_point
+from tidegate.snapshots.finding import find_snapshot
 from tidegate.store.layout import job_address
 from tidegate.testing.processes import ProcessJob
 
@@ -83,7 +83,7 @@ def test_a_job_that_is_stopped_with_a_savepoint_goes_on_from_it(bench: Bench, dr
     handle = ledger(bench)
     until(lambda: completed(handle), "a snapshot", handle=handle)
     assert handle.stop(savepoint=str(bench.folder / "sp"), drain=drain) is tg.Status.STOPPED
-    point = find_restore_point(str(bench.folder / "sp"))
+    point = find_snapshot(str(bench.folder / "sp"))
     assert point.manifest.epoch == handle.epochs[-1].epoch
     assert point.manifest.ending == ("drain" if drain else "stop")
     check_clean(bench.snapshots, "job", bench.out)
@@ -97,7 +97,7 @@ def test_a_job_that_is_stopped_with_a_savepoint_goes_on_from_it(bench: Bench, dr
 def test_a_savepoint_says_what_is_in_it(bench: Bench) -> None:
     handle = ledger(bench)
     info = handle.savepoint(str(bench.folder / "sp"))
-    manifest = find_restore_point(str(bench.folder / "sp")).manifest
+    manifest = find_snapshot(str(bench.folder / "sp")).manifest
     assert manifest.savepoint is not None
     assert manifest.job == "job" and manifest.key_group_count == 128
     assert {("number", "keyed"), ("total", "keyed")} <= {
@@ -184,7 +184,7 @@ def test_further_snapshots_and_failures_after_a_savepoint_change_nothing(bench: 
     assert handle.attempts[-1].restored_epoch > info.epoch
     check_finishes(bench, handle, "snapshots")
     assert contents(bench.folder / "sp") == before
-    point = find_restore_point(str(bench.folder / "sp"))
+    point = find_snapshot(str(bench.folder / "sp"))
     for file in point.manifest.files():
         assert point.store.size(file.name) == file.bytes
 
@@ -207,7 +207,7 @@ def test_a_folder_in_use_is_refused_and_the_job_goes_on(bench: Bench) -> None:
 
 REQUEST = """
 import sys
-from tidegate.store.savepoints import request_savepoint, wait_for_savepoint
+from tidegate.snapshots.requests import request_savepoint, wait_for_savepoint
 job, to = sys.argv[1:]
 info = wait_for_savepoint(job, request_savepoint(job, to))
 print(info.epoch, info.path)
@@ -224,6 +224,6 @@ def test_another_process_asks_for_a_savepoint(bench: Bench) -> None:
     assert asked.returncode == 0, asked.stderr
     epoch, path = asked.stdout.split()
     assert path == str(bench.folder / "sp")
-    assert find_restore_point(path).manifest.epoch == int(epoch)
+    assert find_snapshot(path).manifest.epoch == int(epoch)
     assert list((bench.snapshots / "job" / "requests").iterdir()) == []
     assert handle.status is tg.Status.RUNNING

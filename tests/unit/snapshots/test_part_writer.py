@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from tidegate.errors import StoreError
 from tidegate.snapshots import writing as snapshots
-from tidegate.snapshots.manifest import Manifest, OperatorEntry, PieceEntry, StateEntry
-from tidegate.snapshots.reading import restored_rows
-from tidegate.snapshots.writing import Chain, PartWriter, chain_to_go_on_from
+from tidegate.snapshots.manifest import Manifest, PieceEntry
+from tidegate.snapshots.pieces import Chain
+from tidegate.snapshots.snapshot import Snapshot
+from tidegate.snapshots.writing import PartWriter, chain_to_go_on_from
 from tidegate.state import descriptors as tg
 from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import FrozenParts, OperatorStates
@@ -59,7 +60,7 @@ class Subtask:
             chain = chain_to_go_on_from(manifest, "op", infos, subtask=0, parallelism=1)
             assert chain is not None
             restored = manifest.epoch, chain
-            for state, batches in restored_rows(manifest, "op", store=self.store, subtask=0, parallelism=1).items():
+            for state, batches in Snapshot(self.store, manifest).rows("op").items():
                 for rows in batches:
                     if state == "items":
                         self.operator_states.load(state, rows)
@@ -93,15 +94,14 @@ class Subtask:
         frozen = FrozenParts(self.backend.freeze(), self.operator_states.freeze())
         expected = copy.deepcopy(self.oracle)
         try:
-            payload = self.writer.write(frozen, epoch=self.epoch, base=self.complete, full=full)
+            entry = self.writer.write(frozen, epoch=self.epoch, base=self.complete, full=full)
         except StoreError:
             return None
         finally:
             frozen.release()
             self.backend.maintain(1)
-        piece = PieceEntry.from_json(payload["piece"])
+        (piece,) = entry.pieces
         if completes:
-            states = tuple(StateEntry.from_json(state) for state in payload["states"])
             self.manifests.append(
                 (
                     Manifest(
@@ -111,7 +111,7 @@ class Subtask:
                         created_ms=1,
                         key_group_count=GROUPS,
                         ending=None,
-                        operators={"op": OperatorEntry(parallelism=1, states=states, pieces=(piece,))},
+                        operators={"op": entry},
                     ),
                     expected,
                 )
@@ -131,7 +131,7 @@ class Subtask:
 
 def held(manifest: Manifest, store: MemoryStore) -> dict[str, Any]:
     found: dict[str, Any] = {"total": {}, "words": {}, "items": []}
-    rows: Mapping[str, Any] = restored_rows(manifest, "op", store=store, subtask=0, parallelism=1)
+    rows: Mapping[str, Any] = Snapshot(store, manifest).rows("op")
     for state, batches in rows.items():
         for batch in batches:
             if state == "items":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 from hypothesis import given
@@ -16,8 +15,8 @@ from hypothesis import strategies as st
 from tidegate.dataflow.operators.sink import COMMITTABLES
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, owner_of
-from tidegate.snapshots.manifest import Manifest, OperatorEntry, PieceEntry, StateEntry
-from tidegate.snapshots.reading import restored_rows
+from tidegate.snapshots.manifest import Manifest, OperatorEntry
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter
 from tidegate.state import descriptors as tg
 from tidegate.state.heap import HeapBackend
@@ -60,7 +59,7 @@ class Subtask:
         )
 
     def load(self, manifest: Manifest) -> None:
-        rows = restored_rows(manifest, "op", store=self.store, subtask=self.index, parallelism=self.parallelism)
+        rows = Snapshot(self.store, manifest).rows("op", subtask=self.index, parallelism=self.parallelism)
         for state, batches in rows.items():
             for batch in batches:
                 if state == "total":
@@ -81,7 +80,7 @@ class Subtask:
         self.backend.cursor.key = key
         self.total.clear()
 
-    def write(self, epoch: int, base: int) -> dict[str, Any]:
+    def write(self, epoch: int, base: int) -> OperatorEntry:
         committables = FrozenItems()
         committables.put(COMMITTABLES, list(self.committables))
         frozen = FrozenParts(self.backend.freeze(), self.operator_states.freeze(), committables)
@@ -91,10 +90,9 @@ class Subtask:
         return written
 
 
-def manifest_of(parts: list[dict[str, Any]], epoch: int, attempt: int) -> Manifest:
-    states = tuple(StateEntry.from_json(state) for state in parts[0]["states"])
-    pieces = tuple(PieceEntry.from_json(part["piece"]) for part in parts)
-    entry = OperatorEntry(parallelism=len(parts), states=states, pieces=pieces)
+def manifest_of(parts: list[OperatorEntry], epoch: int, attempt: int) -> Manifest:
+    pieces = tuple(piece for part in parts for piece in part.pieces)
+    entry = OperatorEntry(parallelism=len(parts), states=parts[0].states, pieces=pieces)
     return Manifest(
         job="job", epoch=epoch, attempt=attempt, created_ms=1, key_group_count=GROUPS, ending=None, operators={"op": entry}
     )

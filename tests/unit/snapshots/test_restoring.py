@@ -18,7 +18,7 @@ from tidegate.keygroups import owner_of
 from tidegate.sinks import collect
 from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
 from tidegate.snapshots.plan import DeclaredOperator, Fate, RestorePlan, plan_restore
-from tidegate.snapshots.reading import restored_rows
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter
 from tidegate.sources import rows as rows_source
 from tidegate.state import descriptors as tg
@@ -475,7 +475,7 @@ def test_rows_come_under_the_present_names_and_types_at_any_parallelism(parallel
     }
     found: dict[str, list[Any]] = {}
     for subtask in range(parallelism):
-        rows = restored_rows(snapshot, "sums", store=store, subtask=subtask, parallelism=parallelism, plan=plan)
+        rows = Snapshot(store, snapshot).rows("sums", subtask=subtask, parallelism=parallelism, plan=plan)
         assert rows.keys() == {"sums", "best", "waiting", "rules", "model"}
         for name, batches in rows.items():
             for batch in batches:
@@ -495,10 +495,10 @@ def test_rows_come_under_the_present_names_and_types_at_any_parallelism(parallel
 def test_nothing_is_read_by_a_plan_that_refuses_something() -> None:
     plan = planned(SNAPSHOT, operator("other", TOTAL))
     with pytest.raises(RestoreError, match="alias='sum'"):
-        restored_rows(SNAPSHOT, "other", store=MemoryStore(), subtask=0, parallelism=1, plan=plan)
+        Snapshot(MemoryStore(), SNAPSHOT).rows("other", plan=plan)
 
 
 def test_an_operator_that_is_new_or_unknown_has_no_rows() -> None:
     plan = planned(SNAPSHOT, operator("sum", TOTAL), operator("new", TOTAL))
     for name in ("new", "unknown"):
-        assert restored_rows(SNAPSHOT, name, store=MemoryStore(), subtask=0, parallelism=1, plan=plan) == {}
+        assert Snapshot(MemoryStore(), SNAPSHOT).rows(name, plan=plan) == {}

@@ -15,19 +15,11 @@ import pytest
 
 from tidegate.errors import AlreadyExists, CorruptFile, NotFound, StoreError
 from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.finding import find_snapshot, origin_of, shown_path
 from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry
-from tidegate.snapshots.savepoints import (
-    SavepointInfo,
-    answer_request,
-    export_snapshot,
-    find_restore_point,
-    load_savepoint,
-    open_requests,
-    remove_savepoint,
-    request_savepoint,
-    shown_path,
-    wait_for_savepoint,
-)
+from tidegate.snapshots.requests import answer_request, open_requests, request_savepoint, wait_for_savepoint
+from tidegate.snapshots.savepoints import SavepointInfo, export_snapshot, remove_savepoint
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.store import layout
 from tidegate.store.base import Store
 from tidegate.store.local import LocalStore
@@ -78,7 +70,7 @@ def snapshot(store: Store, *, epochs: int = 1, deltas: bool = False) -> Manifest
 
 def exported(source: Store, manifest: Manifest, target: Store, **rest: Any) -> Manifest:
     return export_snapshot(
-        source, manifest, target, created_ms=77, graph="in → count → out", versions={"python": "3"}, **rest
+        Snapshot(source, manifest), target, created_ms=77, graph="in → count → out", versions={"python": "3"}, **rest
     )
 
 
@@ -243,9 +235,9 @@ def test_increments_are_refused_unless_somebody_rewrites_them() -> None:
     assert target.files == {}
     rewritten = []
 
-    def rewrite(store: Store, of: Manifest, operator: str, piece: PieceEntry, into: Store) -> PieceEntry:
+    def rewrite(of: Snapshot, operator: str, piece: PieceEntry, into: Store) -> PieceEntry:
         rewritten.append((operator, piece.subtask, len(piece.files)))
-        return replace(piece, files=(write_file(into, attempt=9, epoch=of.epoch, subtask=piece.subtask),))
+        return replace(piece, files=(write_file(into, attempt=9, epoch=of.manifest.epoch, subtask=piece.subtask),))
 
     made = exported(source, manifest, target, rewrite=rewrite)
     assert rewritten == [("count", 0, 3)]
@@ -258,9 +250,9 @@ def test_a_savepoint_on_disk_is_for_its_owner_only_and_can_be_moved(tmp_path: Pa
     for path in (tmp_path / "a").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
     (tmp_path / "a" / "savepoint").rename(tmp_path / "elsewhere")
-    store, manifest = load_savepoint(str(tmp_path / "elsewhere"))
-    assert manifest == made
-    check_whole(store, manifest)
+    found = find_snapshot(str(tmp_path / "elsewhere"))
+    assert found.manifest == made
+    check_whole(found.store, found.manifest)
 
 
 # ----------------------------------------------------------------------------------------------------------- finding
@@ -273,18 +265,20 @@ def test_every_path_of_a_snapshot_leads_to_it(tmp_path: Path) -> None:
     assert made.savepoint is not None
     for path in ("savepoint", "savepoint/", "savepoint/savepoint.json"):
         for given in (f"{tmp_path}/{path}", (tmp_path / path).as_uri()):
-            point = find_restore_point(given)
+            point = find_snapshot(given)
             assert point.manifest == made and point.is_savepoint
-            assert point.origin.id == made.savepoint.id
-            assert point.origin.path == shown_path(given) == (tmp_path / "savepoint").as_uri()
-            assert load_savepoint(point.address)[1] == made
-    point = find_restore_point(str(tmp_path / "job"))
+            origin = origin_of(given, point)
+            assert origin.id == made.savepoint.id
+            assert origin.path == shown_path(given) == (tmp_path / "savepoint").as_uri()
+            assert find_snapshot(point.address).manifest == made
+    point = find_snapshot(str(tmp_path / "job"))
     assert point.manifest == newest and not point.is_savepoint
     assert point.address.endswith("job/manifests/0000000003-a0000000001.json")
-    assert load_savepoint(point.address)[1] == newest
+    assert find_snapshot(point.address).manifest == newest
     older = str(tmp_path / "job/manifests/0000000002-a0000000001.json")
-    assert find_restore_point(older).manifest.epoch == 2
-    assert find_restore_point(older).origin.id == shown_path(older) != point.origin.id
+    assert find_snapshot(older).manifest.epoch == 2
+    found = find_snapshot(older)
+    assert origin_of(older, found).id == shown_path(older) != origin_of(str(tmp_path / "job"), point).id
 
 
 def test_a_query_stays_at_the_end_of_an_address() -> None:
@@ -299,16 +293,16 @@ def test_a_query_stays_at_the_end_of_an_address() -> None:
 
 def test_what_is_no_snapshot_says_what_it_is_instead(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="nothing is there"):
-        find_restore_point(str(tmp_path / "nowhere"))
+        find_snapshot(str(tmp_path / "nowhere"))
     with pytest.raises(NotFound, match="no snapshot to restore from"):
-        find_restore_point(str(tmp_path / "nowhere/savepoint.json"))
+        find_snapshot(str(tmp_path / "nowhere/savepoint.json"))
     job = LocalStore(tmp_path / "snapshots/counts")
     snapshot(job)
     with pytest.raises(NotFound, match=r"folders of the jobs \['counts'\]"):
-        find_restore_point(str(tmp_path / "snapshots"))
+        find_snapshot(str(tmp_path / "snapshots"))
     LocalStore(tmp_path / "half").create(layout.INCOMPLETE, b"")
     with pytest.raises(NotFound, match="never finished"):
-        find_restore_point(str(tmp_path / "half"))
+        find_snapshot(str(tmp_path / "half"))
 
 
 def test_a_manifest_that_cant_be_believed_is_an_error_and_nothing_older_is_taken(tmp_path: Path) -> None:
@@ -317,11 +311,11 @@ def test_a_manifest_that_cant_be_believed_is_an_error_and_nothing_older_is_taken
     path = tmp_path / "job/manifests/0000000002-a0000000001.json"
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CorruptFile):
-        find_restore_point(str(tmp_path / "job"))
+        find_snapshot(str(tmp_path / "job"))
     savepoint = LocalStore(tmp_path / "savepoint")
     savepoint.create(layout.SAVEPOINT, newest.to_bytes())
     with pytest.raises(CorruptFile, match="not the manifest of a savepoint"):
-        find_restore_point(str(tmp_path / "savepoint"))
+        find_snapshot(str(tmp_path / "savepoint"))
 
 
 # ---------------------------------------------------------------------------------------------------------- deleting
@@ -332,7 +326,7 @@ def test_a_claimed_savepoint_is_deleted_but_not_what_else_is_in_its_folder(tmp_p
     made = exported(job, snapshot(job), store)
     assert made.savepoint is not None
     assert not remove_savepoint(str(tmp_path / "savepoint"), "0" * 32), "that is another one's id"
-    assert find_restore_point(str(tmp_path / "savepoint")).manifest == made
+    assert find_snapshot(str(tmp_path / "savepoint")).manifest == made
     (tmp_path / "savepoint/state/notes.txt").write_text("mine")
     assert remove_savepoint(str(tmp_path / "savepoint"), made.savepoint.id)
     assert store.list("") == ["state/notes.txt"]

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 import tidegate as tg
 from tests.unit.cli.made import GONE, GROUPS, Made, group_of
 from tidegate.errors import JobError, NotFound, SchemaError
+from tidegate.snapshots.finding import find_snapshot
 from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
-from tidegate.snapshots.savepoints import RestorePoint
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.snapshot_tables import TABLES, SnapshotTable
 from tidegate.snapshots.state_changes import changes_table
-from tidegate.snapshots.state_tables import Table, find_snapshot, planned_parts, state_table
+from tidegate.snapshots.state_tables import Table, planned_parts, state_table
 from tidegate.snapshots.writing import PartWriter
 from tidegate.state.cutting import cut_by_group
 from tidegate.state.sections import StateInfo, StateKind
@@ -55,7 +56,7 @@ def fill(table: Any, name: str, key: int, epoch: int) -> None:
 
 
 @pytest.fixture(params=BACKENDS)
-def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> RestorePoint:
+def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshot:
     """Two subtasks' pieces of two epochs: every key, then every tenth once more, and key 7 is gone."""
     store = LocalStore(tmp_path / "job")
     pieces: list[PieceEntry] = []
@@ -109,28 +110,28 @@ def expected(name: str) -> Iterator[tuple[int, Any]]:
             yield key, {f"e{entry}": entry + (2 if again else 1) for entry in range(key % 3)}
 
 
-def test_a_value_has_a_row_for_each_key(snapshot: RestorePoint) -> None:
+def test_a_value_has_a_row_for_each_key(snapshot: Snapshot) -> None:
     table = state_table(snapshot, "count", None)
     assert table.schema.names == ["key", "value", "key_group", "epoch"]
     assert {(row["key"], row["value"]) for row in rows(table)} == set(expected("count"))
     assert all(row["key_group"] == group_of(row["key"], pa.int64()) and row["epoch"] == 2 for row in rows(table))
 
 
-def test_lists_and_maps_have_a_row_for_each_entry(snapshot: RestorePoint) -> None:
+def test_lists_and_maps_have_a_row_for_each_entry(snapshot: Snapshot) -> None:
     found = {(row["key"], row["position"], row["value"]) for row in rows(state_table(snapshot, "recent", "op"))}
     assert found == {(key, at, item) for key, items in expected("recent") for at, item in enumerate(items)}
     found = {(row["key"], row["map_key"], row["value"]) for row in rows(state_table(snapshot, "scores", None))}
     assert found == {(key, item, value) for key, entries in expected("scores") for item, value in entries.items()}
 
 
-def test_or_one_for_each_key(snapshot: RestorePoint) -> None:
+def test_or_one_for_each_key(snapshot: Snapshot) -> None:
     found = {row["key"]: row["value"] for row in rows(state_table(snapshot, "recent", None, per="key"))}
     assert found == dict(expected("recent"))
     found = {row["key"]: dict(row["value"]) for row in rows(state_table(snapshot, "scores", None, per="key"))}
     assert {key: value for key, value in found.items() if value} == {k: v for k, v in expected("scores") if v}
 
 
-def test_what_expires_says_when(snapshot: RestorePoint) -> None:
+def test_what_expires_says_when(snapshot: Snapshot) -> None:
     day = datetime.fromtimestamp(NOW_MS / 1000 + 86_400, UTC)
     hour = datetime.fromtimestamp(NOW_MS / 1000 + 3_600, UTC)
     found = rows(state_table(snapshot, "seen", None))
@@ -143,7 +144,7 @@ def test_what_expires_says_when(snapshot: RestorePoint) -> None:
     assert {row["expires"] for row in found} == {hour}
 
 
-def test_only_the_key_groups_that_are_asked_for_are_read(snapshot: RestorePoint) -> None:
+def test_only_the_key_groups_that_are_asked_for_are_read(snapshot: Snapshot) -> None:
     table = state_table(snapshot, "count", None)
     everything = rows(table)
     for groups in ({3}, {0, 15}, set(range(5, 11)), set()):

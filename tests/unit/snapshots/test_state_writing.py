@@ -14,8 +14,10 @@ from tests.unit.cli.made import GROUPS, Made, run
 from tidegate.errors import JobError, NotFound, SchemaError, StoreError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
-from tidegate.snapshots.savepoints import RestorePoint, create_savepoint, savepoint_in_writing
-from tidegate.snapshots.state_tables import find_snapshot, state_table
+from tidegate.snapshots.finding import find_snapshot
+from tidegate.snapshots.savepoints import create_savepoint, savepoint_in_writing
+from tidegate.snapshots.snapshot import Snapshot
+from tidegate.snapshots.state_tables import state_table
 from tidegate.snapshots.state_writing import StateWriting, check_rows, declared_info, nullable, planned_writing
 from tidegate.state.sections import StateInfo, StateKind
 from tidegate.store.local import LocalStore
@@ -34,7 +36,7 @@ def sorted_rows(values: dict[str, int], piece: tuple[int, int]) -> list[pa.Recor
     return [batch.slice(0, half), batch.slice(half)]
 
 
-def write(target: Path, values: dict[str, int], base: RestorePoint | None = None, **rest: Any) -> StateWriting:
+def write(target: Path, values: dict[str, int], base: Snapshot | None = None, **rest: Any) -> StateWriting:
     store = LocalStore(target)
     given: dict[str, Any] = {
         "operator": "counting",

@@ -23,9 +23,9 @@ from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.protocol.recovery import Redistribution
 from tidegate.snapshots.catalog import SnapshotCatalog, lineage
 from tidegate.snapshots.committed import committable_count
+from tidegate.snapshots.finding import find_snapshot
 from tidegate.snapshots.manifest import Manifest, OperatorEntry
-from tidegate.snapshots.reading import restored_rows
-from tidegate.snapshots.savepoints import load_savepoint
+from tidegate.snapshots.snapshot import Snapshot
 from tidegate.state.heap import key_list
 from tidegate.store import layout
 from tidegate.store.layout import ManifestName, OriginName
@@ -214,7 +214,8 @@ def check_savepoint(order: SavepointOrder) -> None:
     """One that is there is whole, and none failed because what it was made of was deleted meanwhile."""
     assert not isinstance(order.error, NotFound), f"a savepoint lost its snapshot while it was copied: {order.error}"
     if order.info is not None:
-        store, manifest = load_savepoint(order.to)
+        savepoint = find_snapshot(order.to)
+        store, manifest = savepoint.store, savepoint.manifest
         assert manifest.epoch == order.info.epoch
         assert not committable_count(manifest), "a savepoint has something left to commit"
         kept = [(operator, state) for operator, state in _records_under_way(manifest) if state != FEEDBACK]
@@ -274,7 +275,7 @@ class FinalState:
         found = self._rows.get((operator, parallelism))
         if found is None:
             found = self._rows[operator, parallelism] = [
-                restored_rows(self._manifest, operator, store=self._memory, subtask=subtask, parallelism=parallelism)
+                Snapshot(self._memory, self._manifest).rows(operator, subtask=subtask, parallelism=parallelism)
                 for subtask in range(parallelism)
             ]
         return found

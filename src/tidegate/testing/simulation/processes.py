@@ -18,7 +18,8 @@ from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
 from tidegate.driver.coordinator import Coordinator
 from tidegate.errors import ProtocolError
-from tidegate.slot.slot import Slot, SlotWorld
+from tidegate.slot.slot import Slot
+from tidegate.slot.world import SlotWorld
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.store.base import Store
 from tidegate.testing.simulation.background import Coroutine, Coroutines, SimulatedBackground

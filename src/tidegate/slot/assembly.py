@@ -1,0 +1,342 @@
+"""A slot's subtasks, put together: operators chained and opened, channels connected, state and records under way restored.
+
+An assembly is made once for each attempt, from the plan and from what the attempt begins with. Not here: what the subtasks
+do when they run (subtask.py), and what becomes of each state of a snapshot (snapshots/plan.py).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.channels.feedback import FeedbackChannel
+from tidegate.channels.memory import MemoryChannel
+from tidegate.channels.ports import Inlet, Outlet
+from tidegate.control.messages import (
+    Delivered,
+    InputEnded,
+    Noticed,
+)
+from tidegate.control.settings import JobSettings
+from tidegate.dataflow.declared import declared_operators
+from tidegate.dataflow.graph import Node, Partitioning
+from tidegate.dataflow.in_flight import Place, places_of
+from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
+from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec, follow_splits
+from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
+from tidegate.protocol.alignment import AlignmentMode
+from tidegate.protocol.ids import ChannelId
+from tidegate.slot.exchange import EdgeWriter
+from tidegate.slot.in_flight import Replay, own_records, waits_in
+from tidegate.slot.laps import Laps
+from tidegate.slot.subtask import InnerSubtask, Input, SourceSubtask, Subtask, TakeParts
+from tidegate.slot.untimed import untimed_operators, warning_of
+from tidegate.slot.world import Network, SlotWorld
+from tidegate.snapshots.manifest import FileEntry
+from tidegate.snapshots.native import download
+from tidegate.snapshots.pieces import Chain
+from tidegate.snapshots.plan import RestorePlan
+from tidegate.snapshots.snapshot import Snapshot
+from tidegate.snapshots.writing import PartWriter, chain_to_go_on_from
+from tidegate.state.sections import StateKind
+from tidegate.store.base import CountedReads
+from tidegate.store.layout import shown
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredState:
+    """The snapshot that a slot begins with, and what becomes of its states. `is_own`: it is one of the job's own snapshots,
+    which the next one may build on."""
+
+    snapshot: Snapshot
+    plan: RestorePlan
+    is_own: bool
+    reads: CountedReads
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, plan: Plan, *, drop: Collection[str], is_own: bool) -> RestoredState:
+        planned = snapshot.plan(declared_operators(plan), key_group_count=plan.key_group_count, drop=drop)
+        reads = CountedReads(snapshot.store)
+        return cls(replace(snapshot, store=reads), planned, is_own, reads)
+
+    @property
+    def read_bytes(self) -> int:
+        """How many bytes of the snapshot were read so far."""
+        return self.reads.bytes
+
+
+class Assembly:
+    """`writers` of snapshots by operator, once the subtasks are built."""
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        plan: Plan,
+        settings: JobSettings,
+        attempt: int,
+        world: SlotWorld,
+        addresses: Sequence[tuple[str, int]],
+        restored: RestoredState | None,
+        take_parts: TakeParts,
+    ) -> None:
+        self.index = index
+        self.writers: dict[str, PartWriter] = {}
+        self._plan = plan
+        self._settings = settings
+        self._attempt = attempt
+        self._world = world
+        self._restored = restored
+        self._take_parts = take_parts
+        self._channels = _Channels(
+            plan, index, world.network, addresses, loop_memory_bytes=settings.tuning.loop_memory_bytes
+        )
+        self._timed = _timed_vertices(plan)
+        self._untimed = untimed_operators(plan, micro_batches=world.batch_time is not None)  # event time never moves there
+
+    def build(self) -> list[Subtask]:
+        """Return the subtasks in the order in which the loop serves them, downstream first."""
+        return [self._build(vertex) for vertex in self._plan.subtasks_in(self.index)][::-1]
+
+    def close(self) -> None:
+        """Closes the channels; the subtasks are closed before."""
+        self._channels.close()
+
+    def _build(self, vertex: Vertex) -> Subtask:
+        operators = {node.id: node.spec.create(node) for node in vertex.nodes}
+        writers = []
+        for node in vertex.nodes[1:]:
+            (edge,) = node.inputs
+            _attach(operators[edge.source], edge.tag, operators[node.id])
+        for out in self._plan.outputs_of(vertex):
+            writer = EdgeWriter(
+                [self._channels.outlet(out, channel) for channel in self._plan.targets(out, self.index)],
+                partitioning=out.partitioning,
+                key=out.key,
+                key_group_count=self._plan.key_group_count,
+                first=self.index,
+                loops=frozenset(loop.id for loop in self._plan.loops if self._plan.edge_inside(loop, out)),
+                refuses_nulls_for=self._plan.vertices[out.target_vertex].head.name if out.refuses_nulls else None,
+            )
+            writers.append(writer)
+            _attach(operators[out.source_node], out.tag, writer)
+        follow_splits(list(operators.values()))
+        keeps = self._keeps_in_flight(vertex)
+        places = {(place.operator, place.info.name): place for place in self._places(vertex, of_head=keeps)}
+        replay = Replay()
+        for node in vertex.nodes:
+            context = self._context(vertex, node)
+            waiting = {place.info.name: place for place in places.values() if place.operator == node.name}
+            states = {state: rows for state, rows in context.restored.items() if state not in waiting}
+            operators[node.id].open(replace(context, restored=states))
+            for place in waiting.values():
+                replay.add(
+                    place,
+                    operators[node.id],
+                    own_records(
+                        place,
+                        node,
+                        context.rows(place.info.name),
+                        subtask=self.index,
+                        parallelism=vertex.parallelism,
+                        key_group_count=self._plan.key_group_count,
+                    ),
+                )
+        tuning, clock = self._settings.tuning, self._world.clock
+        rest: dict[str, Any] = dict(
+            vertex=vertex,
+            index=self.index,
+            operators=list(operators.values()),
+            writers=writers,
+            replay=replay,
+            places=list(places.values()),
+            take_parts=self._take_parts,
+            max_batch_rows=tuning.max_batch_rows,
+            monotonic_ms=clock.monotonic_ms,
+            on_done=lambda done: self._world.tell(InputEnded(done.id.vertex, done.id.subtask)),
+        )
+        if isinstance(operators[vertex.head.id], SourceOperator):
+            return SourceSubtask(linger_ms=tuning.linger_ms, halts=self._settings.snapshots.halts_sources, **rest)
+        inputs = [
+            Input(
+                self._channels.inlet(edge, channel),
+                edge.port,
+                edge.source_vertex in self._timed and not edge.feedback,
+                places.get((vertex.head.name, waits_in(edge))),
+            )
+            for edge in self._plan.inputs_of(vertex)
+            for channel in self._plan.origins(edge, self.index)
+        ]
+        mode = self._settings.snapshots.alignment_mode
+        return InnerSubtask(
+            inputs=inputs,
+            laps=Laps.of(self._plan, vertex, self.index),
+            hurries=keeps,
+            time_by_epoch=any(isinstance(node.spec, WatermarkSpec) and node.spec.by_epoch for node in self._plan.nodes),
+            mode=AlignmentMode.EXACTLY_ONCE if mode is AlignmentMode.LOGGING and not keeps else mode,
+            **rest,
+        )
+
+    def _keeps_in_flight(self, vertex: Vertex) -> bool:
+        """Whether records under way to the vertex may be part of snapshots. Not where they were broadcast or passed on
+        from subtask to subtask: nobody could say to whom they belong at another parallelism. Nor above such a vertex: it
+        would block the channel of a marker that has overtaken, and with it whoever sent it, and wait for others behind."""
+        return self._settings.snapshots.keeps_in_flight and all(
+            edge.feedback or edge.partitioning in (Partitioning.HASH, Partitioning.REBALANCE)
+            for each in (vertex.id, *self._plan.below(vertex))
+            for edge in self._plan.inputs_of(self._plan.vertices[each])
+        )
+
+    def _places(self, vertex: Vertex, *, of_head: bool) -> Iterator[Place]:
+        """Those that every snapshot of this vertex has a log of: its head's if so, and those of what it began with."""
+        for node in vertex.nodes:
+            planned = None if self._restored is None else self._restored.plan.of(node.name)
+            held = () if planned is None else [state.name for state in planned.states if state.taken_in]
+            for place in places_of(node):
+                if place.is_feedback or place.info.name in held or (of_head and node is vertex.head):
+                    yield place
+
+    def _context(self, vertex: Vertex, node: Node) -> OperatorContext:
+        restored, chain = self._restored, self._own_chain(vertex, node)
+        rows: Mapping[str, Iterable[pa.RecordBatch]] = {}
+        if restored is not None:
+            rows = restored.snapshot.rows(node.name, subtask=self.index, parallelism=vertex.parallelism, plan=restored.plan)
+        files = [file for file in chain or () if file.form == self._settings.backend.native]
+        if files:
+            # The backend takes its files as they are; there is no row to be read of its states.
+            keyed = {info.name for info in node.spec.states(node) if info.kind is StateKind.KEYED}
+            rows = {state: batches for state, batches in rows.items() if state not in keyed}
+        self._writers[node.name] = PartWriter(
+            node.name,
+            store=self._world.store,
+            attempt=self._attempt,
+            subtask=self.index,
+            parallelism=vertex.parallelism,
+            key_group_count=self._plan.key_group_count,
+            restored=None if restored is None or chain is None else (restored.snapshot.manifest.epoch, chain),
+        )
+        batch_time = self._world.batch_time
+        return OperatorContext(
+            job=self._settings.name,
+            subtask=self.index,
+            parallelism=vertex.parallelism,
+            attempt=self._attempt,
+            key_group_count=self._plan.key_group_count,
+            now_ms=self._world.clock.now_ms,
+            batch_now_ms=None if batch_time is None else batch_time.now_ms,
+            batch_watermark_ms=None if batch_time is None else batch_time.watermark_ms,
+            deliver=lambda sink, committable: self._world.tell(Delivered(sink, committable)),
+            make_backend=partial(self._make_backend, files),
+            restored=rows,
+            is_restored=restored is not None,
+            goes_on=chain is not None,
+            is_native=bool(files),
+            on_untimed=partial(self._notice, warning_of(node.name)) if node.name in self._untimed else None,
+            snapshots=shown(self._world.store.address),
+        )
+
+    def _own_chain(self, vertex: Vertex, node: Node) -> Chain | None:
+        """The files that this subtask wrote itself, if the next snapshot may build on them."""
+        restored = self._restored
+        if restored is None or not restored.is_own:
+            return None
+        planned = restored.plan.of(node.name)
+        if planned is None or not planned.unchanged:
+            return None
+        return chain_to_go_on_from(
+            restored.snapshot.manifest,
+            node.name,
+            node.spec.states(node),
+            subtask=self.index,
+            parallelism=vertex.parallelism,
+            native=self._settings.backend.native,
+        )
+
+    def _notice(self, text: str) -> None:
+        self._world.tell(Noticed(self.index, text))
+
+    def _make_backend(self, files: Sequence[FileEntry], key_type: pa.DataType) -> KeyedBackend:
+        backend = self._settings.backend
+        rest: dict[str, Any] = dict(
+            key_type=key_type,
+            key_group_count=self._plan.key_group_count,
+            now_ms=(self._world.batch_time or self._world.clock).now_ms,
+        )
+        if self._restored is None or not files:
+            return backend.create(**rest)
+        with tempfile.TemporaryDirectory(prefix="tidegate-native-", dir=backend.folder) as folder:
+            download(self._restored.snapshot.store, files, Path(folder))
+            return backend.create(**rest, native=Path(folder))
+
+
+class _Channels:
+    """The channel ends of one slot: in memory where both ends are here, over the network otherwise."""
+
+    def __init__(
+        self, plan: Plan, slot: int, network: Network, addresses: Sequence[tuple[str, int]], *, loop_memory_bytes: int
+    ) -> None:
+        self._plan = plan
+        self._network = network
+        self._loop_memory_bytes = loop_memory_bytes
+        self._local: dict[ChannelId, MemoryChannel | FeedbackChannel] = {}
+        outgoing: dict[ChannelId, tuple[tuple[str, int], pa.Schema]] = {}
+        incoming: dict[ChannelId, pa.Schema] = {}
+        for edge in plan.edges:
+            schema = edge_schema(plan, edge)
+            if slot < plan.vertices[edge.source_vertex].parallelism:
+                outgoing |= {
+                    channel: (addresses[channel.downstream], schema)
+                    for channel in plan.targets(edge, slot)
+                    if channel.downstream != slot
+                }
+            if slot < plan.vertices[edge.target_vertex].parallelism:
+                incoming |= {channel: schema for channel in plan.origins(edge, slot) if channel.upstream != slot}
+        network.connect(outgoing=outgoing, incoming=incoming)
+
+    def outlet(self, edge: PlanEdge, channel: ChannelId) -> Outlet:
+        return self._own(edge, channel) if channel.upstream == channel.downstream else self._network.outlet(channel)
+
+    def inlet(self, edge: PlanEdge, channel: ChannelId) -> Inlet:
+        return self._own(edge, channel) if channel.upstream == channel.downstream else self._network.inlet(channel)
+
+    def close(self) -> None:
+        for channel in self._local.values():
+            channel.close()
+
+    def _own(self, edge: PlanEdge, channel: ChannelId) -> MemoryChannel | FeedbackChannel:
+        if channel not in self._local:
+            self._local[channel] = (
+                FeedbackChannel(channel, edge_schema(self._plan, edge), memory_bytes=self._loop_memory_bytes)
+                if edge.feedback
+                else (MemoryChannel(channel))
+            )
+        return self._local[channel]
+
+
+def edge_schema(plan: Plan, edge: PlanEdge) -> pa.Schema:
+    """What travels on an edge."""
+    if edge.feedback:
+        return plan.vertices[edge.target_vertex].head.schema
+    node = next(node for node in plan.vertices[edge.source_vertex].nodes if node.id == edge.source_node)
+    return node.schema if edge.tag is None else node.side_schemas[edge.tag]
+
+
+def _attach(producer: Operator, tag: str | None, consumer: Any) -> None:
+    (producer.consumers if tag is None else producer.side_consumers[tag]).append(consumer)
+
+
+def _timed_vertices(plan: Plan) -> set[int]:
+    """The vertices whose output carries watermarks: they assign them, or something above them does."""
+    timed: set[int] = set()
+    for vertex in plan.vertices:
+        if any(isinstance(node.spec, WatermarkSpec) for node in vertex.nodes) or any(
+            edge.source_vertex in timed and not edge.feedback for edge in plan.inputs_of(vertex)
+        ):
+            timed.add(vertex.id)
+    return timed

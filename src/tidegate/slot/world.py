@@ -1,0 +1,42 @@
+"""Everything outside that a slot may touch. It is given, so that a Spark task and the simulation run the very same code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from tidegate.channels.ports import Inlet, Outlet
+from tidegate.control.background import Background
+from tidegate.control.clock import BatchTime, Clock
+from tidegate.control.messages import (
+    Message,
+)
+from tidegate.protocol.ids import ChannelId
+from tidegate.store.base import Store
+
+
+class Network(Protocol):
+    """Channels to other slots."""
+
+    def connect(
+        self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]], incoming: Mapping[ChannelId, pa.Schema]
+    ) -> None: ...
+
+    def outlet(self, channel: ChannelId) -> Outlet: ...
+
+    def inlet(self, channel: ChannelId) -> Inlet: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SlotWorld:
+    """Everything outside that a slot may touch."""
+
+    network: Network
+    store: Store
+    clock: Clock
+    background: Background
+    tell: Callable[[Message], None]
+    batch_time: BatchTime | None = None  # what users' functions see in place of the clock, in a micro-batch

@@ -1,0 +1,104 @@
+"""Finding the snapshot that a path means."""
+
+from __future__ import annotations
+
+import os
+
+from tidegate.errors import CorruptFile, NotFound, StoreError
+from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.manifest import Manifest, RestoredFrom
+from tidegate.snapshots.snapshot import Snapshot
+from tidegate.store import layout
+from tidegate.store.base import Store
+from tidegate.store.opening import open_store
+from tidegate.system_errors import lasts, what_to_do
+
+
+def find_snapshot(path: str, *, epoch: int | None = None) -> Snapshot:
+    """Return the snapshot at a path, as `restore_from` takes it: that of a savepoint's folder, of a job's folder of
+    snapshots (then its newest is meant, or that of `epoch`), or of the manifest of either. NotFound if there is no such
+    thing, CorruptFile if it can't be believed."""
+    path = resolved(path)
+    named = layout.split_manifest_address(path)
+    store = open_store(path if named is None else named[0])
+    if named is not None:
+        name = named[1]
+    elif layout.SAVEPOINT in _names(store):
+        name = layout.SAVEPOINT
+    else:
+        name = _newest_manifest(store)
+    found = _snapshot_of(store, name)
+    if epoch is None or found.manifest.epoch == epoch:
+        return found
+    catalog = SnapshotCatalog(store)
+    epochs = [] if found.is_savepoint else catalog.epochs()
+    if epoch not in epochs:
+        there = ", ".join(map(str, epochs)) or f"{found.manifest.epoch} alone"
+        raise NotFound(f"epoch {epoch} is not a complete snapshot in {layout.shown(store.address)}; there are: {there}")
+    return _snapshot_of(store, layout.manifest_name(epoch=epoch, attempt=catalog.load(epoch).attempt))
+
+
+def origin_of(path: str, snapshot: Snapshot) -> RestoredFrom:
+    """Return what the snapshots of a job that begins with this one say of it. A savepoint has an id; a job's folder has
+    none, and what is the newest in it changes: there the path says what it is."""
+    where, savepoint = shown_path(path), snapshot.manifest.savepoint
+    return RestoredFrom(id=where if savepoint is None else savepoint.id, path=where)
+
+
+def _snapshot_of(store: Store, name: str) -> Snapshot:
+    try:
+        manifest = Manifest.from_bytes(store.read(name), name=name)
+    except NotFound as error:
+        raise NotFound(f"there is no snapshot to restore from: {error}") from error
+    if name == layout.SAVEPOINT:
+        if manifest.savepoint is None:
+            raise CorruptFile(f"{name} in {layout.shown(store.address)} is not the manifest of a savepoint")
+    elif layout.parse_manifest_name(name) != layout.ManifestName(epoch=manifest.epoch, attempt=manifest.attempt):
+        raise CorruptFile(f"{name} holds the manifest of epoch {manifest.epoch}, attempt {manifest.attempt}")
+    return Snapshot(store, manifest)
+
+
+def shown_path(path: str) -> str:
+    """The path of a restore point as `RestoredFrom.path` has it, also where nothing is there any more."""
+    named = layout.split_manifest_address(path)
+    store = open_store(path if named is None else named[0])
+    where = layout.shown(store.address)
+    return where if named is None or named[1] == layout.SAVEPOINT else layout.inside(where, named[1])
+
+
+def _newest_manifest(store: Store) -> str:
+    catalog = SnapshotCatalog(store)
+    epochs = catalog.epochs()
+    if epochs:
+        newest = catalog.load(epochs[-1])
+        return layout.manifest_name(epoch=newest.epoch, attempt=newest.attempt)
+    where, names = layout.shown(store.address), _names(store)
+    if layout.INCOMPLETE in names:
+        raise NotFound(f"the savepoint in {where} was never finished: whoever wrote it was interrupted")
+    jobs = sorted({name.partition("/")[0] for name in names if f"/{layout.MANIFESTS}/" in name})
+    if jobs:
+        raise NotFound(f"{where} has folders of the jobs {jobs}: give the path of one, such as {where}/{jobs[0]}")
+    what = f"neither a savepoint ({layout.SAVEPOINT}) nor a job's folder of snapshots ({layout.MANIFESTS}/)"
+    raise NotFound(
+        f"{where} is {what}: {'it holds other files' if names else 'nothing is there'}. Give the folder of a "
+        f"savepoint, or a job's folder, which is named after it in Snapshots(to=…); a job has none before its "
+        f"first snapshot is complete"
+    )
+
+
+def _names(store: Store) -> list[str]:
+    try:
+        return store.list("")
+    except StoreError as error:
+        if not lasts(error):
+            raise
+        raise NotFound(
+            f"there are no snapshots in {layout.shown(store.address)}: {error.__cause__}. {what_to_do(error)}"
+        ) from error
+
+
+def resolved(path: str) -> str:
+    """A plain path made absolute, for whoever works in another folder; a URI as it is."""
+    if "://" in path or path.startswith("file:"):
+        return path
+    return os.path.abspath(os.path.expanduser(path))

@@ -1,0 +1,111 @@
+"""A complete snapshot: a manifest, and the store that the manifest's files are in.
+
+Whoever looks at a snapshot begins here: its plan for a job as it is now, the rows of an operator's state at any parallelism,
+one of its pieces, a copy of a piece in the form that any backend restores from. Reading only; nothing here runs a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from tidegate.protocol.recovery import Piece, Redistribution, SubtaskRestore, plan_operator_restore
+from tidegate.snapshots.committed import still_to_commit
+from tidegate.snapshots.manifest import Manifest, PieceEntry, StateEntry
+from tidegate.snapshots.pieces import PieceReader, write_rows
+from tidegate.snapshots.plan import DeclaredOperator, RestorePlan, plan_restore
+from tidegate.store import layout
+from tidegate.store.base import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One of a job's own snapshots, or a savepoint."""
+
+    store: Store
+    manifest: Manifest
+
+    @property
+    def is_savepoint(self) -> bool:
+        return self.manifest.savepoint is not None
+
+    @property
+    def address(self) -> str:
+        """Where `find_snapshot` finds exactly this one."""
+        if self.is_savepoint:
+            return self.store.address
+        name = layout.manifest_name(epoch=self.manifest.epoch, attempt=self.manifest.attempt)
+        return layout.inside(self.store.address, name)
+
+    def still_to_commit(self) -> Snapshot:
+        """Return the snapshot without the committables that are known to be committed (committed.py)."""
+        return replace(self, manifest=still_to_commit(self.store, self.manifest))
+
+    def plan(
+        self, operators: Sequence[DeclaredOperator], *, key_group_count: int, drop: Collection[str] = ()
+    ) -> RestorePlan:
+        """Return what a restore into a job with these operators would do (plan.py)."""
+        return plan_restore(self.manifest, operators=operators, key_group_count=key_group_count, drop=drop)
+
+    def rows(
+        self, operator: str, *, subtask: int = 0, parallelism: int = 1, plan: RestorePlan | None = None
+    ) -> Mapping[str, Iterable[pa.RecordBatch]]:
+        """Return the rows of each state that belong to this subtask, decided by protocol/recovery.py from the manifest
+        alone. They are read when they are iterated, once.
+
+        With a plan they are what the job declares: under its names, in its types, without what is dropped; nothing at all
+        is read if something is refused. Without a plan they are what the snapshot has.
+        """
+        if plan is not None:
+            plan.check()
+            planned = plan.of(operator)
+            if planned is None or planned.was is None:
+                return {}
+            rows = self.rows(planned.was, subtask=subtask, parallelism=parallelism)
+            return {
+                state.name: rows[state.was] if state.convert is None else map(state.convert, rows[state.was])
+                for state in planned.states
+                if state.taken_in and state.was is not None
+            }
+        entry = self.manifest.operators.get(operator)
+        if entry is None:
+            return {}
+        shares = plan_operator_restore(
+            [
+                Piece(subtask=piece.subtask, key_groups=range(*piece.key_groups), item_counts=piece.item_counts)
+                for piece in entry.pieces
+            ],
+            {state.name: Redistribution(state.kind) for state in entry.states},
+            parallelism=parallelism,
+            key_group_count=self.manifest.key_group_count,
+        )[subtask]
+        pieces = [self.piece(operator, piece) for piece in entry.pieces]
+        return {state.name: _rows(state, shares, pieces) for state in entry.states}
+
+    def piece(self, operator: str, piece: PieceEntry) -> PieceReader:
+        """Return the reader of one of the operator's pieces."""
+        entry = self.manifest.operators[operator]
+        return PieceReader(self.store, entry, piece, key_group_count=self.manifest.key_group_count)
+
+    def rewrite(self, operator: str, piece: PieceEntry, target: Store) -> PieceEntry:
+        """Write the piece to `target` in canonical form: one row file, whatever it is kept as. The rows are the same."""
+        states = [state.info for state in self.manifest.operators[operator].states]
+        reader = self.piece(operator, piece)
+        sections = (section for info in states for section in reader.sections(info))
+        name = layout.state_file_name(
+            attempt=self.manifest.attempt, operator=operator, subtask=piece.subtask, epoch=self.manifest.epoch
+        )
+        files = write_rows(target, name, states, sections, key_group_count=self.manifest.key_group_count)
+        return replace(piece, files=files)
+
+
+def _rows(state: StateEntry, shares: SubtaskRestore, pieces: Sequence[PieceReader]) -> Iterator[pa.RecordBatch]:
+    if state.kind == "keyed":
+        for read in shares.keyed:
+            yield from pieces[read.piece].keyed(state.name, read.groups)
+    else:
+        for share in shares.items:
+            if share.state == state.name:
+                yield from pieces[share.piece].items(state.name, share.start, share.stop)

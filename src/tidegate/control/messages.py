@@ -355,7 +355,7 @@ def from_wire(wire: dict[str, Any]) -> Message:
     if kind == Acknowledge.__name__:
         try:
             values["operators"] = {name: _part_from_wire(part) for name, part in values["operators"].items()}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ProtocolError, KeyError, TypeError) as error:
             raise ProtocolError(f"a malformed Acknowledge message: operators: {error}") from error
     message: Message = _KINDS[kind](**values)
     return message

@@ -7,8 +7,8 @@ from typing import Any
 
 from tidegate.dataflow.functions import Function
 from tidegate.dataflow.graph import Node
-from tidegate.dataflow.in_flight import places_of
 from tidegate.dataflow.operators.grouped import GroupFunction
+from tidegate.dataflow.places import places_of
 from tidegate.dataflow.plan import Plan
 from tidegate.snapshots.plan import DeclaredOperator
 from tidegate.state.descriptors import Descriptor, descriptors_of

@@ -6,18 +6,13 @@ of a loop's feedback stay with one subtask of the loop's head; those on their wa
 which takes what would be routed to it now.
 
 Snapshots keep no dictionary encoding: columns are decoded on their way into one and encoded again on their way out. When
-records are logged and fed in again is the slot's affair (slot/in_flight.py). A *place* is where they wait: one port of an
-operator, or a loop's way back to its head.
+records are logged and fed in again is the slot's affair (slot/in_flight.py). Where they wait: places.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pyarrow as pa
 
-from tidegate.dataflow.graph import Node
-from tidegate.dataflow.operators.iteration import IterationHeadSpec
 from tidegate.state.sections import StateInfo, StateKind
 
 FEEDBACK = "__feedback"
@@ -36,30 +31,6 @@ def in_flight_name(port: int) -> str:
 def in_flight_state(port: int, schema: pa.Schema) -> StateInfo:
     """The records that were on their way into a port; `schema` is what arrives there (`Node.input_schemas[port]`)."""
     return StateInfo(in_flight_name(port), StateKind.UNION, _SHAPE, _state_schema(schema))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Place:
-    """Where records wait: a port of an operator. `info` is the state that they are in a snapshot."""
-
-    operator: str
-    port: int
-    info: StateInfo
-    schema: pa.Schema
-
-    @property
-    def is_feedback(self) -> bool:
-        return self.info.name == FEEDBACK
-
-
-def places_of(node: Node) -> tuple[Place, ...]:
-    """Every place at which records for this operator may have waited in some snapshot."""
-    ports = tuple(
-        Place(node.name, port, in_flight_state(port, schema), schema) for port, schema in enumerate(node.input_schemas)
-    )
-    if isinstance(node.spec, IterationHeadSpec):
-        return *ports, Place(node.name, 0, feedback_state(node.schema), node.schema)
-    return ports
 
 
 def rows_to_value(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -34,11 +34,23 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What an attempt goes on from. `point` is given where it isn't the job's own snapshot."""
+    """What an attempt resumes from: one of the job's own snapshots, or what the user named, or nothing."""
 
-    manifest: Manifest | None
-    point: Snapshot | None
+    snapshot: Snapshot | None
+    is_own: bool
     origin: RestoredFrom | None  # what all of the job's snapshots descend from
+
+    @property
+    def epoch(self) -> int | None:
+        return None if self.snapshot is None else self.snapshot.manifest.epoch
+
+    @property
+    def named(self) -> Snapshot | None:
+        """What the user named, if the attempt resumes from it."""
+        return None if self.is_own else self.snapshot
+
+
+NOTHING = Beginning(None, True, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +83,17 @@ def open_attempt(
             own = None if newest is None else catalog.load(newest)
         else:
             own = batch_before(micro_batch, catalog.manifests(), store=catalog.store.address)
-        return beginning(own, named, restore, store=catalog.store.address), 0 if own is None else own.epoch
+        begun = beginning(None if own is None else Snapshot(catalog.store, own), named, restore, store=catalog.store.address)
+        return begun, 0 if own is None else own.epoch
 
     def losses_of(begun: Beginning) -> tuple[str, ...]:
         """What the program doesn't take in of it; an error if that isn't allowed."""
-        if begun.manifest is None:
+        if begun.snapshot is None:
             return ()
         # A sink that is gone stands in the way only if it has output that is still to be committed.
-        due = Snapshot(catalog.store, begun.manifest) if begun.point is None else begun.point
-        plan_of = due.still_to_commit().plan(declared_operators(plan), key_group_count=plan.key_group_count, drop=drop)
+        plan_of = begun.snapshot.still_to_commit().plan(
+            declared_operators(plan), key_group_count=plan.key_group_count, drop=drop
+        )
         plan_of.check()
         return plan_of.losses
 
@@ -94,8 +108,7 @@ def open_attempt(
     begun, own_epoch = chosen(epochs)
     highest = max([catalog.highest_epoch_seen(), *epochs], default=0)
     losses = losses_of(begun)
-    if begun.manifest is not None:
-        highest = max(highest, begun.manifest.epoch)
+    highest = max(highest, begun.epoch or 0)
     catalog.sweep(attempt)
     kept = [epoch for epoch in epochs if epoch <= own_epoch]
     return Opened(attempt, kept, begun, highest + 1, epochs[len(kept) :], losses)
@@ -117,26 +130,26 @@ def named_point(restore: Restore) -> Snapshot | NotFound | None:
     return point
 
 
-def beginning(own: Manifest | None, point: Snapshot | NotFound | None, restore: Restore, *, store: str) -> Beginning:
+def beginning(own: Snapshot | None, point: Snapshot | NotFound | None, restore: Restore, *, store: str) -> Beginning:
     """`own` is the newest of the job's own snapshots, which are in the store at that address."""
     if restore.path is None or point is None:
-        return Beginning(own, None, None if own is None else own.restored_from)
+        return Beginning(own, True, None if own is None else own.manifest.restored_from)
     if own is None:
         if isinstance(point, NotFound):
             raise point
-        return Beginning(point.manifest, point, origin_of(restore.path, point))
-    theirs = own.restored_from
+        return Beginning(point, False, origin_of(restore.path, point))
+    theirs = own.manifest.restored_from
     if isinstance(point, NotFound):
         if theirs is None or theirs.path != shown_path(restore.path):
             raise point
     elif theirs is None or theirs.id != origin_of(restore.path, point).id:
         descend = "were not begun with any" if theirs is None else f"descend from {theirs.path}"
         raise RestoreError(
-            f"the job has snapshots of its own in {shown(store)}, up to epoch {own.epoch}, which {descend}: they and "
-            f"restore_from={shown(restore.path)!r} contradict each other. To begin with the latter, give the job a new "
+            f"the job has snapshots of its own in {shown(store)}, up to epoch {own.manifest.epoch}, which {descend}: they "
+            f"and restore_from={shown(restore.path)!r} contradict each other. To begin with the latter, give the job a new "
             f"folder, Snapshots(to=…); to go on from its own, leave restore_from out"
         )
-    return Beginning(own, None, theirs)
+    return Beginning(own, True, theirs)
 
 
 def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str) -> Manifest | None:

@@ -26,16 +26,17 @@ from tidegate.control.messages import (
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.declared import declared_operators
 from tidegate.dataflow.graph import Node, Partitioning
-from tidegate.dataflow.in_flight import Place, places_of
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec, follow_splits
+from tidegate.dataflow.places import Place, places_of
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
 from tidegate.protocol.alignment import AlignmentMode
 from tidegate.protocol.ids import ChannelId
 from tidegate.slot.exchange import EdgeWriter
 from tidegate.slot.in_flight import Replay, own_records, waits_in
+from tidegate.slot.inner import InnerSubtask, Input
 from tidegate.slot.laps import Laps
-from tidegate.slot.subtask import InnerSubtask, Input, SourceSubtask, Subtask, TakeParts
+from tidegate.slot.subtask import SourceSubtask, Subtask, TakeParts
 from tidegate.slot.untimed import untimed_operators, warning_of
 from tidegate.slot.world import Network, SlotWorld
 from tidegate.snapshots.manifest import FileEntry
@@ -110,51 +111,20 @@ class Assembly:
 
     def _build(self, vertex: Vertex) -> Subtask:
         operators = {node.id: node.spec.create(node) for node in vertex.nodes}
-        writers = []
         for node in vertex.nodes[1:]:
             (edge,) = node.inputs
             _attach(operators[edge.source], edge.tag, operators[node.id])
-        for out in self._plan.outputs_of(vertex):
-            writer = EdgeWriter(
-                [self._channels.outlet(out, channel) for channel in self._plan.targets(out, self.index)],
-                partitioning=out.partitioning,
-                key=out.key,
-                key_group_count=self._plan.key_group_count,
-                first=self.index,
-                loops=frozenset(loop.id for loop in self._plan.loops if self._plan.edge_inside(loop, out)),
-                refuses_nulls_for=self._plan.vertices[out.target_vertex].head.name if out.refuses_nulls else None,
-            )
-            writers.append(writer)
-            _attach(operators[out.source_node], out.tag, writer)
+        writers = self._edge_writers(vertex, operators)
         follow_splits(list(operators.values()))
         keeps = self._keeps_in_flight(vertex)
         places = {(place.operator, place.info.name): place for place in self._places(vertex, of_head=keeps)}
-        replay = Replay()
-        for node in vertex.nodes:
-            context = self._context(vertex, node)
-            waiting = {place.info.name: place for place in places.values() if place.operator == node.name}
-            states = {state: rows for state, rows in context.restored.items() if state not in waiting}
-            operators[node.id].open(replace(context, restored=states))
-            for place in waiting.values():
-                replay.add(
-                    place,
-                    operators[node.id],
-                    own_records(
-                        place,
-                        node,
-                        context.rows(place.info.name),
-                        subtask=self.index,
-                        parallelism=vertex.parallelism,
-                        key_group_count=self._plan.key_group_count,
-                    ),
-                )
         tuning, clock = self._settings.tuning, self._world.clock
         rest: dict[str, Any] = dict(
             vertex=vertex,
             index=self.index,
             operators=list(operators.values()),
             writers=writers,
-            replay=replay,
+            replay=self._opened(vertex, operators, places.values()),
             places=list(places.values()),
             take_parts=self._take_parts,
             max_batch_rows=tuning.max_batch_rows,
@@ -182,6 +152,45 @@ class Assembly:
             mode=AlignmentMode.EXACTLY_ONCE if mode is AlignmentMode.LOGGING and not keeps else mode,
             **rest,
         )
+
+    def _edge_writers(self, vertex: Vertex, operators: Mapping[int, Operator]) -> list[EdgeWriter]:
+        writers = []
+        for out in self._plan.outputs_of(vertex):
+            writer = EdgeWriter(
+                [self._channels.outlet(out, channel) for channel in self._plan.targets(out, self.index)],
+                partitioning=out.partitioning,
+                key=out.key,
+                key_group_count=self._plan.key_group_count,
+                first=self.index,
+                loops=frozenset(loop.id for loop in self._plan.loops if self._plan.edge_inside(loop, out)),
+                refuses_nulls_for=self._plan.vertices[out.target_vertex].head.name if out.refuses_nulls else None,
+            )
+            writers.append(writer)
+            _attach(operators[out.source_node], out.tag, writer)
+        return writers
+
+    def _opened(self, vertex: Vertex, operators: Mapping[int, Operator], places: Collection[Place]) -> Replay:
+        """Opens the operators with their state. Returns what was on its way to them."""
+        replay = Replay()
+        for node in vertex.nodes:
+            context = self._context(vertex, node)
+            waiting = {place.info.name: place for place in places if place.operator == node.name}
+            states = {state: rows for state, rows in context.restored.items() if state not in waiting}
+            operators[node.id].open(replace(context, restored=states))
+            for place in waiting.values():
+                replay.add(
+                    place,
+                    operators[node.id],
+                    own_records(
+                        place,
+                        node,
+                        context.rows(place.info.name),
+                        subtask=self.index,
+                        parallelism=vertex.parallelism,
+                        key_group_count=self._plan.key_group_count,
+                    ),
+                )
+        return replay
 
     def _keeps_in_flight(self, vertex: Vertex) -> bool:
         """Whether records under way to the vertex may be part of snapshots. Not where they were broadcast or passed on
@@ -212,7 +221,7 @@ class Assembly:
             # The backend takes its files as they are; there is no row to be read of its states.
             keyed = {info.name for info in node.spec.states(node) if info.kind is StateKind.KEYED}
             rows = {state: batches for state, batches in rows.items() if state not in keyed}
-        self._writers[node.name] = PartWriter(
+        self.writers[node.name] = PartWriter(
             node.name,
             store=self._world.store,
             attempt=self._attempt,

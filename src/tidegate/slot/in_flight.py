@@ -21,12 +21,12 @@ from tidegate.channels.spill import Spill
 from tidegate.dataflow.graph import Node, Partitioning
 from tidegate.dataflow.in_flight import (
     FEEDBACK,
-    Place,
     in_flight_name,
     rows_to_value,
     value_to_rows,
 )
 from tidegate.dataflow.operators.base import Operator
+from tidegate.dataflow.places import Place
 from tidegate.dataflow.plan import PlanEdge
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, owners_of

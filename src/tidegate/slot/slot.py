@@ -39,8 +39,9 @@ from tidegate.dataflow.plan import Plan
 from tidegate.errors import ProtocolError, StoreError
 from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.slot.assembly import Assembly, RestoredState
+from tidegate.slot.inner import InnerSubtask
 from tidegate.slot.step_times import StepTimes
-from tidegate.slot.subtask import InnerSubtask, Part, SourceSubtask, Subtask
+from tidegate.slot.subtask import Part, SourceSubtask, Subtask
 from tidegate.slot.world import SlotWorld
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.finding import find_snapshot

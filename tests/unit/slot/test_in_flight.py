@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import tidegate as tg
 from tidegate.dataflow.graph import Node
-from tidegate.dataflow.in_flight import FEEDBACK, Place, places_of, rows_to_value
+from tidegate.dataflow.in_flight import FEEDBACK, rows_to_value
 from tidegate.dataflow.operators.base import Operator
+from tidegate.dataflow.places import Place, places_of
 from tidegate.dataflow.stream import Pipeline
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, owner_of

@@ -425,8 +425,8 @@ def written(store: MemoryStore, *, parallelism: int, keys: int) -> Manifest:
         objects["rules"].put("factor", 3)
         writer = PartWriter("sum", store=store, attempt=1, subtask=subtask, parallelism=parallelism, key_group_count=GROUPS)
         told = writer.write(FrozenParts(backend.freeze(), owned.freeze()), epoch=1, base=0, full=True)
-        pieces.append(PieceEntry.from_json(told["piece"]))
-        states = tuple(StateEntry.from_json(each) for each in told["states"])
+        pieces += told.pieces
+        states = told.states
     return Manifest(
         job="shop",
         epoch=1,

@@ -65,7 +65,7 @@ def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshot:
         backend = BACKENDS[request.param]().create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=lambda: NOW_MS)
         tables = {name: backend.table(descriptor) for name, descriptor in STATES.items()}
         writer = PartWriter("op", store=store, attempt=1, subtask=subtask, parallelism=2, key_group_count=GROUPS)
-        written: dict[str, Any] = {}
+        written: OperatorEntry | None = None
         mine = [key for key in KEYS if group_of(key, pa.int64()) * 2 // GROUPS == subtask]
         for epoch in (1, 2):
             keys = mine if epoch == 1 else [key for key in mine if key % 10 == 0 or key == 7]
@@ -81,8 +81,9 @@ def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshot:
             written = writer.write(frozen, epoch=epoch, base=epoch - 1, full=False)
             frozen.release()
         backend.close()
-        pieces.append(PieceEntry.from_json(written["piece"]))
-        entries = tuple(StateEntry.from_json(state) for state in written["states"])
+        assert written is not None
+        pieces += written.pieces
+        entries = written.states
     manifest = Manifest(
         job="job",
         epoch=2,

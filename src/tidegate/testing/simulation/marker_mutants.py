@@ -13,12 +13,13 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.channels.elements import Marker
-from tidegate.dataflow.in_flight import FEEDBACK, Place
+from tidegate.dataflow.in_flight import FEEDBACK
 from tidegate.dataflow.operators import sink, source
-from tidegate.driver import coordinator
+from tidegate.dataflow.places import Place
+from tidegate.driver import epochs
 from tidegate.protocol import alignment, epoch_coordinator, iteration
 from tidegate.protocol.alignment import AlignmentMode, ForwardMarker, TakeSnapshot
-from tidegate.slot import in_flight, slot, subtask
+from tidegate.slot import in_flight, inner, slot, subtask
 from tidegate.testing.simulation.faults import FaultRates
 from tidegate.testing.simulation.mutant import RESTORES, Mutant
 from tidegate.testing.simulation.simulation import MODES
@@ -71,7 +72,7 @@ def _never_block(original: Any) -> Any:
 def _marker_too_early(original: Any) -> Any:
     """It overtakes what is queued before it, and nobody keeps that."""
 
-    def take_from(self: subtask.InnerSubtask, source: subtask.Input) -> bool:
+    def take_from(self: inner.InnerSubtask, source: inner.Input) -> bool:
         inlet = source.inlet
         if not inlet.blocked and isinstance(inlet.peek(), pa.RecordBatch) and (marker := inlet.marker()) is not None:
             inlet.overtake()
@@ -85,7 +86,7 @@ def _marker_too_early(original: Any) -> Any:
 def _marker_too_late(original: Any) -> Any:
     """What comes right behind it is processed before it."""
 
-    def take_from(self: subtask.InnerSubtask, source: subtask.Input) -> bool:
+    def take_from(self: inner.InnerSubtask, source: inner.Input) -> bool:
         inlet = source.inlet
         if not inlet.blocked and isinstance(inlet.peek(), Marker):
             marker = inlet.take()
@@ -117,7 +118,7 @@ def _forward_before_the_freeze(original: Any) -> Any:
 
     def run(self: subtask.Subtask, effects: Iterable[Any]) -> None:
         effects = list(effects)
-        if isinstance(self, subtask.InnerSubtask) and any(isinstance(effect, TakeSnapshot) for effect in effects):
+        if isinstance(self, inner.InnerSubtask) and any(isinstance(effect, TakeSnapshot) for effect in effects):
             for writer in self._writers:
                 writer.send(self._marker)
             effects = [effect for effect in effects if not isinstance(effect, ForwardMarker)]
@@ -170,7 +171,7 @@ def _all_but_the_first(batches: list[Any]) -> Any:
 def _log_what_is_behind(original: Any) -> Any:
     """What is queued when the marker comes goes into the log, though it is behind the marker or is there already."""
 
-    def on_marker(self: subtask.InnerSubtask, channel: Any, marker: Any, *, overtook: bool) -> None:
+    def on_marker(self: inner.InnerSubtask, channel: Any, marker: Any, *, overtook: bool) -> None:
         behind = self._by_channel[channel].inlet.peek()
         if channel in self._logged and self._taken is not None and isinstance(behind, pa.RecordBatch):
             self._log(channel, behind)
@@ -182,7 +183,7 @@ def _log_what_is_behind(original: Any) -> Any:
 def _log_all(original: Any) -> Any:
     """Every channel is logged from the freeze until the snapshot is finished, wherever its own marker is."""
 
-    def set_logged(self: subtask.InnerSubtask, channels: Any, logged: bool) -> None:
+    def set_logged(self: inner.InnerSubtask, channels: Any, logged: bool) -> None:
         placed = {channel for channel, each in self._by_channel.items() if each.place is not None}
         if logged:
             original(self, placed, True)
@@ -195,7 +196,7 @@ def _log_all(original: Any) -> Any:
 def _miss_the_first(original: Any) -> Any:
     """Logging begins a batch too late."""
 
-    def log(self: subtask.InnerSubtask, channel: Any, batch: Any) -> None:
+    def log(self: inner.InnerSubtask, channel: Any, batch: Any) -> None:
         if self.__dict__.get("begun") is self._taken:
             original(self, channel, batch)
         self.__dict__["begun"] = self._taken
@@ -217,7 +218,7 @@ def _end_at_once(original: Any) -> Any:
 def _end_when_quiet(original: Any) -> Any:
     """Together with event time, at the end of which timers make records."""
 
-    def on_lap(self: subtask.InnerSubtask, outcome: Any) -> None:
+    def on_lap(self: inner.InnerSubtask, outcome: Any) -> None:
         original(self, outcome)
         if isinstance(outcome, iteration.LoopQuiet):
             assert self._laps is not None and self._laps._origin is not None
@@ -271,9 +272,9 @@ def _commit_this_one_only(original: Any) -> Any:
 def _final_without_loops(original: Any) -> Any:
     """The job is taken to have ended when its sources have."""
 
-    def feed(self: coordinator.Coordinator, event: Any) -> None:
-        if self._epoch_coordinator is not None:
-            self._epoch_coordinator._enders = self._sources
+    def feed(self: epochs.Epochs, event: Any) -> None:
+        if self._coordinator is not None:
+            self._coordinator._enders = self._sources
             if isinstance(event, epoch_coordinator.InputEnded) and event.subtask not in self._sources:
                 return
         original(self, event)
@@ -284,7 +285,7 @@ def _final_without_loops(original: Any) -> Any:
 def _ends_are_not_told(original: Any) -> Any:
     def handle(self: slot.Slot, message: Any) -> None:
         for each in self._subtasks:
-            if isinstance(each, subtask.InnerSubtask):
+            if isinstance(each, inner.InnerSubtask):
                 each._on_done = lambda done: None
         original(self, message)
 
@@ -313,7 +314,7 @@ MARKER_MUTANTS = (
         "channels that are ahead aren't blocked",
         row=7,
         rates=RESTORES,
-        patches=((subtask, "Alignment", _never_block),),
+        patches=((inner, "Alignment", _never_block),),
     ),
     Mutant(
         "marker too early",
@@ -321,7 +322,7 @@ MARKER_MUTANTS = (
         row=7,
         modes=ALL,
         rates=RESTORES,
-        patches=((subtask.InnerSubtask, "_take_from", _marker_too_early),),
+        patches=((inner.InnerSubtask, "_take_from", _marker_too_early),),
     ),
     Mutant(
         "marker too late",
@@ -329,7 +330,7 @@ MARKER_MUTANTS = (
         row=7,
         modes=EXACT,
         rates=RESTORES,
-        patches=((subtask.InnerSubtask, "_take_from", _marker_too_late),),
+        patches=((inner.InnerSubtask, "_take_from", _marker_too_late),),
     ),
     Mutant(
         "forward at the first",
@@ -412,7 +413,7 @@ MARKER_MUTANTS = (
         row=7,
         modes=("unaligned", "alignment_timeout"),
         rates=RESTORES,
-        patches=((subtask.InnerSubtask, "_log_overtaken", lambda original: lambda self, channel: None),),
+        patches=((inner.InnerSubtask, "_log_overtaken", lambda original: lambda self, channel: None),),
     ),
     Mutant(
         "log what is behind",
@@ -421,7 +422,7 @@ MARKER_MUTANTS = (
         job="retries",
         rates=RESTORES,
         modes=("exactly_once", *LOGGED),
-        patches=((subtask.InnerSubtask, "_on_marker", _log_what_is_behind),),
+        patches=((inner.InnerSubtask, "_on_marker", _log_what_is_behind),),
     ),
     Mutant(
         "log all",
@@ -429,7 +430,7 @@ MARKER_MUTANTS = (
         row=7,
         modes=LOGGED,
         rates=RESTORES,
-        patches=((subtask.InnerSubtask, "_set_logged", _log_all),),
+        patches=((inner.InnerSubtask, "_set_logged", _log_all),),
     ),
     Mutant(
         "log begins late",
@@ -438,7 +439,7 @@ MARKER_MUTANTS = (
         modes=ALL,
         job="retries",
         rates=RESTORES,
-        patches=((subtask.InnerSubtask, "_log", _miss_the_first),),
+        patches=((inner.InnerSubtask, "_log", _miss_the_first),),
     ),
     Mutant(
         "loop ends at once",
@@ -470,7 +471,7 @@ MARKER_MUTANTS = (
         row=7,
         modes=ALL,
         job="bills",
-        patches=((subtask.InnerSubtask, "_on_lap", _end_when_quiet),),
+        patches=((inner.InnerSubtask, "_on_lap", _end_when_quiet),),
     ),
     Mutant(
         "quiet relays",
@@ -509,7 +510,7 @@ MARKER_MUTANTS = (
         row=6,
         modes=ALL,
         job="retries",
-        patches=((coordinator.Coordinator, "_feed", _final_without_loops),),
+        patches=((epochs.Epochs, "feed", _final_without_loops),),
     ),
     Mutant(
         "ends are not told",

@@ -1,0 +1,257 @@
+"""The epochs of the attempt that runs: the shell around protocol/epoch_coordinator.py.
+
+What the epoch coordinator decides is carried out here: slots are told, manifests are created, snapshots that nobody needs
+any more are released. Store operations go to the background, which is first in, first out. Not here: when an attempt begins
+and ends (coordinator.py), and what becomes of savepoints (savepoints.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from tidegate.control.background import Background
+from tidegate.control.clock import Clock
+from tidegate.control.failing import described, is_final
+from tidegate.control.messages import Abort, Complete, EndInput, Message, Trigger
+from tidegate.control.settings import JobSettings
+from tidegate.dataflow.operators.source import SourceSpec
+from tidegate.dataflow.plan import Plan
+from tidegate.driver.attempts import Opened, operators_in, written_by
+from tidegate.driver.committing import Commits
+from tidegate.driver.reports import EpochReport, EpochReports, Failure
+from tidegate.driver.savepoints import SavepointDesk
+from tidegate.errors import FencedOff
+from tidegate.protocol import epoch_coordinator
+from tidegate.protocol.epoch_coordinator import (
+    CreateManifest,
+    Discard,
+    Effect,
+    EpochCoordinator,
+    Event,
+    FailJob,
+    ManifestCreated,
+    ManifestFailed,
+    NotifyAborted,
+    NotifyComplete,
+    ReleaseSnapshots,
+    SnapshotAcknowledged,
+    SnapshotRequested,
+    TriggerEpoch,
+)
+from tidegate.protocol.ids import SubtaskId
+from tidegate.snapshots.catalog import SnapshotCatalog
+from tidegate.snapshots.manifest import Manifest, MicroBatch, OperatorEntry
+
+
+class Attempt(Protocol):
+    """What the epochs have to say to whoever runs the attempt."""
+
+    @property
+    def over(self) -> bool:
+        """Whether what was begun in it is of no interest any more: the next attempt finds out from the store."""
+
+    def tell_all(self, message: Message) -> None:
+        """To all slots."""
+
+    def completed(self, epoch: int) -> None:
+        """A snapshot is complete, and the slots were told."""
+
+    def failed(self, failure: Failure) -> None:
+        """The attempt can't go on."""
+
+    def failed_for_good(self, why: str, *, permanent: bool = False) -> None:
+        """Nor could another one."""
+
+
+class Epochs:
+    """`reports` are of the newest epochs. `newest` is the newest complete one, None if there is none."""
+
+    def __init__(
+        self,
+        *,
+        attempt: Attempt,
+        settings: JobSettings,
+        catalog: SnapshotCatalog,
+        background: Background,
+        copies: Background,
+        clock: Clock,
+        want_full: Callable[[], None],
+        versions: Mapping[str, str],
+        micro_batch: MicroBatch | None,
+    ) -> None:
+        self.reports = EpochReports()
+        self.newest: int | None = None
+        self.micro_batch = micro_batch  # that the next epoch ends, if epochs end micro-batches
+        self.desk = SavepointDesk(catalog=catalog, background=copies, clock=clock, want=want_full, release=self._release)
+        self.commits = Commits(catalog, background, self.desk.on_committed)
+        self._attempt = attempt
+        self._settings = settings
+        self._catalog = catalog
+        self._background = background
+        self._clock = clock
+        self._versions = dict(versions)
+        self._opened: Opened | None = None
+        self._key_group_count = 0
+        self._graph = ""
+        self._next_epoch = 1
+        self._superseded: list[int] = []  # of a micro-batch that runs again; let go when it is complete
+        self._swept_for = 0  # the attempt that has swept a second time
+        self._coordinator: EpochCoordinator | None = None
+        self._sources: frozenset[SubtaskId] = frozenset()
+
+    @property
+    def running(self) -> bool:
+        return self._coordinator is not None
+
+    def open(self, opened: Opened) -> None:
+        """An attempt was claimed."""
+        self._opened, self._coordinator = opened, None
+        self._superseded = opened.superseded
+        self._next_epoch = max(self._next_epoch, opened.next_epoch)
+        self.newest = opened.beginning.epoch
+
+    def run(self, plan: Plan, graph: str) -> None:
+        """All slots of the attempt are ready. `graph` is what savepoints say of the plan."""
+        assert self._opened is not None
+        subtasks = frozenset(SubtaskId(vertex.id, index) for vertex in plan.vertices for index in range(vertex.parallelism))
+        heads = {loop.head_vertex for loop in plan.loops}
+        self._sources = frozenset(each for each in subtasks if isinstance(plan.vertices[each.vertex].head.spec, SourceSpec))
+        self._key_group_count, self._graph = plan.key_group_count, graph
+        self._coordinator = EpochCoordinator(
+            subtasks=subtasks,
+            sources=self._sources,
+            enders=self._sources | {each for each in subtasks if each.vertex in heads},  # who says that nothing more comes
+            settings=self._settings.snapshots.coordinator_settings(),
+            next_epoch=self._next_epoch,
+            retained=self._opened.epochs,
+            now_ms=self._clock.monotonic_ms(),
+        )
+        self.commits.begin(plan.slots, self._opened.attempt)
+
+    def stop(self) -> None:
+        """The attempt is over."""
+        self.reports.attempt_over()
+        self._coordinator = None
+        self.desk.on_attempt_over()
+
+    def want_full(self) -> None:
+        """For a savepoint, while the attempt runs."""
+        assert self._coordinator is not None
+        if self._coordinator.active_epoch is not None and self.reports[-1].ending is not None:
+            self.desk.on_triggered(self.reports[-1].epoch)  # nothing follows it: it holds all that there will be
+        else:
+            self.feed(SnapshotRequested(full=True))
+
+    def acknowledge(
+        self, subtask: SubtaskId, epoch: int, operators: Mapping[str, OperatorEntry], stats: dict[str, Any]
+    ) -> None:
+        self.reports.acknowledged(epoch, str(subtask), stats)
+        self.feed(SnapshotAcknowledged(subtask, epoch, operators))
+
+    def feed(self, event: Event) -> None:
+        """An event for the epoch coordinator. If the attempt doesn't run it is of no interest."""
+        if self._coordinator is None:
+            return
+        for effect in self._coordinator.handle(event):
+            self._execute(effect)
+        if self._coordinator is not None:
+            self._next_epoch = self._coordinator.next_epoch
+
+    def _execute(self, effect: Effect) -> None:
+        match effect:
+            case TriggerEpoch(epoch, ending, full, base):
+                name = None if ending is None else ending.value
+                self.reports.triggered(EpochReport(epoch, self._number, self._clock.now_ms(), name, full))
+                if full:
+                    self.desk.on_triggered(epoch)
+                self._attempt.tell_all(Trigger(epoch, name, full, base))
+            case epoch_coordinator.EndInput():
+                self._attempt.tell_all(EndInput())
+            case CreateManifest(epoch, payloads):
+                manifest = self._manifest(epoch, payloads)
+                self._background.submit(
+                    partial(self._catalog.commit, manifest), partial(self._manifest_created, self._number, manifest)
+                )
+            case NotifyComplete(epoch, ending):
+                self.reports.of(epoch).completed_ms = self._clock.now_ms()
+                self.newest = epoch
+                self._attempt.tell_all(Complete(epoch, None if ending is None else ending.value))
+                self._release(self._superseded)
+                self._superseded = []
+                self._attempt.completed(epoch)
+                if self._swept_for < self._number:
+                    # Slots of older attempts may have written files after the sweep that this attempt began with.
+                    self._swept_for = self._number
+                    self._background.submit(partial(self._catalog.sweep, self._number), _forget)
+            case NotifyAborted(epoch, reason, message):
+                self.reports.of(epoch).aborted = f"{reason.value}: {message}"
+                self.desk.on_aborted(epoch)
+                self._attempt.tell_all(Abort(epoch))
+            case ReleaseSnapshots(epochs):
+                self._release(epochs)
+            case Discard(payloads):
+                names = [
+                    file.name
+                    for operators in payloads
+                    for entry in operators.values()
+                    for piece in entry.pieces
+                    for file in piece.files
+                ]
+                self._background.submit(partial(self._catalog.discard, names, attempt=self._number), _forget)
+            case FailJob(_, message):
+                self._attempt.failed(Failure(f"too many snapshots failed in a row: {message}"))
+
+    @property
+    def _number(self) -> int:
+        return 0 if self._opened is None else self._opened.attempt
+
+    def _release(self, epochs: Collection[int]) -> None:
+        """All but those that a savepoint is being copied from; they come here again."""
+        free = self.desk.releasable(epochs)
+        if free:
+            self._background.submit(partial(self._catalog.release, free, attempt=self._number), _forget)
+
+    def _manifest(self, epoch: int, payloads: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> Manifest:
+        assert self._opened is not None
+        operators, begun = operators_in(payloads), self._opened.beginning
+        report = self.reports.of(epoch)
+        report.bytes = sum(file.bytes for entry in operators.values() for piece in entry.pieces for file in piece.files)
+        assert begun.is_own or written_by(self._number, operators), "what the job began with may be deleted"
+        return Manifest(
+            job=self._settings.name,
+            epoch=epoch,
+            attempt=self._number,
+            created_ms=self._clock.now_ms(),
+            key_group_count=self._key_group_count,
+            ending=report.ending,
+            operators=operators,
+            restored_from=begun.origin,
+            micro_batch=self.micro_batch,
+            stats={
+                "triggered_ms": report.triggered_ms,
+                "bytes": report.bytes,
+                **report.measured,
+                "subtasks": report.subtasks,
+            },
+        )
+
+    def _manifest_created(self, attempt: int, manifest: Manifest, _: None, error: BaseException | None) -> None:
+        if attempt != self._number or self._attempt.over:
+            return
+        if error is None:
+            self.commits.on_complete(manifest)
+            self.desk.on_complete(manifest, graph=self._graph, versions=self._versions)
+            self.feed(ManifestCreated(manifest.epoch))
+        elif isinstance(error, FencedOff):
+            # Another driver runs this job now. To restart would be to fence it in turn, and so on.
+            self._attempt.failed_for_good(f"{type(error).__name__}: {error}")
+        elif is_final(error):
+            self._attempt.failed_for_good(described(error), permanent=True)
+        else:
+            self.feed(ManifestFailed(manifest.epoch, f"{type(error).__name__}: {error}"))
+
+
+def _forget(_: Any, error: BaseException | None) -> None:
+    """Deleting failed, or this attempt was fenced off meanwhile: the next attempt's sweep finds what is left."""

@@ -1,0 +1,277 @@
+"""A subtask with inputs: which of them it takes the next element from, and what it does with it.
+
+The one thing that back-pressure doesn't hold up is the marker of an epoch that is hurried: it is looked for in the inputs'
+queues at every step, and passes what is queued before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.channels.elements import Element, End, Idle, Lap, Marker, Watermark
+from tidegate.channels.feedback import FeedbackChannel
+from tidegate.channels.ports import Inlet
+from tidegate.dataflow.places import Place
+from tidegate.protocol.alignment import (
+    Alignment,
+    AlignmentMode,
+)
+from tidegate.protocol.ids import ChannelId
+from tidegate.protocol.iteration import LoopEnded, LoopQuiet
+from tidegate.protocol.watermarks import MAX_WATERMARK_MS, Advanced, WatermarkMerge
+from tidegate.slot.laps import Laps
+from tidegate.slot.subtask import Subtask
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One incoming channel. `timed`: watermarks come on it; an untimed one doesn't hold event time back. `place` is where
+    its records wait, if they may be part of a snapshot."""
+
+    inlet: Inlet
+    port: int
+    timed: bool
+    place: Place | None = None
+
+    @property
+    def is_feedback(self) -> bool:
+        return isinstance(self.inlet, FeedbackChannel)
+
+    @property
+    def is_crowded(self) -> bool:
+        return isinstance(self.inlet, FeedbackChannel) and self.inlet.crowded
+
+
+class InnerSubtask(Subtask):
+    """A subtask with inputs. It takes from its channels in turn, whole runs of small batches at once.
+
+    `hurries`: the markers of its epochs may overtake; `laps` is given where it is inside a loop; `time_by_epoch`: watermarks
+    come at the end of epochs.
+    """
+
+    def __init__(
+        self,
+        *,
+        inputs: Sequence[Input],
+        max_batch_rows: int,
+        monotonic_ms: Callable[[], int],
+        on_done: Callable[[Subtask], None],
+        mode: AlignmentMode,
+        hurries: bool,
+        laps: Laps | None,
+        time_by_epoch: bool,
+        **rest: Any,
+    ) -> None:
+        super().__init__(**rest)
+        assert inputs
+        self._inputs = tuple(inputs)
+        self._by_channel = {each.inlet.channel: each for each in inputs}
+        self._feedback = next((each for each in inputs if each.is_feedback), None)
+        self._regular = frozenset(each.inlet.channel for each in inputs if not each.is_feedback)
+        self._max_batch_rows = max_batch_rows
+        self._monotonic_ms = monotonic_ms
+        self._on_done = on_done
+        self._turn = 0
+        self._ended: set[ChannelId] = set()
+        self._laps = laps
+        self._alignment = Alignment(self._by_channel, mode=mode, feedback=self._by_channel.keys() - self._regular)
+        self._hurries = hurries
+        self._hurry_at: tuple[int, int] | None = None  # the epoch that was triggered, and when it is to be hurried
+        self._hurried: int | None = None
+        self._logged: set[ChannelId] = set()
+        self._overtaken: list[pa.RecordBatch] = []
+        # Untimed inputs (rules without event time, say) don't hold event time back, unless there is nothing else.
+        timed = [each.inlet.channel for each in inputs if each.timed] or sorted(self._regular)
+        self._timed = frozenset(timed)
+        self._watermarks = WatermarkMerge(timed)
+        self._time_held = False
+        self._time_by_epoch = time_by_epoch
+
+    def step(self) -> bool:
+        hurried = (self._hurry_at is not None or self._hurried is not None) and self._hurry()
+        return super().step() or hurried
+
+    def wait_until_ms(self) -> int | None:
+        due = () if self._hurry_at is None else (self._hurry_at[1],)
+        lap = () if self._laps is None or self._laps.due_ms is None else (self._laps.due_ms,)
+        return min((*due, *lap), default=None)
+
+    def expect(self, epoch: int, *, hurry_after_ms: int) -> None:
+        """The epoch was triggered. What isn't done with it after this time lets its marker overtake."""
+        if self._hurries:
+            self._hurry_at = epoch, self._monotonic_ms() + hurry_after_ms
+
+    def on_time(self, now_ms: int) -> bool:
+        if self._laps is None:
+            return super().on_time(now_ms)
+        before = sum([writer.batch_count for writer in self._writers])
+        called = super().on_time(now_ms)
+        if called and sum([writer.batch_count for writer in self._writers]) > before:
+            self._laps.on_own_records()
+        return called
+
+    def abort(self, epoch: int) -> None:
+        super().abort(epoch)
+        if self._hurry_at is not None and self._hurry_at[0] <= epoch:
+            self._hurry_at = None
+        if self._hurried is not None and self._hurried <= epoch:
+            self._end_hurry()
+
+    def _work(self) -> bool:
+        if self._laps is not None and self._laps.send_due(self._monotonic_ms(), self._writers):
+            return True
+        # New records wait while those that go round are too many.
+        if self._feedback is not None and self._feedback.is_crowded and self._take_from(self._feedback):
+            return True
+        inputs, count = self._inputs, len(self._inputs)
+        for _ in inputs:
+            each = inputs[self._turn]
+            self._turn = (self._turn + 1) % count
+            if len(each.inlet) and self._take_from(each):
+                return True
+        return False
+
+    def _take_from(self, source: Input) -> bool:
+        inlet = source.inlet
+        if not len(inlet) or inlet.blocked:
+            return False
+        self._dispatch(source, inlet.take())
+        return True
+
+    def _dispatch(self, source: Input, element: Element) -> None:
+        head, channel = self.operators[0], source.inlet.channel
+        self.counters.taken += 1
+        if isinstance(element, pa.RecordBatch):
+            batch = self._joined(source.inlet, element)
+            self.counters.records_in += batch.num_rows
+            self.counters.taken += batch.num_rows - 1
+            if self._laps is not None and source.is_feedback:
+                if self._laps.ended:
+                    return  # made by a timer of the clock when all was over: those don't keep a loop going
+                self._laps.on_feedback_records()
+            if channel in self._logged:
+                self._log(channel, batch)
+            head.on_batch(batch, source.port)
+        elif isinstance(element, Marker):
+            self._on_marker(channel, element, overtook=False)
+        elif isinstance(element, Watermark):
+            if channel in self._timed:
+                self._advance(self._watermarks.on_watermark(channel, element.at_ms))
+        elif isinstance(element, Idle):
+            if channel in self._timed:
+                self._advance(self._watermarks.on_idle(channel))
+        elif isinstance(element, Lap):
+            assert self._laps is not None, f"{element} outside of its loop"
+            self._on_lap(self._laps.on_lap(channel, element, self._monotonic_ms(), self._writers))
+        else:
+            assert isinstance(element, End) and channel not in self._ended
+            self._ended.add(channel)
+            if self._laps is not None:
+                self._laps.on_end(channel, self._writers)
+            if self._ended == self._regular and (self._laps is None or not self._laps.is_head):
+                head.on_end()
+
+    def _joined(self, inlet: Inlet, first: pa.RecordBatch) -> pa.RecordBatch:
+        """The first batch and those that wait right behind it, up to the batch size: big batches under load, none at
+        rest."""
+        rows, run = first.num_rows, [first]
+        while rows < self._max_batch_rows and isinstance(behind := inlet.peek(), pa.RecordBatch):
+            rows += behind.num_rows
+            run.append(inlet.take())
+        return first if len(run) == 1 else pa.concat_batches(run)
+
+    def _advance(self, outcome: object) -> None:
+        if isinstance(outcome, Advanced):
+            if outcome.at_ms == MAX_WATERMARK_MS and self._laps is not None and self._laps.holds_time:
+                self._time_held = True  # records may still leave the loop; but other inputs of its body go on
+                self.operators[0].on_idle()
+            else:
+                self.operators[0].on_watermark(outcome.at_ms)
+        elif outcome is not None:
+            self.operators[0].on_idle()
+
+    def _on_lap(self, outcome: LoopQuiet | LoopEnded | None) -> None:
+        if isinstance(outcome, LoopQuiet) and self._time_held:
+            self._time_held = False
+            self.operators[0].on_watermark(MAX_WATERMARK_MS)
+        elif isinstance(outcome, LoopEnded):
+            self.operators[0].on_end()
+            self._on_done(self)
+
+    # Snapshots.
+
+    def _on_marker(self, channel: ChannelId, marker: Marker, *, overtook: bool) -> None:
+        if self._alignment.epoch_in_progress is None:
+            self._align_started = time.perf_counter()
+        if marker.epoch > self._marker.epoch:
+            self._marker = marker
+        self._run(self._alignment.on_marker(channel, marker.epoch, overtook=overtook, full=marker.full))
+
+    def _hurry(self) -> bool:
+        """Whether anything came of it."""
+        if self._hurry_at is not None and self._monotonic_ms() >= self._hurry_at[1]:
+            epoch, self._hurry_at = self._hurry_at[0], None
+            effects = self._alignment.on_hurry(epoch)
+            if self._alignment.is_hurried(epoch):  # else it is over here: the marker came before the trigger
+                self._hurried = epoch
+                for each in self._inputs:
+                    each.inlet.hurry(True)
+                self._run(effects)
+        return sum(self._overtake(each.inlet) for each in self._inputs if self._hurried is not None) > 0
+
+    def _overtake(self, inlet: Inlet) -> bool:
+        found = False
+        while (
+            self._hurried is not None
+            and (marker := inlet.marker()) is not None
+            and (self._alignment.may_overtake(marker.epoch))
+        ):
+            found = True
+            self._overtaken = inlet.overtake()
+            if marker.epoch == self._hurried:
+                inlet.hurry(False)
+            self._on_marker(inlet.channel, marker, overtook=True)
+            self._overtaken = []
+        return found
+
+    def _end_hurry(self) -> None:
+        self._hurried = None
+        for each in self._inputs:
+            each.inlet.hurry(False)
+
+    def _snapshot(self, epoch: int) -> None:
+        super()._snapshot(epoch)
+        if self._time_by_epoch:
+            self._watermarks.on_epoch()
+
+    def _finish(self, epoch: int) -> None:
+        super()._finish(epoch)
+        if self._hurry_at is not None and self._hurry_at[0] <= epoch:
+            self._hurry_at = None
+        if self._hurried is not None and self._hurried <= epoch:
+            self._end_hurry()
+
+    def _log(self, channel: ChannelId, batch: pa.RecordBatch) -> None:
+        place = self._by_channel[channel].place
+        assert self._taken is not None and place is not None
+        self._taken.logs.append(place, batch)
+
+    def _log_overtaken(self, channel: ChannelId) -> None:
+        for batch in self._overtaken:
+            self._log(channel, batch)
+
+    def _set_logged(self, channels: Iterable[ChannelId], logged: bool) -> None:
+        (self._logged.update if logged else self._logged.difference_update)(channels)
+
+    def _set_blocked(self, channels: Iterable[ChannelId], blocked: bool) -> None:
+        for channel in channels:
+            inlet = self._by_channel[channel].inlet
+            if blocked:
+                inlet.block()
+            else:
+                inlet.unblock()

@@ -1,8 +1,8 @@
 """How the micro-batches of a streaming query are conducted: each of them is one epoch.
 
     batch n: tasks are gathered ─► an attempt that goes on from the snapshot of n−1 ─► all input is read, no record is in a
-    loop any more, and time has moved (moving_time.py) ─► an epoch is triggered ─► its snapshot is complete (the manifest
-    names batch n) ─► the tasks may end ─► Spark commits n
+    loop any more, and time has moved (moving_time.py) ─► the coordinator ends the batch (driver/batches.py): an epoch is
+    triggered, its snapshot is complete, the manifest names batch n ─► the tasks may end ─► Spark commits n
 
 So the state of n is complete before Spark commits n. Where Spark runs n again, the run begins a new attempt that resumes
 from the snapshot of n−1, whatever there is of n (`attempts.batch_before`). A snapshot that there is of n stays valid until
@@ -20,7 +20,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 from tidegate.control.messages import Offer, Traffic
 from tidegate.dataflow.operators.grouped import GroupedSpec
@@ -29,9 +30,10 @@ from tidegate.dataframes.moving_time import Rest, moves_of_time
 from tidegate.dataframes.queries import BatchTimes, Queries, StoreHolders
 from tidegate.dataframes.transforming import POLL_S, TransformJob, told
 from tidegate.driver.attempts import Restore, left_out
+from tidegate.driver.batches import BatchEnd
+from tidegate.driver.coordinator import Coordinator
 from tidegate.driver.handle import Handle
 from tidegate.driver.hosting import CoordinatorHost
-from tidegate.driver.reports import wake_ms_of
 from tidegate.errors import JobFailed, RestoreError, TidegateError
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.manifest import MicroBatch
@@ -86,7 +88,6 @@ class _Live:
     handle: Handle
     slots: Slots
     done: MicroBatch | None = None
-    completed: threading.Event = field(default_factory=threading.Event)
 
     @property
     def attempt(self) -> int:
@@ -222,8 +223,7 @@ class MicroBatches:
         is_held = live is not None and live.holds(run.offers, batch)
         if live is not None and is_held:
             live.slots.run, live.slots.times = run, times
-            live.completed.clear()
-            live.host.ask(lambda coordinator: coordinator.go_on(batch))
+            live.host.ask(lambda coordinator: coordinator.begin_batch(batch))
             run.assign(
                 live.attempt,
                 {offer.task: offer.slot for offer in run.offers if offer.slot is not None},
@@ -246,11 +246,10 @@ class MicroBatches:
             )
             self._check_none_was_left_out(batch)
             live = self._live = self._begin(run, batch, times)
-        _end_epoch(run, live, Rest(run, Stillness(run), self._moves) if self._has_loops else None, once=self._ends_once)
-        self._set_alarm(wake_ms_of(live.handle.epochs[-1].subtasks))
+        rest = Rest(run, Stillness(run), self._moves) if self._has_loops else None
+        self._set_alarm(_end_batch(run, live, rest, once=self._ends_once).wake_ms)
         live.done = self._done = batch
         live.slots.run = None
-        live.host.ask(lambda coordinator: coordinator.park())
         self.is_settled = is_held
 
     def _check_none_was_left_out(self, batch: MicroBatch) -> None:
@@ -265,22 +264,13 @@ class MicroBatches:
 
     def _begin(self, run: Run, batch: MicroBatch, times: BatchTimes) -> _Live:
         slots = Slots(run, times=times)
-        completed = threading.Event()
         host = self._job.host(
             lambda launch, coordinator: _SlotsDeployer(slots, coordinator, self._store),
             store=self._store,
             restore=self._restore,
             micro_batch=batch,
         )
-
-        def on_completed(epoch: int) -> None:
-            completed.set()
-            run_now = slots.run
-            if run_now is not None:
-                run_now.moved.set()
-
-        host.on_completed(on_completed)
-        return _Live(host, host.start(), slots, completed=completed)
+        return _Live(host, host.start(), slots)
 
 
 def _batch_of(offers: list[Offer]) -> MicroBatch:
@@ -294,14 +284,11 @@ def _batch_of(offers: list[Offer]) -> MicroBatch:
     return MicroBatch(query, number)
 
 
-def _end_epoch(run: Run, live: _Live, rest: Rest | None, *, once: bool) -> None:
-    """Waits until all input is read, then until the loops are at rest if there are any, then for a complete snapshot.
-    An epoch that was aborted is tried again; after too many the coordinator gives up. Where operators do their work when an
-    epoch ends (grouped.py), a second end would be a second batch to those that saw the first: then the batch is run
-    again."""
+def _end_batch(run: Run, live: _Live, rest: Rest | None, *, once: bool) -> BatchEnd:
+    """Waits until all input is read, then until the loops are at rest if there are any, then for the end of the batch."""
     handle = live.handle
-    asked_after: int | None = None
-    while not live.completed.is_set():
+    end: BatchEnd | None = None
+    while end is None or not end.done:
         if handle.status.terminal:
             handle.wait()
             raise TidegateError(f"the job {handle.name!r} is {handle.status.value}, and its input wasn't read to the end")
@@ -310,23 +297,17 @@ def _end_epoch(run: Run, live: _Live, rest: Rest | None, *, once: bool) -> None:
                 rest = None
             else:
                 time.sleep(LOOK_PAUSE_S)
-        if run.read and rest is None:
-            last = handle.epochs[-1] if handle.epochs else None
-            number = 0 if last is None else last.epoch
-            aborted = None if last is None or asked_after is None or number <= asked_after else last.aborted
-            # The coordinator notes a failure before it aborts the epoch: with one the attempt ends, and its error is to
-            # come.
-            if not handle.failures:
-                if once and aborted is not None:
-                    raise TidegateError(
-                        f"the micro-batch has to run again, since its snapshot can't be completed: {aborted}. A batch that "
-                        f"takes long needs a longer Snapshots(timeout=…), or fewer records"
-                    )
-                if asked_after is None or aborted is not None:
-                    asked_after = number
-                    live.host.ask(lambda coordinator: coordinator.snapshot())
+        if end is None and run.read and rest is None:
+            end = BatchEnd(once=once, then=run.moved.set)
+            live.host.ask(partial(Coordinator.end_batch, order=end))
         run.moved.wait(POLL_S)
         run.moved.clear()
+    if end.error is not None:
+        raise TidegateError(
+            f"the micro-batch has to run again, since its snapshot can't be completed: {end.error}. A batch that takes long "
+            f"needs a longer Snapshots(timeout=…), or fewer records"
+        )
+    return end
 
 
 def _give_up(live: _Live) -> None:

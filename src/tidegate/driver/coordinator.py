@@ -45,6 +45,7 @@ from tidegate.control.messages import (
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import NOTHING, Opened, Restore, named_point, open_attempt
+from tidegate.driver.batches import BatchEnd
 from tidegate.driver.claiming import Claim
 from tidegate.driver.deployment import Deployer, Deployment, Layout, Links, Rescaling
 from tidegate.driver.epochs import Epochs
@@ -60,7 +61,6 @@ from tidegate.protocol.epoch_coordinator import (
     SnapshotDeclined,
     SnapshotRequested,
     StopRequested,
-    TimePassed,
 )
 from tidegate.protocol.ids import SubtaskId
 from tidegate.protocol.restart import GiveUp
@@ -99,8 +99,6 @@ class Coordinator:
         self.metrics: dict[str, dict[str, Any]] = {}
         self.delivered: dict[str, list[str]] = {}
         self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False  # whether it took it
-        self.on_completed: Callable[[int], None] = lambda epoch: None
-        self._parked = False
         self._speak = speak
         self._noticed = set() if noticed is None else noticed  # what was said before
         self._failures = FailureLog(settings.name, settings.restart, at_the_end=settings.at_the_end, speak=speak)
@@ -182,14 +180,15 @@ class Coordinator:
     def snapshot(self) -> None:
         self._epochs.feed(SnapshotRequested())
 
-    def park(self) -> None:
-        """A micro-batch is over. Until the next one the slots' processes belong to Spark, and say nothing."""
-        self._parked = True
-
-    def go_on(self, micro_batch: MicroBatch) -> None:
+    def begin_batch(self, batch: MicroBatch) -> None:
         """The slots are back, for this micro-batch."""
-        self._parked, self._epochs.micro_batch = False, micro_batch
+        self._epochs.batches.begin(batch)
         self._roster.all_heard(self._clock.monotonic_ms())
+
+    def end_batch(self, order: BatchEnd) -> None:
+        """All input of the micro-batch is read."""
+        self._epochs.batches.end(order)
+        self.tick()
 
     def savepoint(self, order: SavepointOrder) -> None:
         self._desk.take(order)
@@ -303,13 +302,13 @@ class Coordinator:
         elif ended is not None:
             self.failed(ended if isinstance(ended, Failure) else Failure(f"the slots ended: {ended}"))
         elif self.status is Status.RUNNING:
-            if not self._parked:
+            if not self._epochs.batches.parked:
                 self._check_heartbeats(now_ms)
             if self._epochs.running:
-                self._epochs.feed(TimePassed(now_ms))
+                self._epochs.tick(now_ms)
                 if self._rescales.wants_snapshot(now_ms):
                     self._epochs.feed(SnapshotRequested())
-                if self._epochs.micro_batch is None:  # else an epoch ends where a micro-batch does, and nowhere else
+                if self._epochs.batches.current is None:  # else an epoch ends where a micro-batch does, and nowhere else
                     self._desk.look_for_requests(self.attempt)
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
             missing = sorted(set(range(self.plan.slots)) - self._roster.ready)
@@ -334,7 +333,7 @@ class Coordinator:
             self._restore,
             plan=self.plan,
             drop=self._settings.drop_state,
-            micro_batch=self._epochs.micro_batch,
+            micro_batch=self._epochs.batches.current,
         )
 
     def _attempt_opened(self, opened: Opened | None, error: BaseException | None) -> None:
@@ -408,11 +407,10 @@ class Coordinator:
         for slot in self._roster.addresses:
             self._links.send(slot, message)
 
-    def completed(self, epoch: int) -> None:
+    def completed(self) -> None:
         self._rescales.on_complete()
         self._has_own = True
         self._claim.settle(self._begun, self.attempt)
-        self.on_completed(epoch)
 
     def failed_for_good(self, why: str, *, permanent: bool = False) -> None:
         self._failed_for_good(why, permanent=permanent)
@@ -427,7 +425,7 @@ class Coordinator:
             replace(failure, attempt=self.attempt, at_ms=self._clock.now_ms()),
             now_ms=now_ms,
             epoch=self._epochs.newest,
-            expected=self._parked,
+            expected=self._epochs.batches.parked,
         )
         if isinstance(decision, GiveUp):
             self._wind_down(Status.FAILED)

@@ -19,6 +19,7 @@ from tidegate.control.settings import JobSettings
 from tidegate.dataflow.operators.source import SourceSpec
 from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import Opened, operators_in, written_by
+from tidegate.driver.batches import Batches
 from tidegate.driver.committing import Commits
 from tidegate.driver.reports import EpochReport, EpochReports, Failure
 from tidegate.driver.savepoints import SavepointDesk
@@ -38,6 +39,7 @@ from tidegate.protocol.epoch_coordinator import (
     ReleaseSnapshots,
     SnapshotAcknowledged,
     SnapshotRequested,
+    TimePassed,
     TriggerEpoch,
 )
 from tidegate.protocol.ids import SubtaskId
@@ -55,7 +57,7 @@ class Attempt(Protocol):
     def tell_all(self, message: Message) -> None:
         """To all slots."""
 
-    def completed(self, epoch: int) -> None:
+    def completed(self) -> None:
         """A snapshot is complete, and the slots were told."""
 
     def failed(self, failure: Failure) -> None:
@@ -83,7 +85,7 @@ class Epochs:
     ) -> None:
         self.reports = EpochReports()
         self.newest: int | None = None
-        self.micro_batch = micro_batch  # that the next epoch ends, if epochs end micro-batches
+        self.batches = Batches(micro_batch)
         self.desk = SavepointDesk(catalog=catalog, background=copies, clock=clock, want=want_full, release=self._release)
         self.commits = Commits(catalog, background, self.desk.on_committed)
         self._attempt = attempt
@@ -135,6 +137,13 @@ class Epochs:
         self.reports.attempt_over()
         self._coordinator = None
         self.desk.on_attempt_over()
+        self.batches.on_attempt_over()
+
+    def tick(self, now_ms: int) -> None:
+        """While the attempt runs."""
+        self.feed(TimePassed(now_ms))
+        if self.running and self.batches.wants_epoch():
+            self.feed(SnapshotRequested())
 
     def want_full(self) -> None:
         """For a savepoint, while the attempt runs."""
@@ -180,7 +189,8 @@ class Epochs:
                 self._attempt.tell_all(Complete(epoch, None if ending is None else ending.value))
                 self._release(self._superseded)
                 self._superseded = []
-                self._attempt.completed(epoch)
+                self.batches.on_complete(self.reports.of(epoch))
+                self._attempt.completed()
                 if self._swept_for < self._number:
                     # Slots of older attempts may have written files after the sweep that this attempt began with.
                     self._swept_for = self._number
@@ -188,6 +198,7 @@ class Epochs:
             case NotifyAborted(epoch, reason, message):
                 self.reports.of(epoch).aborted = f"{reason.value}: {message}"
                 self.desk.on_aborted(epoch)
+                self.batches.on_aborted(f"{reason.value}: {message}")
                 self._attempt.tell_all(Abort(epoch))
             case ReleaseSnapshots(epochs):
                 self._release(epochs)
@@ -228,7 +239,7 @@ class Epochs:
             ending=report.ending,
             operators=operators,
             restored_from=begun.origin,
-            micro_batch=self.micro_batch,
+            micro_batch=self.batches.current,
             stats={
                 "triggered_ms": report.triggered_ms,
                 "bytes": report.bytes,

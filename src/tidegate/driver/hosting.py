@@ -100,10 +100,6 @@ class CoordinatorHost:
         """Where slots find the coordinator."""
         return self._links.address
 
-    def on_completed(self, call: Callable[[int], None]) -> None:
-        """Called in the coordinator's thread with every epoch whose snapshot is complete."""
-        self._coordinator.on_completed = call
-
     def ask(self, request: Callable[[Coordinator], None]) -> None:
         """Has the coordinator's own thread do it."""
         self._post(lambda: request(self._coordinator))

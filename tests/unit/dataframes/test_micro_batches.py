@@ -12,9 +12,10 @@ import pytest
 
 from tests.unit.driver.test_coordinator import World
 from tidegate.control.messages import Decline, Failed, Traffic
-from tidegate.dataframes.micro_batches import MicroBatches, Stillness, _end_epoch
+from tidegate.dataframes.micro_batches import MicroBatches, Stillness, _end_batch
 from tidegate.dataframes.queries import BatchTimes
 from tidegate.driver.attempts import batch_before
+from tidegate.driver.batches import BatchEnd
 from tidegate.driver.handle import Handle
 from tidegate.errors import JobFailed, RestoreError, TidegateError
 from tidegate.snapshots.catalog import SnapshotCatalog
@@ -185,6 +186,9 @@ class Script:
     def wait(self, timeout_s: float) -> None:
         self._steps.pop(0)()
 
+    def set(self) -> None:
+        """Nobody waits for it in another thread."""
+
     def clear(self) -> None:
         """It isn't set."""
 
@@ -195,9 +199,7 @@ def test_the_error_of_a_users_function_is_what_a_run_ends_with(once: bool) -> No
     world = World(micro_batch=MicroBatch("q", 0)).run()
     coordinator = world.coordinator
     handle = Handle("m", coordinator, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
-    live: Any = SimpleNamespace(
-        handle=handle, completed=threading.Event(), host=SimpleNamespace(ask=lambda request: request(coordinator))
-    )
+    live: Any = SimpleNamespace(handle=handle, host=SimpleNamespace(ask=lambda request: request(coordinator)))
 
     def fail() -> None:
         assert coordinator.epochs[-1].aborted is None
@@ -206,20 +208,42 @@ def test_the_error_of_a_users_function_is_what_a_run_ends_with(once: bool) -> No
 
     script: Any = Script(fail, lambda: None, lambda: None, world.turn)
     with pytest.raises(JobFailed, match=r"(?s)in operator 'divide', at record Row\(id=500\):\nZeroDivisionError"):
-        _end_epoch(script, live, None, once=once)
+        _end_batch(script, live, None, once=once)
     assert len(coordinator.epochs) == 1, "no other epoch was asked for"
 
 
 def test_an_epoch_that_was_aborted_is_no_error_of_the_users() -> None:
     world = World(micro_batch=MicroBatch("q", 0), tolerable_failures=3).run()
     handle = Handle("m", world.coordinator, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
-    live: Any = SimpleNamespace(
-        handle=handle, completed=threading.Event(), host=SimpleNamespace(ask=lambda request: request(world.coordinator))
-    )
+    live: Any = SimpleNamespace(handle=handle, host=SimpleNamespace(ask=lambda request: request(world.coordinator)))
     decline = Decline(0, 0, 1, "no space left")
-    script: Any = Script(lambda: world.coordinator.on_message(0, decline))
+    script: Any = Script(lambda: world.coordinator.on_message(0, decline), world.turn)
     with pytest.raises(TidegateError, match=r"the micro-batch has to run again, .*no space left"):
-        _end_epoch(script, live, None, once=True)
+        _end_batch(script, live, None, once=True)
+
+
+def test_an_epoch_that_was_aborted_is_tried_again_where_a_second_end_does_no_harm() -> None:
+    world = World(micro_batch=MicroBatch("q", 0), tolerable_failures=3).run()
+    told: list[bool] = []
+    end = BatchEnd(once=False, then=lambda: told.append(end.done))
+    world.coordinator.end_batch(end)
+    world.coordinator.on_message(0, Decline(0, 0, 1, "no space left"))
+    assert world.coordinator.epochs[-1].aborted is not None and not end.done
+    world.turn()
+    assert len(world.coordinator.epochs) == 2 and not told
+    world.complete()
+    assert told == [True] and end.error is None
+    world.turn()
+    assert len(world.coordinator.epochs) == 2, "a batch has one end"
+
+
+def test_after_too_many_aborted_epochs_the_error_is_the_jobs() -> None:
+    world = World(micro_batch=MicroBatch("q", 0), tolerable_failures=0).run()
+    end = BatchEnd(once=True, then=lambda: pytest.fail("nobody waits for it any more"))
+    world.coordinator.end_batch(end)
+    world.coordinator.on_message(0, Decline(0, 0, 1, "no space left"))
+    world.turn()
+    assert "no space left" in world.coordinator.failures[-1].message and not end.done
 
 
 def test_a_manifest_tells_its_micro_batch_and_one_without_looks_as_ever() -> None:

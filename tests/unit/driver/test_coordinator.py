@@ -27,6 +27,7 @@ from tidegate.control.messages import (
 from tidegate.control.settings import JobSettings, Snapshots, Tuning
 from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import Restore
+from tidegate.driver.batches import BatchEnd
 from tidegate.driver.coordinator import Coordinator
 from tidegate.driver.failures import Speak, keep_silent
 from tidegate.driver.reports import Failure
@@ -449,8 +450,11 @@ def test_what_a_job_says_is_said_once_for_each_failure() -> None:
 
 def test_slots_that_spark_takes_between_micro_batches_are_nothing_to_warn_of() -> None:
     said: list[int] = []
-    world = World(speak=lambda level, text: said.append(level)).run()
-    world.coordinator.park()
+    world = World(micro_batch=MicroBatch("q", 0), speak=lambda level, text: said.append(level)).run()
+    end = BatchEnd(once=False, then=lambda: None)
+    world.coordinator.end_batch(end)
+    world.complete()
+    assert end.done
     world.coordinator.on_lost(1, "gone")
     assert said == [logging.INFO, logging.INFO]
 

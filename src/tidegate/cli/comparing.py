@@ -1,7 +1,7 @@
 """What changed between two snapshots, row by row.
 
 Keyed state is compared some key-groups at a time, each time the rows of both sides: memory is bounded by what is in them,
-which is one group where there are at most `MAX_SLICES`. Both sides come resolved from snapshots/pieces.py, whatever the
+which is one group where there are at most `MAX_SLICES`. Both sides come resolved from snapshots/snapshot.py, whatever the
 backend, the chain of files and the parallelism they were written with.
 
 A key with one row on each side is *changed* or *unchanged*; otherwise rows are *added* or *removed*. State without keys

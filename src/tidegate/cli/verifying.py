@@ -7,7 +7,7 @@ into because of one problem doesn't make another.
 
 Row files are read once, front to back: sections are decoded on the way and the file's checksum is computed from the
 same reads. Files that several snapshots share are read once. Rows of a backend's own files come from
-snapshots/pieces.py, like everyone's.
+snapshots/snapshot.py, like everyone's.
 
 Nothing is repaired or deleted.
 """

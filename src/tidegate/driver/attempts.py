@@ -9,19 +9,18 @@ that path: with `claim` it was deleted by the job itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from tidegate.dataflow.declared import declared_operators
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import NotFound, RestoreError
-from tidegate.protocol.ids import SubtaskId
 from tidegate.protocol.recovery import newest_complete
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.finding import find_snapshot, origin_of, shown_path
-from tidegate.snapshots.manifest import Manifest, MicroBatch, OperatorEntry, RestoredFrom
+from tidegate.snapshots.manifest import Manifest, MicroBatch, RestoredFrom
 from tidegate.snapshots.snapshot import Snapshot
-from tidegate.store.layout import parse_state_file_name, shown
+from tidegate.store.layout import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,21 +206,3 @@ def left_out(batch: MicroBatch, done: MicroBatch, *, name: str, store: str) -> s
         f"and a new folder of snapshots, and read the input from its beginning; or give start_from={shown(store)!r} as "
         f"well, to keep the state as of micro-batch {done.number}, and have the source begin behind that batch"
     )
-
-
-def operators_in(parts: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> dict[str, OperatorEntry]:
-    """What the manifest lists, out of all subtasks' acknowledgements: each has one piece of every operator."""
-    operators: dict[str, OperatorEntry] = {}
-    for _, part in sorted(parts.items()):
-        for name, entry in part.items():
-            earlier = operators[name].pieces if name in operators else ()
-            operators[name] = replace(entry, pieces=(*earlier, *entry.pieces))
-    return operators
-
-
-def written_by(attempt: int, operators: Mapping[str, OperatorEntry]) -> bool:
-    """Whether no file is of another attempt, as far as names tell."""
-    parsed = (
-        parse_state_file_name(file.name) for entry in operators.values() for piece in entry.pieces for file in piece.files
-    )
-    return all(name is None or name.attempt == attempt for name in parsed)

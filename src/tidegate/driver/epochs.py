@@ -8,6 +8,7 @@ and ends (coordinator.py), and what becomes of savepoints (savepoints.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from tidegate.control.messages import Abort, Complete, EndInput, Message, Trigge
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.operators.source import SourceSpec
 from tidegate.dataflow.plan import Plan
-from tidegate.driver.attempts import Opened, operators_in, written_by
+from tidegate.driver.attempts import Opened
 from tidegate.driver.batches import Batches
 from tidegate.driver.committing import Commits
 from tidegate.driver.reports import EpochReport, EpochReports, Failure
@@ -45,6 +46,7 @@ from tidegate.protocol.epoch_coordinator import (
 from tidegate.protocol.ids import SubtaskId
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.manifest import Manifest, MicroBatch, OperatorEntry
+from tidegate.store.layout import parse_state_file_name
 
 
 class Attempt(Protocol):
@@ -262,6 +264,24 @@ class Epochs:
             self._attempt.failed_for_good(described(error), permanent=True)
         else:
             self.feed(ManifestFailed(manifest.epoch, f"{type(error).__name__}: {error}"))
+
+
+def operators_in(parts: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> dict[str, OperatorEntry]:
+    """What the manifest lists, out of all subtasks' acknowledgements: each has one piece of every operator."""
+    operators: dict[str, OperatorEntry] = {}
+    for _, part in sorted(parts.items()):
+        for name, entry in part.items():
+            earlier = operators[name].pieces if name in operators else ()
+            operators[name] = replace(entry, pieces=(*earlier, *entry.pieces))
+    return operators
+
+
+def written_by(attempt: int, operators: Mapping[str, OperatorEntry]) -> bool:
+    """Whether no file is of another attempt, as far as names tell."""
+    parsed = (
+        parse_state_file_name(file.name) for entry in operators.values() for piece in entry.pieces for file in piece.files
+    )
+    return all(name is None or name.attempt == attempt for name in parsed)
 
 
 def _forget(_: Any, error: BaseException | None) -> None:

@@ -41,8 +41,8 @@ from tidegate.slot.untimed import untimed_operators, warning_of
 from tidegate.slot.world import Network, SlotWorld
 from tidegate.snapshots.manifest import FileEntry
 from tidegate.snapshots.native import download
-from tidegate.snapshots.pieces import Chain
 from tidegate.snapshots.plan import RestorePlan
+from tidegate.snapshots.row_files import Chain
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter, chain_to_go_on_from
 from tidegate.state.sections import StateKind

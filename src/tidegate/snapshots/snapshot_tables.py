@@ -16,7 +16,7 @@ from tidegate.errors import JobError, StoreError
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.finding import find_snapshot
 from tidegate.snapshots.manifest import ROWS, Manifest, OperatorEntry, StateEntry
-from tidegate.snapshots.pieces import row_reader
+from tidegate.snapshots.row_files import row_reader
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.state_tables import MOMENT, Part
 from tidegate.state.ttl import EXPIRES

@@ -25,9 +25,9 @@ from tidegate.keygroups import MAX_KEY_GROUP_COUNT, key_groups_of
 from tidegate.snapshots.committed import holds_more
 from tidegate.snapshots.finding import find_snapshot
 from tidegate.snapshots.manifest import Manifest, OperatorEntry, PieceEntry, StateEntry
-from tidegate.snapshots.pieces import in_order, write_rows
+from tidegate.snapshots.row_files import write_rows
 from tidegate.snapshots.savepoints import copy_file, is_canonical
-from tidegate.snapshots.snapshot import Snapshot
+from tidegate.snapshots.snapshot import Snapshot, in_order
 from tidegate.snapshots.state_tables import listed
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.evolution import described

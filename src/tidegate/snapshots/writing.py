@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tidegate.keygroups import key_groups_of
 from tidegate.snapshots.manifest import ROWS, Manifest, OperatorEntry, PieceEntry, StateEntry
 from tidegate.snapshots.native import upload
-from tidegate.snapshots.pieces import Chain, row_reader, write_rows
+from tidegate.snapshots.row_files import Chain, row_reader, write_rows
 from tidegate.state.cutting import rested
 from tidegate.state.format import StateFileReader
 from tidegate.state.merging import LayerInMemory, merged_sections

@@ -1,4 +1,4 @@
-"""Files in a backend's own form: their bytes are verified as they are, their rows come from snapshots/pieces.py.
+"""Files in a backend's own form: their bytes are verified as they are, their rows come from snapshots/snapshot.py.
 
 Here row files stand in for them: the manifest calls them native, and whoever reads their rows must go through the one reader
 of a backend's own files, which in this test knows what they are.
@@ -18,9 +18,9 @@ import pytest
 from tests.unit.cli.made import COUNTS, GROUPS, Made, run, run_json
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
-from tidegate.snapshots import pieces
+from tidegate.snapshots import snapshot
 from tidegate.snapshots.manifest import FileEntry, Manifest, PieceEntry
-from tidegate.snapshots.pieces import row_reader
+from tidegate.snapshots.row_files import row_reader
 from tidegate.state.merging import resolved_rows
 from tidegate.state.sections import Section, StateInfo
 from tidegate.store.base import Store
@@ -67,7 +67,7 @@ def by_group(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    monkeypatch.setattr(pieces, "NativeReader", Database)
+    monkeypatch.setattr(snapshot, "NativeReader", Database)
     made = Made(tmp_path / "snapshots")
     made.write(1, KEYS, states=[COUNTS])
     made.write(2, {"count": {"k1": -1, "new": 0}}, on=1, states=[COUNTS])
@@ -100,7 +100,7 @@ def test_keys_of_another_piece_are_found(made: Made, monkeypatch: pytest.MonkeyP
         def read_sections(self, state: str, groups: range) -> Iterator[Section]:
             return super().read_sections(state, range(GROUPS))
 
-    monkeypatch.setattr(pieces, "NativeReader", OfTheFirst)
+    monkeypatch.setattr(snapshot, "NativeReader", OfTheFirst)
     result = run("snapshots", "verify", made.path, "--json")
     assert result.exit_code == 1
     [problem] = json.loads(result.stdout)["problems"]
@@ -114,7 +114,7 @@ def test_a_database_that_can_not_be_read_is_a_problem_and_not_a_traceback(
         def read_sections(self, state: str, groups: range) -> Iterator[Section]:
             raise OSError("no such column family")
 
-    monkeypatch.setattr(pieces, "NativeReader", Broken)
+    monkeypatch.setattr(snapshot, "NativeReader", Broken)
     result = run("snapshots", "verify", made.path)
     assert result.exit_code == 1 and "no such column family" in result.stdout
 
@@ -127,7 +127,7 @@ def test_rows_that_do_not_come_by_key_group_are_not_exported(
             for section in super().read_sections(state, groups):
                 yield replace(section, rows=section.rows.take(pa.array(range(section.rows.num_rows)[::-1])))
 
-    monkeypatch.setattr(pieces, "NativeReader", Backwards)
+    monkeypatch.setattr(snapshot, "NativeReader", Backwards)
     result = run("savepoint", "export", made.path, tmp_path / "savepoint")
     assert result.exit_code == 2 and "order of their key-groups" in result.stderr
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tidegate.errors import StoreError
 from tidegate.snapshots import writing as snapshots
 from tidegate.snapshots.manifest import Manifest, PieceEntry
-from tidegate.snapshots.pieces import Chain
+from tidegate.snapshots.row_files import Chain
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter, chain_to_go_on_from
 from tidegate.state import descriptors as tg

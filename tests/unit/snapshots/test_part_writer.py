@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import StoreError
-from tidegate.snapshots import writing as snapshots
+from tidegate.snapshots import writing
 from tidegate.snapshots.manifest import Manifest, PieceEntry
 from tidegate.snapshots.row_files import Chain
 from tidegate.snapshots.snapshot import Snapshot
@@ -162,8 +162,8 @@ def test_every_complete_snapshot_is_the_state_at_its_epoch(
 ) -> None:
     subtask = Subtask(retain=retain)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(snapshots, "MAX_DELTA_SHARE", share)
-        patched.setattr(snapshots, "MAX_DELTAS", deltas)
+        patched.setattr(writing, "MAX_DELTA_SHARE", share)
+        patched.setattr(writing, "MAX_DELTAS", deltas)
         for key in range(20):
             subtask.set(key, key)
         for step in steps:
@@ -241,7 +241,7 @@ def test_many_deltas_become_one_without_the_base_being_written_again() -> None:
         piece = subtask.snapshot()
         assert base is not None and piece is not None and piece.files[0] == base.files[0]
         lengths.append(len(piece.files))
-    assert max(lengths) == snapshots.MAX_DELTAS + 1 and lengths[snapshots.MAX_DELTAS] == 2
+    assert max(lengths) == writing.MAX_DELTAS + 1 and lengths[writing.MAX_DELTAS] == 2
     subtask.check()
 
 

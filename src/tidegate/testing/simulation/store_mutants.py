@@ -14,8 +14,7 @@ from tidegate.driver import attempts, committing, coordinator, savepoints
 from tidegate.errors import CommitError, CorruptFile
 from tidegate.protocol import epoch_coordinator, recovery
 from tidegate.slot import exchange
-from tidegate.snapshots import catalog
-from tidegate.snapshots import writing as snapshots
+from tidegate.snapshots import catalog, writing
 from tidegate.state import format as state_format
 from tidegate.state import heap_layers, operator_state, timers
 from tidegate.testing.simulation.faults import FaultRates
@@ -217,7 +216,7 @@ def _release_what_others_share(original: Any) -> Any:
 
 
 def _build_on_the_last_one_written(original: Any) -> Any:
-    def write(self: snapshots.PartWriter, frozen: Any, *, epoch: int, base: int, full: bool) -> Any:
+    def write(self: writing.PartWriter, frozen: Any, *, epoch: int, base: int, full: bool) -> Any:
         return original(self, frozen, epoch=epoch, base=max([base, *self._written]), full=full)
 
     return write
@@ -235,7 +234,7 @@ def _discard_and_forget(original: Any) -> Any:
 
 
 def _forget_changes(original: Any) -> Any:
-    def write(self: snapshots.PartWriter, frozen: Any, **rest: Any) -> Any:
+    def write(self: writing.PartWriter, frozen: Any, **rest: Any) -> Any:
         written = original(self, frozen, **rest)
         self._pending.clear()
         return written
@@ -275,7 +274,7 @@ STORE_MUTANTS = (
         row=2,
         rates=FaultRates(kinds=("store fails", "slot dies"), store_error=0.05),
         patches=(
-            (snapshots.PartWriter, "write", _build_on_the_last_one_written),
+            (writing.PartWriter, "write", _build_on_the_last_one_written),
             (catalog.SnapshotCatalog, "discard", _discard_and_forget),
         ),
     ),
@@ -283,7 +282,7 @@ STORE_MUTANTS = (
         "forget changes",
         "what changed in an aborted epoch is in no later snapshot",
         rates=FaultRates(kinds=("store fails", "slot dies"), store_error=0.05),
-        patches=((snapshots.PartWriter, "write", _forget_changes),),
+        patches=((writing.PartWriter, "write", _forget_changes),),
     ),
     Mutant(
         "savepoints supersede",
@@ -297,7 +296,7 @@ STORE_MUTANTS = (
         job="windows",
         patches=(
             (
-                snapshots,
+                writing,
                 "merged_sections",
                 lambda original: lambda *what, keep_deleted, **rest: original(*what, keep_deleted=False, **rest),
             ),
@@ -319,7 +318,7 @@ STORE_MUTANTS = (
         "names without attempt",
         "two attempts write one file",
         row=13,
-        patches=((snapshots, "state_file_name", lambda original: lambda **name: original(**{**name, "attempt": 1})),),
+        patches=((writing, "state_file_name", lambda original: lambda **name: original(**{**name, "attempt": 1})),),
     ),
     Mutant(
         "no fencing",

@@ -54,7 +54,7 @@ class SnapshotFolder:
         return manifest
 
     def snapshot(self, epoch: int) -> Snapshot:
-        """The same, with the files."""
+        """Return the snapshot of an epoch; for errors see `load`."""
         return Snapshot(self.store, self.load(epoch))
 
 

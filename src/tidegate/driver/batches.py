@@ -50,7 +50,7 @@ class Batches:
         self._end, self._is_asked, self._aborted = order, False, None
 
     def wants_epoch(self) -> bool:
-        """Whether an epoch is to be asked for now. To be called while the attempt runs."""
+        """Return whether to ask for an epoch now. Called while the attempt runs."""
         if self._end is None or self._is_asked:
             return False
         if self._aborted is not None and self._end.once:
@@ -65,7 +65,7 @@ class Batches:
             self._settle(self._end)
 
     def on_aborted(self, why: str) -> None:
-        """The attempt may fail because of it; then `wants_epoch` isn't called any more."""
+        """Note why. If the attempt fails because of it, `wants_epoch` isn't called any more."""
         self._is_asked, self._aborted = False, why
 
     def on_attempt_over(self) -> None:

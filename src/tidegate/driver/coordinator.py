@@ -181,12 +181,12 @@ class Coordinator:
         self._epochs.feed(SnapshotRequested())
 
     def begin_batch(self, batch: MicroBatch) -> None:
-        """The slots are back, for this micro-batch."""
+        """Called when the slots are back, for this micro-batch."""
         self._epochs.batches.begin(batch)
         self._roster.all_heard(self._clock.monotonic_ms())
 
     def end_batch(self, order: BatchEnd) -> None:
-        """All input of the micro-batch is read."""
+        """End the micro-batch, whose input is all read."""
         self._epochs.batches.end(order)
         self.tick()
 
@@ -219,7 +219,7 @@ class Coordinator:
             self._want_full_epoch()
 
     def _want_full_epoch(self) -> None:
-        """For a savepoint. Where the job doesn't run, it is asked for again when it does."""
+        """Ask for a full epoch, for a savepoint. If the job doesn't run, it is asked for again when it does."""
         if self._epochs.running and not self._stop_asked:  # what is being drained ends with a full epoch
             self._epochs.want_full()
 

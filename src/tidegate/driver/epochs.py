@@ -50,23 +50,23 @@ from tidegate.store.layout import parse_state_file_name
 
 
 class Attempt(Protocol):
-    """What the epochs have to say to whoever runs the attempt."""
+    """What the epochs need of whoever runs the attempt."""
 
     @property
     def over(self) -> bool:
-        """Whether what was begun in it is of no interest any more: the next attempt finds out from the store."""
+        """Whether the attempt has ended. The next one finds out from the store whether the last manifest was created."""
 
     def tell_all(self, message: Message) -> None:
-        """To all slots."""
+        """Send a message to all slots."""
 
     def completed(self) -> None:
-        """A snapshot is complete, and the slots were told."""
+        """Called when a snapshot is complete and the slots were told."""
 
     def failed(self, failure: Failure) -> None:
-        """The attempt can't go on."""
+        """End the attempt."""
 
     def failed_for_good(self, why: str, *, permanent: bool = False) -> None:
-        """Nor could another one."""
+        """End the job: another attempt would fail in the same way."""
 
 
 class Epochs:
@@ -110,14 +110,14 @@ class Epochs:
         return self._coordinator is not None
 
     def open(self, opened: Opened) -> None:
-        """An attempt was claimed."""
+        """Take over what the attempt that was claimed begins with."""
         self._opened, self._coordinator = opened, None
         self._superseded = opened.superseded
         self._next_epoch = max(self._next_epoch, opened.next_epoch)
         self.newest = opened.beginning.epoch
 
     def run(self, plan: Plan, graph: str) -> None:
-        """All slots of the attempt are ready. `graph` is what savepoints say of the plan."""
+        """Begin epochs: all slots of the attempt are ready. `graph` is what savepoints say of the plan."""
         assert self._opened is not None
         subtasks = frozenset(SubtaskId(vertex.id, index) for vertex in plan.vertices for index in range(vertex.parallelism))
         heads = {loop.head_vertex for loop in plan.loops}
@@ -135,20 +135,20 @@ class Epochs:
         self.commits.begin(plan.slots, self._opened.attempt)
 
     def stop(self) -> None:
-        """The attempt is over."""
+        """End the epochs of the attempt."""
         self.reports.attempt_over()
         self._coordinator = None
         self.desk.on_attempt_over()
         self.batches.on_attempt_over()
 
     def tick(self, now_ms: int) -> None:
-        """While the attempt runs."""
+        """Look at the clock. Called while the attempt runs."""
         self.feed(TimePassed(now_ms))
         if self.running and self.batches.wants_epoch():
             self.feed(SnapshotRequested())
 
     def want_full(self) -> None:
-        """For a savepoint, while the attempt runs."""
+        """Ask for a full epoch, for a savepoint. The attempt runs."""
         assert self._coordinator is not None
         if self._coordinator.active_epoch is not None and self.reports[-1].ending is not None:
             self.desk.on_triggered(self.reports[-1].epoch)  # nothing follows it: it holds all that there will be
@@ -162,7 +162,7 @@ class Epochs:
         self.feed(SnapshotAcknowledged(subtask, epoch, operators))
 
     def feed(self, event: Event) -> None:
-        """An event for the epoch coordinator. If the attempt doesn't run it is of no interest."""
+        """Give an event to the epoch coordinator, and carry out its effects. Does nothing if the attempt doesn't run."""
         if self._coordinator is None:
             return
         for effect in self._coordinator.handle(event):
@@ -221,7 +221,7 @@ class Epochs:
         return 0 if self._opened is None else self._opened.attempt
 
     def _release(self, epochs: Collection[int]) -> None:
-        """All but those that a savepoint is being copied from; they come here again."""
+        """Release all but those that a savepoint is being copied from; these come here again."""
         free = self.desk.releasable(epochs)
         if free:
             self._background.submit(partial(self._catalog.release, free, attempt=self._number), _forget)
@@ -267,7 +267,7 @@ class Epochs:
 
 
 def operators_in(parts: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> dict[str, OperatorEntry]:
-    """What the manifest lists, out of all subtasks' acknowledgements: each has one piece of every operator."""
+    """Return what the manifest lists, from all subtasks' acknowledgements: each has one piece of every operator."""
     operators: dict[str, OperatorEntry] = {}
     for _, part in sorted(parts.items()):
         for name, entry in part.items():

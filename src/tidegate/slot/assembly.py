@@ -68,7 +68,7 @@ class RestoredState:
 
     @property
     def read_bytes(self) -> int:
-        """How many bytes of the snapshot were read so far."""
+        """The number of bytes of the snapshot that were read so far."""
         return self.reads.bytes
 
 
@@ -106,7 +106,7 @@ class Assembly:
         return [self._build(vertex) for vertex in self._plan.subtasks_in(self.index)][::-1]
 
     def close(self) -> None:
-        """Closes the channels; the subtasks are closed before."""
+        """Close the channels. The subtasks are closed before."""
         self._channels.close()
 
     def _build(self, vertex: Vertex) -> Subtask:
@@ -170,7 +170,7 @@ class Assembly:
         return writers
 
     def _opened(self, vertex: Vertex, operators: Mapping[int, Operator], places: Collection[Place]) -> Replay:
-        """Opens the operators with their state. Returns what was on its way to them."""
+        """Open the operators with their state, and return the records that were on their way to them."""
         replay = Replay()
         for node in vertex.nodes:
             context = self._context(vertex, node)
@@ -251,7 +251,7 @@ class Assembly:
         )
 
     def _own_chain(self, vertex: Vertex, node: Node) -> Chain | None:
-        """The files that this subtask wrote itself, if the next snapshot may build on them."""
+        """Return the files that this subtask wrote itself, if the next snapshot may build on them."""
         restored = self._restored
         if restored is None or not restored.is_own:
             return None

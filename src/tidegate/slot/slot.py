@@ -258,7 +258,7 @@ class Slot:
     # Deployment.
 
     def _deploy(self, addresses: Sequence[tuple[str, int]], epoch: int | None, restore_from: str | None) -> dict[str, Any]:
-        """Builds the subtasks. Returns what it took to restore the snapshot that they begin with, if there is one."""
+        """Build the subtasks, and return what it took to restore the snapshot that they begin with, if there is one."""
         started = time.perf_counter()
         restored = None if epoch is None else self._restored(epoch, restore_from)
         self._assembly = Assembly(

@@ -100,7 +100,7 @@ class StateEntry:
 
     @property
     def info(self) -> StateInfo:
-        """The same, as the job's own declarations say it."""
+        """The state as the job's own declarations describe it."""
         return StateInfo(self.name, StateKind(self.kind), self.shape, self.arrow_schema())
 
     def arrow_schema(self) -> pa.Schema:

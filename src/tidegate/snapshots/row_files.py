@@ -1,4 +1,4 @@
-"""Row files: what a piece of a snapshot is kept in, unless a backend has files of its own."""
+"""Row files: the form in which a piece of a snapshot is kept, unless a backend has files of its own."""
 
 from __future__ import annotations
 

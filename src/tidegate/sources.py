@@ -16,9 +16,11 @@ snapshot. `tidegate.testing.ScriptedSource` is a list with crashes in it. Other 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from tidegate import arguments
+from tidegate.arguments import Duration
 from tidegate.connectors.files import FolderSource
 from tidegate.connectors.folders import FileFormat, address_of
 from tidegate.connectors.generator import GeneratorSource, Make, RowWise
@@ -27,7 +29,7 @@ from tidegate.connectors.parquet_source import ParquetFormat, schema_in
 from tidegate.connectors.rows import RowsSource
 from tidegate.dataflow.contracts import Source
 from tidegate.errors import JobError
-from tidegate.types import parse_duration_ms, parse_schema
+from tidegate.types import parse_schema
 
 __all__ = ["csv", "generator", "json", "parquet", "rows"]
 
@@ -41,7 +43,7 @@ def generator(
     rate: float | None = None,
     splits: int | None = None,
 ) -> Source:
-    """Computes its records, for benchmarks, demonstrations and tests.
+    """Compute records, for benchmarks, demonstrations and tests.
 
         def bids(split, start, count):
             n = np.arange(start, start + count)
@@ -53,25 +55,27 @@ def generator(
     `make(split, start, count)` returns the records `start … start + count - 1` of a split, as an Arrow record batch or
     table or as a dictionary of columns (numpy arrays, Arrow arrays or lists). `make_row(i)` returns record i of the
     whole as a tuple; it is simpler and much slower. Give one of the two. Either must be a pure function of the records'
-    numbers, however the range is cut: after a failure it is asked again for records that it made before. Where you want
-    random numbers, hash the number of the record.
+    numbers, however the range is cut: after a failure it is asked again for records that it made before. For random
+    numbers, hash the number of the record.
 
-    `rows`: how many records in all; without it the source never ends. `rate`: records per second in all, met evenly by
-    time since the job started or went on (it doesn't catch up on the time between); without it, as many as the job
-    takes. `splits` (8): how many subtasks at most share the work; record i of the whole is in split i % splits. It is
+    `rows`: how many records in all; without it the source never ends. `rate`: records per second in all, spread evenly
+    over the time since the job started or resumed (it doesn't catch up on the time between); without it, as many as the
+    job takes. `splits` (8): how many subtasks at most share the work; record i of the whole is in split i % splits. It is
     part of the job's state, so it can't change for a job that goes on from a snapshot.
     """
     parsed = parse_schema(schema)
     split_count = 8 if splits is None else splits
     if (make is None) == (make_row is None):
         raise JobError("give the generator either make(split, start, count) or make_row(i)")
+    if make_row is not None:
+        arguments.function("sources.generator", "make_row", make_row, "a function of the record's number")
     made = make if make_row is None else RowWise(make_row, parsed, split_count)
     assert made is not None
     return GeneratorSource(declared=parsed, make=made, rows=rows, rate=rate, split_count=split_count)
 
 
 def rows(values: Sequence[Sequence[Any]], schema: Any, *, splits: int = 1) -> Source:
-    """Rows that the program holds in memory, for tests, examples and small look-up tables. Bounded.
+    """Read rows that the program holds in memory, for tests, examples and small look-up tables. Bounded.
 
         tg.sources.rows([(1, "a"), (2, "b")], "id long, name string")
 
@@ -79,13 +83,15 @@ def rows(values: Sequence[Sequence[Any]], schema: Any, *, splits: int = 1) -> So
     in turn, and the order holds within each split only. The rows travel to the slots with the job: use files for
     anything large. A row that doesn't fit the schema is a `SchemaError` here, not on a slot.
     """
+    if isinstance(values, str | bytes) or not isinstance(values, Collection):
+        arguments.refuse("sources.rows", "values", values, "a list of rows, such as [(1, 'a'), (2, 'b')]")
     return RowsSource.of(list(values), parse_schema(schema), split_count=splits)
 
 
 def parquet(
-    path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bool = False, discover_every: Any = "1 s"
+    path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bool = False, discover_every: Duration = "1 s"
 ) -> Source:
-    """A folder of Parquet files, and the files that are added to it while the job runs.
+    """Read a folder of Parquet files, and the files that are added to it while the job runs.
 
         tg.sources.parquet("events/", schema="player long, level int, at timestamp")
 
@@ -103,8 +109,10 @@ def parquet(
     return _folder(address, ParquetFormat(parsed), stop_at_end, discover_every)
 
 
-def json(path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False, discover_every: Any = "1 s") -> Source:
-    """A folder of JSON lines files (one object on each line), and what is added to the files and to the folder.
+def json(
+    path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False, discover_every: Duration = "1 s"
+) -> Source:
+    """Read a folder of JSON lines files (one object on each line), and what is added to the files and to the folder.
 
         tg.sources.json("logs/", schema="user string, at timestamp, ms long")
 
@@ -125,9 +133,9 @@ def csv(
     header: bool = True,
     delimiter: str = ",",
     stop_at_end: bool = False,
-    discover_every: Any = "1 s",
+    discover_every: Duration = "1 s",
 ) -> Source:
-    """A folder of CSV files, and what is added to the files and to the folder.
+    """Read a folder of CSV files, and what is added to the files and to the folder.
 
         tg.sources.csv("trades/", schema="symbol string, price double, at timestamp", delimiter=";")
 
@@ -140,7 +148,7 @@ def csv(
     return _folder(address_of(path), form, stop_at_end, discover_every)
 
 
-def _folder(address: str, form: FileFormat, stop_at_end: bool, discover_every: Any) -> Source:
-    return FolderSource(
-        address=address, form=form, stop_at_end=stop_at_end, discover_every_ms=parse_duration_ms(discover_every)
-    )
+def _folder(address: str, form: FileFormat, stop_at_end: bool, discover_every: Duration) -> Source:
+    arguments.flag("sources", "stop_at_end", stop_at_end)
+    discover_every_ms = arguments.duration_ms("sources", "discover_every", discover_every)
+    return FolderSource(address=address, form=form, stop_at_end=stop_at_end, discover_every_ms=discover_every_ms)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tidegate import arguments
+from tidegate.arguments import Duration
 from tidegate.connectors.collecting import delivered_rows
 from tidegate.driver.coordinator import Coordinator
 from tidegate.driver.deployment import Layout, Rescaling
@@ -22,11 +24,15 @@ from tidegate.snapshots.savepoints import SavepointInfo
 _POLL_S = 0.02
 
 
+# Plans the job again at other slots and other parallelism of some operators. Raises `JobError` if that can't be.
 Relayout = Callable[[int | None, Mapping[str, int]], Layout]
 
 
 class Handle:
-    """`relayout(slots, parallelism by operator)` plans the job anew; it raises `JobError` where that can't be."""
+    """A running job: what it does, and what it can be asked to do. `job.start()` returns one.
+
+    A call that waits takes a `timeout` such as "30 s" and raises `TimeoutError` when that is over; the job runs on.
+    """
 
     def __init__(
         self,
@@ -44,6 +50,7 @@ class Handle:
 
     @property
     def status(self) -> Status:
+        """What the job is doing now, or how it ended."""
         return self._coordinator.status
 
     @property
@@ -54,6 +61,7 @@ class Handle:
 
     @property
     def attempts(self) -> list[AttemptReport]:
+        """The attempts since the start, oldest first: each is one deployment of the job."""
         return list(self._coordinator.attempts)
 
     @property
@@ -73,11 +81,12 @@ class Handle:
         return dict(self._coordinator.metrics)
 
     def results(self, sink: str) -> list[tuple[Any, ...]]:
-        """The committed rows of a `collect` sink, in the order of epochs."""
+        """Return the committed rows of a `collect` sink, in the order of epochs."""
         return delivered_rows(list(self._coordinator.delivered.get(sink, ())))
 
-    def snapshot(self, timeout_s: float = 60.0) -> EpochReport:
-        """Takes a snapshot now and waits until it is complete. A job that has failed says why."""
+    def snapshot(self, timeout: Duration = "1 minute") -> EpochReport:
+        """Take a snapshot now and wait until it is complete. Raises `JobFailed` if the job has failed."""
+        timeout_s = _seconds("snapshot", timeout)
         before = self.epochs[-1:]
         self._post(self._coordinator.snapshot)
         deadline = time.monotonic() + timeout_s
@@ -90,72 +99,78 @@ class Handle:
             self.wait()
             raise JobError(f"job {self.name!r} is {self.status.value}, so there is nothing to take a snapshot of")
         raise TimeoutError(
-            f"job {self.name!r} ({self.status.value}) completed no snapshot within {timeout_s} s. {self._trouble()}".rstrip()
+            f"job {self.name!r} ({self.status.value}) completed no snapshot within {timeout_s:g} s. "
+            f"{self._trouble()}".rstrip()
         )
 
-    def savepoint(self, to: str, timeout_s: float = 600.0) -> SavepointInfo:
-        """Takes a savepoint into the folder `to`, which must be empty or not there, while the job goes on; waits for it.
+    def savepoint(self, to: str, timeout: Duration = "10 minutes") -> SavepointInfo:
+        """Take a savepoint into the folder `to`, which must be empty or missing, while the job runs on, and wait for it.
 
-        It is a complete snapshot that stands by itself: the folder can be moved and copied, nothing deletes it, and any
+        It is a complete snapshot that needs no other file: the folder can be moved and copied, nothing deletes it, and any
         job can begin with it (`Job(…, restore_from=…)`), on any backend and any number of slots.
         """
-        order = SavepointOrder(resolved(to))
+        timeout_s = _seconds("savepoint", timeout)
+        order = SavepointOrder(_folder("savepoint", "to", to))
         self._post(lambda: self._coordinator.savepoint(order))
         deadline = time.monotonic() + timeout_s
         while not self._settled(order) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         if not self._settled(order):
-            error = TimeoutError(f"job {self.name!r} ({self.status.value}) took no savepoint within {timeout_s} s")
+            error = TimeoutError(f"job {self.name!r} ({self.status.value}) took no savepoint within {timeout_s:g} s")
             self._post(lambda: self._coordinator.withdraw(order, error))
             raise error
         return self._outcome(order)
 
-    def stop(self, *, drain: bool = False, savepoint: str | None = None, timeout_s: float | None = 120.0) -> Status:
-        """Ends the job with a final snapshot, from which it goes on when it is started again, and waits for that.
+    def stop(self, *, drain: bool = False, savepoint: str | None = None, timeout: Duration | None = "2 minutes") -> Status:
+        """End the job with a final snapshot, from which it resumes when it is started again, and wait for that.
 
         `drain=True` also ends event time: all event-time timers fire first. `savepoint` is a folder, as for `savepoint()`,
-        for a copy of that final snapshot; where there can't be one, the error is raised and the job goes on.
+        for a copy of that final snapshot. If the copy can't be made, the error is raised and the job runs on.
 
-        A job that is restarting has nothing that could take a final snapshot. It ends at once, as failed, and starts again
-        from its last complete snapshot: `JobFailed` says why it was restarting. With `drain` or `savepoint` it is not
-        stopped, and `JobError` says why.
+        A job that is restarting has nothing that could take a final snapshot. It ends at once, as failed, and its next start
+        resumes from its last complete snapshot: `JobFailed` says why it was restarting. With `drain` or `savepoint` it is
+        not stopped, and `JobError` says why.
         """
+        timeout_s = None if timeout is None else _seconds("stop", timeout)
+        arguments.flag("stop", "drain", drain)
+        folder = None if savepoint is None else _folder("stop", "savepoint", savepoint)
         if (drain or savepoint is not None) and self.status is Status.RESTARTING:
             what = "drained" if drain else "stopped with a savepoint"
             raise JobError(
                 f"job {self.name!r} can't be {what} while it is restarting. Wait until it runs, or stop it without "
                 f"{'drain' if drain else 'savepoint'}: it then ends at its last complete snapshot. {self._trouble()}"
             ) from _failed(self.name, self.failures)
-        if savepoint is None:
+        if folder is None:
             self._post(lambda: self._coordinator.stop(drain=drain))
-            return self.wait(timeout_s)
-        order = SavepointOrder(resolved(savepoint))
+            return self._wait(timeout_s)
+        order = SavepointOrder(folder)
         self._post(lambda: self._coordinator.stop(drain=drain, savepoint=order))
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._settled(order) and (deadline is None or time.monotonic() < deadline):
             time.sleep(_POLL_S)
         if order.error is None:
-            self.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+            self._wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
         self._outcome(order)
         return self.status
 
     def rescale(
-        self, slots: int | None = None, *, operators: Mapping[str, int] | None = None, timeout_s: float = 300.0
+        self, slots: int | None = None, *, operators: Mapping[str, int] | None = None, timeout: Duration = "5 minutes"
     ) -> None:
-        """Goes on at another number of slots, from a final snapshot at the present one, and waits until that runs.
+        """Continue at another number of slots, from a final snapshot at the present number, and wait until the job runs.
 
-        `operators` gives the parallelism of single operators by name. `JobError` where there is no such plan; then
-        nothing was stopped. Where an attempt fails meanwhile, the job is restarted as ever, at the new parallelism. After a
-        failure, and for a job that was restarting, it waits for a complete snapshot at the new parallelism: slots that were
-        deployed may fail again at the same record. `JobFailed` if the job gives up, with the reason.
+        `operators` gives the parallelism of single operators by name. Raises `JobError` if there is no such plan; then
+        nothing was stopped. If an attempt fails meanwhile, the job is restarted as usual, at the new parallelism. After a
+        failure, and for a job that was restarting, the call waits for a complete snapshot at the new parallelism, since
+        slots that were deployed may fail again at the same record. Raises `JobFailed` if the job gives up.
         """
+        timeout_s = _seconds("rescale", timeout)
         rescaling = Rescaling(self._relayout(slots, operators or {}))
         self._post(lambda: self._coordinator.rescale(rescaling))
         deadline = time.monotonic() + timeout_s
         while (not rescaling.done or rescaling.job_ends) and not self.status.terminal:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s} s. "
+                    f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s:g} s. "
                     f"{self._trouble()}".rstrip()
                 )
             time.sleep(_POLL_S)
@@ -165,18 +180,22 @@ class Handle:
             self.wait()
         raise JobError(f"job {self.name!r} was not rescaled: {rescaling.error or f'it is {self.status.value}'}")
 
-    def cancel(self, timeout_s: float | None = 60.0) -> Status:
-        """Ends the job at once. It can be started again from its last complete snapshot."""
+    def cancel(self, timeout: Duration | None = "1 minute") -> Status:
+        """End the job at once. It can be started again from its last complete snapshot."""
+        timeout_s = None if timeout is None else _seconds("cancel", timeout)
         self._post(self._coordinator.cancel)
-        return self.wait(timeout_s)
+        return self._wait(timeout_s)
 
-    def wait(self, timeout_s: float | None = None) -> Status:
-        """Blocks until the job has ended; raises `JobFailed` with the user's own traceback where it failed."""
+    def wait(self, timeout: Duration | None = None) -> Status:
+        """Block until the job has ended. Raises `JobFailed` with the user's own traceback if it failed."""
+        return self._wait(None if timeout is None else _seconds("wait", timeout))
+
+    def _wait(self, timeout_s: float | None) -> Status:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.status.terminal:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"job {self.name!r} is still {self.status.value} after {timeout_s} s. {self._trouble()}".rstrip()
+                    f"job {self.name!r} is still {self.status.value} after {timeout_s:g} s. {self._trouble()}".rstrip()
                 )
             time.sleep(_POLL_S)
         self._close()
@@ -203,6 +222,14 @@ class Handle:
         if order.info is None:
             raise TidegateError(f"job {self.name!r} is {self.status.value}: no savepoint was taken")
         return order.info
+
+
+def _seconds(method: str, timeout: Duration) -> float:
+    return arguments.duration_ms(f"Handle.{method}", "timeout", timeout) / 1000
+
+
+def _folder(method: str, name: str, folder: str) -> str:
+    return resolved(arguments.text(f"Handle.{method}", name, folder, "a folder, such as 'savepoints/tuesday'"))
 
 
 def _failed(name: str, failures: list[Failure]) -> JobFailed:

@@ -6,18 +6,20 @@ processes in `tidegate.testing`).
 
 from __future__ import annotations
 
+import logging
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tidegate import arguments
 from tidegate.control.launch import SlotLaunch
 from tidegate.control.settings import DEFAULT_RESTART, Backend, Heap, JobSettings, Snapshots, Tuning, check_slots
 from tidegate.dataflow.declared import declared_operators
 from tidegate.dataflow.explain import explain_logical, explain_optimised, explain_physical
 from tidegate.dataflow.optimiser import make_plan
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.plan import Plan
-from tidegate.dataflow.stream import Pipeline
 from tidegate.driver.attempts import Restore
 from tidegate.driver.deployment import Deployer
 from tidegate.driver.handle import Handle
@@ -33,6 +35,8 @@ from tidegate.store.opening import open_store
 from tidegate.store.writable import check_writable
 
 _SECRET_BYTES = 32
+
+_logger = logging.getLogger("tidegate.job")
 
 
 class Job(Pipeline):
@@ -63,24 +67,26 @@ class Job(Pipeline):
         check_slots(slots)
         if slots < 1:
             raise JobError(f"slots={slots}: a job needs at least one")
-        if claim and restore_from is None:
+        if restore_from is not None:
+            arguments.text("Job", "restore_from", restore_from, "the folder of a savepoint or of snapshots")
+        if arguments.flag("Job", "claim", claim) and restore_from is None:
             raise JobError("claim=True says that what the job begins with may be deleted, and there is no restore_from")
-        if isinstance(drop_state, str):
-            raise JobError(f"drop_state={drop_state!r}: give a list of names, as in drop_state=[{drop_state!r}]")
+        drop_state = arguments.names("Job", "drop_state", drop_state)
         self.name = name
         self.slots = slots
+        self._is_temporary = snapshots is None
         self._restore = Restore(path=None if restore_from is None else resolved(restore_from), claim=claim)
         self._settings = JobSettings(
             name=name,
             restart=restart,
             tuning=tuning or Tuning(),
             backend=backend or Heap(),
-            drop_state=tuple(drop_state),
+            drop_state=drop_state,
             snapshots=snapshots or Snapshots(to=tempfile.mkdtemp(prefix="tidegate-")),
         )
 
     def plan(self) -> Plan:
-        """The physical plan at this job's slots."""
+        """Return the physical plan at this job's slots."""
         return self._plan_at(self.slots, {})
 
     def _plan_at(self, slots: int, parallelism: Mapping[str, int]) -> Plan:
@@ -99,18 +105,25 @@ class Job(Pipeline):
         return make_plan(graph, slots=slots, key_group_count=tuning.key_group_count, chaining=tuning.chaining)
 
     def explain(self) -> str:
-        """Three graphs: what you wrote, what the optimiser made of it, and what is deployed."""
+        """Return three graphs as text: what you wrote, what the optimiser made of it, and what is deployed."""
         return self._explain(self.plan())
 
     def _explain(self, plan: Plan) -> str:
         return "\n\n".join((explain_logical(self.build()), explain_optimised(plan), explain_physical(plan)))
 
     def start(self) -> Handle:
-        """Starts the job and returns at once. Where its folder holds snapshots it goes on from the newest complete
-        one, else it begins with `restore_from`."""
+        """Start the job and return at once. If its folder holds snapshots it resumes from the newest complete one, else it
+        begins with `restore_from`."""
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
         check_writable(store)
+        if self._is_temporary:
+            _logger.warning(
+                "job %r has no snapshots=, so its state lives in the temporary folder %s and is lost with it: give "
+                "tg.Snapshots(to=…) to keep it",
+                self.name,
+                self._settings.snapshots.to,
+            )
         launch = SlotLaunch(
             plan=plan, settings=self._placed_settings(), store=store.address, secret=secrets.token_bytes(_SECRET_BYTES)
         )
@@ -125,7 +138,7 @@ class Job(Pipeline):
         return host.start()
 
     def run(self) -> Status:
-        """Runs the job until its input ends, it is stopped, or it fails (`JobFailed`)."""
+        """Run the job until its input ends, it is stopped, or it fails (`JobFailed`)."""
         handle = self.start()
         try:
             return handle.wait()
@@ -151,11 +164,14 @@ class Job(Pipeline):
 
 
 def plan_restore(job: Job, path: str) -> RestorePlan:
-    """What would happen to every state if the job began with what is at this path, a path as `restore_from` takes it.
+    """Return what would happen to every state if the job began with what is at this path, a path as `restore_from` takes it.
 
     Only the manifest is read, nothing is written and nothing starts. Print what this returns; its `check()` raises what the
     job would fail with.
     """
+    if not isinstance(job, Job):
+        raise JobError(f"plan_restore({job!r}, …): give the job that would begin with it")
+    arguments.text("plan_restore", "path", path, "the folder of a savepoint or of snapshots")
     plan, settings = job.plan(), job._settings
     snapshot = find_snapshot(path).still_to_commit()
     return snapshot.plan(declared_operators(plan), key_group_count=plan.key_group_count, drop=settings.drop_state)

@@ -25,6 +25,7 @@ class Status(Enum):
 
     @property
     def terminal(self) -> bool:
+        """Whether the job has ended."""
         return self in (Status.FINISHED, Status.STOPPED, Status.CANCELLED, Status.FAILED)
 
 
@@ -82,6 +83,7 @@ class EpochReport:
 
     @property
     def measured(self) -> dict[str, Any]:
+        """The longest times and the sums of bytes of all subtasks."""
         return measured(self.subtasks)
 
 
@@ -131,7 +133,7 @@ class AttemptReport:
     """One deployment: when it was claimed, from which epoch it was restored and when it ran.
 
     `running_ms` is when all slots were ready and were told to start, `first_record_ms` when the first of them had told
-    of a record (as often as they tell: `Tuning.heartbeat_ms`), `ended_ms` when it had failed or had come to its end, and
+    of a record (as often as they tell: `Tuning.heartbeat`), `ended_ms` when it had failed or had come to its end, and
     `gone_ms` when its slots were gone. Where the job is rescaled, the final epoch's `triggered_ms` is when it stopped.
     """
 

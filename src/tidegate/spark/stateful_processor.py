@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tidegate import arguments
 from tidegate.control.settings import Backend, Snapshots, Tuning
 from tidegate.dataflow.grouping import process_groups, with_event_time
 from tidegate.dataflow.operators.grouped import EventTime, GroupedSpec, InitialFiles, SecondPort
@@ -75,7 +76,7 @@ def transform_with_state(
     name: str | None = None,
     slots: int | None = None,
     snapshots: Snapshots | None = None,
-    start_from: str | None = None,
+    restore_from: str | None = None,
     savepoint_to: str | None = None,
     backend: Backend | None = None,
     tuning: Tuning | None = None,
@@ -91,10 +92,10 @@ def transform_with_state(
         result = tg.transform_with_state(df.groupBy("user"), Counts(), "user string, n long", "Append", "None",
                                          name="counts", snapshots=tg.Snapshots(to="state/"))
 
-    On a streaming DataFrame `name` and `snapshots` are needed; `slots`, `start_from`, `savepoint_to`, `backend`, `tuning`
+    On a streaming DataFrame `name` and `snapshots` are needed; `slots`, `restore_from`, `savepoint_to`, `backend`, `tuning`
     and `drop_state` are as in `tg.transform`. The processor's states are those of the operator `name`, under the names that
     `init` gives them. For state of an earlier program `evolve` says what states and fields were called and what new fields
-    begin with (`evolve={"account": tg.evolved(…)}`), and `alias` what the operator was called.
+    begin with (`evolve={"account": tg.Evolution(…)}`), and `alias` what the operator was called.
     """
     asked = _Asked(
         grouped,
@@ -113,11 +114,11 @@ def transform_with_state(
         is_pandas=False,
         slots=slots,
         snapshots=snapshots,
-        start_from=start_from,
+        restore_from=restore_from,
         savepoint_to=savepoint_to,
         backend=backend,
         tuning=tuning,
-        drop_state=drop_state,
+        drop_state=arguments.names("transform_with_state", "drop_state", drop_state),
     )
 
 
@@ -133,7 +134,7 @@ def transform_with_state_in_pandas(
     name: str | None = None,
     slots: int | None = None,
     snapshots: Snapshots | None = None,
-    start_from: str | None = None,
+    restore_from: str | None = None,
     savepoint_to: str | None = None,
     backend: Backend | None = None,
     tuning: Tuning | None = None,
@@ -161,11 +162,11 @@ def transform_with_state_in_pandas(
         is_pandas=True,
         slots=slots,
         snapshots=snapshots,
-        start_from=start_from,
+        restore_from=restore_from,
         savepoint_to=savepoint_to,
         backend=backend,
         tuning=tuning,
-        drop_state=drop_state,
+        drop_state=arguments.names("transform_with_state", "drop_state", drop_state),
     )
 
 
@@ -219,11 +220,9 @@ def _built(
     files = None
     if initial is not None and data.isStreaming and snapshots is not None:
         files = _initial_files(initial, initial_key, snapshots, asked.name)
-    second = (
-        SecondPort.LATEST
-        if event_time is not None
-        else (SecondPort.INITIAL if initial is not None and not data.isStreaming else None)
-    )
+    second = None if event_time is None else SecondPort.LATEST
+    if initial is not None and not data.isStreaming:
+        second = SecondPort.INITIAL
     spec = GroupedSpec(
         function,
         key,

@@ -19,23 +19,25 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
+from tidegate import arguments
 from tidegate.connectors.handover import SLOT, TICK, WHICH, columns_of
 from tidegate.control.listening import Listening
 from tidegate.control.messages import Offer
 from tidegate.control.settings import Backend, Snapshots, Tuning, check_snapshots
 from tidegate.dataflow.stream import Stream
-from tidegate.dataframes.gathering import Gathering
+from tidegate.dataframes.gathering import Gathering, Run, RunEnd
 from tidegate.dataframes.guest import Invitation, run_task
 from tidegate.dataframes.micro_batches import MicroBatches
 from tidegate.dataframes.queries import StoreHolders, twice_in_a_query
 from tidegate.dataframes.transforming import Bounded, TransformJob
 from tidegate.driver.attempts import Restore
 from tidegate.errors import JobError, JobFailed, TidegateError
+from tidegate.protocol.alignment import AlignmentMode
 from tidegate.snapshots.finding import find_snapshot, resolved
 from tidegate.snapshots.savepoints import check_empty
 from tidegate.spark.deploy import check_task_slots, placed
@@ -76,7 +78,7 @@ def transform(
     name: str | None = ...,
     slots: int | None = ...,
     snapshots: Snapshots | None = ...,
-    start_from: str | None = ...,
+    restore_from: str | None = ...,
     savepoint_to: str | None = ...,
     drain: bool | None = ...,
     backend: Backend | None = ...,
@@ -93,7 +95,7 @@ def transform(
     name: str | None = ...,
     slots: int | None = ...,
     snapshots: Snapshots | None = ...,
-    start_from: str | None = ...,
+    restore_from: str | None = ...,
     savepoint_to: str | None = ...,
     drain: bool | None = ...,
     backend: Backend | None = ...,
@@ -109,7 +111,7 @@ def transform(
     name: str | None = None,
     slots: int | None = None,
     snapshots: Snapshots | None = None,
-    start_from: str | None = None,
+    restore_from: str | None = None,
     savepoint_to: str | None = None,
     drain: bool | None = None,
     backend: Backend | None = None,
@@ -130,20 +132,19 @@ def transform(
     A streaming transform needs a `name`, under which its state is kept in `snapshots`: every transform of the program has
     one of its own, the same at every start.
 
-    `slots` tasks run at the same time; by default as many as the session has. `start_from` is a savepoint (or another folder
-    that `Job(restore_from=…)` takes) to begin with, `savepoint_to` a folder for the state at the end. `drain` says whether
+    `slots` tasks run at the same time; by default as many as the session has. `restore_from` is a savepoint (or another
+    folder that `tg.Job` takes) to begin with, `savepoint_to` a folder for the state at the end. `drain` says whether
     event time ends with the input, so that all timers of event time fire; by default only where no savepoint is taken.
     """
     inputs = _checked_inputs(data)
     spark = next(iter(inputs.values())).sparkSession
-    slots = spark.sparkContext.defaultParallelism if slots is None else slots
     streaming = any(frame.isStreaming for frame in inputs.values())
+    _check_arguments(pipeline, restore_from=restore_from, savepoint_to=savepoint_to, drain=drain)
     kept = _checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else _no_snapshots(snapshots)
-    name = checked_name(name, streaming=streaming)
     job = _SparkTransformJob(
-        name,
+        checked_name(name, streaming=streaming),
         {each: _stream_schema(frame) for each, frame in inputs.items()},
-        slots=slots,
+        slots=spark.sparkContext.defaultParallelism if slots is None else slots,
         tuning=tuning,
         backend=backend,
         drop_state=drop_state,
@@ -152,63 +153,91 @@ def transform(
     )
     job.place(spark)
     outputs = job.take_outputs(pipeline(*job.inputs.values()) if set(inputs) == {DEFAULT_INPUT} else pipeline(**job.inputs))
-    check_task_slots(spark, slots)
-    restore = Restore(path=None if start_from is None else resolved(start_from))
-    if restore.path is not None and not streaming:
-        find_snapshot(restore.path)
-    transform_id = uuid.uuid4().hex
+    check_task_slots(spark, job.slots)
+    restore = Restore(path=None if restore_from is None else resolved(restore_from))
+    if streaming:
+        given = _handed(spark, job, inputs, _streaming(spark, job, inputs, restore, kept))
+    else:
+        given = _handed(spark, job, inputs, _bounded(spark, job, restore, savepoint_to=savepoint_to, drain=drain))
+    if outputs is None:
+        return _only(given, 0, job.output_columns[0])
+    return Outputs(given, dict(zip(outputs, job.output_columns, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Conducted:
+    """How the runs of a transform are conducted. `ticks` are rows of no input, so that there are tasks without any."""
+
+    transform: str
+    conduct: Callable[[Run], RunEnd]
+    ticks: DataFrame | None
     tenant: MicroBatches | None = None
     observed_as: str | None = None
-    if streaming:
-        observed = _observed_in(inputs, name, shown(kept.to))
-        observed_as = f"{observed}{transform_id[:8]}"
-        store = open_store(job_address(kept.to, name))
-        check_writable(store)
-        set_alarm, ticks = alarm_of(job.plan(), store, spark)
-        tenant = MicroBatches(
-            job,
-            transform=transform_id,
-            store=store.address,
-            restore=restore,
-            queries=SparkQueries(spark),
-            holders=_holders,
-            set_alarm=set_alarm,
-            observed_as=observed,
-        )
-        conduct = tenant.conduct
-        watch(spark, observed_as, name, tenant)
-    else:
-        # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
-        ticks = spark.range(0, slots, 1, slots)
-        if savepoint_to is not None:
-            check_empty(open_store(savepoint_to := resolved(savepoint_to)))
-        conduct = Bounded(
-            job=job, restore=restore, drain=savepoint_to is None if drain is None else drain, savepoint_to=savepoint_to
-        ).conduct
+
+
+def _streaming(
+    spark: SparkSession, job: _SparkTransformJob, inputs: Mapping[str, DataFrame], restore: Restore, kept: Snapshots
+) -> _Conducted:
+    transform_id = uuid.uuid4().hex
+    observed = _observed_in(inputs, job.name, shown(kept.to))
+    observed_as = f"{observed}{transform_id[:8]}"
+    store = open_store(job_address(kept.to, job.name))
+    check_writable(store)
+    set_alarm, ticks = alarm_of(job.plan(), store, spark)
+    tenant = MicroBatches(
+        job,
+        transform=transform_id,
+        store=store.address,
+        restore=restore,
+        queries=SparkQueries(spark),
+        holders=_holders,
+        set_alarm=set_alarm,
+        observed_as=observed,
+    )
+    watch(spark, observed_as, job.name, tenant)
+    return _Conducted(transform_id, tenant.conduct, ticks, tenant, observed_as)
+
+
+def _bounded(
+    spark: SparkSession, job: _SparkTransformJob, restore: Restore, *, savepoint_to: str | None, drain: bool | None
+) -> _Conducted:
+    if restore.path is not None:
+        find_snapshot(restore.path)
+    # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
+    ticks = spark.range(0, job.slots, 1, job.slots)
+    if savepoint_to is not None:
+        check_empty(open_store(savepoint_to := resolved(savepoint_to)))
+    drain = savepoint_to is None if drain is None else drain
+    bounded = Bounded(job=job, restore=restore, drain=drain, savepoint_to=savepoint_to)
+    return _Conducted(uuid.uuid4().hex, bounded.conduct, ticks)
+
+
+def _handed(
+    spark: SparkSession, job: _SparkTransformJob, inputs: Mapping[str, DataFrame], conducted: _Conducted
+) -> DataFrame:
+    """What the slots hand to Spark, all outputs as one DataFrame."""
+    slots, transform_id, tenant = job.slots, conducted.transform, conducted.tenant
     launch = job.launch()
     gathering = _gathering_at(launch.settings.tuning.coordinator_listening)
     gathering.add(
         transform_id,
         slots,
-        conduct,
+        conducted.conduct,
         patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
         abandon=functools.partial(abandon_stage, spark),
         begun=None if tenant is None else tenant.begin,
     )
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
-    together = _together(inputs, ticks, slots, observed_as=observed_as)
+    together = _together(inputs, conducted.ticks, slots, observed_as=conducted.observed_as)
     task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
     handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
     forget_when(
         unreferenced(spark, handed),
         functools.partial(gathering.remove, transform_id),
-        functools.partial(unwatch, observed_as or ""),
+        functools.partial(unwatch, conducted.observed_as or ""),
     )
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
-    given = handed.repartitionById(slots, SLOT)
-    if outputs is None:
-        return _only(given, 0, job.output_columns[0])
-    return Outputs(given, dict(zip(outputs, job.output_columns, strict=True)))
+    return handed.repartitionById(slots, SLOT)
 
 
 class Outputs(dict[str, "DataFrame"]):
@@ -225,13 +254,16 @@ class Outputs(dict[str, "DataFrame"]):
         super().__init__(self.split(given))
 
     def split(self, together: DataFrame) -> dict[str, DataFrame]:
+        """The outputs by name, of `together` or of a micro-batch of it."""
         return {name: _only(together, index, columns) for index, (name, columns) in enumerate(self._columns.items())}
 
     def persist(self) -> Outputs:
+        """Keep what one run gives, for all outputs."""
         self.together.persist()
         return self
 
     def unpersist(self) -> Outputs:
+        """Let go of what was kept."""
         self.together.unpersist()
         return self
 
@@ -244,6 +276,16 @@ class _SparkTransformJob(TransformJob):
         import pyspark
 
         return {**super()._versions(), "spark": pyspark.__version__}
+
+
+def _check_arguments(pipeline: object, *, restore_from: str | None, savepoint_to: str | None, drain: bool | None) -> None:
+    arguments.function("transform", "pipeline", pipeline, "a function of the streams, such as pipeline(bids)")
+    if restore_from is not None:
+        arguments.text("transform", "restore_from", restore_from, "the folder of a savepoint or of snapshots")
+    if savepoint_to is not None:
+        arguments.text("transform", "savepoint_to", savepoint_to, "the folder for the savepoint")
+    if drain is not None:
+        arguments.flag("transform", "drain", drain)
 
 
 def _checked_inputs(data: object) -> dict[str, DataFrame]:
@@ -324,13 +366,9 @@ def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None,
     if savepoint_to is not None or drain is not None:
         raise JobError(
             "savepoint_to= and drain= are for batch DataFrames: a streaming query has no end. To take its state "
-            "elsewhere, stop it and give its folder of snapshots as start_from= or restore_from="
+            "elsewhere, stop it and give its folder of snapshots as restore_from="
         )
-    if (
-        snapshots.mode != "exactly_once"
-        or snapshots.alignment_timeout is not None
-        or (snapshots.experimental_protocol is not None)
-    ):
+    if snapshots.alignment_mode is not AlignmentMode.EXACTLY_ONCE or snapshots.keeps_in_flight or snapshots.halts_sources:
         raise JobError(
             "a micro-batch ends when all its records have been processed, so its snapshots are aligned: leave "
             "mode and alignment_timeout out"

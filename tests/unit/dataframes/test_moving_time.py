@@ -10,7 +10,8 @@ import tidegate as tg
 from tests.unit.dataflow.test_optimiser import Nowhere, Records
 from tidegate.control.messages import MoveTime, Traffic
 from tidegate.dataflow.optimiser import make_plan
-from tidegate.dataflow.stream import Pipeline, Stream
+from tidegate.dataflow.pipeline import Pipeline
+from tidegate.dataflow.stream import Stream
 from tidegate.dataframes.micro_batches import Stillness
 from tidegate.dataframes.moving_time import FIRE_DUE, Rest, moves_of_time
 

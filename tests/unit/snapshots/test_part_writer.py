@@ -22,7 +22,7 @@ from tidegate.snapshots.manifest import Manifest, PieceEntry
 from tidegate.snapshots.row_files import Chain
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter, chain_to_go_on_from
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import FrozenParts, OperatorStates
 from tidegate.store.memory import MemoryStore

@@ -18,7 +18,7 @@ from tidegate.keygroups import groups_of, owner_of
 from tidegate.snapshots.manifest import Manifest, OperatorEntry
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import FrozenItems, FrozenParts, OperatorStates
 from tidegate.state.timers import TimeKind, TimerQueue

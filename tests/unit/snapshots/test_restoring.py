@@ -11,7 +11,7 @@ import pytest
 from tidegate.dataflow.declared import declared_operators
 from tidegate.dataflow.functions import KeyedProcess
 from tidegate.dataflow.optimiser import make_plan
-from tidegate.dataflow.stream import Pipeline
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.errors import RestoreError
 from tidegate.hashing import hash_value
 from tidegate.keygroups import owner_of
@@ -21,7 +21,7 @@ from tidegate.snapshots.plan import DeclaredOperator, Fate, RestorePlan, plan_re
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter
 from tidegate.sources import rows as rows_source
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.event_time import SPLIT_WATERMARKS, WATERMARK
 from tidegate.state.evolution import DeclaredState

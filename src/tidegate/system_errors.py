@@ -5,7 +5,8 @@ so no restart cures it, and the job ends at once. Everything else may be over at
 slow (`ENOSPC`, `EIO`), a network, a service, a file that isn't there yet (`ENOENT`).
 
 There is this one rule for sources, sinks, snapshots and users' functions. On object stores it doesn't help: Arrow's errors
-have no number there.
+have no number there. It is about paths, so it isn't followed through errors of connections: a route that is forbidden for a
+moment gives `EACCES`, too. Nor are errors of TLS and of host names, whose numbers are other lists'.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ import errno
 import getpass
 import os
 import socket
+import ssl
 
-from tidegate.errors import TidegateError
+from tidegate.errors import CommitError, JobError, SourceError, StoreError
 
 _NO_RIGHT = {errno.EACCES, errno.EPERM}
+_OF_OTHER_LISTS = (ssl.SSLError, socket.herror, socket.gaierror)
 LASTING = frozenset({*_NO_RIGHT, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
 
 
 def lasts(error: BaseException) -> bool:
     """Whether it is such an error, or one of Tidegate's that such an error led to."""
     cause = _beneath(error)
-    return isinstance(cause, OSError) and cause.errno in LASTING
+    if not isinstance(cause, OSError) or isinstance(cause, _OF_OTHER_LISTS) or _in_safe_mode(cause):
+        return False
+    # A socket may get EPERM from a packet filter that is full.
+    return cause.errno in LASTING and (cause.errno != errno.EPERM or cause.filename is not None)
 
 
 def advice(error: BaseException) -> str:
@@ -59,7 +65,12 @@ def user_here() -> str:
         return str(os.getuid())
 
 
+def _in_safe_mode(error: OSError) -> bool:
+    """Hadoop's library gives `EROFS` for a name node that has just been started, and will soon take writes."""
+    return error.errno == errno.EROFS and "HDFS" in str(error)
+
+
 def _beneath(error: BaseException) -> BaseException:
-    while isinstance(error, TidegateError) and error.__cause__ is not None:
+    while isinstance(error, StoreError | CommitError | SourceError | JobError) and error.__cause__ is not None:
         error = error.__cause__
     return error

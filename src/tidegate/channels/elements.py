@@ -1,6 +1,6 @@
 """What travels on a channel.
 
-A channel is FIFO and carries six kinds of element. A record batch is passed as the `pyarrow.RecordBatch` itself; the
+A channel is FIFO and carries seven kinds of element. A record batch is passed as the `pyarrow.RecordBatch` itself; the
 others are the small classes below. `End` says that no record follows; markers still do, so that a subtask whose
 input has ended takes part in snapshots like any other (there is no special case for finished sources).
 
@@ -23,6 +23,7 @@ __all__ = [
     "MIN_WATERMARK_MS",
     "Element",
     "End",
+    "Held",
     "Idle",
     "Lap",
     "Marker",
@@ -57,6 +58,14 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The channel's part of a loop has no more input, but records may still leave the loop: the end of event time is held
+    back until the loop is quiet. Travels inside that loop only."""
+
+    loop: int
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """No record follows on this channel; markers may."""
 
@@ -74,7 +83,7 @@ class Lap:
     active: bool
 
 
-Element: TypeAlias = pa.RecordBatch | Marker | Watermark | Idle | End | Lap
+Element: TypeAlias = pa.RecordBatch | Marker | Watermark | Idle | Held | End | Lap
 
 
 def overtaken(queued: Iterable[Element]) -> tuple[int, list[pa.RecordBatch]]:

@@ -305,8 +305,9 @@ class Coordinator:
             if not self._epochs.batches.parked:
                 self._check_heartbeats(now_ms)
             if self._epochs.running:
+                wanted = self._rescales.wants_snapshot(now_ms, next_epoch=self._epochs.next_epoch)
                 self._epochs.tick(now_ms)
-                if self._rescales.wants_snapshot(now_ms):
+                if wanted:
                     self._epochs.feed(SnapshotRequested())
                 if self._epochs.batches.current is None:  # else an epoch ends where a micro-batch does, and nowhere else
                     self._desk.look_for_requests(self.attempt)
@@ -407,10 +408,13 @@ class Coordinator:
         for slot in self._roster.addresses:
             self._links.send(slot, message)
 
-    def completed(self) -> None:
-        self._rescales.on_complete()
+    def completed(self, epoch: int, *, final: bool) -> None:
+        self._rescales.on_complete(epoch, final=final)
         self._has_own = True
         self._claim.settle(self._begun, self.attempt)
+
+    def aborted(self, epoch: int) -> None:
+        self._rescales.on_aborted(epoch, self._clock.monotonic_ms())
 
     def failed_for_good(self, why: str, *, permanent: bool = False) -> None:
         self._failed_for_good(why, permanent=permanent)

@@ -59,8 +59,11 @@ class Attempt(Protocol):
     def tell_all(self, message: Message) -> None:
         """Send a message to all slots."""
 
-    def completed(self) -> None:
+    def completed(self, epoch: int, *, final: bool) -> None:
         """Called when a snapshot is complete and the slots were told."""
+
+    def aborted(self, epoch: int) -> None:
+        """Called when a snapshot was given up and the slots were told."""
 
     def failed(self, failure: Failure) -> None:
         """End the attempt."""
@@ -108,6 +111,11 @@ class Epochs:
     @property
     def running(self) -> bool:
         return self._coordinator is not None
+
+    @property
+    def next_epoch(self) -> int:
+        """The number that no epoch has had so far."""
+        return self._next_epoch
 
     def open(self, opened: Opened) -> None:
         """Take over what the attempt that was claimed begins with."""
@@ -192,7 +200,7 @@ class Epochs:
                 self._release(self._superseded)
                 self._superseded = []
                 self.batches.on_complete(self.reports.of(epoch))
-                self._attempt.completed()
+                self._attempt.completed(epoch, final=ending is not None)
                 if self._swept_for < self._number:
                     # Slots of older attempts may have written files after the sweep that this attempt began with.
                     self._swept_for = self._number
@@ -202,6 +210,7 @@ class Epochs:
                 self.desk.on_aborted(epoch)
                 self.batches.on_aborted(f"{reason.value}: {message}")
                 self._attempt.tell_all(Abort(epoch))
+                self._attempt.aborted(epoch)
             case ReleaseSnapshots(epochs):
                 self._release(epochs)
             case Discard(payloads):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tidegate.channels.elements import Element, End, Idle, Lap, Marker, Watermark
+from tidegate.channels.elements import Element, End, Held, Idle, Lap, Marker, Watermark
 from tidegate.channels.ports import Outlet
 from tidegate.dataflow.graph import Partitioning
 from tidegate.dataflow.null_keys import refuse_null_keys
@@ -77,7 +77,7 @@ class EdgeWriter:
     def on_end(self) -> None:
         self._send_all(End())
 
-    def send(self, control: Marker | Lap) -> None:
+    def send(self, control: Marker | Lap | Held) -> None:
         self._send_all(control)
 
     def _send_all(self, element: Element) -> None:

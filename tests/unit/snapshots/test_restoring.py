@@ -22,10 +22,11 @@ from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter
 from tidegate.sources import rows as rows_source
 from tidegate.state import declaring as tg
+from tidegate.state.columns import key_list
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.event_time import SPLIT_WATERMARKS, WATERMARK
 from tidegate.state.evolution import DeclaredState
-from tidegate.state.heap import HeapBackend, key_list
+from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import FrozenParts, OperatorStates
 from tidegate.state.pickled import pickled
 from tidegate.state.sections import StateInfo, StateKind

@@ -19,18 +19,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contract.sqlite_backend import SqliteBackend
 from tests.unit.operators.harness import Bench
 from tidegate.dataflow.functions import KeyedProcess
 from tidegate.dataflow.operators.process import KeyedProcessSpec
 from tidegate.errors import JobError
 from tidegate.state import declaring as tg
+from tidegate.state.cells import GONE
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import FrozenHeap, HeapBackend
-from tidegate.state.heap_layers import GONE
 from tidegate.state.merging import LayerInMemory, resolved_rows
 from tidegate.state.rocksdb import RocksDB, native_sections
+from tidegate.state.timed import TimedCollection
 from tidegate.state.timers import TimeKind, TimerQueue
-from tidegate.state.ttl import EXPIRES, Ttl, alive, declared_ttl, loaded
+from tidegate.state.ttl import EXPIRES, Ttl, declared_ttl, split_by_end, with_ends
 from tidegate.types import to_list
 
 GROUPS = 4
@@ -68,14 +70,29 @@ def _appended(items: list[int], item: int) -> list[int]:
     return items
 
 
+def alive(value: Any, end: Any, *, shape: str, now_ms: int) -> tuple[Any, Any] | None:
+    """What is left of a row, value and end; None where that is nothing."""
+    if shape not in ("list", "map"):
+        return (value, end) if end > now_ms else None
+    ends = [at for at in end if at > now_ms]
+    if shape == "map":
+        left: Any = {item: of_it for (item, of_it), at in zip(value.items(), end, strict=True) if at > now_ms}
+    else:
+        left = [item for item, at in zip(value, end, strict=True) if at > now_ms]
+    return (left, ends) if left else None
+
+
 SHAPES = ("value", "container", "list", "lists", "map", "maps", "reducing", "aggregating", "counting")
 shapes = pytest.mark.parametrize("shape", SHAPES)
 refreshes = pytest.mark.parametrize("refresh", ["write", "read"])
+backends = pytest.mark.parametrize("name", ["heap", "rocksdb", "sqlite"])
 
 
 def backend_with(descriptor: Descriptor, clock: Clock, name: str = "heap") -> tuple[Any, Any]:
     if name == "heap":
         backend: Any = HeapBackend(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
+    elif name == "sqlite":
+        backend = SqliteBackend(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
     else:
         backend = RocksDB(memory="16 MB").create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
     return backend, backend.table(descriptor)
@@ -121,9 +138,14 @@ def keys_in(rows: Iterable[pa.RecordBatch]) -> set[int]:
 
 def check_lists(state: Any) -> None:
     """Each key is listed once, where it ends."""
-    listed = [(key, number) for number, keys in state.slices.items() for key in keys]
-    assert sorted(listed) == sorted((key, state.ends_at(entry) // state.slice_ms) for key, entry in state.main.items())
-    assert sorted(state.order) == sorted(state.slices)
+    timed = state.cells
+    index, held = timed.index, timed.cells.main
+    listed = [(key, number) for number, keys in index.keys.items() for key in keys]
+    ends = timed.soonest if isinstance(timed, TimedCollection) else {key: end for key, (_, end) in held.items()}
+    assert sorted(listed) == sorted((key, end // index.slice_ms) for key, end in ends.items()) and ends.keys() == held.keys()
+    assert sorted(index.order) == sorted(index.keys)
+    if isinstance(timed, TimedCollection):
+        assert all(ends[key] <= end for key, entry in held.items() for _, end in timed.pairs_in(entry))
 
 
 # ----------------------------------------------------------------------------------------------------- declaration
@@ -355,10 +377,13 @@ def test_state_is_what_an_oracle_with_ends_says(shape: str, refresh: str, steps:
 
 @shapes
 @refreshes
+@pytest.mark.parametrize("name", ["rocksdb", "sqlite"])
 @settings(max_examples=20)
 @given(steps=st.lists(_steps, max_size=50))
-def test_state_on_disk_is_what_the_oracle_says_too(shape: str, refresh: str, steps: list[tuple[Any, ...]]) -> None:
-    world = World(shape, refresh, "rocksdb")
+def test_state_elsewhere_is_what_the_oracle_says_too(
+    shape: str, refresh: str, name: str, steps: list[tuple[Any, ...]]
+) -> None:
+    world = World(shape, refresh, name)
     world.run([*steps, ("freeze",)])
     while world.frozen:
         world.take()
@@ -398,9 +423,10 @@ def test_a_clock_that_jumps_breaks_nothing_and_brings_nothing_back(
 
 
 @shapes
-def test_a_value_ends_exactly_when_its_time_is_over(shape: str) -> None:
+@backends
+def test_a_value_ends_exactly_when_its_time_is_over(shape: str, name: str) -> None:
     clock = Clock()
-    backend, state = backend_with(declared(shape, ttl=TTL_MS), clock)
+    backend, state = backend_with(declared(shape, ttl=TTL_MS), clock, name)
     backend.cursor.key = 1
     write(shape, state, 1)
     clock.now_ms += TTL_MS - 1
@@ -411,9 +437,10 @@ def test_a_value_ends_exactly_when_its_time_is_over(shape: str) -> None:
 
 @shapes
 @refreshes
-def test_reading_keeps_state_only_where_it_was_asked_for(shape: str, refresh: str) -> None:
+@backends
+def test_reading_keeps_state_only_where_it_was_asked_for(shape: str, refresh: str, name: str) -> None:
     clock = Clock()
-    backend, state = backend_with(declared(shape, ttl=TTL_MS, ttl_refresh=refresh), clock)
+    backend, state = backend_with(declared(shape, ttl=TTL_MS, ttl_refresh=refresh), clock, name)
     backend.cursor.key = 1
     write(shape, state, 1)
     for _ in range(3):
@@ -476,7 +503,7 @@ def test_timers_have_no_end() -> None:
     timers.set(5_000)
     clock.now_ms += 10 * TTL_MS
     backend.maintain(1000)
-    assert state.main == {} and list(timers.due(5_000)) == [5_000]
+    assert state.cells.cells.main == {} and list(timers.due(5_000)) == [5_000]
 
 
 # -------------------------------------------------------------------------------------------------------- cleaning up
@@ -492,13 +519,13 @@ def test_what_nobody_looks_at_is_cleaned_up_in_bounded_steps(shape: str) -> None
     backend.maintain(0)  # from here on nothing was listed
     clock.now_ms += TTL_MS + TTL_MS // 8
     steps = 0
-    while state.main:
-        before = len(state.main)
+    while state.cells.cells.main:
+        before = len(state.cells.cells.main)
         backend.maintain(64)
-        assert 0 < before - len(state.main) <= 64
+        assert 0 < before - len(state.cells.cells.main) <= 64
         steps += 1
     assert steps == -(-1000 // 64)
-    assert not state.slices and not state.order and set(state.fresh.values()) == {GONE}
+    assert not state.cells.index.keys and not state.cells.index.order and set(state.cells.cells.fresh.values()) == {GONE}
     sections = list(backend.freeze().sections())
     assert sum(section.rows.num_rows for section in sections) == 1000 and all(section.deleted for section in sections)
 
@@ -511,7 +538,7 @@ def test_cleaning_up_keeps_pace_with_what_is_written_whatever_its_budget() -> No
             state.set(1)
         clock.now_ms += 10
         backend.maintain(0)
-        assert len(state.main) <= 100 * (TTL_MS // 10 + 3)
+        assert len(state.cells.cells.main) <= 100 * (TTL_MS // 10 + 3)
 
 
 def test_a_key_that_is_written_all_the_time_is_listed_once() -> None:
@@ -521,13 +548,13 @@ def test_a_key_that_is_written_all_the_time_is_listed_once() -> None:
     for _ in range(1000):
         state.set(1)
         clock.now_ms += 1
-    assert sum(map(len, state.slices.values())) == 1
+    assert sum(map(len, state.cells.index.keys.values())) == 1
     for _ in range(100):
         state.clear()
         state.set(1)
     check_lists(state)
     backend.maintain(10)
-    assert len(state.slices) <= 17
+    assert len(state.cells.index.keys) <= 17
 
 
 def test_the_memory_of_what_expired_is_free_again() -> None:
@@ -549,10 +576,10 @@ def test_the_memory_of_what_expired_is_free_again() -> None:
             backend.freeze().release()
             backend.maintain(1)
         else:
-            assert state.fresh == {}, "nobody knows of these keys, so that they went isn't news"
+            assert state.cells.cells.fresh == {}, "nobody knows of these keys, so that they went isn't news"
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert state.main == {} and state.slices == {}
+        assert state.cells.cells.main == {} and state.cells.index.keys == {}
         return (after - before) * 100 // (full - before)
 
     assert held(frozen=True) < 10 and held(frozen=False) < 10, "in percent"
@@ -618,9 +645,10 @@ def test_what_expired_meanwhile_is_not_taken_in_and_leaves_the_chain(shape: str,
 
 
 @shapes
-def test_state_that_gets_a_ttl_begins_anew_when_it_is_loaded(shape: str) -> None:
+@backends
+def test_state_that_gets_a_ttl_begins_anew_when_it_is_loaded(shape: str, name: str) -> None:
     clock = Clock()
-    backend, state = backend_with(declared(shape), clock)
+    backend, state = backend_with(declared(shape), clock, name)
     backend.cursor.key = 1
     write(shape, state, 1)
     before = read(shape, state)
@@ -629,7 +657,7 @@ def test_state_that_gets_a_ttl_begins_anew_when_it_is_loaded(shape: str) -> None
     timed = declared(shape, ttl=TTL_MS)
     field = timed.info(pa.int64()).schema.field(EXPIRES)
     for given_rows in (rows, rows.append_column(field, pa.nulls(rows.num_rows, field.type))):
-        second, again = backend_with(timed, clock)
+        second, again = backend_with(timed, clock, name)
         second.load("state", given_rows, known=False)
         second.cursor.key = 1
         clock.now_ms += TTL_MS - 1
@@ -639,16 +667,17 @@ def test_state_that_gets_a_ttl_begins_anew_when_it_is_loaded(shape: str) -> None
 
 
 @shapes
-def test_state_that_loses_its_ttl_keeps_what_was_left_of_it(shape: str) -> None:
+@backends
+def test_state_that_loses_its_ttl_keeps_what_was_left_of_it(shape: str, name: str) -> None:
     clock = Clock()
-    backend, state = backend_with(declared(shape, ttl=TTL_MS), clock)
+    backend, state = backend_with(declared(shape, ttl=TTL_MS), clock, name)
     for backend.cursor.key in (1, 2):
         write(shape, state, 1)
         clock.now_ms += 40
     before = read(shape, state)
     rows = rows_of([backend.freeze()])
     clock.now_ms += 30
-    second, again = backend_with(declared(shape), clock)
+    second, again = backend_with(declared(shape), clock, name)
     for batch in rows:
         second.load("state", batch, known=False)
     clock.now_ms += 100 * TTL_MS
@@ -672,17 +701,28 @@ def test_another_ttl_holds_for_what_is_written_from_then_on() -> None:
     check_lists(again)
     clock.now_ms += 2 * TTL_MS
     second.maintain(100)
-    assert set(again.main) == {1}
+    assert set(again.cells.cells.main) == {1}
     clock.now_ms += 10 * TTL_MS
     second.maintain(100)
-    assert again.main == {}
+    assert again.cells.cells.main == {}
 
 
-def test_rows_are_taken_in_by_any_backend_with_these_functions() -> None:
-    left, gone = loaded([1, 2, 3], [[1, 2], [3], [4]], [[5, 15], [5], None], shape="list", ttl=Ttl(100), now_ms=10)
-    assert left == [(1, [2], [15]), (3, [4], [110])] and gone == [2]
-    assert alive({"a": 1, "b": 2}, [5, 15], shape="map", now_ms=5) == ({"b": 2}, [15])
-    assert alive(1, 5, shape="value", now_ms=4) == (1, 5) and alive(1, 5, shape="value", now_ms=5) is None
+def test_rows_are_split_by_their_ends_for_any_backend() -> None:
+    def split(shape: str, values: list[Any], ends: list[Any] | None, now_ms: int) -> tuple[list[Any], list[Any]]:
+        info = declared(shape, ttl=TTL_MS).info(pa.int64())
+        columns = {"key": list(range(1, len(values) + 1)), "value": values} | ({} if ends is None else {EXPIRES: ends})
+        fields = [field for field in info.schema if field.name in columns]
+        rows = pa.RecordBatch.from_arrays(
+            [pa.array(columns[field.name], field.type) for field in fields], schema=pa.schema(fields)
+        )
+        left, ended = split_by_end(with_ends(rows, info, otherwise=110), info, now_ms)
+        return [tuple(row) for row in zip(*map(to_list, left.columns), strict=True)], to_list(ended.column("key"))
+
+    assert split("list", [[1, 2], [3], [4]], [[5, 15], [5], None], 10) == ([(1, [2], [15]), (3, [4], [110])], [2])
+    assert split("list", [[1, 2]], None, 10) == ([(1, [1, 2], [110, 110])], [])
+    assert split("map", [{1: 1, 2: 2}], [[5, 15]], 5) == ([(1, {2: 2}, [15])], [])
+    assert split("value", [1], [5], 4) == ([(1, 1, 5)], []) and split("value", [1], [5], 5) == ([], [1])
+    assert split("value", [1, 2], [5, None], 5) == ([(2, 2, 110)], [1])
 
 
 def test_a_layer_keeps_its_lists_while_reading_renews_them() -> None:
@@ -718,9 +758,9 @@ def test_on_disk_what_nobody_looks_at_is_cleaned_up_in_bounded_steps(shape: str)
     clock.now_ms += 1
     at = backend.cursor.key = 5
     for _ in range(10):
-        before = len(state.inner.dirty)
+        before = len(state.cells.cells.dirty)
         backend.maintain(64)
-        assert len(state.inner.dirty) - before <= 64
+        assert len(state.cells.cells.dirty) - before <= 64
     assert backend.cursor.key == at
     clock.now_ms -= TTL_MS  # so that it is seen what was swept, and not only hidden
     found = set()
@@ -761,7 +801,9 @@ def test_on_disk_native_files_hold_the_ends_as_well(shape: str, tmp_path: Path) 
 
 
 @shapes
-@pytest.mark.parametrize(("one", "other"), [("heap", "rocksdb"), ("rocksdb", "heap")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("heap", "rocksdb"), ("rocksdb", "heap"), ("sqlite", "rocksdb"), ("heap", "sqlite")]
+)
 @pytest.mark.parametrize(("before", "after"), [(TTL_MS, TTL_MS), (TTL_MS, None), (None, TTL_MS)])
 def test_the_rows_of_a_backend_are_taken_in_by_the_other(
     shape: str, one: str, other: str, before: int | None, after: int | None

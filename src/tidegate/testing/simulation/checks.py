@@ -26,7 +26,7 @@ from tidegate.snapshots.committed import committable_count
 from tidegate.snapshots.finding import find_snapshot
 from tidegate.snapshots.manifest import Manifest, OperatorEntry
 from tidegate.snapshots.snapshot import Snapshot
-from tidegate.state.heap import key_list
+from tidegate.state.columns import key_list
 from tidegate.store import layout
 from tidegate.store.layout import ManifestName, OriginName
 from tidegate.store.memory import MemoryStore, Operation

@@ -20,7 +20,8 @@ import pyarrow as pa
 from tidegate.channels.handshake import Identity, WrongAttempt
 from tidegate.channels.links import Link, LinkLost
 from tidegate.channels.ports import Inlet, Outlet
-from tidegate.channels.tcp import ChannelLost, TcpNetwork
+from tidegate.channels.tcp import TcpNetwork
+from tidegate.channels.tcp_ends import ChannelLost
 from tidegate.control.background import BackgroundThread
 from tidegate.control.clock import BatchTime, SystemClock
 from tidegate.control.launch import CONNECT_TIMEOUT_S, SlotLaunch, reach_driver, unpacked

@@ -22,7 +22,10 @@ from tidegate.state.sections import Section, StateInfo, StateKind
 from tidegate.store.local import LocalStore
 from tidegate.testing.processes import ProcessJob
 
-BASE = {"count": {f"k{i}": i for i in range(200)}, "scores": {f"k{i}": {"a": i / 2} for i in range(50)}}
+BASE: dict[str, dict[str, Any]] = {
+    "count": {f"k{i}": i for i in range(200)},
+    "scores": {f"k{i}": {"a": i / 2} for i in range(50)},
+}
 
 
 @pytest.fixture

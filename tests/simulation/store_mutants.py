@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tests.simulation.mutant import RESTORES, Mutant
 from tidegate.dataflow.operators import event_time, sink, source
 from tidegate.driver import attempts, committing, coordinator, savepoints
 from tidegate.errors import CommitError, CorruptFile
@@ -18,7 +19,6 @@ from tidegate.snapshots import catalog, writing
 from tidegate.state import format as state_format
 from tidegate.state import heap_layers, operator_state, timers
 from tidegate.testing.simulation.faults import FaultRates
-from tidegate.testing.simulation.mutant import RESTORES, Mutant
 
 # ------------------------------------------------------------------------------------------- store and state
 

@@ -77,7 +77,7 @@ class AnyCells(ABC):
     def keys_from(self, place: bytes, count: int) -> tuple[Sequence[Any], bytes]:
         """Return up to `count` keys (one at least) from a place on, and the place behind them. b"" is the beginning, and the
         end. It is for sweeping: a key that was just written may be missing, and one that was just deleted may be there."""
-        raise NotImplementedError
+        raise AssertionError("cells that are not in memory have to tell their keys")
 
 
 class Cells(AnyCells):
@@ -92,10 +92,14 @@ class Cells(AnyCells):
     @abstractmethod
     def set(self, key: Any, thing: Any) -> None: ...
 
+    def write_back(self, key: Any, thing: Any) -> None:
+        """As `set`, for a key that `get` was just asked for."""
+        self.set(key, thing)
+
     @abstractmethod
     def owned(self, key: Any) -> bool:
-        """Return whether what `get` returned may be changed in place, if it is set again afterwards: no reader of a frozen
-        version can see it."""
+        """Return whether what `get` returned may be changed in place, if it is written back: no reader of a frozen version
+        can see it."""
 
 
 class ListCells(AnyCells):

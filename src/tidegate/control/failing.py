@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidegate.control.messages import Failed
 from tidegate.dataflow.operators.user_code import final_advice
-from tidegate.errors import CommitError, JobError, RestoreError, SourceError, UserFunctionError
+from tidegate.errors import CommitError, FencedOff, JobError, RestoreError, SourceError, UserFunctionError
 from tidegate.system_errors import lasts
 
 
@@ -22,9 +22,10 @@ def described(error: BaseException) -> str:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether any other attempt would end in the same way: the program, its input or its surroundings are wrong."""
+    """Whether no other attempt should be made: it would end in the same way, since the program, its input or its
+    surroundings are wrong, or it would fence off a driver that has taken over."""
     return (
-        isinstance(error, JobError | SourceError | RestoreError | ImportError)
+        isinstance(error, JobError | SourceError | RestoreError | FencedOff | ImportError)
         or lasts(error)
         or (isinstance(error, CommitError | UserFunctionError) and error.final)
     )

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from tidegate.control.failing import is_final
 from tidegate.control.messages import Offer, Traffic
 from tidegate.dataflow.operators.grouped import GroupedSpec
 from tidegate.dataframes.gathering import Run, RunEnd
@@ -34,7 +35,7 @@ from tidegate.driver.batches import BatchEnd
 from tidegate.driver.coordinator import Coordinator
 from tidegate.driver.handle import Handle
 from tidegate.driver.hosting import CoordinatorHost
-from tidegate.errors import JobFailed, RestoreError, TidegateError
+from tidegate.errors import JobError, JobFailed, RestoreError, TidegateError
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.manifest import MicroBatch
 from tidegate.store.opening import open_store
@@ -204,10 +205,9 @@ class MicroBatches:
                 self._conduct(run)
             except Exception as error:  # noqa: BLE001
                 live, self._live = self._live, None
-                final = (
-                    live is None
-                    or not live.handle.attempts
-                    or any(failure.permanent or failure.user_traceback is not None for failure in live.handle.failures)
+                failures = [] if live is None else live.handle.failures
+                final = is_final(error) or any(
+                    failure.permanent or failure.user_traceback is not None for failure in failures
                 )
                 if live is not None:
                     _give_up(live)
@@ -277,7 +277,7 @@ def _batch_of(offers: list[Offer]) -> MicroBatch:
     named = {(offer.query, offer.batch) for offer in offers}
     query, number = next(iter(named))
     if len(named) > 1 or query is None or number is None:
-        raise TidegateError(
+        raise JobError(
             f"tasks of one stage say that they are of {sorted(map(str, named))}: a transform of a streaming "
             f"DataFrame runs in a streaming query, started with writeStream"
         )

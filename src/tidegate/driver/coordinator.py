@@ -54,7 +54,7 @@ from tidegate.driver.reports import AttemptReport, EpochReports, Failure, SlotRe
 from tidegate.driver.rescaling import Rescales
 from tidegate.driver.roster import Roster
 from tidegate.driver.savepoints import SavepointOrder
-from tidegate.errors import CorruptFile, JobError, StoreError
+from tidegate.errors import CorruptFile, JobError, NotFound, StoreError
 from tidegate.protocol import epoch_coordinator
 from tidegate.protocol.epoch_coordinator import (
     AbortReason,
@@ -347,7 +347,9 @@ class Coordinator:
             if self.attempts and may_come_back:
                 self.failed(Failure(why))  # it worked before
                 return
-            self._failed_for_good(why, permanent=error is not None and is_final(error))
+            self._failed_for_good(
+                why, permanent=error is not None and (is_final(error) or isinstance(error, CorruptFile | NotFound))
+            )
             self._job_over("failed", cancel=True)
             self.status = Status.FAILED
             return

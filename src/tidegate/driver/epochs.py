@@ -268,7 +268,7 @@ class Epochs:
             self.feed(ManifestCreated(manifest.epoch))
         elif isinstance(error, FencedOff):
             # Another driver runs this job now. To restart would be to fence it in turn, and so on.
-            self._attempt.failed_for_good(f"{type(error).__name__}: {error}")
+            self._attempt.failed_for_good(f"{type(error).__name__}: {error}", permanent=True)
         elif is_final(error):
             self._attempt.failed_for_good(described(error), permanent=True)
         else:

@@ -14,6 +14,7 @@ the slots' stage one that Spark tries again when a task is lost, where it would 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import threading
@@ -47,7 +48,7 @@ from tidegate.spark.processes import in_own_processes, unreferenced
 from tidegate.spark.processor_settings import has_ntz
 from tidegate.spark.queries import SparkQueries, abandon_stage, transforms_in
 from tidegate.spark.unused_batches import unwatch, watch
-from tidegate.spark.waking import alarm_of
+from tidegate.spark.waking import waking_of
 from tidegate.store.layout import job_address, shown
 from tidegate.store.opening import open_store
 from tidegate.store.writable import check_writable
@@ -155,10 +156,12 @@ def transform(
     outputs = job.take_outputs(pipeline(*job.inputs.values()) if set(inputs) == {DEFAULT_INPUT} else pipeline(**job.inputs))
     check_task_slots(spark, job.slots)
     restore = Restore(path=None if restore_from is None else resolved(restore_from))
+    payload = job.launch().packed()  # this may fail, and nothing has to be undone yet
     if streaming:
-        given = _handed(spark, job, inputs, _streaming(spark, job, inputs, restore, kept))
+        conducted = _streaming(spark, job, inputs, restore, kept)
     else:
-        given = _handed(spark, job, inputs, _bounded(spark, job, restore, savepoint_to=savepoint_to, drain=drain))
+        conducted = _bounded(spark, job, restore, savepoint_to=savepoint_to, drain=drain)
+    given = _handed(spark, job, inputs, conducted, payload)
     if outputs is None:
         return _only(given, 0, job.output_columns[0])
     return Outputs(given, dict(zip(outputs, job.output_columns, strict=True)))
@@ -166,11 +169,13 @@ def transform(
 
 @dataclass(frozen=True, slots=True)
 class _Conducted:
-    """How the runs of a transform are conducted. `ticks` are rows of no input, so that there are tasks without any."""
+    """How the runs of a transform are conducted. `ticks` are rows of no input, so that there are tasks without any; `forget`
+    is called when nobody can have them any more."""
 
     transform: str
     conduct: Callable[[Run], RunEnd]
     ticks: DataFrame | None
+    forget: Callable[[], None]
     tenant: MicroBatches | None = None
     observed_as: str | None = None
 
@@ -183,7 +188,7 @@ def _streaming(
     observed_as = f"{observed}{transform_id[:8]}"
     store = open_store(job_address(kept.to, job.name))
     check_writable(store)
-    set_alarm, ticks = alarm_of(job.plan(), store, spark)
+    waking = waking_of(job.plan(), store, restore, spark)
     tenant = MicroBatches(
         job,
         transform=transform_id,
@@ -191,11 +196,10 @@ def _streaming(
         restore=restore,
         queries=SparkQueries(spark),
         holders=_holders,
-        set_alarm=set_alarm,
+        set_alarm=waking.set_alarm,
         observed_as=observed,
     )
-    watch(spark, observed_as, job.name, tenant)
-    return _Conducted(transform_id, tenant.conduct, ticks, tenant, observed_as)
+    return _Conducted(transform_id, tenant.conduct, waking.stream, waking.forget, tenant, observed_as)
 
 
 def _bounded(
@@ -209,33 +213,38 @@ def _bounded(
         check_empty(open_store(savepoint_to := resolved(savepoint_to)))
     drain = savepoint_to is None if drain is None else drain
     bounded = Bounded(job=job, restore=restore, drain=drain, savepoint_to=savepoint_to)
-    return _Conducted(uuid.uuid4().hex, bounded.conduct, ticks)
+    return _Conducted(uuid.uuid4().hex, bounded.conduct, ticks, lambda: None)
 
 
 def _handed(
-    spark: SparkSession, job: _SparkTransformJob, inputs: Mapping[str, DataFrame], conducted: _Conducted
+    spark: SparkSession, job: _SparkTransformJob, inputs: Mapping[str, DataFrame], conducted: _Conducted, payload: bytes
 ) -> DataFrame:
-    """What the slots hand to Spark, all outputs as one DataFrame."""
-    slots, transform_id, tenant = job.slots, conducted.transform, conducted.tenant
-    launch = job.launch()
-    gathering = _gathering_at(launch.settings.tuning.coordinator_listening)
+    """What the slots hand to Spark, all outputs as one DataFrame. Nothing is kept of a transform that can't be built."""
+    slots, transform_id, tenant, observed_as = job.slots, conducted.transform, conducted.tenant, conducted.observed_as
+    tuning = job.launch().settings.tuning
+    gathering = _gathering_at(tuning.coordinator_listening)
+    invitation = Invitation(payload, gathering.address, gathering.identity.secret)
+    with contextlib.ExitStack() as undo:
+        undo.callback(conducted.forget)
+        together = _together(inputs, conducted.ticks, slots, observed_as=observed_as)
+        task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
+        handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
+        forget_when(
+            unreferenced(spark, handed),
+            undo.pop_all().close,
+            functools.partial(gathering.remove, transform_id),
+            functools.partial(unwatch, observed_as or ""),
+        )
     gathering.add(
         transform_id,
         slots,
         conducted.conduct,
-        patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
+        patience_s=tuning.deploy_timeout_ms / 1000,
         abandon=functools.partial(abandon_stage, spark),
         begun=None if tenant is None else tenant.begin,
     )
-    invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
-    together = _together(inputs, conducted.ticks, slots, observed_as=conducted.observed_as)
-    task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
-    handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
-    forget_when(
-        unreferenced(spark, handed),
-        functools.partial(gathering.remove, transform_id),
-        functools.partial(unwatch, conducted.observed_as or ""),
-    )
+    if tenant is not None and observed_as is not None:
+        watch(spark, observed_as, job.name, tenant)
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
     return handed.repartitionById(slots, SLOT)
 

@@ -12,7 +12,7 @@ Paths. A field is named by the names on the way to it, joined by dots, beginning
 `added={"address.zip": ""}`. Lists and maps are passed through without a name: in `array<struct<price: int>>` and in
 `map<string, struct<price: int>>` the path is `price`. Messages put `value.` before it.
 
-Nothing here knows manifests or files. Whether a state is there at all, and under which name, is snapshots/reading.py's.
+Nothing here knows manifests or files. Whether a state is there at all, and under which name, is snapshots/plan.py's.
 """
 
 from __future__ import annotations

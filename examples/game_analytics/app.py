@@ -38,7 +38,8 @@ class Play(tg.BroadcastProcess):
         if tick.rule is None:
             return
         if tick.watches is None:
-            rule = self.rules.get(tick.rule) | {"until": tick.ts}
+            begun: Any = self.rules.get(tick.rule)
+            rule = begun | {"until": tick.ts}
         else:
             rule = {
                 "watches": tick.watches,

@@ -56,8 +56,9 @@ class SqliteBackend(CellBackend):
             cells.load(key, thing)
 
     def all_rows(self, state: str) -> Iterator[pa.RecordBatch]:
-        self.cells[state].flush()
-        return self.cells[state].rows(self.db, self.spelling)
+        cells: SqliteCells = self.cells[state]
+        cells.flush()
+        return cells.rows(self.db, self.spelling)
 
     def freeze_rows(self) -> FrozenSqlite:
         return FrozenSqlite(self)

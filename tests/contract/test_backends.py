@@ -23,12 +23,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import declaring as tg
 from tests.contract.sqlite_backend import SqliteBackend
 from tidegate.dataflow.operators.base import KeyedBackend
 from tidegate.errors import JobError, SchemaError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
-from tidegate.state import declaring as tg
 from tidegate.state.columns import key_list
 from tidegate.state.descriptors import Descriptor, descriptors_of
 from tidegate.state.format import StateFileEncoder, StateFileReader

@@ -316,7 +316,12 @@ def test_the_file_of_an_alarm_goes_with_its_transform(
 ) -> None:
     monkeypatch.setattr(waking, "KNOWN_SPARK", ())
     made: list[AlarmFile] = []
-    monkeypatch.setattr(waking_source, "AlarmFile", lambda: made.append(AlarmFile()) or made[-1])
+
+    def alarm_file() -> AlarmFile:
+        made.append(AlarmFile())
+        return made[-1]
+
+    monkeypatch.setattr(waking_source, "AlarmFile", alarm_file)
     frame = dead_sensors(session, tmp_path)
     assert made[0].path.exists()
     del frame

@@ -126,13 +126,13 @@ class Rules(tg.BroadcastProcess):
     rules = tg.broadcast_map("long", "string")
     early = tg.operator_list("struct<id: long, key: long>", redistribute="split")
 
-    def process(self, event: Any, ctx: Any) -> Iterator[tuple[int, str]]:
+    def process(self, event: Any, ctx: Any) -> Iterator[tuple[int, str | None]]:
         if len(dict(self.rules.items())) < 7:
             self.early.add({"id": event.id, "key": event.key})
         else:
             yield event.id, self.rules.get(event.key)
 
-    def process_broadcast(self, rule: Any, ctx: Any) -> Iterator[tuple[int, str]]:
+    def process_broadcast(self, rule: Any, ctx: Any) -> Iterator[tuple[int, str | None]]:
         self.rules.put(rule.key, rule.name)
         if len(dict(self.rules.items())) == 7:
             for event in self.early.get():
@@ -205,7 +205,7 @@ class Quiet(tg.KeyedProcess):
         ctx.timers.event_time(event.at + 1000)
 
     def on_timer(self, at: int, ctx: Any) -> Iterator[tuple[int, int]]:
-        if at == self.last.get() + 1000:
+        if at == (self.last.get() or 0) + 1000:
             yield ctx.key, at
 
 

@@ -48,7 +48,7 @@ class Minutes(tg.KeyedProcess):
         self.counts.put(end, self.counts.get(end, 0) + 1)
         ctx.timers.event_time(end)
 
-    def on_timer(self, at: int, ctx: Any) -> Iterator[tuple[int, int, int]]:
+    def on_timer(self, at: int, ctx: Any) -> Iterator[tuple[int, int, int | None]]:
         yield ctx.key, at, self.counts.get(at)
         self.counts.remove(at)
 

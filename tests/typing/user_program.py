@@ -42,6 +42,12 @@ class CountBids(tg.KeyedProcess):
     best = tg.reducing("double", max)
     price = tg.aggregating("array<double>", create=lambda: [0.0, 0.0], add=total, result=mean)
     sums = tg.aggregating("array<double>", create=lambda: [0.0, 0.0], add=total)
+    spread = tg.aggregating(
+        "struct<low:double,high:double>",
+        create=lambda: {"low": 0.0, "high": 0.0},
+        add=lambda pair, price: {"low": min(pair["low"], price), "high": max(pair["high"], price)},
+        result=lambda pair: pair["high"] - pair["low"],
+    )
 
     def open(self, ctx: tg.Context) -> None:
         self.first = ctx.subtask == 0
@@ -62,6 +68,8 @@ class CountBids(tg.KeyedProcess):
         assert_type(self.best.get(), float | None)
         assert_type(self.price, tg.AggregatingState[float, float])
         assert_type(self.sums.get(), list[float] | None)
+        assert_type(self.spread, tg.AggregatingState[Any, Any])
+        assert_type(len(self.by_bidder.items()), int)
         self.count.set(self.count.get() + 1)
         self.recent.extend([bid.price, 1.0])
         self.by_bidder.put(bid.bidder, self.by_bidder.get(bid.bidder, 0) + 1)

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channels import tcp
-from tidegate.channels.tcp import ChannelLost, TcpNetwork
+from tidegate.channels.tcp import TcpNetwork
+from tidegate.channels.tcp_ends import ChannelLost
 from tidegate.control.failing import failed
 from tidegate.errors import StoreError
 from tidegate.protocol.ids import ChannelId

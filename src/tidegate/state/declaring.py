@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import date, datetime
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from tidegate import arguments
 from tidegate.arguments import Duration
@@ -40,7 +40,12 @@ Moment: TypeAlias = Literal["timestamp", "timestamp_ltz", "timestamp_ntz"]
 Redistribute: TypeAlias = Literal["split", "union"]
 Refresh: TypeAlias = Literal["write", "read"]
 
-In = TypeVar("In")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault  # Python's own has defaults from 3.13 on
+
+    In = TypeVarWithDefault("In", default=Any)  # a lambda doesn't say what its items are
+else:
+    In = TypeVar("In")
 Acc = TypeVar("Acc")
 Out = TypeVar("Out")
 

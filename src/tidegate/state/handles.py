@@ -70,13 +70,13 @@ class MapState(Protocol[K, V]):
     def remove(self, item: K) -> None:
         """Remove an entry. Nothing happens if it isn't there."""
 
-    def items(self) -> Iterable[tuple[K, V]]:
+    def items(self) -> tuple[tuple[K, V], ...]:
         """Return all entries."""
 
-    def keys(self) -> Iterable[K]:
+    def keys(self) -> tuple[K, ...]:
         """Return the keys of all entries."""
 
-    def values(self) -> Iterable[V]:
+    def values(self) -> tuple[V, ...]:
         """Return the values of all entries."""
 
     def clear(self) -> None:

@@ -127,13 +127,13 @@ class BroadcastMap:
         self._check_writable()
         self._items.pop(item, None)
 
-    def items(self) -> Iterable[tuple[Any, Any]]:
+    def items(self) -> tuple[tuple[Any, Any], ...]:
         return tuple(zip(self._items, self.values(), strict=True))
 
-    def keys(self) -> Iterable[Any]:
+    def keys(self) -> tuple[Any, ...]:
         return tuple(self._items)
 
-    def values(self) -> Iterable[Any]:
+    def values(self) -> tuple[Any, ...]:
         values = self._items.values()
         return tuple(values) if self._copied is None else tuple(map(self._copied, values))
 

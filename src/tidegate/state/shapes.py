@@ -183,16 +183,16 @@ class Map(Shape):
     def remove(self, item: Any) -> None:
         self.cells.remove(self.cursor.key, item)
 
-    def items(self) -> Iterable[tuple[Any, Any]]:
+    def items(self) -> tuple[tuple[Any, Any], ...]:
         entries = self.cells.entries(self.cursor.key)
         if self.copied is None:
             return tuple(entries.items())
         return tuple(zip(entries, map(self.copied, entries.values()), strict=True))
 
-    def keys(self) -> Iterable[Any]:
+    def keys(self) -> tuple[Any, ...]:
         return tuple(self.cells.entries(self.cursor.key))
 
-    def values(self) -> Iterable[Any]:
+    def values(self) -> tuple[Any, ...]:
         values = self.cells.entries(self.cursor.key).values()
         return tuple(values) if self.copied is None else tuple(map(self.copied, values))
 

@@ -16,6 +16,7 @@ from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.stream import Stream
 from tidegate.state.declaring import aggregating, broadcast_map, list_, map_, operator_list, reducing, value
+from tidegate.state.handles import AggregatingState
 
 
 class ApplyRules(BroadcastProcess):
@@ -31,7 +32,9 @@ class CountBids(KeyedProcess):
     recent = list_("double")
     best = reducing("double", max)
     by_bidder = map_("long", "struct<first:timestamp,n:long>")
-    mean = aggregating("struct<n:long,total:double>", create=dict, add=lambda mean, price: mean, name="mean price")
+    mean: AggregatingState[Any, Any] = aggregating(
+        "struct<n:long,total:double>", create=dict, add=lambda mean, price: mean, name="mean price"
+    )
 
     def process(self, record: Any, ctx: Any) -> None: ...
 

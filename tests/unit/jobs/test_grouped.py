@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 import tidegate as tg
+from tests import declaring
 from tests.jobs import LEDGER, MODULUS, RECORD, SPLITS, check_ledger, committed, completed, records, until
 from tests.unit.jobs.conftest import Bench
 from tidegate.dataflow.grouping import process_groups
@@ -27,7 +28,7 @@ class LedgerOfGroups(GroupFunction):
 
     @property
     def states(self) -> Sequence[Descriptor]:
-        return [tg.value("struct<number: long, total: long>", name="last")]
+        return [declaring.value("struct<number: long, total: long>", name="last")]
 
     def open(self, operator: str, tables: Mapping[str, Any], timers: TimerQueue | None, cursor: Any) -> None:
         self.last, self.cursor = tables["last"], cursor

@@ -27,7 +27,7 @@ from tidegate.dataframes.micro_batches import MicroBatches
 from tidegate.dataframes.queries import BatchTimes, StoreHolders
 from tidegate.dataframes.transforming import TransformJob
 from tidegate.driver.attempts import Restore
-from tidegate.slot import slot
+from tidegate.slot import step_times
 from tidegate.snapshots.manifest import MicroBatch
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -132,7 +132,7 @@ def _work(there: Any, invitation: Invitation, batches: int, trace: bool) -> None
     given = pa.record_batch(
         [pa.array([0], pa.int32()), pa.array([0], pa.int32()), pa.array([7])], schema=handed_schema([SCHEMA])
     )
-    slot.QUIET_STEPS = 8  # which it remembers: thousands would take long to come together
+    step_times.QUIET_STEPS = 8  # which it remembers: thousands would take long to come together
     seen = Seen()
     for number in range(batches):
         walked: list[int] = [0]

@@ -98,7 +98,9 @@ class Pair(tg.CoProcess):
         self.waiting.clear()
 
     def _moved(self, number: int, n: int, steps: int, ctx: Any) -> Any:
-        if steps >= self.limit.get():
+        limit = self.limit.get()
+        assert limit is not None
+        if steps >= limit:
             ctx.side("done", (number, n, steps))
         else:
             yield number, n + number, steps + 1

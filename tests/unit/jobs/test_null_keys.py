@@ -82,5 +82,6 @@ def test_where_there_are_none_nothing_is_refused(bench: Bench) -> None:
 
 def test_a_choice_that_there_isnt_is_refused() -> None:
     job = ProcessJob("job", slots=1)
+    drop: Any = "drop"
     with pytest.raises(GraphError, match=r"nulls='drop'; choose 'keep' .* or 'refuse'"):
-        job.source("in", tg.sources.rows([("a", 1)], SCHEMA)).key_by("player", nulls="drop")
+        job.source("in", tg.sources.rows([("a", 1)], SCHEMA)).key_by("player", nulls=drop)

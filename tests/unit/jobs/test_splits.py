@@ -59,7 +59,7 @@ class Seconds(tg.KeyedProcess):
         self.most.set(max(self.most.get(), len(self.counts)))
         ctx.timers.event_time(end)
 
-    def on_timer(self, at: int, ctx: Any) -> Iterator[tuple[int, int, int]]:
+    def on_timer(self, at: int, ctx: Any) -> Iterator[tuple[int, int, int | None]]:
         yield ctx.key, at, self.counts.get(at)
         self.counts.remove(at)
         if not self.counts:

@@ -81,7 +81,7 @@ class Judge(tg.BroadcastProcess):
         self.rules.put(rule.name, rule.bound)
 
     def on_timer(self, at: int, ctx: Any) -> Iterator[tuple[Any, ...]]:
-        above = [name for name, bound in sorted(self.rules.items()) if self.largest.get() > bound]
+        above = [name for name, bound in sorted(self.rules.items()) if (self.largest.get() or 0) > bound]
         yield ctx.key, len(self.rules), ",".join(above)
 
 

@@ -117,8 +117,9 @@ def test_the_main_side_can_t_write_even_after_the_broadcast_side_failed() -> Non
 def test_what_the_main_side_does_to_what_it_read_changes_nothing() -> None:
     class Spoils(Apply):
         def process(self, event: Any, ctx: Any) -> Iterator[Any]:
-            self.rules.get(event.kind).append(0.0)
-            yield event.player, len(self.rules.get(event.kind))
+            rule: Any = self.rules.get(event.kind)
+            rule.append(0.0)
+            yield event.player, len(self.rules.get(event.kind, ()))
 
     bench = applying(Spoils())
     bench.feed(("jump", [3.0]), port=1)

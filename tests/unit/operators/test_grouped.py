@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import tidegate as tg
+from tests import declaring
 from tests.unit.operators.harness import GROUPS, Bench, Restored
 from tidegate.dataflow.operators import grouped as module
 from tidegate.dataflow.operators.grouped import (
@@ -46,7 +46,7 @@ class Sum(GroupFunction):
 
     @property
     def states(self) -> Sequence[Descriptor]:
-        return [tg.value("long", name="total")]
+        return [declaring.value("long", name="total")]
 
     def open(self, operator: str, tables: Mapping[str, Any], timers: TimerQueue | None, cursor: Any) -> None:
         self.total, self.timers, self.cursor = tables["total"], timers, cursor

@@ -577,7 +577,7 @@ def test_an_undeclared_side_output_is_an_error_at_the_user_s_line() -> None:
 def test_a_value_that_doesn_t_fit_its_state_is_an_error_at_the_user_s_line() -> None:
     class Wrong(Sum):
         def process(self, record: Any, ctx: Any) -> Iterator[Any]:
-            self.total.set(str(record.amount))
+            self.total.set(str(record.amount))  # type: ignore[arg-type]
             yield from ()
 
     bench = Bench(KeyedProcessSpec(Wrong(), ("key",)), "key string, amount long", returns="key string, total long")

@@ -22,7 +22,7 @@ class Result:
         return iter([(1,), (2,)])
 
 
-class Frame(pd.DataFrame):
+class Frame(pd.DataFrame):  # type: ignore[misc]
     """As libraries derive their own."""
 
 

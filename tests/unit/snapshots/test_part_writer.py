@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import declaring as tg
 from tidegate.errors import StoreError
 from tidegate.snapshots import writing
 from tidegate.snapshots.manifest import Manifest, PieceEntry
 from tidegate.snapshots.row_files import Chain
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter, chain_to_go_on_from
-from tidegate.state import declaring as tg
 from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import FrozenParts, OperatorStates
 from tidegate.store.memory import MemoryStore

@@ -14,13 +14,13 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import declaring as tg
 from tidegate.dataflow.operators.sink import COMMITTABLES
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, owner_of
 from tidegate.snapshots.manifest import Manifest, OperatorEntry
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter
-from tidegate.state import declaring as tg
 from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import FrozenItems, FrozenParts, OperatorStates
 from tidegate.state.timers import TimeKind, TimerQueue
@@ -151,14 +151,14 @@ def check(
     subtasks: list[Subtask], held: dict[int, int], timers: dict[int, set[int]], items: list[int], prepared: list[str]
 ) -> None:
     parallelism = len(subtasks)
-    found = [(key, value) for subtask in subtasks for key, value in subtask.total.entries().items()]
+    found = [(key, value) for subtask in subtasks for key, value in subtask.total.cells.held().items()]
     assert sorted(found) == sorted(held.items())
     for subtask in subtasks:
-        assert all(owner(key, parallelism) == subtask.index for key in subtask.total.entries())
+        assert all(owner(key, parallelism) == subtask.index for key in subtask.total.cells.held())
     due = []
     for subtask in subtasks:
-        table = subtask.backend._tables["__event_timers"]
-        due += [(key, set(times)) for key, times in table.entries().items()]
+        timed = subtask.backend.cells["__event_timers"]
+        due += [(key, set(times)) for key, times in timed.held().items()]
     assert sorted(due, key=str) == sorted(timers.items(), key=str)
     assert Counter(item for subtask in subtasks for item in subtask.split.get()) == Counter(items)
     lengths = [len(subtask.split.get()) for subtask in subtasks]

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests import declaring as tg
 from tidegate.dataflow.declared import declared_operators
 from tidegate.dataflow.functions import KeyedProcess
 from tidegate.dataflow.optimiser import make_plan
@@ -21,7 +22,6 @@ from tidegate.snapshots.plan import DeclaredOperator, Fate, RestorePlan, plan_re
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter
 from tidegate.sources import rows as rows_source
-from tidegate.state import declaring as tg
 from tidegate.state.columns import key_list
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.event_time import SPLIT_WATERMARKS, WATERMARK

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
+from tests import declaring
 from tests.unit.cli.made import GROUPS, Made, run
 from tidegate.errors import JobError, NotFound, SchemaError, StoreError
 from tidegate.hashing import hash_columns
@@ -136,8 +137,8 @@ def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
 
 
 class Function(tg.KeyedProcess):
-    total = tg.value("struct<a: long, b: string>", ttl="1 day")
-    shared = tg.operator_list("long")
+    total = declaring.value("struct<a: long, b: string>", ttl="1 day")
+    shared = declaring.operator_list("long")
 
     def process(self, record: Any, ctx: Any) -> Any: ...
 

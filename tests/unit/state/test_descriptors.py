@@ -9,8 +9,8 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
+from tests import declaring as tg
 from tidegate.errors import JobError, SchemaError
-from tidegate.state import declaring as tg
 from tidegate.state.descriptors import Descriptor, descriptors_of
 from tidegate.state.sections import StateKind
 from tidegate.types import parse_type
@@ -43,7 +43,7 @@ def test_states_are_inherited_and_can_be_replaced() -> None:
 
 def test_a_state_that_a_subclass_hides_is_gone() -> None:
     class Without(Counts):
-        count = 5
+        count: Any = 5
 
     assert list(descriptors_of(Without())) == ["recent"]
 

@@ -22,8 +22,8 @@ from tidegate.state import declaring as tg
 from tidegate.state import heap, heap_layers
 from tidegate.state.columns import held_as_it_is, key_list
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap import FrozenHeap, HeapBackend
-from tidegate.state.sections import Section, StateKind
+from tidegate.state.heap import HeapBackend
+from tidegate.state.sections import FrozenState, Section, StateKind
 from tidegate.types import to_list
 
 
@@ -90,7 +90,7 @@ def test_layers_are_read_right_however_reader_and_loop_take_turns(
     was held at each freeze."""
     backend, state = backend_with(tg.value("long") if shape == "value" else tg.list_("long"))
     oracle: dict[int, Any] = {}
-    frozen: list[tuple[FrozenHeap, dict[int, Any]]] = []
+    frozen: list[tuple[FrozenState, dict[int, Any]]] = []
     steps = iter(turns)
     numbers = iter(range(1_000_000))
 
@@ -288,14 +288,14 @@ def test_the_more_there_is_to_move_the_more_is_moved_in_a_step() -> None:
 # --------------------------------------------------------------------------------------------------- what is kept
 
 
-def changed(backend: HeapBackend, state: Any, keys: Iterable[int], value: int) -> FrozenHeap:
+def changed(backend: HeapBackend, state: Any, keys: Iterable[int], value: int) -> FrozenState:
     """A frozen version, after these keys were set."""
     for backend.cursor.key in keys:
         state.set(value)
     return backend.freeze()
 
 
-def read(backend: HeapBackend, frozen: FrozenHeap) -> dict[int, Any]:
+def read(backend: HeapBackend, frozen: FrozenState) -> dict[int, Any]:
     found = laid_over({}, frozen.sections())
     frozen.release()
     backend.maintain(1000)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import tidegate as tg
+from tests import declaring as tg
 from tidegate.errors import JobError, SchemaError
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.operator_state import FrozenParts, OperatorStates

@@ -15,8 +15,8 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
+from tests import declaring as tg
 from tidegate.errors import JobError, RestoreError, SchemaError
-from tidegate.state import declaring as tg
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.evolution import DeclaredState, described, evolve
 from tidegate.state.heap import HeapBackend

@@ -19,15 +19,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests import declaring as tg
 from tidegate.errors import JobError, RestoreError, SchemaError
-from tidegate.state import declaring as tg
 from tidegate.state.descriptors import descriptors_of
 from tidegate.state.rocks_cells import RocksTable
 from tidegate.state.rocks_db import MIN_MEMORY_BYTES, SlotMemory
 from tidegate.state.rocks_folder import Folder
 from tidegate.state.rocks_settling import Settling
 from tidegate.state.rocksdb import FrozenRocks, RocksBackend, RocksDB, native_sections
-from tidegate.state.sections import Section
+from tidegate.state.sections import FrozenState, NativeFile, Section
 from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.types import to_list
 
@@ -68,9 +68,14 @@ def fill(backend: RocksBackend, table: Any, entries: dict[Any, Any]) -> None:
         table.set(value)
 
 
-def native_copy(frozen: FrozenRocks, to: Path) -> Path:
+def files_of(frozen: FrozenState) -> list[NativeFile]:
+    assert isinstance(frozen, FrozenRocks)
+    return list(frozen.files())
+
+
+def native_copy(frozen: FrozenState, to: Path) -> Path:
     to.mkdir()
-    for file in frozen.files():
+    for file in files_of(frozen):
         (to / file.local).write_bytes(file.path.read_bytes())
     return to
 
@@ -219,9 +224,9 @@ def test_adding_to_a_list_does_not_write_it_again(backend: RocksBackend) -> None
     items = backend.table(tg.list_("string", name="items"))
     backend.cursor.key = 1
     items.extend([f"{number:09}{number * 7919 % 10007}" for number in range(20_000)])
-    before = {file.local: file.path.stat().st_size for file in backend.freeze().files() if file.immutable}
+    before = {file.local: file.path.stat().st_size for file in files_of(backend.freeze()) if file.immutable}
     items.add("one more")
-    after = {file.local: file.path.stat().st_size for file in backend.freeze().files() if file.immutable}
+    after = {file.local: file.path.stat().st_size for file in files_of(backend.freeze()) if file.immutable}
     new = sum(size for local, size in after.items() if local not in before)
     assert before.keys() <= after.keys()
     assert 0 < new < sum(before.values()) / 20
@@ -233,10 +238,10 @@ def test_a_put_does_not_write_the_map_again(backend: RocksBackend) -> None:
     backend.cursor.key = 1
     for number in range(5000):
         counts.put(number, f"{number * 7919 % 10007}")
-    before = {file.local: file.path.stat().st_size for file in backend.freeze().files() if file.immutable}
+    before = {file.local: file.path.stat().st_size for file in files_of(backend.freeze()) if file.immutable}
     forget_all(backend)
     counts.put(17, "new")
-    after = {file.local: file.path.stat().st_size for file in backend.freeze().files() if file.immutable}
+    after = {file.local: file.path.stat().st_size for file in files_of(backend.freeze()) if file.immutable}
     assert sum(size for local, size in after.items() if local not in before) < sum(before.values()) / 10
     assert counts.get(17) == "new" and len(counts) == 5000
     assert list(counts)[17] == 17, "an item that is put again stays where it was"
@@ -271,9 +276,9 @@ def test_what_is_written_after_a_freeze_is_not_in_it(backend: RocksBackend) -> N
 def test_a_second_freeze_shares_its_files_with_the_first(backend: RocksBackend) -> None:
     table = backend.table(tg.value("long", name="n"))
     fill(backend, table, {key: key for key in range(50_000)})
-    first = {file.local: file.path.stat() for file in backend.freeze().files() if file.immutable}
+    first = {file.local: file.path.stat() for file in files_of(backend.freeze()) if file.immutable}
     fill(backend, table, dict.fromkeys(range(0, 50000, 100), -1))
-    second = {file.local: file.path.stat() for file in backend.freeze().files() if file.immutable}
+    second = {file.local: file.path.stat() for file in files_of(backend.freeze()) if file.immutable}
     new = sum(second[local].st_size for local in second.keys() - first.keys())
     assert new < 0.1 * sum(each.st_size for each in first.values())
     assert all(second[local].st_ino == first[local].st_ino for local in second.keys() & first.keys()), "the very same"
@@ -318,7 +323,7 @@ def test_work_goes_on_while_a_frozen_version_is_written(steps: list[tuple[str, i
         ),
     }
     now: Held = {name: {} for name in tables}
-    versions: list[tuple[FrozenRocks, Held]] = []
+    versions: list[tuple[FrozenState, Held]] = []
 
     def check() -> None:
         backend.begin_batch(range(0, 6, 2))
@@ -417,7 +422,7 @@ def test_what_fails_behind_a_freeze_is_told_to_its_reader_and_to_the_loop(backen
     table = backend.table(tg.value("long", name="n"))
     fill(backend, table, {1: 2**70})
     frozen = backend.freeze()
-    for use in (lambda: list(frozen.files()), lambda: list(frozen.sections()), backend.freeze):
+    for use in (lambda: files_of(frozen), lambda: list(frozen.sections()), backend.freeze):
         with pytest.raises(SchemaError, match="'n'"):
             use()
 
@@ -482,7 +487,7 @@ def test_a_backend_goes_on_from_native_files(settings: RocksDB, tmp_path: Path) 
     assert list(counts) == ["b", "a", "0"], "numbers go on where they were"
     frozen = second.freeze()
     assert held(frozen.sections()) == expected
-    assert {file.local for file in frozen.files() if file.immutable} > {name for name in before if name.endswith(".sst")}
+    assert {file.local for file in files_of(frozen) if file.immutable} > {name for name in before if name.endswith(".sst")}
     assert {path.name: path.read_bytes() for path in native.iterdir()} == before, "left as it was"
     second.close()
 

@@ -116,7 +116,7 @@ def dead_sensors(
     *,
     time_mode: str = "ProcessingTime",
     patience_ms: int = SOON_MS,
-    start_from: str | None = None,
+    restore_from: str | None = None,
 ) -> DataFrame:
     (folder / "in").mkdir(parents=True, exist_ok=True)
     return tg.transform_with_state(
@@ -128,7 +128,7 @@ def dead_sensors(
         name="sensors",
         slots=2,
         snapshots=tg.Snapshots(to=str(folder / "state")),
-        start_from=start_from,
+        restore_from=restore_from,
     )
 
 
@@ -189,7 +189,7 @@ def test_what_is_due_in_the_state_that_a_query_begins_with_is_available_now(sess
     first.run(dead_sensors(session, tmp_path), tmp_path / "query")
     time.sleep(SOON_MS / 1000)
     state = str(tmp_path / "state" / "sensors")
-    second.run(dead_sensors(session, tmp_path / "second", start_from=state), tmp_path / "second" / "query")
+    second.run(dead_sensors(session, tmp_path / "second", restore_from=state), tmp_path / "second" / "query")
     assert second.rows == [("a", "dead"), ("b", "dead")]
     assert sorted([*first.rows, *second.rows]) == SAID
 

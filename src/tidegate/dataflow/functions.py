@@ -23,6 +23,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
+from tidegate.errors import JobError
+
 # The values of one record in the order of its schema. Records come in as named tuples: `bid.price`, `bid[1]`.
 Row: TypeAlias = tuple[Any, ...]
 # Rows to emit: an iterable, or nothing. A generator is annotated with what it yields: `Iterator[tuple[str, int]]`.
@@ -224,6 +226,6 @@ class BroadcastProcess(Function):
         raise _no_on_timer(self)
 
 
-def _no_on_timer(function: Function) -> TypeError:
+def _no_on_timer(function: Function) -> JobError:
     name = type(function).__name__
-    return TypeError(f"{name} has set a timer but has no on_timer: define on_timer(self, at, ctx) in {name}")
+    return JobError(f"{name} has set a timer but has no on_timer: define on_timer(self, at, ctx) in {name}")

@@ -51,7 +51,7 @@ SECRET_BYTES = 32
 HEARTBEAT_TIMEOUT = "10 minutes"
 POLL_S = 0.05
 MEMORY = "memory://"
-AT_THE_END = "Spark is told, and runs the tasks again or ends the action or query"
+AT_THE_END = "Spark is told, and tries the tasks again if that may help, or ends the action or query"
 
 
 class TransformJob(job.Job):

@@ -488,15 +488,12 @@ class Coordinator:
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
             if not gone and self._deployment is not None:
                 self._deployment.cancel()
-            self._gone_by_ms = None
-            self._deployment = None
-            self._deadline_ms = None
+            self._gone_by_ms = self._deployment = self._deadline_ms = None
             self.start()
 
     def _check_heartbeats(self, now_ms: int) -> None:
         timeout_ms = self._settings.tuning.heartbeat_timeout_ms
-        silent = self._roster.silent(now_ms, timeout_ms)
-        if silent:
+        if silent := self._roster.silent(now_ms, timeout_ms):
             self.failed(Failure(f"slots {silent} said nothing for {timeout_ms} ms", silent[0]))
 
 

@@ -75,6 +75,7 @@ class Job(Pipeline):
         self.name = name
         self.slots = slots
         self._is_temporary = snapshots is None
+        self._handle: Handle | None = None
         self._restore = Restore(path=None if restore_from is None else resolved(restore_from), claim=claim)
         self._settings = JobSettings(
             name=name,
@@ -114,6 +115,11 @@ class Job(Pipeline):
     def start(self) -> Handle:
         """Start the job and return at once. If its folder holds snapshots it resumes from the newest complete one, else it
         begins with `restore_from`."""
+        if self._handle is not None and not self._handle.status.terminal:
+            raise JobError(
+                f"job {self.name!r} runs already: this program has started it. Use the handle that start() gave, or stop "
+                f"the job first"
+            )
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
         check_writable(store)
@@ -135,7 +141,8 @@ class Job(Pipeline):
             versions=self._versions(),
             restore=self._restore,
         )
-        return host.start()
+        self._handle = host.start()
+        return self._handle
 
     def run(self) -> Status:
         """Run the job until its input ends, it is stopped, or it fails (`JobFailed`)."""

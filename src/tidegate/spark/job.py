@@ -95,6 +95,9 @@ def local_session(slots: int) -> SparkSession:
         submitted: SparkSession = SparkSession.builder.getOrCreate()
         register(submitted)
         return submitted
+    if (active := SparkSession.getActiveSession()) is not None:
+        register(active)
+        return active
     # Spark starts its Python processes from the PATH; they need the packages and modules that this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{slots}]").appName("tidegate")

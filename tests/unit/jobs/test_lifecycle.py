@@ -293,3 +293,15 @@ def test_heartbeats_bring_the_counters_of_every_subtask(bench: Bench) -> None:
     seen = until(read, "counters", handle=handle)
     until(lambda: read() > seen, "counters that grow", handle=handle)
     assert len(handle.metrics) == 4
+
+
+def test_a_job_that_runs_is_not_started_a_second_time(bench: Bench) -> None:
+    job = bench.job()
+    source = tg.sources.generator(make_row=lambda number: (number,), schema="n long", rate=100)
+    job.source("in", source).to("out", tg.sinks.parquet(bench.out))
+    handle = bench.start(job)
+    with pytest.raises(JobError, match="runs already: this program has started it"):
+        job.start()
+    assert handle.stop() is tg.Status.STOPPED
+    again = job.start()
+    assert again.stop() is tg.Status.STOPPED and len(handle.attempts) == 1

@@ -1,15 +1,20 @@
 """What a user's function returned: rows to take, or an error that says what it should have been.
 
 Of a generator function everything is taken as it comes, since what it yields are rows or doesn't fit the declared schema
-(user_code.fit). A function that returns something may have returned one row instead of a list of them, a text (whose
-letters would be rows) or a dict (whose keys would be); then nothing of it is taken. What is in a list is looked at when the
-rows become columns (user_code.fit).
+(user_code.fit). What it returns beside them would be lost, so that is an error. To look for it costs time for each record,
+so it is looked for only if the function's code has a `return` with a value.
+
+A function that returns something may have returned one row instead of a list of them, a text (whose letters would be rows)
+or a dict (whose keys would be); then nothing of it is taken. What is in a list is looked at when the rows become columns
+(user_code.fit).
 """
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from tidegate.errors import SchemaError
@@ -29,7 +34,7 @@ def taker(function: Callable[..., Any], out: list[Any], *, item: str = "row") ->
     """What puts into `out` that which the function returned, if that isn't None."""
     extend = out.extend
     if inspect.isgeneratorfunction(function):
-        return extend
+        return functools.partial(_take_checked, function, extend, item) if _may_return(function) else extend
 
     def take(given: Any) -> None:
         _check(function, given, item)
@@ -38,14 +43,53 @@ def taker(function: Callable[..., Any], out: list[Any], *, item: str = "row") ->
     return take
 
 
+def _take_checked(
+    function: Callable[..., Any], extend: Callable[[Any], None], item: str, given: Generator[Any, None, Any]
+) -> None:
+    returned: Any = None
+
+    def drained() -> Generator[Any, None, None]:
+        nonlocal returned
+        returned = yield from given
+
+    extend(drained())
+    if returned is not None:
+        raise SchemaError(
+            f"{_name(function)} returned {_shown(returned)} and has a `yield` elsewhere, so that what it returns is lost. "
+            f"Give each {item} with `yield {item}`, and end with `return` alone"
+        )
+
+
+def _may_return(function: Callable[..., Any]) -> bool:
+    """Whether the function's code has a `return` with something else than None."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    before = None
+    for each in dis.get_instructions(inspect.unwrap(function)):
+        if each.opname == "RETURN_CONST" and each.argval is not None:
+            return True
+        if each.opname == "RETURN_VALUE" and (
+            each.is_jump_target or before is None or before.opname != "LOAD_CONST" or before.argval is not None
+        ):
+            return True
+        before = each
+    return False
+
+
 def _check(function: Callable[..., Any], given: Any, item: str) -> None:
     if _is_one(given) or isinstance(given, Mapping) or (isinstance(given, tuple) and len(given) > 0 and _is_value(given[0])):
-        name = str(getattr(function, "__qualname__", type(function).__name__)).rpartition("<locals>.")[2]
-        what = f"one {type(given).__name__}" if _is_frame(given) else shown(given)
         raise SchemaError(
-            f"{name} returned {what}, and not several {item}s. Give each {item} with `yield {item}`, "
+            f"{_name(function)} returned {_shown(given)}, and not several {item}s. Give each {item} with `yield {item}`, "
             f"all of them with `return [{item}, …]`, or none with `return`"
         )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__)).rpartition("<locals>.")[2]
+
+
+def _shown(given: Any) -> str:
+    return f"one {type(given).__name__}" if _is_frame(given) else shown(given)
 
 
 def _is_one(given: Any) -> bool:

@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.in_flight import FEEDBACK, feedback_state, in_flight_state
-from tidegate.dataflow.operators.iteration import IterationHeadSpec
 from tidegate.state.sections import StateInfo
 
 
@@ -31,6 +30,6 @@ def places_of(node: Node) -> tuple[Place, ...]:
     ports = tuple(
         Place(node.name, port, in_flight_state(port, schema), schema) for port, schema in enumerate(node.input_schemas)
     )
-    if isinstance(node.spec, IterationHeadSpec):
+    if node.begins_loop:
         return *ports, Place(node.name, 0, feedback_state(node.schema), node.schema)
     return ports

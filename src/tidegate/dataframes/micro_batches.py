@@ -25,7 +25,6 @@ from functools import partial
 
 from tidegate.control.failing import is_final
 from tidegate.control.messages import Offer, Traffic
-from tidegate.dataflow.operators.grouped import GroupedSpec
 from tidegate.dataframes.gathering import Run, RunEnd
 from tidegate.dataframes.moving_time import Rest, moves_of_time
 from tidegate.dataframes.queries import BatchTimes, Queries, StoreHolders
@@ -169,7 +168,7 @@ class MicroBatches:
         plan = job.plan()
         self._has_loops = bool(plan.loops)
         self._moves = moves_of_time(plan)
-        self._ends_once = any(isinstance(node.spec, GroupedSpec) for node in plan.nodes)
+        self._ends_once = any(node.gathers for node in plan.nodes)
         self._lock = threading.Lock()
         self._live: _Live | None = None
         self._done: MicroBatch | None = None  # what was completed last, by this transform

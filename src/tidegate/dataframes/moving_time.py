@@ -23,7 +23,6 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from tidegate.control.messages import MoveTime, Traffic
-from tidegate.dataflow.operators.source import WatermarkSpec
 from tidegate.dataflow.plan import Plan
 
 FIRE_DUE = MoveTime()
@@ -79,7 +78,7 @@ def moves_of_time(plan: Plan) -> tuple[MoveTime, ...]:
 def _moves(plan: Plan) -> Iterator[MoveTime]:
     for vertex in plan.vertices:
         for node in vertex.nodes:
-            if isinstance(node.spec, WatermarkSpec):
+            if node.assigns_time:
                 if plan.loops_of(vertex.id):
                     yield MoveTime(node.name, hold=True)
                 yield MoveTime(node.name)

@@ -27,7 +27,6 @@ from tidegate.control.clock import SystemClock
 from tidegate.control.launch import SlotLaunch
 from tidegate.control.settings import Tuning
 from tidegate.dataflow.keyed_stream import BroadcastStream, KeyedStream
-from tidegate.dataflow.operators.sink import SinkSpec
 from tidegate.dataflow.stream import Stream
 from tidegate.dataframes.gathering import Run, RunEnd
 from tidegate.driver import job
@@ -85,7 +84,7 @@ class TransformJob(job.Job):
         named = given if isinstance(given, Mapping) else {DEFAULT_OUTPUT: given}
         if not named:
             raise GraphError("the pipeline returned no stream: return one, or a dict of them by name")
-        inner = [node.name for node in self._nodes if isinstance(node.spec, SinkSpec)]
+        inner = [node.name for node in self._nodes if node.sink is not None]
         if inner:
             raise GraphError(
                 f"sink {inner[0]!r}: what a transform gives are DataFrames, which Spark writes; return the "

@@ -17,7 +17,6 @@ from tidegate.control.clock import Clock
 from tidegate.control.failing import described, is_final
 from tidegate.control.messages import Abort, Complete, EndInput, Message, Trigger
 from tidegate.control.settings import JobSettings
-from tidegate.dataflow.operators.source import SourceSpec
 from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import Opened
 from tidegate.driver.batches import Batches
@@ -129,7 +128,7 @@ class Epochs:
         assert self._opened is not None
         subtasks = frozenset(SubtaskId(vertex.id, index) for vertex in plan.vertices for index in range(vertex.parallelism))
         heads = {loop.head_vertex for loop in plan.loops}
-        self._sources = frozenset(each for each in subtasks if isinstance(plan.vertices[each.vertex].head.spec, SourceSpec))
+        self._sources = frozenset(each for each in subtasks if plan.vertices[each.vertex].head.source is not None)
         self._key_group_count, self._graph = plan.key_group_count, graph
         self._coordinator = EpochCoordinator(
             subtasks=subtasks,

@@ -20,7 +20,6 @@ from tidegate.control.clock import SystemClock
 from tidegate.control.launch import SlotLaunch
 from tidegate.control.messages import Message, from_wire, to_wire
 from tidegate.control.waker import Waker
-from tidegate.dataflow.operators.sink import SinkSpec
 from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import Restore
 from tidegate.driver.coordinator import Coordinator
@@ -141,11 +140,7 @@ class CoordinatorHost:
 
 def _printing(plan: Plan) -> Callable[[str, str], bool]:
     """Prints what print sinks deliver, as it is committed, and leaves the rest to the handle's results."""
-    printers = {
-        node.name: DeliveryPrinter()
-        for node in plan.nodes
-        if isinstance(node.spec, SinkSpec) and isinstance(node.spec.sink, PrintSink)
-    }
+    printers = {node.name: DeliveryPrinter() for node in plan.nodes if isinstance(node.sink, PrintSink)}
 
     def on_delivered(sink: str, committable: str) -> bool:
         if sink not in printers:

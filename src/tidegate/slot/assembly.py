@@ -27,7 +27,7 @@ from tidegate.control.settings import JobSettings
 from tidegate.dataflow.declared import declared_operators
 from tidegate.dataflow.graph import Node, Partitioning
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
-from tidegate.dataflow.operators.source import SourceOperator, WatermarkSpec, follow_splits
+from tidegate.dataflow.operators.source import follow_splits
 from tidegate.dataflow.places import Place, places_of
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
 from tidegate.protocol.alignment import AlignmentMode
@@ -131,7 +131,7 @@ class Assembly:
             monotonic_ms=clock.monotonic_ms,
             on_done=lambda done: self._world.tell(InputEnded(done.id.vertex, done.id.subtask)),
         )
-        if isinstance(operators[vertex.head.id], SourceOperator):
+        if vertex.head.source is not None:
             return SourceSubtask(linger_ms=tuning.linger_ms, halts=self._settings.snapshots.halts_sources, **rest)
         inputs = [
             Input(
@@ -148,7 +148,7 @@ class Assembly:
             inputs=inputs,
             laps=Laps.of(self._plan, vertex, self.index),
             hurries=keeps,
-            time_by_epoch=any(isinstance(node.spec, WatermarkSpec) and node.spec.by_epoch for node in self._plan.nodes),
+            time_by_epoch=any(node.assigns_time_by_epoch for node in self._plan.nodes),
             mode=AlignmentMode.EXACTLY_ONCE if mode is AlignmentMode.LOGGING and not keeps else mode,
             **rest,
         )
@@ -344,7 +344,7 @@ def _timed_vertices(plan: Plan) -> set[int]:
     """The vertices whose output carries watermarks: they assign them, or something above them does."""
     timed: set[int] = set()
     for vertex in plan.vertices:
-        if any(isinstance(node.spec, WatermarkSpec) for node in vertex.nodes) or any(
+        if any(node.assigns_time for node in vertex.nodes) or any(
             edge.source_vertex in timed and not edge.feedback for edge in plan.inputs_of(vertex)
         ):
             timed.add(vertex.id)

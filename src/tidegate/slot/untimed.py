@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from tidegate.connectors.handover import HandedSource
 from tidegate.dataflow.contracts import Source
-from tidegate.dataflow.operators.source import SourceSpec, WatermarkSpec
 from tidegate.dataflow.plan import Plan
 
 
@@ -19,9 +18,9 @@ def untimed_operators(plan: Plan, *, micro_batches: bool) -> frozenset[str]:
     nodes = sorted(plan.nodes, key=lambda node: node.id)  # what is above a node has a lower id
     for node in nodes:
         above = {edge.source for edge in node.inputs}
-        if isinstance(node.spec, WatermarkSpec) or above & timed:
+        if node.assigns_time or above & timed:
             timed.add(node.id)
-        if above & endless or (isinstance(node.spec, SourceSpec) and not _ends(node.spec.source, micro_batches)):
+        if above & endless or (node.source is not None and not _ends(node.source, micro_batches)):
             endless.add(node.id)
     return frozenset(node.name for node in nodes if node.id in endless - timed)
 

@@ -443,7 +443,7 @@ def test_what_was_refused_leaves_no_trace(bids: Stream, pipeline: Pipeline) -> N
 
 def test_a_timer_without_on_timer_is_an_error_that_says_so() -> None:
     for function in (Keyed(), Two(), Rules()):
-        with pytest.raises(TypeError, match=rf"define on_timer\(self, at, ctx\) in {type(function).__name__}"):
+        with pytest.raises(JobError, match=rf"define on_timer\(self, at, ctx\) in {type(function).__name__}"):
             function.on_timer(0, None)  # type: ignore[arg-type]
 
 

@@ -163,8 +163,8 @@ def test_a_ttl_is_a_duration(ttl: Any, ttl_ms: int) -> None:
     [
         (0, "write", "ttl=0: state that lives for no time"),
         ("0 s", "write", "no time"),
-        (-1, "write", "no duration"),
-        ("soon", "write", "no duration"),
+        (-1, "write", "give a duration"),
+        ("soon", "write", "give a duration"),
         ("1 s", "often", "ttl_refresh='often'"),
         (None, "read", "without ttl="),
     ],

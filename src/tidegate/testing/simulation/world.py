@@ -22,12 +22,13 @@ MONOTONIC_START_US = 5_000_000_000
 WALL_START_MS = 1_700_000_000_000
 
 
-class ProcessCrashed(BaseException):
-    """Ends whatever a simulated process is doing. No `except Exception` of the engine's holds it up."""
+class ProcessCrashed(KeyboardInterrupt):
+    """Ends whatever a simulated process is doing. As an interrupt it is no error of a user's function, and nothing of the
+    engine's holds it up."""
 
 
-class Violation(BaseException):
-    """Something happened that must never happen."""
+class Violation(KeyboardInterrupt):
+    """Something happened that must never happen. It gets through like a crash."""
 
 
 class SimulatedClock:

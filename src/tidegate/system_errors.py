@@ -5,7 +5,8 @@ so no restart cures it, and the job ends at once. Everything else may be over at
 slow (`ENOSPC`, `EIO`), a network, a service, a file that isn't there yet (`ENOENT`).
 
 There is this one rule for sources, sinks, snapshots and users' functions. On object stores it doesn't help: Arrow's errors
-have no number there.
+have no number there. It is about paths, so it isn't followed through errors of connections: a route that is forbidden for a
+moment gives `EACCES`, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import getpass
 import os
 import socket
 
-from tidegate.errors import TidegateError
+from tidegate.errors import CommitError, JobError, SourceError, StoreError
 
 _NO_RIGHT = {errno.EACCES, errno.EPERM}
 LASTING = frozenset({*_NO_RIGHT, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
@@ -24,7 +25,7 @@ LASTING = frozenset({*_NO_RIGHT, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno
 def lasts(error: BaseException) -> bool:
     """Whether it is such an error, or one of Tidegate's that such an error led to."""
     cause = _beneath(error)
-    return isinstance(cause, OSError) and cause.errno in LASTING
+    return isinstance(cause, OSError) and cause.errno in LASTING and not _in_safe_mode(cause)
 
 
 def advice(error: BaseException) -> str:
@@ -59,7 +60,12 @@ def user_here() -> str:
         return str(os.getuid())
 
 
+def _in_safe_mode(error: OSError) -> bool:
+    """Hadoop's library gives `EROFS` for a name node that has just been started, and will soon take writes."""
+    return error.errno == errno.EROFS and "HDFS" in str(error)
+
+
 def _beneath(error: BaseException) -> BaseException:
-    while isinstance(error, TidegateError) and error.__cause__ is not None:
+    while isinstance(error, StoreError | CommitError | SourceError | JobError) and error.__cause__ is not None:
         error = error.__cause__
     return error

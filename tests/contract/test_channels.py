@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.channels.elements import MAX_WATERMARK_MS, Element, End, Idle, Lap, Marker, Watermark
+from tidegate.channels.elements import MAX_WATERMARK_MS, Element, End, Held, Idle, Lap, Marker, Watermark
 from tidegate.channels.feedback import FeedbackChannel
 from tidegate.channels.handshake import Identity
 from tidegate.channels.memory import MemoryChannel
@@ -148,7 +148,7 @@ def fill(ends: Ends, *, rows: int = 2_000) -> list[Element]:
 def test_elements_come_out_as_and_in_the_order_they_went_in(ends: Ends) -> None:
     sent: list[Element] = [
         batch(0), Watermark(-5), batch(1, rows=0), Idle(), Marker(1), batch(2, rows=20_000),
-        Watermark(MAX_WATERMARK_MS), Lap(2, 7, True), Marker(2**40), Lap(2, 8, False), batch(3).slice(1, 1), End(),
+        Watermark(MAX_WATERMARK_MS), Held(3), Lap(2, 7, True), Marker(2**40), Lap(2, 8, False), batch(3).slice(1, 1), End(),
     ]
     for element in sent:
         ends.outlet.send(element)

@@ -1,6 +1,6 @@
 """What travels on a channel.
 
-A channel is FIFO and carries six kinds of element. A record batch is passed as the `pyarrow.RecordBatch` itself; the
+A channel is FIFO and carries seven kinds of element. A record batch is passed as the `pyarrow.RecordBatch` itself; the
 others are the small classes below. `End` says that no record follows; markers still do, so that a subtask whose
 input has ended takes part in snapshots like any other (there is no special case for finished sources).
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 __all__ = [
-    "MAX_WATERMARK_MS", "MIN_WATERMARK_MS", "Element", "End", "Idle", "Lap", "Marker", "Watermark", "overtaken",
+    "MAX_WATERMARK_MS", "MIN_WATERMARK_MS", "Element", "End", "Held", "Idle", "Lap", "Marker", "Watermark", "overtaken",
 ]
 
 
@@ -49,6 +49,14 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The channel's part of a loop has no more input, but records may still leave the loop: the end of event time is held
+    back until the loop is quiet. Travels inside that loop only."""
+
+    loop: int
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """No record follows on this channel; markers may."""
 
@@ -66,7 +74,7 @@ class Lap:
     active: bool
 
 
-Element: TypeAlias = pa.RecordBatch | Marker | Watermark | Idle | End | Lap
+Element: TypeAlias = pa.RecordBatch | Marker | Watermark | Idle | Held | End | Lap
 
 
 def overtaken(queued: Iterable[Element]) -> tuple[int, list[pa.RecordBatch]]:

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.channels.elements import Element, End, Idle, Lap, Marker, Watermark
+from tidegate.channels.elements import Element, End, Held, Idle, Lap, Marker, Watermark
 from tidegate.errors import ProtocolError, SchemaError
 
 MAX_BATCH_BYTES = 256 << 20
@@ -43,9 +43,11 @@ _HEADER = struct.Struct("<IB")
 _MARKER_PAYLOAD = struct.Struct("<QQ?")
 _WATERMARK_PAYLOAD = struct.Struct("<q")
 _LAP_PAYLOAD = struct.Struct("<IQ?")
+_HELD_PAYLOAD = struct.Struct("<I")
 _MARKER_FRAME = struct.Struct("<IBQQ?")
 _WATERMARK_FRAME = struct.Struct("<IBq")
 _LAP_FRAME = struct.Struct("<IBIQ?")
+_HELD_FRAME = struct.Struct("<IBI")
 
 
 class Kind(IntEnum):
@@ -58,6 +60,7 @@ class Kind(IntEnum):
     CLOSE = 7
     """Farewell of either side. A connection that ends without it was lost."""
     LAP = 8
+    HELD = 9
 
 
 Buffer: TypeAlias = "bytes | memoryview"
@@ -79,6 +82,7 @@ def channel_lengths(max_batch_bytes: int = MAX_BATCH_BYTES) -> Lengths:
         Kind.IDLE: (0, 0),
         Kind.END: (0, 0),
         Kind.LAP: (_LAP_PAYLOAD.size, _LAP_PAYLOAD.size),
+        Kind.HELD: (_HELD_PAYLOAD.size, _HELD_PAYLOAD.size),
         Kind.CLOSE: (0, 0),
     }
 
@@ -134,6 +138,8 @@ def encode(element: Element, schema: pa.Schema, *, max_batch_bytes: int = MAX_BA
         return [IDLE_FRAME]
     if isinstance(element, Lap):
         return [_LAP_FRAME.pack(_LAP_PAYLOAD.size, Kind.LAP, element.loop, element.number, element.active)]
+    if isinstance(element, Held):
+        return [_HELD_FRAME.pack(_HELD_PAYLOAD.size, Kind.HELD, element.loop)]
     assert isinstance(element, End), f"not an element: {element!r}"
     return [END_FRAME]
 
@@ -161,6 +167,8 @@ def decode(kind: int, payload: bytes | pa.Buffer, schema: pa.Schema) -> Element:
         return Idle()
     if kind == Kind.LAP:
         return Lap(*_LAP_PAYLOAD.unpack(payload))
+    if kind == Kind.HELD:
+        return Held(*_HELD_PAYLOAD.unpack(payload))
     assert kind == Kind.END, f"no element has kind {kind}"
     return End()
 

@@ -9,11 +9,14 @@ records that it sees, split by split, since each split (a file, a partition) is 
 (`WatermarkMerge`). A split or an input without records would hold that minimum back forever, so it can declare itself *idle*
 and is left out until it has records again.
 
-Invariants: what is promised never decreases, except that a promise may be repeated (see below). Four subtle cases:
+Invariants: what is promised never decreases, except that a promise may be repeated (see below). The subtle cases:
 
 - An *ended* channel (end of input, or a watermark of `MAX_WATERMARK_MS`) promises everything, but it must not lift the
   merge to the end of time while another channel is merely idle: that one may speak again. So ended channels are left
   out of the minimum like idle ones, and the merge reaches the maximum only when all channels have ended.
+- A channel inside a loop is *held* when that part of the loop has no more input, but records may still leave the loop. While
+  another channel is live it is left out, so that the parts of the loop that have input move on; otherwise the merge stays
+  where it is. It is not idle then: what is behind the loop has to wait.
 - A channel that wakes up behind the merged watermark holds it where it is until it has caught up, rather than letting
   the others run further ahead and make more of its records late.
 - A split that is discovered later can't lower what was promised: it holds the stream there until it has caught up.
@@ -22,7 +25,8 @@ Invariants: what is promised never decreases, except that a promise may be repea
   made, say nothing about event time. No watermark would follow them, and downstream would wait for one forever.
 - Where time moves by epochs, idle means: without records in this epoch. So `on_epoch` ends it.
 
-A channel that will never carry event time is not idle: leave it out of the merge altogether.
+A channel that will never carry event time is not idle: it is `untimed`, and only its end counts, or it is left out of the
+merge altogether.
 Not here: late records and timers.
 """
 
@@ -51,18 +55,28 @@ class BecameIdle:
     """Tell downstream not to wait for this subtask until it speaks again."""
 
 
-Progress: TypeAlias = Advanced | BecameIdle | None
+@dataclass(frozen=True, slots=True)
+class BecameHeld:
+    """Tell the rest of the loop not to wait for this subtask until the loop is quiet. What is behind the loop waits."""
+
+
+Progress: TypeAlias = Advanced | BecameIdle | BecameHeld | None
 
 
 class WatermarkMerge:
-    """The minimum over the input channels of one subtask that are neither idle nor ended."""
+    """The minimum over the input channels of one subtask that are neither idle, held nor ended.
 
-    def __init__(self, channels: Iterable[ChannelId]) -> None:
-        self._at_ms = dict.fromkeys(channels, MIN_WATERMARK_MS)
+    Of the channels `untimed` only the end counts.
+    """
+
+    def __init__(self, channels: Iterable[ChannelId], *, untimed: Iterable[ChannelId] = ()) -> None:
+        self._untimed = frozenset(untimed)
+        self._at_ms = dict.fromkeys((*channels, *self._untimed), MIN_WATERMARK_MS)
         assert self._at_ms, "a subtask without inputs has nothing to merge"
         self._idle: set[ChannelId] = set()
+        self._held: set[ChannelId] = set()
         self._current_ms = MIN_WATERMARK_MS
-        self._is_idle = False
+        self._said: BecameIdle | BecameHeld | None = None      # the last outcome, if downstream doesn't wait
 
     @property
     def current_ms(self) -> int:
@@ -71,8 +85,11 @@ class WatermarkMerge:
 
     def on_watermark(self, channel: ChannelId, at_ms: int) -> Progress:
         assert channel in self._at_ms, f"{channel} is no input of this subtask"
+        if channel in self._untimed and at_ms != MAX_WATERMARK_MS:
+            return None
         self._at_ms[channel] = max(at_ms, self._at_ms[channel])
         self._idle.discard(channel)
+        self._held.discard(channel)
         return self._progress()
 
     def on_end(self, channel: ChannelId) -> Progress:
@@ -81,23 +98,29 @@ class WatermarkMerge:
     def on_idle(self, channel: ChannelId) -> Progress:
         assert channel in self._at_ms, f"{channel} is no input of this subtask"
         self._idle.add(channel)
+        self._held.discard(channel)
+        return self._progress()
+
+    def on_held(self, channel: ChannelId) -> Progress:
+        assert channel in self._at_ms, f"{channel} is no input of this subtask"
+        self._held.add(channel)
+        self._idle.discard(channel)
         return self._progress()
 
     def on_epoch(self) -> None:
         """An epoch has ended on all channels, and idleness ends with it. What was promised is still promised."""
         self._idle.clear()
-        self._is_idle = False
+        if isinstance(self._said, BecameIdle):
+            self._said = None
 
     def _progress(self) -> Progress:
-        ahead = [at_ms for at_ms in self._at_ms.values() if at_ms != MAX_WATERMARK_MS]
-        live = [at_ms for channel, at_ms in self._at_ms.items()
-                if at_ms != MAX_WATERMARK_MS and channel not in self._idle]
+        ahead = {channel: at_ms for channel, at_ms in self._at_ms.items() if at_ms != MAX_WATERMARK_MS}
+        live = [at_ms for channel, at_ms in ahead.items()
+                if channel not in self._idle and channel not in self._held and channel not in self._untimed]
         if ahead and not live:
-            if self._is_idle:
-                return None
-            self._is_idle = True
-            return BecameIdle()
-        woke_up, self._is_idle = self._is_idle, False
+            before, self._said = self._said, BecameHeld() if self._held else BecameIdle()
+            return None if self._said == before else self._said
+        woke_up, self._said = self._said is not None, None
         promised_ms = min(live, default=MAX_WATERMARK_MS)
         if promised_ms <= self._current_ms and not woke_up:
             return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tidegate.channels.elements import Element, End, Idle, Lap, Marker, Watermark
+from tidegate.channels.elements import Element, End, Held, Idle, Lap, Marker, Watermark
 from tidegate.channels.ports import Outlet
 from tidegate.dataflow.graph import Partitioning
 from tidegate.dataflow.null_keys import refuse_null_keys
@@ -83,7 +83,7 @@ class EdgeWriter:
     def on_end(self) -> None:
         self._send_all(End())
 
-    def send(self, control: Marker | Lap) -> None:
+    def send(self, control: Marker | Lap | Held) -> None:
         self._send_all(control)
 
     def _send_all(self, element: Element) -> None:

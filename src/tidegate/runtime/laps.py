@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tidegate.channels.elements import Lap
+from tidegate.channels.elements import Held, Lap
 from tidegate.dataflow.plan import Plan, Vertex
 from tidegate.protocol.ids import ChannelId
 from tidegate.protocol.iteration import LapOrigin, LapRelay, LoopEnded, LoopQuiet, SendLap
@@ -76,6 +76,14 @@ class Laps:
         _send(self._loop, self._next[1], writers)
         self._next = None
         return True
+
+    def hold_time(self, writers: Iterable[EdgeWriter], loop: int | None = None) -> None:
+        """Tells the rest of a loop that time is held here: of this one, or of the one in which that was heard."""
+        loop = self._loop if loop is None else loop
+        assert loop is not None
+        for writer in writers:
+            if loop in writer.loops:
+                writer.send(Held(loop))
 
     def on_feedback_records(self) -> None:
         if self._origin is not None:

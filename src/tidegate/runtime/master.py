@@ -447,7 +447,7 @@ class Master:
             case NotifyComplete(epoch, ending):
                 self.epochs.of(epoch).completed_ms = now_ms
                 self._newest_epoch = epoch
-                self._rescales.on_complete()
+                self._rescales.on_complete(final=ending is not None)
                 self._tell_all(Complete(epoch, None if ending is None else ending.value))
                 self._has_own = True
                 self._claim.settle(self._begun, self.attempt)
@@ -461,6 +461,7 @@ class Master:
             case NotifyAborted(epoch, reason, message):
                 self.epochs.of(epoch).aborted = f"{reason.value}: {message}"
                 self._desk.on_aborted(epoch)
+                self._rescales.on_aborted(self._clock.monotonic_ms())
                 self._tell_all(Abort(epoch))
             case ReleaseSnapshots(epochs):
                 self._release(epochs)

@@ -49,9 +49,14 @@ class Rescales:
         self._until_ms, self._is_proved = None, True
         return True
 
-    def on_complete(self) -> None:
-        """A snapshot is."""
-        self._has_failed = self._has_failed and self._deployed is not None and not self._is_proved
+    def on_aborted(self, now_ms: int) -> None:
+        """A snapshot was. If it was the one that was asked for, another one has to be."""
+        if self._deployed is not None and self._is_proved:
+            self._until_ms, self._is_proved = now_ms + PROBATION_MS, False
+
+    def on_complete(self, *, final: bool) -> None:
+        """A snapshot is. After the `final` one nothing is left that could fail."""
+        self._has_failed = self._has_failed and self._deployed is not None and not (self._is_proved or final)
         if not self._has_failed:
             self._runs()
 

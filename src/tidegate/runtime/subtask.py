@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.channels.elements import Element, End, Idle, Lap, Marker, Watermark
+from tidegate.channels.elements import Element, End, Held, Idle, Lap, Marker, Watermark
 from tidegate.channels.feedback import FeedbackChannel
 from tidegate.channels.ports import Inlet
 from tidegate.dataflow.operators.base import AT_ONCE_MS, Operator
@@ -39,7 +39,7 @@ from tidegate.protocol.alignment import (
 from tidegate.protocol.coordinator import Ending
 from tidegate.protocol.ids import ChannelId, SubtaskId
 from tidegate.protocol.iteration import LoopEnded, LoopQuiet
-from tidegate.protocol.watermarks import MAX_WATERMARK_MS, Advanced, WatermarkMerge
+from tidegate.protocol.watermarks import MAX_WATERMARK_MS, Advanced, BecameHeld, WatermarkMerge
 from tidegate.runtime.exchange import EdgeWriter, Traffic
 from tidegate.runtime.in_flight import Logs, Place, Replay
 from tidegate.runtime.laps import Laps
@@ -280,10 +280,14 @@ class InnerSubtask(Subtask):
         self._logged: set[ChannelId] = set()
         self._overtaken: list[pa.RecordBatch] = []
         # Untimed inputs (rules without event time, say) don't hold event time back, unless there is nothing else.
-        timed = [each.inlet.channel for each in inputs if each.timed] or sorted(self._regular)
-        self._timed = frozenset(timed)
-        self._watermarks = WatermarkMerge(timed)
+        timed = frozenset(each.inlet.channel for each in inputs if each.timed) or self._regular
+        # Who makes event time of the records of all inputs must not take the end of one for the end of all.
+        self._makes_time = any(operator.makes_time for operator in self.operators)
+        untimed = self._regular - timed if self._makes_time else ()
+        self._timed = timed.union(untimed)
+        self._watermarks = WatermarkMerge(timed, untimed=untimed)
         self._time_held = False
+        self._held_in: int | None = None        # the loop in which an input is held
         self._time_by_epoch = time_by_epoch
 
     def step(self) -> bool:
@@ -359,6 +363,10 @@ class InnerSubtask(Subtask):
         elif isinstance(element, Idle):
             if channel in self._timed:
                 self._advance(self._watermarks.on_idle(channel))
+        elif isinstance(element, Held):
+            if channel in self._timed:
+                self._held_in = element.loop
+                self._advance(self._watermarks.on_held(channel))
         elif isinstance(element, Lap):
             assert self._laps is not None, f"{element} outside of its loop"
             self._on_lap(self._laps.on_lap(channel, element, self._monotonic_ms(), self._writers))
@@ -382,12 +390,19 @@ class InnerSubtask(Subtask):
     def _advance(self, outcome: object) -> None:
         if isinstance(outcome, Advanced):
             if outcome.at_ms == MAX_WATERMARK_MS and self._laps is not None and self._laps.holds_time:
-                self._time_held = True      # records may still leave the loop; but other inputs of its body go on
-                self.operators[0].on_idle()
+                self._time_held = True      # records may still leave the loop
+                self._hold_time(self._laps, None)
             else:
                 self.operators[0].on_watermark(outcome.at_ms)
+        elif isinstance(outcome, BecameHeld):
+            assert self._laps is not None, "held outside of a loop"
+            self._hold_time(self._laps, self._held_in)
         elif outcome is not None:
             self.operators[0].on_idle()
+
+    def _hold_time(self, laps: Laps, loop: int | None) -> None:
+        if not self._makes_time:        # else time behind this goes by the records that still come
+            laps.hold_time(self._writers, loop)
 
     def _on_lap(self, outcome: LoopQuiet | LoopEnded | None) -> None:
         if isinstance(outcome, LoopQuiet) and self._time_held:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tests.unit.operators.harness import GROUPS, Bench, Restored
+from tests.unit.operators.harness import GROUPS, Bench, Clock, Restored
 from tidegate.channels.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.dataflow.operators.process import KeyedProcessSpec, ProcessSpec
 from tidegate.dataflow.operators.source import WatermarkSpec
@@ -267,7 +267,7 @@ def test_by_order_time_moves_once_in_a_micro_batch_and_what_comes_behind_it_coun
         assert each.out.others[-1] == ("idle",)
     other = timed(by_epoch=True, restored=kept, parallelism=2)
     other.operator.move_time()
-    assert other.out.others == [("idle",)], "at another parallelism nobody knows whose records they were"
+    assert other.out.others == [("watermark", 114)], "it would have been the whole stream's at the same parallelism, too"
 
 
 def test_records_of_the_next_epoch_may_come_before_it_is_known_that_the_last_one_is_complete() -> None:
@@ -310,3 +310,21 @@ def test_the_end_of_time_does_not_take_key_groups_back_that_were_ahead() -> None
     assert one.feed((1, None)) == [(1, MAX_WATERMARK_MS)]
     assert keyed(restored=together(one)).feed(*((key, None) for key in KEYS)) == [
         (key, 100 if first else 50) for key, first in zip(KEYS, FIRST_HALF, strict=True)]
+
+
+def test_what_was_held_for_the_next_micro_batch_is_held_at_another_parallelism_too() -> None:
+    spec = WatermarkSpec("at", 0, None, ("in",), by_epoch=True)
+
+    def bench(**more: Any) -> Bench:
+        return Bench(spec, "at long", returns="at long", batch_clock=Clock(), **more)
+
+    first = bench()
+    first.feed((100,))
+    first.operator.hold_time()
+    first.operator.move_time()
+    first.feed((500,))      # came round the loop
+    for parallelism in (1, 2):
+        for subtask in range(parallelism):
+            again = bench(restored=first.freeze(), subtask=subtask, parallelism=parallelism)
+            again.operator.move_time()
+            assert again.out.others == [("watermark", 499)]

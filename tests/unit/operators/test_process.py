@@ -223,6 +223,41 @@ def test_at_the_end_of_a_micro_batch_event_timers_fire_that_are_due_already() ->
     assert continuous.out.rows == [], "there it fires when the watermark moves next"
 
 
+class OneTimerSetsTheOther(tg.KeyedProcess):
+    def process(self, record: Any, ctx: Any) -> None:
+        ctx.timers.processing_time(record.at)
+
+    def on_timer(self, at: int, ctx: Any) -> Any:
+        if at == 50:
+            ctx.timers.event_time(10)       # event time is at 100
+        else:
+            yield ctx.key, at
+
+
+@pytest.mark.parametrize("end", ["fire_due", "before_snapshot"])
+def test_at_the_end_of_a_micro_batch_no_timer_is_due_that_another_one_has_set(end: str) -> None:
+    bench = Bench(KeyedProcessSpec(OneTimerSetsTheOther(), ("key",)), "key string, at long", returns="key string, at long",
+                  batch_clock=Clock(1_000))
+    bench.operator.on_watermark(100)
+    bench.feed(("a", 50))
+    getattr(bench.operator, end)()
+    assert bench.out.rows == [("a", 10)]
+
+
+class AtItsTime(tg.KeyedProcess):
+    def process(self, record: Any, ctx: Any) -> None:
+        ctx.timers.event_time(record.at)
+
+    def on_timer(self, at: int, ctx: Any) -> Any:
+        yield ctx.key, at
+
+
+def test_a_timer_that_is_set_after_the_end_of_time_fires_behind_its_batch() -> None:
+    bench = Bench(KeyedProcessSpec(AtItsTime(), ("key",)), "key string, at long", returns="key string, at long")
+    bench.operator.on_watermark(MAX_WATERMARK_MS)
+    assert bench.feed(("a", 7), ("b", 5)) == [("b", 5), ("a", 7)]
+
+
 def test_a_deleted_timer_does_not_fire() -> None:
     bench = timed()
     bench.feed(("a", "event_time", 1), ("a", "event_time", 2), ("a", "delete_event_time", 1), ("b", "delete_event_time", 2),

@@ -14,6 +14,7 @@ from tidegate.protocol.watermarks import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
     Advanced,
+    BecameHeld,
     BecameIdle,
     SplitWatermarks,
     WatermarkMerge,
@@ -115,6 +116,36 @@ def test_with_an_epoch_idleness_ends_and_promises_do_not() -> None:
     assert merge.on_idle(B) == BecameIdle()
     merge.on_epoch()
     assert merge.on_idle(B) == Advanced(200)
+
+
+def test_a_held_channel_is_left_out_while_another_is_live_and_stops_the_merge_when_none_is() -> None:
+    merge = WatermarkMerge([A, B])
+    merge.on_watermark(A, 10)
+    assert merge.on_watermark(B, 20) == Advanced(10)
+    assert merge.on_held(A) == Advanced(20)
+    assert merge.on_watermark(B, 30) == Advanced(30)
+    assert merge.on_held(B) == BecameHeld()
+    assert merge.on_held(B) is None and merge.current_ms == 30
+    assert merge.on_end(A) is None, "records may still come of B's part"
+    assert merge.on_end(B) == Advanced(MAX_WATERMARK_MS)
+
+
+def test_held_goes_before_idle() -> None:
+    merge = WatermarkMerge([A, B])
+    merge.on_watermark(A, 10)
+    merge.on_watermark(B, 20)
+    assert merge.on_idle(A) == Advanced(20)
+    assert merge.on_held(B) == BecameHeld(), "the one that is idle may be told of by others; B's records are on their way"
+    assert merge.on_watermark(A, 40) == Advanced(40), "whoever waited for neither waits again"
+    assert merge.on_idle(A) == BecameHeld()
+
+
+def test_of_an_untimed_channel_only_the_end_counts() -> None:
+    merge = WatermarkMerge([A], untimed=[B])
+    assert merge.on_watermark(A, 10) == Advanced(10)
+    assert merge.on_watermark(B, 5) is None
+    assert merge.on_end(A) == BecameIdle(), "time must not end while B goes on"
+    assert merge.on_end(B) == Advanced(MAX_WATERMARK_MS)
 
 
 def test_foreign_channels_and_none_at_all_are_refused() -> None:

@@ -240,3 +240,69 @@ def test_records_that_come_back_do_not_make_an_idle_slot_hold_time_back(bench: B
         lines.writelines(json.dumps({"id": id, "n": id % 7, "steps": 0}) + "\n" for id in range(100, 200))
     until(lambda: len(committed(bench.out)) == 199, "all but the last record", handle=handle, patience_s=20)
     assert {at_ms for _, at_ms in committed(bench.out)} <= {98, 99, 198}
+
+
+class LongWay(tg.KeyedProcess):
+    def process(self, record: Any, ctx: Any) -> Any:
+        if record.steps == 3_000:
+            ctx.side("done", (record.id, record.n, record.steps))
+        else:
+            yield record.id, record.n, record.steps + 1
+
+
+class WhereTimeWas(tg.KeyedProcess):
+    def process(self, record: Any, ctx: Any) -> Any:
+        if record.id < 0:
+            yield record.id, record.n, ctx.watermark_ms
+
+
+def test_what_is_behind_a_loop_waits_for_its_records_though_its_input_has_ended(bench: Bench) -> None:
+    """And though another stream, which it is united with there, goes on."""
+    history = tg.sources.generator(make_row=lambda id: (-1, 10, 0), schema=NUMBER, rows=1)
+    live = tg.sources.generator(make_row=lambda id: (id, 1_000 + id, 0), schema=NUMBER, rows=1_500, rate=1_000)
+
+    def body(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+        went = stream.key_by("id").process("go round", LongWay(), returns=NUMBER, side_outputs={"done": NUMBER})
+        return went, went.side_output("done")
+
+    def build(job: ProcessJob) -> None:
+        left = job.source("history", history, parallelism=1).with_watermark("n", 0, name="w1").iterate("round", body)
+        right = job.source("live", live, parallelism=1).with_watermark("n", 0, name="w2")
+        (left.union(right).key_by("id").process("look", WhereTimeWas(), returns="id long, n long, watermark long")
+            .to("out", tg.sinks.parquet(bench.out)))
+
+    bench.finish(build, slots=1)
+    ((_, at_ms, watermark_ms),) = committed(bench.out)
+    assert at_ms > watermark_ms
+
+
+class WaitTwice(tg.KeyedProcess):
+    """Every record waits for event time, goes round, waits again, and leaves."""
+
+    steps = tg.value("long")
+
+    def process(self, record: Any, ctx: Any) -> None:
+        self.steps.set(record.steps)
+        ctx.timers.event_time(record.id + 10)
+
+    def on_timer(self, at: int, ctx: Any) -> Any:
+        if self.steps.get() == 1:
+            ctx.side("done", (ctx.key, 1))
+        else:
+            yield ctx.key, ctx.key, 1
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_timers_that_are_set_in_a_loop_after_the_end_of_time_fire(bench: Bench, slots: int) -> None:
+    source = tg.sources.generator(make_row=lambda id: (id, id, 0), schema=NUMBER, rows=50)
+
+    def body(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+        sides = {"done": "id long, n long"}
+        went = stream.key_by("id").process("wait twice", WaitTwice(), returns=NUMBER, side_outputs=sides)
+        return went, went.side_output("done")
+
+    def build(job: ProcessJob) -> None:
+        job.source("in", source).with_watermark("id", 0).iterate("round", body).to("out", tg.sinks.parquet(bench.out))
+
+    bench.finish(build, slots=slots)
+    assert sorted(committed(bench.out)) == [(id, 1) for id in range(50)]

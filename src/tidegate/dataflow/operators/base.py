@@ -101,7 +101,12 @@ class OperatorContext:
 
 
 class Operator:
-    """The default is a stateless operator that passes everything on but records."""
+    """The default is a stateless operator that passes everything on but records.
+
+    `makes_time`: event time behind the operator comes from the records that pass it, and not from upstream.
+    """
+
+    makes_time = False
 
     def __init__(self, node: Node) -> None:
         self.node = node

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.channels.elements import MIN_WATERMARK_MS
+from tidegate.channels.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import AT_ONCE_MS, KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.event_time import WATERMARK, OperatorTime
@@ -214,6 +214,7 @@ class ProcessOperator(Operator):
         out = self._process(self._methods[port], records, keys)
         self._backend.end_batch()
         self._emit_all(out)
+        self._fire_at_the_end()
 
     def on_watermark(self, at_ms: int) -> None:
         at_ms = self._context.watermark_ms = self._time.advance(at_ms)
@@ -224,6 +225,7 @@ class ProcessOperator(Operator):
     def on_time(self, now_ms: int) -> None:
         if self._processing is not None:
             self._fire(self._processing, now_ms if self._batch_now_ms is None else self._batch_now_ms())
+            self._fire_at_the_end()
 
     def deadline_ms(self) -> int | None:
         """In a micro-batch a timer is due from the beginning, or not in this batch."""
@@ -237,9 +239,13 @@ class ProcessOperator(Operator):
 
     def fire_due(self) -> None:
         """A timer that a record has set for a time that the micro-batch has reached belongs to the batch."""
-        if self._event is not None and self._processing is not None and self._batch_now_ms is not None:
-            self._fire(self._event, self._time.at_ms)
-            self._fire(self._processing, self._batch_now_ms())
+        if self._event is None or self._processing is None or self._batch_now_ms is None:
+            return
+        reached = (self._event, self._time.at_ms), (self._processing, self._batch_now_ms())
+        # Timers of either kind may set timers of the other.
+        while any((next_ms := timers.next_ms()) is not None and next_ms <= at_ms for timers, at_ms in reached):
+            for timers, at_ms in reached:
+                self._fire(timers, at_ms)
 
     def maintain(self, budget: int) -> None:
         if self._backend is not None:
@@ -348,6 +354,12 @@ class ProcessOperator(Operator):
         self._cursor.key = NO_KEY
         self._context.watermark_ms = self._time.at_ms
         self._emit_all(out)
+
+    def _fire_at_the_end(self) -> None:
+        """At the end of event time no watermark follows for which a timer could wait. Records may still: of inputs without
+        event time, and from a loop."""
+        if self._time.at_ms == MAX_WATERMARK_MS and self._event is not None and self._event.next_ms() is not None:
+            self._fire(self._event, MAX_WATERMARK_MS)
 
     def _watermark_of_key(self) -> int:
         """Of the key that the cursor is at."""

@@ -163,6 +163,8 @@ class SourceOperator(Operator):
 
 
 class WatermarkOperator(Operator):
+    makes_time = True
+
     def __init__(self, node: Node, spec: WatermarkSpec) -> None:
         super().__init__(node)
         self._column = spec.column
@@ -293,8 +295,7 @@ class WatermarkOperator(Operator):
         which records, the least that any had, if all had any."""
         rows = [row for rows in context.rows(SPLIT_WATERMARKS.name) for row in rows.column("value").to_pylist()
                 if row["of"] == self._of]
-        self._latest_ms = next((row["latest_ms"] for row in rows if row["split"] == NEXT and self._by_epoch and (
-            (row["subtask"], row["parallelism"]) == (context.subtask, context.parallelism))), None)
+        self._latest_ms = _held_for(context, [row for row in rows if row["split"] == NEXT]) if self._by_epoch else None
         latest_ms = {row["split"]: row["latest_ms"] for row in rows if row["split"] is not None}
         of_one = {row["subtask"]: row["latest_ms"] for row in rows if row["split"] is None}
         count = next((row["parallelism"] for row in rows if row["split"] is None), None)
@@ -309,6 +310,13 @@ class WatermarkOperator(Operator):
             self.forward_watermark(outcome.at_ms)
         elif outcome is not None:
             super().on_idle()
+
+
+def _held_for(context: OperatorContext, rows: Sequence[dict[str, int]]) -> int | None:
+    """What this subtask held for the next micro-batch; at another parallelism the least that any held."""
+    if any(row["parallelism"] != context.parallelism for row in rows):
+        return min(row["latest_ms"] for row in rows)
+    return next((row["latest_ms"] for row in rows if row["subtask"] == context.subtask), None)
 
 
 def follow_splits(chain: Sequence[Operator]) -> None:

@@ -6,7 +6,7 @@ slow (`ENOSPC`, `EIO`), a network, a service, a file that isn't there yet (`ENOE
 
 There is this one rule for sources, sinks, snapshots and users' functions. On object stores it doesn't help: Arrow's errors
 have no number there. It is about paths, so it isn't followed through errors of connections: a route that is forbidden for a
-moment gives `EACCES`, too.
+moment gives `EACCES`, too. Nor are errors of TLS and of host names, whose numbers are other lists'.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ import errno
 import getpass
 import os
 import socket
+import ssl
 
 from tidegate.errors import CommitError, JobError, SourceError, StoreError
 
 _NO_RIGHT = {errno.EACCES, errno.EPERM}
+_OF_OTHER_LISTS = (ssl.SSLError, socket.herror, socket.gaierror)
 LASTING = frozenset({*_NO_RIGHT, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
 
 
 def lasts(error: BaseException) -> bool:
     """Whether it is such an error, or one of Tidegate's that such an error led to."""
     cause = _beneath(error)
-    return isinstance(cause, OSError) and cause.errno in LASTING and not _in_safe_mode(cause)
+    if not isinstance(cause, OSError) or isinstance(cause, _OF_OTHER_LISTS) or _in_safe_mode(cause):
+        return False
+    # A socket may get EPERM from a packet filter that is full.
+    return cause.errno in LASTING and (cause.errno != errno.EPERM or cause.filename is not None)
 
 
 def advice(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import socket
+import ssl
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +27,15 @@ def caused_by(cause: OSError) -> StoreError:
 def test_a_read_only_disk_lasts_and_a_name_node_in_safe_mode_does_not() -> None:
     assert lasts(caused_by(OSError(errno.EROFS, "Read-only file system")))
     assert not lasts(caused_by(OSError(errno.EROFS, "HDFS CreateDirectory failed")))
+
+
+@pytest.mark.parametrize("error", [
+    ssl.SSLError(1, "[SSL: SSLV3_ALERT_BAD_RECORD_MAC]"), socket.herror(1, "Unknown host"), OSError(errno.EPERM, "sendto"),
+], ids=["TLS", "a host's name", "a packet filter"])
+def test_numbers_of_other_lists_are_not_those_of_files(error: OSError) -> None:
+    assert error.errno == errno.EPERM
+    assert not lasts(error)
+    assert lasts(PermissionError(errno.EPERM, "no", "/a/file"))
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENETUNREACH])

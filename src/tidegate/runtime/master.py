@@ -320,8 +320,9 @@ class Master:
             if not self._parked:
                 self._check_heartbeats(now_ms)
             if self._coordinator is not None:
+                wanted = self._rescales.wants_snapshot(now_ms, next_epoch=self._next_epoch)
                 self._feed(TimePassed(now_ms))
-                if self._rescales.wants_snapshot(now_ms):
+                if wanted:
                     self._feed(SnapshotRequested())
                 if self._micro_batch is None:       # else an epoch ends where a micro-batch does, and nowhere else
                     self._desk.look_for_requests(self.attempt)
@@ -447,7 +448,7 @@ class Master:
             case NotifyComplete(epoch, ending):
                 self.epochs.of(epoch).completed_ms = now_ms
                 self._newest_epoch = epoch
-                self._rescales.on_complete(final=ending is not None)
+                self._rescales.on_complete(epoch, final=ending is not None)
                 self._tell_all(Complete(epoch, None if ending is None else ending.value))
                 self._has_own = True
                 self._claim.settle(self._begun, self.attempt)
@@ -461,7 +462,7 @@ class Master:
             case NotifyAborted(epoch, reason, message):
                 self.epochs.of(epoch).aborted = f"{reason.value}: {message}"
                 self._desk.on_aborted(epoch)
-                self._rescales.on_aborted(self._clock.monotonic_ms())
+                self._rescales.on_aborted(epoch, self._clock.monotonic_ms())
                 self._tell_all(Abort(epoch))
             case ReleaseSnapshots(epochs):
                 self._release(epochs)

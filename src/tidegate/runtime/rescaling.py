@@ -22,15 +22,16 @@ class Rescales:
         self._deployed: Rescaling | None = None
         self._has_failed = False                # since the newest complete snapshot
         self._until_ms: int | None = None       # the end of the probation
-        self._is_proved = False                 # it was over when the snapshot was asked for that is waited for
+        self._proving_epoch: int | None = None  # the first that ends after the probation
 
     def ask(self, rescaling: Rescaling, *, at_its_end: bool) -> bool:
         """Whether the job can be rescaled now. If not, the one who asked is told so."""
         if at_its_end:
             rescaling.error, rescaling.done = "it is at its end", True
-        elif self.wanted is not None or self._deployed is not None:
+        elif self.wanted is not None:
             rescaling.error, rescaling.done = "it is being rescaled already", True
         else:
+            self._settle("it was rescaled again before it was known to run")
             self.wanted = rescaling
         return self.wanted is rescaling
 
@@ -38,27 +39,27 @@ class Rescales:
         """All slots of an attempt are ready."""
         if self.wanted is not None and self.wanted.layout is layout:
             self._deployed, self.wanted = self.wanted, None
-        self._until_ms, self._is_proved = now_ms + PROBATION_MS, False
+        self._until_ms, self._proving_epoch = now_ms + PROBATION_MS, None
         if not self._has_failed:
-            self._runs()
+            self._settle()
 
-    def wants_snapshot(self, now_ms: int) -> bool:
+    def wants_snapshot(self, now_ms: int, *, next_epoch: int) -> bool:
         """Whether one is to be asked for now. To be called now and then while the job runs."""
         if self._deployed is None or self._until_ms is None or now_ms < self._until_ms:
             return False
-        self._until_ms, self._is_proved = None, True
+        self._until_ms, self._proving_epoch = None, next_epoch
         return True
 
-    def on_aborted(self, now_ms: int) -> None:
+    def on_aborted(self, epoch: int, now_ms: int) -> None:
         """A snapshot was. If it was the one that was asked for, another one has to be."""
-        if self._deployed is not None and self._is_proved:
-            self._until_ms, self._is_proved = now_ms + PROBATION_MS, False
+        if self._proves(epoch):
+            self._until_ms, self._proving_epoch = now_ms + PROBATION_MS, None
 
-    def on_complete(self, *, final: bool) -> None:
+    def on_complete(self, epoch: int, *, final: bool) -> None:
         """A snapshot is. After the `final` one nothing is left that could fail."""
-        self._has_failed = self._has_failed and self._deployed is not None and not (self._is_proved or final)
+        self._has_failed = self._has_failed and self._deployed is not None and not (self._proves(epoch) or final)
         if not self._has_failed:
-            self._runs()
+            self._settle()
 
     def on_failed(self) -> None:
         self._has_failed, self._until_ms = True, None
@@ -71,6 +72,10 @@ class Rescales:
                 rescaling.done = True
         self.wanted = self._deployed = None
 
-    def _runs(self) -> None:
+    def _proves(self, epoch: int) -> bool:
+        return self._proving_epoch is not None and epoch >= self._proving_epoch
+
+    def _settle(self, error: str | None = None) -> None:
         if self._deployed is not None:
-            self._deployed.done, self._deployed = True, None
+            self._deployed.error, self._deployed.done = error, True
+            self._deployed = None

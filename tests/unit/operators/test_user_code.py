@@ -109,3 +109,20 @@ def test_a_connector_s_error_is_the_user_s_and_the_engine_s_stays_as_it_is() -> 
 def test_the_python_traceback_has_everything() -> None:
     error = blamed(raised(lambda: parse_type("lomg")))
     assert "types.py" in "".join(traceback.format_exception(error))
+
+
+class PanicException(BaseException):
+    """What libraries written in Rust raise."""
+
+
+def test_a_panic_is_told_and_known_again_like_any_error() -> None:
+    with pytest.raises(UserFunctionError) as failed:
+        blame("pay", PanicException("index out of bounds"), (7,))
+    assert "PanicException: index out of bounds" in failed.value.user_traceback
+    assert failed.value.record == "(7,)" and failed.value.signature is not None and not failed.value.final
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit()])
+def test_what_comes_from_outside_passes_as_it_is(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        blame("pay", error, (7,))

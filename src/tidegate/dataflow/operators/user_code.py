@@ -31,8 +31,8 @@ from tidegate.types import batch_of, ddl_of
 
 _ENGINE = str(Path(__file__).resolve().parents[2]) + os.sep
 _RECORD_TEXT_LIMIT = 500
-# What may come out of a user's function.
-RAISED = (Exception, SystemExit)
+# What may come out of a user's function: `sys.exit()`, too, and the panic of a library in Rust, which is no `Exception`.
+RAISED = BaseException
 # What drivers and clients call their own errors of the world outside. All database drivers have an `OperationalError` for
 # what isn't the program's fault (PEP 249).
 EXIT_ADVICE = ("A function must not end its process, which holds the state of other keys, too. To skip a record, return; to "
@@ -43,8 +43,11 @@ _OUTSIDE = {"ConnectionError", "TimeoutError", "OperationalError", "InterfaceErr
 def blame(operator: str, error: BaseException, record: Any = None, *, at: str | None = None) -> NoReturn:
     """Raises `UserFunctionError` for an error that came out of a user's function.
 
-    Where there is no record, `at` says what was being processed.
+    Where there is no record, `at` says what was being processed. What is raised from outside to end the process, or by
+    Python to end a generator, passes as it is.
     """
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):
+        raise error
     told = traceback.TracebackException.from_exception(error)
     is_theirs = _leave_engine_out(told, seen=set())
     if record is not None:

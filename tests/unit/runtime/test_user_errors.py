@@ -284,7 +284,7 @@ def test_a_job_that_comes_back_at_another_parallelism_is_rescaled_with_a_snapsho
     handle.rescale(slots=3)
     assert is_back.exists() and handle.status is tg.Status.RUNNING and completed(handle)
     assert [each.slot for each in handle.slots] == [0, 1, 2]
-    assert committed(bench.out), "the snapshot is of a job that has got somewhere"
+    until(lambda: committed(bench.out), "the output of a snapshot of a job that has got somewhere", handle=handle)
     assert handle.stop() is tg.Status.STOPPED and handle.slots == []
     numbers: dict[int, list[int]] = {}
     for (number,) in committed(bench.out):

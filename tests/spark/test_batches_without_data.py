@@ -172,8 +172,8 @@ def test_no_python_process_is_started_for_the_stream(session: SparkSession, tmp_
 
 
 def test_queries_that_are_over_leave_no_connection(session: SparkSession, tmp_path: Path) -> None:
-    server: Any = session.sparkContext._gateway._callback_server  # type: ignore[union-attr]
     _, stream = waking.waking(session)
+    server: Any = session.sparkContext._gateway._callback_server  # type: ignore[union-attr]
     open_after = []
     for number in range(4):
         query = (stream.writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/{number}")

@@ -41,9 +41,9 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
         f"running sum over {keys:,} keys, {HOT_RECORDS} % of the records of {HOT_SHARE} % of them, 2 slots, hash "
         f"exchange, snapshots every second"
     )
-    measure(_job(tg.heap(), keys, rows // 8), rows // 8)  # warm up
-    heap = measure(_job(tg.heap(), keys, rows), rows).records_per_s
-    rocks = measure(_job(tg.rocksdb(memory=MEMORY), keys, rows), rows).records_per_s
+    measure(_job(tg.Heap(), keys, rows // 8), rows // 8)  # warm up
+    heap = measure(_job(tg.Heap(), keys, rows), rows).records_per_s
+    rocks = measure(_job(tg.RocksDB(memory=MEMORY), keys, rows), rows).records_per_s
     common = {
         "name": "backend-throughput",
         "backend": "rocksdb",

@@ -20,7 +20,7 @@ from tidegate.store.opening import open_store
 KEYS = 1_000_000
 CHANGED = 0.01
 EPOCHS = 20
-BACKENDS = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="512 MB")}
+BACKENDS = {"heap": tg.Heap(), "rocksdb": tg.RocksDB(memory="512 MB")}
 
 
 def run(scale: float) -> Iterator[dict[str, Any]]:

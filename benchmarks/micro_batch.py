@@ -70,7 +70,7 @@ def _batch_times_ms(name: str, folder: str, savepoint: str, batches: int) -> lis
         result = source.mapInArrow(lambda rows: rows, "key long")
     else:
         result = tg.transform(
-            source, counted, name="counts", slots=2, start_from=savepoint, snapshots=tg.Snapshots(to=f"{folder}/snapshots")
+            source, counted, name="counts", slots=2, restore_from=savepoint, snapshots=tg.Snapshots(to=f"{folder}/snapshots")
         )
     query = (
         result.writeStream.format("noop")

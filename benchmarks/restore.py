@@ -23,7 +23,7 @@ from tidegate.store.opening import open_store
 KEYS = 2_000_000
 GROUPS = 128
 DELTAS = 10
-BACKENDS = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="512 MB")}
+BACKENDS = {"heap": tg.Heap(), "rocksdb": tg.RocksDB(memory="512 MB")}
 
 
 def run(scale: float) -> Iterator[dict[str, Any]]:

@@ -30,7 +30,7 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
 
 
 def _rocksdb(scale: float) -> Iterator[dict[str, Any]]:
-    measured = {keys: _pause_ms(keys, max(3, int(SNAPSHOTS * scale)), tg.rocksdb(memory="512 MB")) for keys in SIZES}
+    measured = {keys: _pause_ms(keys, max(3, int(SNAPSHOTS * scale)), tg.RocksDB(memory="512 MB")) for keys in SIZES}
     pauses = {keys: freeze_ms for keys, (_, freeze_ms, _) in measured.items()}
     yield {
         "name": "snapshot-pause",
@@ -47,7 +47,7 @@ def _rocksdb(scale: float) -> Iterator[dict[str, Any]]:
 def _heap(scale: float) -> Iterator[dict[str, Any]]:
     pauses: dict[int, float] = {}
     for keys in SIZES:
-        pauses[keys], freeze_ms, snapshots = _pause_ms(keys, max(3, int(SNAPSHOTS * scale)), tg.heap())
+        pauses[keys], freeze_ms, snapshots = _pause_ms(keys, max(3, int(SNAPSHOTS * scale)), tg.Heap())
         yield {
             "name": "snapshot-pause",
             "against": "the loop without a snapshot",

@@ -15,10 +15,9 @@ from tidegate.protocol.restart import Exponential, FixedDelay, NoRestart
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.job import plan_restore
 from tidegate.runtime.reports import Status
-from tidegate.runtime.settings import Heap as heap
-from tidegate.runtime.settings import Snapshots, Tuning
+from tidegate.runtime.settings import Heap, Snapshots, Tuning
 from tidegate.spark.job import Job
-from tidegate.spark.processor_evolution import Evolution as evolved
+from tidegate.spark.processor_evolution import Evolution
 from tidegate.spark.state_writer import write_state
 from tidegate.spark.stateful_processor import transform_with_state, transform_with_state_in_pandas
 from tidegate.spark.tables import read_state, register
@@ -27,20 +26,23 @@ from tidegate.state.descriptors import aggregating, broadcast_map, operator_list
 from tidegate.state.descriptors import list_ as list
 from tidegate.state.descriptors import map_ as map
 from tidegate.state.pickled import pickled
-from tidegate.state.rocksdb import RocksSettings as rocksdb
+from tidegate.state.rocksdb import RocksDB
 
 __all__ = [
     "BroadcastProcess",
     "CoProcess",
+    "Evolution",
     "Exponential",
     "FixedDelay",
     "Handle",
+    "Heap",
     "Job",
     "JobError",
     "JobFailed",
     "KeyedProcess",
     "NoRestart",
     "Process",
+    "RocksDB",
     "Sink",
     "SinkContext",
     "SinkWriter",
@@ -54,8 +56,6 @@ __all__ = [
     "Tuning",
     "aggregating",
     "broadcast_map",
-    "evolved",
-    "heap",
     "list",
     "map",
     "operator_list",
@@ -64,7 +64,6 @@ __all__ = [
     "read_state",
     "reducing",
     "register",
-    "rocksdb",
     "sinks",
     "sources",
     "transform",

@@ -32,7 +32,7 @@ from tidegate.state.descriptors import Descriptor, descriptors_of
 from tidegate.state.format import StateFileEncoder, StateFileReader
 from tidegate.state.heap import HeapBackend, key_list
 from tidegate.state.merging import LayerInMemory, resolved_rows
-from tidegate.state.rocksdb import RocksSettings
+from tidegate.state.rocksdb import RocksDB
 from tidegate.state.sections import FrozenState, Section, deleted_schema
 from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.types import parse_type, to_list
@@ -42,7 +42,7 @@ IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # thousands of sm
 
 BACKENDS: dict[str, Callable[[pa.DataType], KeyedBackend]] = {
     "heap": lambda key_type: HeapBackend(key_type=key_type, key_group_count=GROUPS),
-    "rocksdb": lambda key_type: RocksSettings("16 MB", IN_MEMORY).create(key_type=key_type, key_group_count=GROUPS),
+    "rocksdb": lambda key_type: RocksDB("16 MB", IN_MEMORY).create(key_type=key_type, key_group_count=GROUPS),
 }
 
 # For each type of key some keys, each in the spellings that mean the same key. Several columns are a struct.

@@ -210,7 +210,7 @@ class Driver:
         self.folder = folder
         self.strikes: dict[str, str] = plan["strikes"]
         self.slots: list[int] = plan["slots"]
-        self.backend = tg.rocksdb(memory="32 MB") if plan["backend"] == "rocksdb" else None
+        self.backend = tg.RocksDB(memory="32 MB") if plan["backend"] == "rocksdb" else None
         self.files: int = plan["files"]
         for name in ("in", "slots", "starts", STRUCK):
             (folder / name).mkdir(exist_ok=True)

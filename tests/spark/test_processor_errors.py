@@ -213,7 +213,7 @@ def came_of(folder: Path, name: str) -> str:
 
 @pytest.mark.parametrize(
     "backend",
-    [pytest.param(tg.heap(), id="heap"), pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)],
+    [pytest.param(tg.Heap(), id="heap"), pytest.param(tg.RocksDB(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)],
 )
 def test_what_a_processor_catches_here(spark: SparkSession, tmp_path: Path, backend: Any) -> None:
     for time in ("None", "ProcessingTime", "EventTime"):

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OUT = "key string, said string"
-HEAP = pytest.param(tg.heap(), id="heap")
-ROCKSDB = pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb")
-LONG_ROCKSDB = pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)
+HEAP = pytest.param(tg.Heap(), id="heap")
+ROCKSDB = pytest.param(tg.RocksDB(memory="64 MB"), id="rocksdb")
+LONG_ROCKSDB = pytest.param(tg.RocksDB(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)
 on_both = pytest.mark.parametrize("backend", [HEAP, LONG_ROCKSDB])
 
 
@@ -178,9 +178,9 @@ RENAMED = {
     "kinds": ("Map", "kind string", "amount int, weight double"),
 }
 EVOLVE = {
-    "balance": tg.evolved(alias="account", renamed={"amount": "cents"}, added={"currency": "NOK"}),
-    "items": tg.evolved(renamed={"amount": "cents"}),
-    "kinds": tg.evolved(renamed={"amount": "cents"}, added={"weight": 0.5}),
+    "balance": tg.Evolution(alias="account", renamed={"amount": "cents"}, added={"currency": "NOK"}),
+    "items": tg.Evolution(renamed={"amount": "cents"}),
+    "kinds": tg.Evolution(renamed={"amount": "cents"}, added={"weight": 0.5}),
 }
 SAID = "balance=(12, 2, 'NOK') items=[(5,), (7,)] kinds=[(('of 5',), (5, 0.5)), (('of 7',), (7, 0.5))]"
 
@@ -189,7 +189,7 @@ SAID = "balance=(12, 2, 'NOK') items=[(5,), (7,)] kinds=[(('of 5',), (5, 0.5)), 
 @pytest.mark.parametrize("pandas", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_names_and_defaults_are_said_beside_the_processor(query: Query, pandas: bool) -> None:
     query.run(Account(BEFORE, before, pandas=pandas), 5, 7)
-    wrong = {**EVOLVE, "kinds": tg.evolved(renamed={"amount": "cent"}, added={"weight": 0.5})}
+    wrong = {**EVOLVE, "kinds": tg.Evolution(renamed={"amount": "cent"}, added={"weight": 0.5})}
     with pytest.raises(Exception, match=r"value\.amount: the snapshot has neither 'amount' nor 'cent', .* it has 'cents'"):
         query.run(Account(RENAMED, nothing, pandas=pandas), evolve=wrong)
     assert query.run(Account(RENAMED, nothing, pandas=pandas), 1, evolve=EVOLVE) == SAID
@@ -230,16 +230,16 @@ def test_what_can_not_be_is_refused_with_what_can_be_written(query: Query) -> No
         query.run(Account(changed, nothing), 1)
     told = str(failed.value)
     for advice in (
-        "let another state go on with it, by evolve={'balance': tg.evolved(alias='account')}, or let it go",
+        "let another state go on with it, by evolve={'balance': tg.Evolution(alias='account')}, or let it go",
         "drop_state=['accounts.account']",
         "int can't become string",
-        "evolve={<state>: tg.evolved(added={<field>: <default>})}",
-        "evolve={<state>: tg.evolved(renamed={<new>: <old>})}",
+        "evolve={<state>: tg.Evolution(added={<field>: <default>})}",
+        "evolve={<state>: tg.Evolution(renamed={<new>: <old>})}",
         "arguments of tg.transform_with_state",
     ):
         assert advice in told, advice
     changed["items"] = BEFORE["items"]
-    assert query.run(Account(changed, nothing), 1, evolve={"balance": tg.evolved(alias="account")}).startswith(
+    assert query.run(Account(changed, nothing), 1, evolve={"balance": tg.Evolution(alias="account")}).startswith(
         "balance=(12, 2) items=[(5,), (7,)]"
     )
 
@@ -253,8 +253,8 @@ def test_an_operator_with_another_name_goes_on_with_a_savepoint(query: Query) ->
         (query.folder / str(number)).mkdir()
     first, second = (Query(query.spark, query.folder / str(number), query.backend) for number in (1, 2))
     with pytest.raises(Exception, match="alias='accounts', to go on with its state"):
-        first.run(Account(BEFORE, nothing), 1, name="ledger", start_from=str(newest))
-    assert second.run(Account(BEFORE, nothing), 1, name="ledger", alias="accounts", start_from=str(newest)).startswith(
+        first.run(Account(BEFORE, nothing), 1, name="ledger", restore_from=str(newest))
+    assert second.run(Account(BEFORE, nothing), 1, name="ledger", alias="accounts", restore_from=str(newest)).startswith(
         "account=(12, 2) items"
     )
 
@@ -279,15 +279,15 @@ def test_the_key_of_a_map_stays_what_it_was(query: Query) -> None:
     ("evolve", "match"),
     [
         (
-            {"nosuch": tg.evolved()},
+            {"nosuch": tg.Evolution()},
             "evolve= has 'nosuch', and init of the processor of 'accounts' declares 'account', 'items'",
         ),
         ({"account": {"added": {}}}, r"give tg\.evolved\(…\)"),
-        ({"account": tg.evolved(added={"nosuch": 1})}, r"evolve=\{'account': …\}: added=\{'nosuch': …\}: .* no such field"),
-        ({"account": tg.evolved(added={"orders": "x"})}, r"evolve=\{'account': …\}: added=\{'orders': 'x'\}"),
-        ({"account": tg.evolved(renamed={"orders": "orders"})}, "give the name that the field had before"),
-        ({"account": tg.evolved(alias="items")}, "alias that is the name or alias of another state"),
-        ({"account": tg.evolved(alias="__x")}, "give the name that it had"),
+        ({"account": tg.Evolution(added={"nosuch": 1})}, r"evolve=\{'account': …\}: added=\{'nosuch': …\}: .* no such field"),
+        ({"account": tg.Evolution(added={"orders": "x"})}, r"evolve=\{'account': …\}: added=\{'orders': 'x'\}"),
+        ({"account": tg.Evolution(renamed={"orders": "orders"})}, "give the name that the field had before"),
+        ({"account": tg.Evolution(alias="items")}, "alias that is the name or alias of another state"),
+        ({"account": tg.Evolution(alias="__x")}, "give the name that it had"),
     ],
 )
 def test_what_is_said_wrongly_is_refused_when_the_query_is_built(spark: SparkSession, evolve: Any, match: str) -> None:

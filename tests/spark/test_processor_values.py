@@ -21,7 +21,7 @@ from tidegate.state.timers import TimeKind
 from tidegate.types import from_list, parse_type
 
 LOCAL = datetime(2024, 5, 17, 12, 30)
-HEAP, ROCKSDB = tg.heap(), tg.rocksdb()
+HEAP, ROCKSDB = tg.Heap(), tg.RocksDB()
 on_both = pytest.mark.parametrize("settings", [HEAP, ROCKSDB], ids=["heap", "rocksdb"])
 
 

@@ -320,7 +320,7 @@ def cases() -> list[Any]:
         pytest.param(
             CASES[name],
             signature == "pandas",
-            tg.heap(),
+            tg.Heap(),
             id=f"{name}-{signature}",
             marks=() if name in now else pytest.mark.long,
         )
@@ -328,7 +328,7 @@ def cases() -> list[Any]:
         for signature, now in IN_MAKE_TEST.items()
     ]
     on_rocksdb = [
-        pytest.param(case, False, tg.rocksdb(memory="64 MB"), id=f"{name}-rows-rocksdb", marks=pytest.mark.long)
+        pytest.param(case, False, tg.RocksDB(memory="64 MB"), id=f"{name}-rows-rocksdb", marks=pytest.mark.long)
         for name, case in CASES.items()
     ]
     return on_heap + on_rocksdb
@@ -486,7 +486,7 @@ def test_states_and_timers_of_sparks_go_on_here(engines: Callable[..., Engines])
     both.query(
         "tidegate",
         both.tidegate(
-            grouped, slots=2, start_from=str(both.folder / "all"), snapshots=tg.Snapshots(to=str(both.folder / "state"))
+            grouped, slots=2, restore_from=str(both.folder / "all"), snapshots=tg.Snapshots(to=str(both.folder / "state"))
         ),
     )
     ended = [row for row in both.outputs["tidegate"][1] if "ended" in row]

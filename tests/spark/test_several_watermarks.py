@@ -87,9 +87,9 @@ def session(spark: SparkSession) -> SparkSession:
 @pytest.mark.parametrize(
     ("policy", "backend"),
     [
-        pytest.param("min", tg.heap(), id="min"),
-        pytest.param("max", tg.heap(), id="max", marks=LONG),
-        pytest.param("min", tg.rocksdb(memory="64 MB"), id="min-rocksdb", marks=LONG),
+        pytest.param("min", tg.Heap(), id="min"),
+        pytest.param("max", tg.Heap(), id="max", marks=LONG),
+        pytest.param("min", tg.RocksDB(memory="64 MB"), id="min-rocksdb", marks=LONG),
     ],
 )
 def test_what_several_watermarks_come_to_is_sparks(session: SparkSession, tmp_path: Path, policy: str, backend: Any) -> None:

@@ -293,7 +293,7 @@ def test_a_job_goes_on_from_what_spark_wrote(session: SparkSession, tmp_path: Pa
     )
     assert run("snapshots", "verify", tmp_path / "four").exit_code == 0
 
-    for backend, to in ((tg.heap(), "heap"), (tg.rocksdb(memory="64 MB"), "rocks")):
+    for backend, to in ((tg.Heap(), "heap"), (tg.RocksDB(memory="64 MB"), "rocks")):
         counting(session, tmp_path, to=to, out=f"{to}-out", backend=backend, restore_from=str(tmp_path / "four")).run()
         rows = {(row["key"], row["n"]): row for row in committed(tmp_path / f"{to}-out")}
         assert {n for key, n in rows if key == 7} == {701, 702}

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "key string, amount long, at timestamp"
 SUMS = "key string, total long, rows long"
-HEAP, ROCKSDB = pytest.param(tg.heap(), id="heap"), pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb")
-LONG_ROCKSDB = pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)
+HEAP, ROCKSDB = pytest.param(tg.Heap(), id="heap"), pytest.param(tg.RocksDB(memory="64 MB"), id="rocksdb")
+LONG_ROCKSDB = pytest.param(tg.RocksDB(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)
 
 
 class Sums(StatefulProcessor):

@@ -251,7 +251,7 @@ def test_history_in_batch_then_live_from_its_savepoint(tmp_path: Path, spark: Sp
 
     more = events(spark, 900).where("id >= 600")
     check_counts(
-        tg.transform(more, counted, slots=3, start_from=first, savepoint_to=second).collect(), range(600, 900), since=600
+        tg.transform(more, counted, slots=3, restore_from=first, savepoint_to=second).collect(), range(600, 900), since=600
     )
 
     live = tg.Job("live", spark, slots=2, restore_from=second, snapshots=tg.Snapshots(to=str(tmp_path / "live")))
@@ -268,7 +268,7 @@ def test_timers_wait_in_a_savepoint_unless_it_is_drained(tmp_path: Path, spark: 
     told = {row.key for row in open_end.collect()}
     assert 6 not in told, "event time hasn't got so far"
     nothing = timed.where("false")
-    rest = {row.key for row in tg.transform(nothing, quiet, slots=2, start_from=str(tmp_path / "open")).collect()}
+    rest = {row.key for row in tg.transform(nothing, quiet, slots=2, restore_from=str(tmp_path / "open")).collect()}
     assert told | rest == set(range(7)) and 6 in rest, "no row comes in, and the timers fire all the same"
     drained = tg.transform(timed, quiet, slots=2, savepoint_to=str(tmp_path / "drained"), drain=True)
     assert {row.key for row in drained.collect()} == set(range(7))
@@ -368,7 +368,7 @@ def test_what_cant_be_is_said_at_once(tmp_path: Path, spark: SparkSession) -> No
     with pytest.raises(SchemaError, match="twice"):
         tg.transform(frame.selectExpr("id", "id"), lambda s: s)
     with pytest.raises(NotFound, match="nothing is there"):
-        tg.transform(frame, counted, start_from=str(tmp_path / "nowhere"))
+        tg.transform(frame, counted, restore_from=str(tmp_path / "nowhere"))
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(AlreadyExists, match="not empty"):
@@ -377,10 +377,10 @@ def test_what_cant_be_is_said_at_once(tmp_path: Path, spark: SparkSession) -> No
 
 def test_a_savepoint_that_doesnt_fit_is_refused_when_it_runs(tmp_path: Path, spark: SparkSession) -> None:
     tg.transform(events(spark), counted, slots=2, savepoint_to=str(tmp_path / "sp")).count()
-    other = tg.transform(events(spark), split, slots=2, start_from=str(tmp_path / "sp"))["zeros"]
+    other = tg.transform(events(spark), split, slots=2, restore_from=str(tmp_path / "sp"))["zeros"]
     with pytest.raises(FAILED, match=r"the snapshot holds state of it .*drop_state=\['count'\]"):
         other.collect()
     assert (
-        tg.transform(events(spark), split, slots=2, start_from=str(tmp_path / "sp"), drop_state=["count"])["zeros"].count()
+        tg.transform(events(spark), split, slots=2, restore_from=str(tmp_path / "sp"), drop_state=["count"])["zeros"].count()
         == 86
     )

@@ -24,7 +24,7 @@ MINUTE_MS, SECOND_MS = 60_000, 1_000
 KEYS = 3
 LATE = -1
 RECORD, OUT = "key long, at long", "key long, at long, n long"
-BACKENDS = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="16 MB")}
+BACKENDS = {"heap": tg.Heap(), "rocksdb": tg.RocksDB(memory="16 MB")}
 
 
 class Minutes(tg.KeyedProcess):
@@ -165,5 +165,5 @@ def test_in_a_batch_nothing_is_late_and_its_savepoint_goes_on_with_its_event_tim
     kept = tg.transform(history, minutes, slots=2, tuning=quick, savepoint_to=str(tmp_path / "kept")).collect()
     assert sorted(map(tuple, kept)) == sorted(rows(1, 60))
     more = spark.createDataFrame(backwards(30, 100), RECORD)
-    rest = tg.transform(more, minutes, slots=2, start_from=str(tmp_path / "kept")).collect()
+    rest = tg.transform(more, minutes, slots=2, restore_from=str(tmp_path / "kept")).collect()
     assert sorted(map(tuple, rest)) == sorted(rows(1, LATE) + rows(2, 31))

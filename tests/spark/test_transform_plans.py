@@ -191,7 +191,7 @@ def test_a_batch_that_a_function_does_not_use_is_told_by_its_number(desk: Desk, 
         StreamingQueryException,
         match=(
             r"(?s)has committed micro-batch 3 of the query .* without running the transform 'counts', so their records are "
-            r"not in its state, and micro-batch 4 can't run: .*start_from='.*snapshots/counts'"
+            r"not in its state, and micro-batch 4 can't run: .*restore_from='.*snapshots/counts'"
         ),
     ):
         run_foreach(desk, lambda batch, number: None if number == 3 else use(batch))

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BACKENDS = [
-    pytest.param(tg.heap(), id="heap"),
-    pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long),
+    pytest.param(tg.Heap(), id="heap"),
+    pytest.param(tg.RocksDB(memory="64 MB"), id="rocksdb", marks=pytest.mark.long),
 ]
-LONG_BACKENDS = [pytest.param(tg.heap(), id="heap"), pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb")]
+LONG_BACKENDS = [pytest.param(tg.Heap(), id="heap"), pytest.param(tg.RocksDB(memory="64 MB"), id="rocksdb")]
 TTL_MS = 400
 
 

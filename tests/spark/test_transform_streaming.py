@@ -141,7 +141,7 @@ def desk(tmp_path: Path, spark: SparkSession) -> Desk:
 
 @pytest.mark.parametrize(
     "backend",
-    [pytest.param(tg.heap(), id="heap"), pytest.param(tg.rocksdb(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)],
+    [pytest.param(tg.Heap(), id="heap"), pytest.param(tg.RocksDB(memory="64 MB"), id="rocksdb", marks=pytest.mark.long)],
 )
 def test_state_stays_warm_in_a_query_and_goes_on_at_other_slots(desk: Desk, runs: list[Run], backend: Any) -> None:
     desk.add(3)
@@ -403,9 +403,9 @@ def test_a_query_begins_with_a_savepoint_and_ends_in_a_job(desk: Desk) -> None:
     tg.transform(history, counted, slots=3, savepoint_to=savepoint).count()
     desk.files = 2
     desk.add(2)
-    desk.run(desk.transform(start_from=savepoint))
+    desk.run(desk.transform(restore_from=savepoint))
     desk.add(1)
-    desk.run(desk.transform(start_from=savepoint))  # the same program, started again
+    desk.run(desk.transform(restore_from=savepoint))  # the same program, started again
     check_counts(desk.rows(), range(200, 500), since=200)
     live = tg.Job(
         "live",

@@ -157,7 +157,7 @@ def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str
         raise RestoreError(
             f"micro-batch {batch.number} of the query {batch.query}: the snapshots in {where} are of {whose}. A query goes "
             f"on with the snapshots that belong to its checkpointLocation: give it the location that it had, or give the "
-            f"transform a name (or a folder) of its own; start_from={where!r} lets a new query begin with their state"
+            f"transform a name (or a folder) of its own; restore_from={where!r} lets a new query begin with their state"
         )
     if batch.number == 0:
         if max(ours, default=0) > 0:
@@ -192,7 +192,7 @@ def left_out(batch: MicroBatch, done: MicroBatch, *, name: str, store: str) -> s
         f"Spark has committed {which} of the query {batch.query} without running the transform {name!r}, so their "
         f"records are not in its state, and micro-batch {batch.number} can't run: {WHEN_LEFT_OUT}. Use the output of "
         f"every batch (batch.count() does). Spark doesn't give the records again: start with a new checkpointLocation "
-        f"and a new folder of snapshots, and read the input from its beginning; or give start_from={shown(store)!r} as "
+        f"and a new folder of snapshots, and read the input from its beginning; or give restore_from={shown(store)!r} as "
         f"well, to keep the state as of micro-batch {done.number}, and have the source begin behind that batch"
     )
 

@@ -229,7 +229,7 @@ class JobSettings:
         )
         _check("tuning", self.tuning, isinstance(self.tuning, Tuning), "tg.Tuning(…)")
         is_backend = all(hasattr(self.backend, name) for name in ("native", "folder", "create"))
-        _check("backend", self.backend, is_backend and not isinstance(self.backend, type), "tg.heap() or tg.rocksdb()")
+        _check("backend", self.backend, is_backend and not isinstance(self.backend, type), "tg.Heap() or tg.RocksDB()")
 
 
 def check_snapshots(snapshots: object) -> None:

@@ -1,7 +1,7 @@
 """What a stateful processor's states were called before, for state that an earlier version of it wrote.
 
     tg.transform_with_state(df.groupBy("user"), Accounts(), …, evolve={
-        "account": tg.evolved(alias="balance", renamed={"cents": "amount"}, added={"orders": 0})})
+        "account": tg.Evolution(alias="balance", renamed={"cents": "amount"}, added={"orders": 0})})
 
 A processor declares its states by calls of Spark's handle, which has no place for that. What Spark's engine does without
 being told is done here without it, too: a new field is null in what is there already, a field that is gone is dropped,
@@ -19,13 +19,13 @@ from tidegate.state.descriptors import Names
 from tidegate.state.evolution import Advice
 
 ADVICE = Advice(
-    alias="let another state go on with it, by evolve={{{state}: tg.evolved(alias={was!r})}}",
+    alias="let another state go on with it, by evolve={{{state}: tg.Evolution(alias={was!r})}}",
     possible=(
-        "What is possible: add a field (evolve={<state>: tg.evolved(added={<field>: <default>})} where null won't do), drop "
-        "a field, rename one (evolve={<state>: tg.evolved(renamed={<new>: <old>})}), change the order of fields, widen a "
+        "What is possible: add a field (evolve={<state>: tg.Evolution(added={<field>: <default>})} where null won't do), drop "
+        "a field, rename one (evolve={<state>: tg.Evolution(renamed={<new>: <old>})}), change the order of fields, widen a "
         "number (byte → short → int → long; float → double; byte, short and int → double; byte and short → float; a decimal "
         "to one with as many digits on both sides of the point, or more); rename a state "
-        "(evolve={<state>: tg.evolved(alias=<old name>)}) or the operator (alias=<old name>); let state go by its name "
+        "(evolve={<state>: tg.Evolution(alias=<old name>)}) or the operator (alias=<old name>); let state go by its name "
         "(deleteIfExists in init, or drop_state=['<operator>.<state>'] or ['<operator>']). evolve=, alias= and drop_state= "
         "are arguments of tg.transform_with_state"
     ),
@@ -56,8 +56,8 @@ def checked_evolve(evolve: Any, *, declared: Mapping[str, Any], operator: str) -
     given = {} if evolve is None else evolve
     if not isinstance(given, Mapping) or not all(isinstance(each, Evolution) for each in given.values()):
         raise JobError(
-            f"evolve={evolve!r}: give tg.evolved(…) by the names of states, such as "
-            f"evolve={{'account': tg.evolved(added={{'orders': 0}})}}"
+            f"evolve={evolve!r}: give tg.Evolution(…) by the names of states, such as "
+            f"evolve={{'account': tg.Evolution(added={{'orders': 0}})}}"
         )
     unknown = set(given) - set(declared)
     if unknown:

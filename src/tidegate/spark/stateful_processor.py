@@ -75,7 +75,7 @@ def transform_with_state(
     name: str | None = None,
     slots: int | None = None,
     snapshots: Snapshots | None = None,
-    start_from: str | None = None,
+    restore_from: str | None = None,
     savepoint_to: str | None = None,
     backend: Backend | None = None,
     tuning: Tuning | None = None,
@@ -91,10 +91,10 @@ def transform_with_state(
         result = tg.transform_with_state(df.groupBy("user"), Counts(), "user string, n long", "Append", "None",
                                          name="counts", snapshots=tg.Snapshots(to="state/"))
 
-    On a streaming DataFrame `name` and `snapshots` are needed; `slots`, `start_from`, `savepoint_to`, `backend`, `tuning`
+    On a streaming DataFrame `name` and `snapshots` are needed; `slots`, `restore_from`, `savepoint_to`, `backend`, `tuning`
     and `drop_state` are as in `tg.transform`. The processor's states are those of the operator `name`, under the names that
     `init` gives them. For state of an earlier program `evolve` says what states and fields were called and what new fields
-    begin with (`evolve={"account": tg.evolved(…)}`), and `alias` what the operator was called.
+    begin with (`evolve={"account": tg.Evolution(…)}`), and `alias` what the operator was called.
     """
     asked = _Asked(
         grouped,
@@ -113,7 +113,7 @@ def transform_with_state(
         is_pandas=False,
         slots=slots,
         snapshots=snapshots,
-        start_from=start_from,
+        restore_from=restore_from,
         savepoint_to=savepoint_to,
         backend=backend,
         tuning=tuning,
@@ -133,7 +133,7 @@ def transform_with_state_in_pandas(
     name: str | None = None,
     slots: int | None = None,
     snapshots: Snapshots | None = None,
-    start_from: str | None = None,
+    restore_from: str | None = None,
     savepoint_to: str | None = None,
     backend: Backend | None = None,
     tuning: Tuning | None = None,
@@ -161,7 +161,7 @@ def transform_with_state_in_pandas(
         is_pandas=True,
         slots=slots,
         snapshots=snapshots,
-        start_from=start_from,
+        restore_from=restore_from,
         savepoint_to=savepoint_to,
         backend=backend,
         tuning=tuning,

@@ -75,7 +75,7 @@ def transform(
     name: str | None = ...,
     slots: int | None = ...,
     snapshots: Snapshots | None = ...,
-    start_from: str | None = ...,
+    restore_from: str | None = ...,
     savepoint_to: str | None = ...,
     drain: bool | None = ...,
     backend: Backend | None = ...,
@@ -92,7 +92,7 @@ def transform(
     name: str | None = ...,
     slots: int | None = ...,
     snapshots: Snapshots | None = ...,
-    start_from: str | None = ...,
+    restore_from: str | None = ...,
     savepoint_to: str | None = ...,
     drain: bool | None = ...,
     backend: Backend | None = ...,
@@ -108,7 +108,7 @@ def transform(
     name: str | None = None,
     slots: int | None = None,
     snapshots: Snapshots | None = None,
-    start_from: str | None = None,
+    restore_from: str | None = None,
     savepoint_to: str | None = None,
     drain: bool | None = None,
     backend: Backend | None = None,
@@ -129,7 +129,7 @@ def transform(
     A streaming transform needs a `name`, under which its state is kept in `snapshots`: every transform of the program has
     one of its own, the same at every start.
 
-    `slots` tasks run at the same time; by default as many as the session has. `start_from` is a savepoint (or another folder
+    `slots` tasks run at the same time; by default as many as the session has. `restore_from` is a savepoint (or another folder
     that `Job(restore_from=…)` takes) to begin with, `savepoint_to` a folder for the state at the end. `drain` says whether
     event time ends with the input, so that all timers of event time fire; by default only where no savepoint is taken.
     """
@@ -152,7 +152,7 @@ def transform(
     job.place(spark)
     outputs = job.take_outputs(pipeline(*job.inputs.values()) if set(inputs) == {DEFAULT_INPUT} else pipeline(**job.inputs))
     check_task_slots(spark, slots)
-    restore = Restore(path=None if start_from is None else resolved(start_from))
+    restore = Restore(path=None if restore_from is None else resolved(restore_from))
     if restore.path is not None and not streaming:
         find_restore_point(restore.path)
     transform_id = uuid.uuid4().hex
@@ -323,7 +323,7 @@ def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None,
     if savepoint_to is not None or drain is not None:
         raise JobError(
             "savepoint_to= and drain= are for batch DataFrames: a streaming query has no end. To take its state "
-            "elsewhere, stop it and give its folder of snapshots as start_from= or restore_from="
+            "elsewhere, stop it and give its folder of snapshots as restore_from="
         )
     if (
         snapshots.mode != "exactly_once"

@@ -65,7 +65,7 @@ from tidegate.state.rocks_tables import (
 from tidegate.state.sections import NativeFile, Section, StateInfo, StateKind
 from tidegate.state.ttl_backend import TimedBackend, stored_info, taken_apart
 
-__all__ = ["FrozenRocks", "NativeFile", "RocksBackend", "RocksSettings", "native_sections"]
+__all__ = ["FrozenRocks", "NativeFile", "RocksBackend", "RocksDB", "native_sections"]
 
 NATIVE = "rocksdb"
 # Of the memory for cached values, so much may be of dirty ones. If there is more, some are written at the end of a batch,
@@ -95,7 +95,7 @@ _TABLES: dict[str, type[RocksTable]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class RocksSettings:
+class RocksDB:
     """State on the slot's disk, in RocksDB. `memory` is for all operators of a slot together: the cache of values, RocksDB's
     block cache and its write buffers. `folder` is on a local disk; None is the system's folder for temporary files."""
 
@@ -341,7 +341,7 @@ class FrozenRocks:
         self._memory = memory
 
     def files(self) -> Iterator[NativeFile]:
-        """RocksDB's own files, which `RocksSettings.create(native=…)` and `native_sections` take."""
+        """RocksDB's own files, which `RocksDB.create(native=…)` and `native_sections` take."""
         for path in sorted(self._settling.wait().iterdir()):
             if _NATIVE_NAME.fullmatch(path.name):
                 yield NativeFile(path.name, path, immutable=path.suffix == ".sst")

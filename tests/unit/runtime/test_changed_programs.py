@@ -158,7 +158,7 @@ def test_a_program_that_doesn_t_fit_ends_no_job_that_runs(bench: Bench) -> None:
     check_ledger(committed(bench.out), 1_000)
 
 
-@pytest.mark.parametrize("backend", [tg.heap(), tg.rocksdb()], ids=["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", [tg.Heap(), tg.RocksDB()], ids=["heap", "rocksdb"])
 def test_a_wrong_name_in_renamed_loses_nothing(bench: Bench, backend: Any) -> None:
     """It is refused, the right one takes effect, and then either does no harm."""
 

@@ -48,7 +48,7 @@ def numbered(bench: Bench, backend: str, function: tg.KeyedProcess, *script: Any
         "job",
         slots=2,
         restart=tg.FixedDelay(attempts=5, delay_ms=0),
-        backend=tg.heap() if backend == "heap" else tg.rocksdb(memory="16 MB"),
+        backend=tg.Heap() if backend == "heap" else tg.RocksDB(memory="16 MB"),
         snapshots=tg.Snapshots(to=str(bench.snapshots), every="100 ms"),
     )
     source = ScriptedSource(list(script), schema=RECORD, memory=bench.folder / "marks")

@@ -24,7 +24,7 @@ from tidegate.store.opening import open_store
 from tidegate.testing.processes import ProcessJob
 
 ROWS = 20_000
-BACKENDS: dict[str, Backend] = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="16 MB")}
+BACKENDS: dict[str, Backend] = {"heap": tg.Heap(), "rocksdb": tg.RocksDB(memory="16 MB")}
 
 
 def ledger(
@@ -165,7 +165,7 @@ def test_a_state_far_larger_than_its_memory_runs_and_recovers(bench: Bench) -> N
         "job",
         slots=1,
         restart=tg.FixedDelay(attempts=5, delay_ms=0),
-        backend=tg.rocksdb(memory="16 MB"),
+        backend=tg.RocksDB(memory="16 MB"),
         tuning=tg.Tuning(max_batch_rows=512),
         snapshots=tg.Snapshots(to=str(bench.snapshots), every="500 ms"),
     )

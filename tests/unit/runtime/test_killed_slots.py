@@ -209,7 +209,7 @@ def test_slots_end_themselves_when_their_driver_is_gone(tmp_path: Path) -> None:
     check_clean(tmp_path / "snapshots", "orphans", tmp_path / "out")
 
 
-@pytest.mark.parametrize("backend", [tg.heap(), tg.rocksdb()], ids=["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", [tg.Heap(), tg.RocksDB()], ids=["heap", "rocksdb"])
 def test_two_jobs_of_one_name_that_share_a_sinks_folder_leave_each_others_output_alone(
     bench: Bench, tmp_path: Path, backend: Any
 ) -> None:

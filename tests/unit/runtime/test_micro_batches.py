@@ -62,7 +62,7 @@ def test_whatever_else_is_there_is_an_error_that_says_what_to_do() -> None:
         before(5)
     with pytest.raises(RestoreError, match=r"has those of the micro-batches \[1, 2\]: state and stream would drift apart"):
         before(5, manifest(1, 1, 1), manifest(2, 1, 2))
-    with pytest.raises(RestoreError, match=r"are of the query other\. .* start_from='memory://s'"):
+    with pytest.raises(RestoreError, match=r"are of the query other\. .* restore_from='memory://s'"):
         before(1, manifest(1, 1, 0, query="other"))
     with pytest.raises(RestoreError, match=r"are of a job that is no query"):
         before(0, manifest(1, 1, None))

@@ -14,7 +14,7 @@ from tidegate.errors import GraphError, JobFailed
 from tidegate.runtime.settings import Backend
 from tidegate.testing import AwaitSnapshot, Kill, ProcessJob, ScriptedSource
 
-BACKENDS: dict[str, Backend] = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="16 MB")}
+BACKENDS: dict[str, Backend] = {"heap": tg.Heap(), "rocksdb": tg.RocksDB(memory="16 MB")}
 SCHEMA = "player string, day long"
 
 

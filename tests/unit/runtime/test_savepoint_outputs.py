@@ -26,7 +26,7 @@ from tidegate.store.savepoints import find_restore_point
 from tidegate.testing.processes import ProcessJob
 
 ROWS = 20_000
-BACKENDS = {"heap": tg.heap, "rocksdb": tg.rocksdb}
+BACKENDS = {"heap": tg.Heap, "rocksdb": tg.RocksDB}
 
 
 def ledger(

@@ -90,8 +90,8 @@ def test_modes_that_contradict_each_other_are_refused(wrong: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"backend": "rocksdb"}, "backend='rocksdb': give tg.heap() or tg.rocksdb()"),
-        ({"backend": tg.rocksdb}, "backend=<class "),
+        ({"backend": "rocksdb"}, "backend='rocksdb': give tg.Heap() or tg.RocksDB()"),
+        ({"backend": tg.RocksDB}, "backend=<class "),
         ({"restart": 3}, "restart=3: give tg.NoRestart()"),
         ({"snapshots": "folder"}, "snapshots='folder': give tg.Snapshots(to="),
         ({"tuning": 8192}, "tuning=8192: give tg.Tuning("),

@@ -28,7 +28,7 @@ from tidegate.store.savepoints import RestorePoint
 
 KEYS = range(200)
 NOW_MS = 1_700_000_000_000
-BACKENDS: dict[str, Callable[[], Any]] = {"heap": tg.heap, "rocksdb": tg.rocksdb}
+BACKENDS: dict[str, Callable[[], Any]] = {"heap": tg.Heap, "rocksdb": tg.RocksDB}
 STATES = {
     "count": tg.value("long", name="count"),
     "recent": tg.list("string", name="recent"),

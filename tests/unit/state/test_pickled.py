@@ -22,7 +22,7 @@ from tidegate.state.evolution import DeclaredState, described, evolve
 from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import OperatorStates
 from tidegate.state.pickled import Pickled, pickled, pickled_version
-from tidegate.state.rocksdb import RocksSettings
+from tidegate.state.rocksdb import RocksDB
 from tidegate.state.sections import StateInfo, StateKind
 from tidegate.types import to_list
 
@@ -39,7 +39,7 @@ def keyed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[
         backends.append(
             HeapBackend(key_type=LONG, key_group_count=8)
             if request.param == "heap"
-            else RocksSettings("16 MB", str(tmp_path)).create(key_type=LONG, key_group_count=8)
+            else RocksDB("16 MB", str(tmp_path)).create(key_type=LONG, key_group_count=8)
         )
         state = backends[-1].table(declared)
         backends[-1].cursor.key = 1

@@ -25,7 +25,7 @@ from tidegate.state.rocks_db import MIN_MEMORY_BYTES, SlotMemory
 from tidegate.state.rocks_folder import Folder
 from tidegate.state.rocks_settling import Settling
 from tidegate.state.rocks_tables import RocksTable
-from tidegate.state.rocksdb import FrozenRocks, RocksBackend, RocksSettings, native_sections
+from tidegate.state.rocksdb import FrozenRocks, RocksBackend, RocksDB, native_sections
 from tidegate.state.sections import Section
 from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.types import to_list
@@ -37,12 +37,12 @@ Held = dict[str, dict[Any, Any]]
 
 
 @pytest.fixture
-def settings() -> RocksSettings:
-    return RocksSettings("16 MB", IN_MEMORY)
+def settings() -> RocksDB:
+    return RocksDB("16 MB", IN_MEMORY)
 
 
 @pytest.fixture
-def backend(settings: RocksSettings) -> Iterator[RocksBackend]:
+def backend(settings: RocksDB) -> Iterator[RocksBackend]:
     backend = settings.create(key_type=pa.int64(), key_group_count=GROUPS)
     yield backend
     backend.close()
@@ -94,7 +94,7 @@ _step = st.tuples(
 
 @given(steps=st.lists(_step, max_size=80))
 def test_a_state_that_is_forgotten_at_any_time_is_that_of_dictionaries(steps: list[tuple[str, str, int, int]]) -> None:
-    backend = RocksSettings("16 MB", IN_MEMORY).create(key_type=pa.int64(), key_group_count=GROUPS)
+    backend = RocksDB("16 MB", IN_MEMORY).create(key_type=pa.int64(), key_group_count=GROUPS)
     value, items = backend.table(tg.value("long", name="value")), backend.table(tg.list_("long", name="list"))
     mapped = backend.table(tg.map_("long", "long", name="map"))
     total = backend.table(tg.reducing("long", lambda a, b: a + b, name="sum"))
@@ -301,7 +301,7 @@ _late_step = st.tuples(
 @example(steps=[("value", 2, 1), ("freeze", 0, None), ("value", 2, 2), ("forget", 0, None), ("check", 0, None)])
 @example(steps=[("all", 1, 1), ("freeze", 0, None), ("all", 1, 2), ("all", 1, 3)])
 def test_work_goes_on_while_a_frozen_version_is_written(steps: list[tuple[str, int, int | None]]) -> None:
-    backend = RocksSettings("16 MB", IN_MEMORY).create(key_type=pa.int64(), key_group_count=GROUPS)
+    backend = RocksDB("16 MB", IN_MEMORY).create(key_type=pa.int64(), key_group_count=GROUPS)
     tables = {
         "value": backend.table(tg.value("long", name="value")),
         "list": backend.table(tg.list_("long", name="list")),
@@ -390,7 +390,7 @@ def test_the_loop_waits_for_a_freeze_when_there_is_too_much_that_is_not_written(
 
 
 def test_a_version_that_is_given_up_early_leaves_its_changes_and_no_files(tmp_path: Path) -> None:
-    backend = RocksSettings("16 MB", str(tmp_path)).create(key_type=pa.int64(), key_group_count=GROUPS)
+    backend = RocksDB("16 MB", str(tmp_path)).create(key_type=pa.int64(), key_group_count=GROUPS)
     table = backend.table(tg.value("long", name="n"))
     fill(backend, table, {1: 1})
     with held_up():
@@ -436,7 +436,7 @@ def open_with(backend: RocksBackend) -> tuple[Any, Any, Any]:
     return n, words, counts
 
 
-def full(settings: RocksSettings) -> tuple[RocksBackend, Held]:
+def full(settings: RocksDB) -> tuple[RocksBackend, Held]:
     backend = settings.create(key_type=pa.int64(), key_group_count=GROUPS)
     n, words, counts = open_with(backend)
     for key in range(500):
@@ -452,7 +452,7 @@ def full(settings: RocksSettings) -> tuple[RocksBackend, Held]:
     }
 
 
-def test_a_backend_goes_on_from_native_files(settings: RocksSettings, tmp_path: Path) -> None:
+def test_a_backend_goes_on_from_native_files(settings: RocksDB, tmp_path: Path) -> None:
     first, expected = full(settings)
     native = native_copy(first.freeze(), tmp_path / "native")
     first.close()
@@ -475,7 +475,7 @@ def test_a_backend_goes_on_from_native_files(settings: RocksSettings, tmp_path: 
     second.close()
 
 
-def test_native_files_are_read_by_key_groups(settings: RocksSettings, tmp_path: Path) -> None:
+def test_native_files_are_read_by_key_groups(settings: RocksDB, tmp_path: Path) -> None:
     first, expected = full(settings)
     frozen = first.freeze()
     native = native_copy(frozen, tmp_path / "native")
@@ -493,7 +493,7 @@ def test_native_files_are_read_by_key_groups(settings: RocksSettings, tmp_path: 
     first.close()
 
 
-def test_rows_of_a_restored_state_can_be_read_for_timers(settings: RocksSettings, tmp_path: Path) -> None:
+def test_rows_of_a_restored_state_can_be_read_for_timers(settings: RocksDB, tmp_path: Path) -> None:
     first, expected = full(settings)
     second = settings.create(key_type=pa.int64(), key_group_count=GROUPS, native=native_copy(first.freeze(), tmp_path / "n"))
     open_with(second)
@@ -503,7 +503,7 @@ def test_rows_of_a_restored_state_can_be_read_for_timers(settings: RocksSettings
     second.close()
 
 
-def test_a_state_that_nobody_declares_any_more_is_dropped_from_native_files(settings: RocksSettings, tmp_path: Path) -> None:
+def test_a_state_that_nobody_declares_any_more_is_dropped_from_native_files(settings: RocksDB, tmp_path: Path) -> None:
     first, expected = full(settings)
     second = settings.create(key_type=pa.int64(), key_group_count=GROUPS, native=native_copy(first.freeze(), tmp_path / "n"))
     second.table(tg.value("long", name="n"))
@@ -519,7 +519,7 @@ def test_a_state_that_nobody_declares_any_more_is_dropped_from_native_files(sett
 
 
 @pytest.mark.parametrize("declared", [tg.value("string", name="n"), tg.list_("long", name="n")])
-def test_native_files_of_another_type_are_refused(settings: RocksSettings, tmp_path: Path, declared: Any) -> None:
+def test_native_files_of_another_type_are_refused(settings: RocksDB, tmp_path: Path, declared: Any) -> None:
     first, _ = full(settings)
     native = native_copy(first.freeze(), tmp_path / "native")
     second = settings.create(key_type=pa.int64(), key_group_count=GROUPS, native=native)
@@ -537,7 +537,7 @@ def test_native_files_of_another_type_are_refused(settings: RocksSettings, tmp_p
 
 
 def test_folders_are_gone_when_backends_are(tmp_path: Path) -> None:
-    backend = RocksSettings("16 MB", str(tmp_path)).create(key_type=pa.int64(), key_group_count=GROUPS)
+    backend = RocksDB("16 MB", str(tmp_path)).create(key_type=pa.int64(), key_group_count=GROUPS)
     table = backend.table(tg.value("long", name="n"))
     fill(backend, table, {1: 1})
     frozen = backend.freeze()
@@ -562,11 +562,11 @@ def test_what_a_killed_process_left_behind_is_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("memory", ["much", "1 MB", -1, "12 parsecs", None])
 def test_memory_that_is_none_is_refused(memory: Any) -> None:
     with pytest.raises(JobError, match="memory="):
-        RocksSettings(memory)
+        RocksDB(memory)
 
 
-def test_settings_travel_and_are_shared(settings: RocksSettings) -> None:
-    twin = pickle.loads(pickle.dumps(RocksSettings("1.5 GB")))
+def test_settings_travel_and_are_shared(settings: RocksDB) -> None:
+    twin = pickle.loads(pickle.dumps(RocksDB("1.5 GB")))
     assert twin.memory_bytes == 3 << 29
     backends: Sequence[RocksBackend] = [settings.create(key_type=pa.int64(), key_group_count=2) for _ in range(2)]
     assert backends[0]._memory is backends[1]._memory, "one budget for the whole slot"

@@ -28,7 +28,7 @@ from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import FrozenHeap, HeapBackend
 from tidegate.state.heap_layers import GONE
 from tidegate.state.merging import LayerInMemory, resolved_rows
-from tidegate.state.rocksdb import RocksSettings, native_sections
+from tidegate.state.rocksdb import RocksDB, native_sections
 from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.state.ttl import EXPIRES, Ttl, alive, declared_ttl, loaded
 from tidegate.types import to_list
@@ -77,7 +77,7 @@ def backend_with(descriptor: Descriptor, clock: Clock, name: str = "heap") -> tu
     if name == "heap":
         backend: Any = HeapBackend(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
     else:
-        backend = RocksSettings(memory="16 MB").create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
+        backend = RocksDB(memory="16 MB").create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
     return backend, backend.table(descriptor)
 
 
@@ -747,7 +747,7 @@ def test_on_disk_native_files_hold_the_ends_as_well(shape: str, tmp_path: Path) 
     rows = [section.rows for section in frozen.sections()]
     again = native_sections(tmp_path, frozen.states, key_type=pa.int64(), key_group_count=GROUPS, groups=range(GROUPS))
     assert pa.concat_batches(rows).equals(pa.concat_batches([section.rows for section in again]))
-    second = RocksSettings(memory="16 MB").create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock, native=tmp_path)
+    second = RocksDB(memory="16 MB").create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock, native=tmp_path)
     goes_on = second.table(declared(shape, ttl=TTL_MS))
     clock.now_ms = 1_000 + TTL_MS + 24
     found = []

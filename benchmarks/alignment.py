@@ -106,7 +106,7 @@ def _job(source: tg.Source, folder: str, *, slots: int, shuffles: int) -> tg.Job
         session(slots),
         slots=slots,
         restart=tg.NoRestart(),
-        tuning=tg.Tuning(heartbeat_ms=200),
+        tuning=tg.Tuning(heartbeat="200 ms"),
         snapshots=tg.Snapshots(every=None, to=folder),
     )
     stream = job.source("records", source)
@@ -124,7 +124,7 @@ def _epochs(source: tg.Source, *, slots: int, shuffles: int, count: int, first_r
         wait_until(lambda: records_in(handle, "v1") >= first_records, timeout_s=120)
         epochs = []
         for _ in range(WARM_UP_EPOCHS + count):
-            epochs.append(handle.snapshot(timeout_s=120))
+            epochs.append(handle.snapshot("2 minutes"))
             time.sleep(PAUSE_S)
         handle.cancel()
     return epochs[WARM_UP_EPOCHS:]

@@ -48,7 +48,7 @@ def _written_bytes(backend: Any, keys: int) -> tuple[int, list[int]]:
         slots=2,
         restart=tg.NoRestart(),
         backend=backend,
-        tuning=tg.Tuning(heartbeat_ms=100),
+        tuning=tg.Tuning(heartbeat="100 ms"),
         snapshots=tg.Snapshots(every=None, to=folder, retain=2),
     )
     job.source("records", Rounds(keys=keys, per_round=int(keys * CHANGED))).key_by("key").process(
@@ -62,7 +62,7 @@ def _written_bytes(backend: Any, keys: int) -> tuple[int, list[int]]:
     for number in range(EPOCHS + 1):
         expected = keys + number * int(keys * CHANGED)
         wait_until(lambda expected=expected: records_in(handle, "v1") >= expected, timeout_s=300)
-        files = _files(catalog.load(handle.snapshot(timeout_s=300).epoch))
+        files = _files(catalog.load(handle.snapshot("5 minutes").epoch))
         if number:
             written.append(sum(size for file, size in files.items() if file not in before))
         else:

@@ -56,7 +56,7 @@ class Latest(tg.KeyedProcess):
 
 def _latencies_ms(rate: float, seconds: float) -> np.ndarray[Any, Any]:
     folder = tempfile.mkdtemp(prefix="tidegate-latency-")
-    _job(Clocked(rate=rate, seconds=seconds + WARM_UP_S), folder).start().wait(600)
+    _job(Clocked(rate=rate, seconds=seconds + WARM_UP_S), folder).start().wait("10 minutes")
     return np.concatenate([np.load(file) for file in sorted(Path(folder).glob("*.npy"))])
 
 

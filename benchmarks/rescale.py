@@ -20,7 +20,7 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
         session(4),
         slots=2,
         restart=tg.NoRestart(),
-        tuning=tg.Tuning(heartbeat_ms=20),
+        tuning=tg.Tuning(heartbeat="20 ms"),
         snapshots=tg.Snapshots(every="1 s", to=tempfile.mkdtemp(prefix="tidegate-bench-")),
     )
     filled = job.source("all keys", Rounds(keys=keys, per_round=0))

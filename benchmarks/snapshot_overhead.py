@@ -19,11 +19,11 @@ from tidegate.runtime.handle import Handle
 PAIRS = 24
 TURN_S = 4
 LEFT_OUT_S = 1
-HEARTBEAT_MS = 50  # how often the slots tell what they have done
+HEARTBEAT = "50 ms"  # how often the slots tell what they have done
 
 
 def run(scale: float) -> Iterator[dict[str, Any]]:
-    handle = keyed_sum_job(session(), rows=None, every=None, heartbeat_ms=HEARTBEAT_MS).start()
+    handle = keyed_sum_job(session(), rows=None, every=None, heartbeat=HEARTBEAT).start()
     wait_until(lambda: records_in(handle, "v1") >= 20 * KEYS, timeout_s=120)
     for _ in range(3):
         handle.snapshot()

@@ -25,14 +25,15 @@ import tidegate as tg
 from benchmarks.latency import Clocked
 from benchmarks.workloads import KEYS, Discard, Records, measure, records_in, session, wait_until
 from tidegate.runtime.reports import EpochReport
+from tidegate.testing import ExperimentalSnapshots
 
 PROTOCOLS: dict[str, Mapping[str, Any]] = {
     "no snapshots": {"every": None},
     "aligned": {},
     "unaligned": {"mode": "unaligned"},
     "at least once": {"mode": "at_least_once"},
-    "Chandy-Lamport": {"experimental_protocol": "chandy_lamport"},
-    "stop the world": {"experimental_protocol": "stop_the_world"},
+    "Chandy-Lamport": {"protocol": "chandy_lamport"},
+    "stop the world": {"protocol": "stop_the_world"},
 }
 TIMED_OUT = {"aligned, 200 ms": {"alignment_timeout": "200 ms"}}
 
@@ -98,7 +99,7 @@ def _throughputs(rows: int) -> dict[str, float]:
 def _latencies(settings: Mapping[str, Any], *, rate: float) -> tuple[Ages, list[EpochReport]]:
     folder = tempfile.mkdtemp(prefix="tidegate-ages-")
     handle = _job(Clocked(rate=rate, seconds=WARM_UP_S + SECONDS), settings, Watch(folder)).start()
-    handle.wait(600)
+    handle.wait("10 minutes")
     ages = _ages(folder)
     ages = ages[:, ages[1] > ages[1].min() + WARM_UP_S * 1e9]
     return ages, [
@@ -196,7 +197,7 @@ def _slow(settings: Mapping[str, Any], snapshots: int) -> tuple[Ages, list[Epoch
         epochs = []
         time.sleep(FILL_S)
     else:
-        epochs = [handle.snapshot(timeout_s=120) for _ in range(snapshots)]
+        epochs = [handle.snapshot("2 minutes") for _ in range(snapshots)]
     handle.cancel()
     ages = _ages(folder)
     return ages[:, ages[0] > since_ns], epochs
@@ -213,7 +214,8 @@ def _padded(split: int, start: int, count: int) -> dict[str, Any]:
 
 
 def _snapshots(settings: Mapping[str, Any]) -> tg.Snapshots:
-    return tg.Snapshots(**{"every": "1 s", "to": tempfile.mkdtemp(prefix="tidegate-bench-"), **settings})
+    kind = ExperimentalSnapshots if "protocol" in settings else tg.Snapshots
+    return kind(**{"every": "1 s", "to": tempfile.mkdtemp(prefix="tidegate-bench-"), **settings})
 
 
 def _costs(epochs: Sequence[EpochReport]) -> dict[str, Any]:

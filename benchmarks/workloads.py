@@ -81,12 +81,12 @@ def keyed_sum_job(
     folder: str | None = None,
     max_batch_rows: int = 8192,
     backend: Any = None,
-    heartbeat_ms: int | None = None,
+    heartbeat: str | None = None,
 ) -> tg.Job:
     """source → hash exchange → KeyedSum → sink, on Spark."""
     tuning = tg.Tuning(max_batch_rows=max_batch_rows)
-    if heartbeat_ms is not None:
-        tuning = replace(tuning, heartbeat_ms=heartbeat_ms)
+    if heartbeat is not None:
+        tuning = replace(tuning, heartbeat=heartbeat)
     job = tg.Job(
         "keyed sum",
         spark,
@@ -106,7 +106,7 @@ def keyed_sum_job(
 def measure(job: tg.Job, rows: int) -> Throughput:
     """Runs a bounded job; the clock runs from the moment all slots work until everything is committed."""
     handle = job.start()
-    handle.wait(600)
+    handle.wait("10 minutes")
     running_ms = handle.attempts[-1].running_ms
     final = handle.epochs[-1]
     assert running_ms is not None and final.completed_ms is not None

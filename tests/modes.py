@@ -15,18 +15,23 @@ import tidegate as tg
 from tests.jobs import LEDGER, RECORD, SPLITS, GatedSource, Ledger, records
 from tidegate.connectors.generator import GeneratorSource
 from tidegate.runtime.job import Job
+from tidegate.testing import ExperimentalSnapshots
 
-# By a name for tests: what is given to `tg.Snapshots`.
+# By a name for tests: what is given to `snapshots_of`.
 MODES: dict[str, dict[str, Any]] = {
     "exactly once": {},
     "unaligned": {"mode": "unaligned"},
     "with a time-out": {"alignment_timeout": "30 ms"},
-    "Chandy and Lamport": {"experimental_protocol": "chandy_lamport"},
-    "stop the world": {"experimental_protocol": "stop_the_world"},
+    "Chandy and Lamport": {"protocol": "chandy_lamport"},
+    "stop the world": {"protocol": "stop_the_world"},
     "at least once": {"mode": "at_least_once"},
 }
 EXACT = [mode for mode in MODES if mode != "at least once"]
 KEEPING_NOTHING = ("exactly once", "stop the world", "at least once")  # of what is under way where there is no loop
+
+
+def snapshots_of(**settings: Any) -> tg.Snapshots:
+    return ExperimentalSnapshots(**settings) if "protocol" in settings else tg.Snapshots(**settings)
 
 
 class SlowLedger(Ledger):

@@ -107,7 +107,7 @@ def run(spark: SparkSession, game: Game, out: Path, screen: Screen) -> Watch:
         spark,
         slots=SLOTS,
         snapshots=tg.Snapshots(every="1 s", to=str(out / "snapshots")),
-        tuning=tg.Tuning(linger_ms=20, heartbeat_ms=50),
+        tuning=tg.Tuning(linger="20 ms", heartbeat="50 ms"),
     )
     app.build(job, game, out)
     vertex = next(vertex.id for vertex in job.plan().vertices if vertex.head.name == "play")

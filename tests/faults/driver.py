@@ -28,7 +28,7 @@ from typing import Any
 import tidegate as tg
 from tests.collatz import build_collatz, numbers
 from tests.faults.cluster import executor_of
-from tests.modes import MODES, build_slow_ledger
+from tests.modes import MODES, build_slow_ledger, snapshots_of
 from tidegate.connectors.parquet_sink import OutputFolder, ParquetSink, ParquetSinkWriter
 from tidegate.dataflow.contracts import Committable, SinkContext, SinkWriter
 from tidegate.runtime.reports import EpochReport
@@ -84,9 +84,9 @@ def build(session: Any, request: dict[str, Any]) -> tg.Job:
         request["job"],
         session,
         slots=request.get("slots", 2),
-        restart=tg.FixedDelay(attempts=len(request["kills"]) + 5, delay_ms=0),
+        restart=tg.FixedDelay(attempts=len(request["kills"]) + 5, delay=0),
         # The pause makes room for the phase "idle", where records queue up and epochs take long.
-        snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="500 ms", min_pause="200 ms", **MODES[request["mode"]]),
+        snapshots=snapshots_of(to=str(folder / "snapshots"), every="500 ms", min_pause="200 ms", **MODES[request["mode"]]),
     )
     sink = DawdlingSink(address=str(folder / "out"), row_group_rows=65_536, compression="zstd")
     rows, rate, gate = request["rows"], request["rate"], folder / "gate"
@@ -195,7 +195,7 @@ def run(session: Any, request: dict[str, Any]) -> None:
             gate.touch()
             if request["at_the_end"]:
                 killer.kill_at_the_end()
-        status = handle.wait(PATIENCE_S)
+        status = handle.wait(f"{PATIENCE_S} s")
     except Exception as error:  # noqa: BLE001  (the test shall see it)
         trouble = f"{type(error).__name__}: {error}"
         status = handle.status

@@ -19,7 +19,7 @@ import pytest
 import tidegate as tg
 from tests.conftest import ROOT
 from tests.jobs import GatedSource, completed, until
-from tests.modes import EXACT, MODES
+from tests.modes import EXACT, MODES, snapshots_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,9 +88,9 @@ def run_under_kills(
         "example",
         spark,
         slots=2,
-        restart=tg.FixedDelay(attempts=KILLS, delay_ms=0),
-        snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="100 ms", **MODES[mode]),
-        tuning=tg.Tuning(heartbeat_ms=50),
+        restart=tg.FixedDelay(attempts=KILLS, delay=0),
+        snapshots=snapshots_of(to=str(folder / "snapshots"), every="100 ms", **MODES[mode]),
+        tuning=tg.Tuning(heartbeat="50 ms"),
     )
     handle = build(job, GatedSource(generator=source, gate=str(folder / "gate"))).start()
     try:
@@ -106,7 +106,7 @@ def run_under_kills(
             os.kill(handle.attempts[-1].slots[chance.randrange(2)], signal.SIGKILL)
             until(lambda attempt=attempt: len(handle.failures) == attempt, "the loss to be noticed", handle=handle)
         (folder / "gate").touch()
-        assert handle.wait(120) is tg.Status.FINISHED
+        assert handle.wait("2 minutes") is tg.Status.FINISHED
     finally:
         if not handle.status.terminal:
             handle.cancel()

@@ -20,7 +20,7 @@ from tidegate.spark.tables import register
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RESTARTS = tg.FixedDelay(attempts=9, delay_ms=100)
+RESTARTS = tg.FixedDelay(attempts=9, delay="100 ms")
 
 
 class Count(tg.KeyedProcess):
@@ -85,7 +85,7 @@ def test_executors_without_tidegate_end_a_job_at_the_first_try(
     executors_run(without_tidegate, spark, monkeypatch)
     handle = counting(spark, tmp_path).start()
     with pytest.raises(JobFailed) as failed:
-        handle.wait(60)
+        handle.wait("1 minute")
     assert len(handle.failures) == 1 and handle.failures[0].permanent
     told_of_the_pythons(str(failed.value), without_tidegate)
 
@@ -110,7 +110,7 @@ def test_executors_without_pyarrow_end_a_job_at_the_first_try(
     executors_run(bare, spark, monkeypatch)
     handle = counting(spark, tmp_path).start()
     with pytest.raises(JobFailed, match=r"No module named 'pyarrow'.*PYSPARK_PYTHON"):
-        handle.wait(60)
+        handle.wait("1 minute")
     assert len(handle.failures) == 1
 
 
@@ -167,7 +167,7 @@ def test_a_module_of_the_users_that_executors_dont_have_is_sent_along(
 
     handle = job().start()
     with pytest.raises(JobFailed, match="No module named 'rates_of_mine'") as failed:
-        handle.wait(60)
+        handle.wait("1 minute")
     assert len(handle.failures) == 1
     assert "addPyFile('rates_of_mine.py')" in str(failed.value) and sys.executable in str(failed.value)
     with pytest.raises(Exception, match=r"addPyFile\('rates_of_mine.py'\)"):

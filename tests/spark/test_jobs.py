@@ -21,7 +21,7 @@ from tidegate.errors import JobError, JobFailed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RESTARTS = tg.FixedDelay(attempts=10, delay_ms=0)
+RESTARTS = tg.FixedDelay(attempts=10, delay=0)
 
 
 class Desk:
@@ -162,7 +162,7 @@ def test_a_job_is_stopped_and_cancelled_and_goes_on_at_other_numbers_of_slots(de
 
     desk.open_gate()
     last = desk.ledger(rows=rows, slots=1, gated=True)
-    assert last.wait(60) is tg.Status.FINISHED
+    assert last.wait("1 minute") is tg.Status.FINISHED
     assert first.failures == second.failures == last.failures == []
     check_ledger(committed(desk.out), rows)
     check_clean(desk.snapshots, "job", desk.out)
@@ -170,7 +170,7 @@ def test_a_job_is_stopped_and_cancelled_and_goes_on_at_other_numbers_of_slots(de
 
 def test_without_a_number_the_job_takes_the_slots_that_the_session_has(desk: Desk) -> None:
     handle = desk.ledger(rows=4_000, slots=None)
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     assert sorted(handle.attempts[0].slots) == [0, 1, 2, 3]
     assert len(set(handle.attempts[0].slots.values())) == 4, "each in a process of its own"
     check_ledger(committed(desk.out), 4_000)
@@ -183,7 +183,7 @@ def test_two_jobs_run_in_one_session_at_once(desk: Desk) -> None:
     two = desk.ledger(rows=20_000, rate=5_000, name="two", out="two", gated=True)
     until(lambda: one.status is two.status is tg.Status.RUNNING and completed(one) and completed(two), "both to run")
     desk.open_gate()
-    assert one.wait(60) is two.wait(60) is tg.Status.FINISHED
+    assert one.wait("1 minute") is two.wait("1 minute") is tg.Status.FINISHED
     for name in ("one", "two"):
         check_ledger(committed(desk.folder / name), 20_000)
         check_clean(desk.snapshots, name, desk.folder / name)
@@ -201,7 +201,7 @@ class Divides(tg.KeyedProcess):
 
 
 def test_an_error_in_a_users_function_is_told_with_their_traceback(desk: Desk) -> None:
-    job = desk.job(restart=tg.FixedDelay(attempts=1, delay_ms=0))
+    job = desk.job(restart=tg.FixedDelay(attempts=1, delay=0))
     rows = [(key, amount) for amount in range(495, 505) for key in range(3)]
     job.source("in", tg.sources.rows(rows, "key long, amount long")).key_by("key").process(
         "divide", Divides(), returns="key long, ratio double"
@@ -228,21 +228,23 @@ def test_slots_that_are_taken_by_others_are_waited_for_and_then_asked_about(desk
     holder = desk.ledger(rows=None, rate=1_000, name="holder", slots=3)
     until(lambda: holder.status is tg.Status.RUNNING, "the first job to run", handle=holder)
     waiting = desk.ledger(
-        rows=1_000, name="waiting", out="other", restart=tg.NoRestart(), tuning=tg.Tuning(deploy_timeout_ms=2_000)
+        rows=1_000, name="waiting", out="other", restart=tg.NoRestart(), tuning=tg.Tuning(deploy_timeout="2 s")
     )
     with pytest.raises(JobFailed, match=r"slots \[0, 1\] were not ready within 2000 ms.*are they there and free\?"):
-        waiting.wait(60)
+        waiting.wait("1 minute")
     patient = desk.ledger(rows=1_000, name="patient", out="other")
     time.sleep(1)
     assert patient.status is tg.Status.STARTING
     holder.cancel()
-    assert patient.wait(60) is tg.Status.FINISHED
+    assert patient.wait("1 minute") is tg.Status.FINISHED
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_python_process_that_is_killed_or_stopped_is_replaced(desk: Desk, blow: signal.Signals) -> None:
     rows = 20_000
-    handle = desk.ledger(rows=rows, rate=5_000, tuning=tg.Tuning(heartbeat_ms=100, heartbeat_timeout_ms=1_500), gated=True)
+    handle = desk.ledger(
+        rows=rows, rate=5_000, tuning=tg.Tuning(heartbeat="100 ms", heartbeat_timeout="1500 ms"), gated=True
+    )
     until(lambda: completed(handle), "a snapshot", handle=handle)
     victim = handle.attempts[-1].slots[1]
     os.kill(victim, blow)
@@ -253,7 +255,7 @@ def test_a_python_process_that_is_killed_or_stopped_is_replaced(desk: Desk, blow
         f"running again after {handle.attempts[1].running_ms - struck_ms:.0f} ms"
     )
     desk.open_gate()
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     assert len(handle.failures) == 1
     assert handle.attempts[1].restored_epoch is not None
     until(lambda: not Path(f"/proc/{victim}").exists(), "the end of the old process")

@@ -283,7 +283,10 @@ def test_the_key_of_a_map_stays_what_it_was(query: Query) -> None:
             "evolve= has 'nosuch', and init of the processor of 'accounts' declares 'account', 'items'",
         ),
         ({"account": {"added": {}}}, r"give tg\.evolved\(…\)"),
-        ({"account": tg.Evolution(added={"nosuch": 1})}, r"evolve=\{'account': …\}: added=\{'nosuch': …\}: .* no such field"),
+        (
+            {"account": tg.Evolution(added={"nosuch": 1})},
+            r"evolve=\{'account': …\}: added=\{'nosuch': …\}: .* no such field",
+        ),
         ({"account": tg.Evolution(added={"orders": "x"})}, r"evolve=\{'account': …\}: added=\{'orders': 'x'\}"),
         ({"account": tg.Evolution(renamed={"orders": "orders"})}, "give the name that the field had before"),
         ({"account": tg.Evolution(alias="items")}, "alias that is the name or alias of another state"),

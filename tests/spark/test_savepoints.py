@@ -23,7 +23,7 @@ def ledger(folder: Path, spark: SparkSession, *, to: str, **rest: Any) -> tg.Han
         "job",
         spark,
         slots=2,
-        restart=tg.FixedDelay(attempts=3, delay_ms=0),
+        restart=tg.FixedDelay(attempts=3, delay=0),
         snapshots=tg.Snapshots(to=str(folder / to), every="200 ms"),
         **rest,
     )
@@ -49,7 +49,7 @@ def test_a_savepoint_is_begun_with_and_the_job_rescaled_twice(tmp_path: Path, sp
             epoch = second.attempts[-1].restored_epoch
             until(lambda epoch=epoch: completed(second)[-1] > epoch, "a snapshot", handle=second)
         (tmp_path / "gate").touch()
-        assert second.wait(120) is tg.Status.FINISHED
+        assert second.wait("2 minutes") is tg.Status.FINISHED
     finally:
         if not second.status.terminal:
             second.cancel()

@@ -258,7 +258,7 @@ def test_history_in_batch_then_live_from_its_savepoint(tmp_path: Path, spark: Sp
     rows = [(number, number % 7) for number in range(900, 1000)]
     counted(live.source("events", tg.sources.rows(rows, "id long, key long"))).to("out", tg.sinks.collect())
     handle = live.start()
-    assert handle.wait(120) is tg.Status.FINISHED
+    assert handle.wait("2 minutes") is tg.Status.FINISHED
     check_counts(handle.results("out"), range(900, 1000), since=900)
 
 

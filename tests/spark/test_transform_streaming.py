@@ -418,7 +418,7 @@ def test_a_query_begins_with_a_savepoint_and_ends_in_a_job(desk: Desk) -> None:
         "out", tg.sinks.collect()
     )
     handle = live.start()
-    assert handle.wait(120) is tg.Status.FINISHED
+    assert handle.wait("2 minutes") is tg.Status.FINISHED
     check_counts(handle.results("out"), range(500, 600), since=500)
 
 

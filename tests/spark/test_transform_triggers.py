@@ -128,7 +128,7 @@ def test_two_queries_and_a_job_share_a_session(tmp_path: Path, spark: SparkSessi
             for query in queries:
                 query.processAllAvailable()
         gate.touch()
-        assert handle.wait(120) is tg.Status.FINISHED
+        assert handle.wait("2 minutes") is tg.Status.FINISHED
     finally:
         for query in queries:
             query.stop()

@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
+from tidegate import arguments
+from tidegate.arguments import Duration
 from tidegate.errors import JobError
 
 
@@ -36,42 +38,45 @@ class NoRestart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedDelay:
-    """At most `attempts` restarts over the life of the job, each `delay_ms` after its failure."""
+    """At most `attempts` restarts over the life of the job, each `delay` ("1 s") after its failure."""
 
     attempts: int
-    delay_ms: int
+    delay: Duration
+    delay_ms: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.attempts < 0 or self.delay_ms < 0:
-            raise JobError(f"FixedDelay(attempts={self.attempts}, delay_ms={self.delay_ms}): give 0 or more of each")
+        arguments.whole_number("FixedDelay", "attempts", self.attempts)
+        object.__setattr__(self, "delay_ms", arguments.duration_ms("FixedDelay", "delay", self.delay))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exponential:
-    """`initial_ms` after the first failure, `multiplier` times as long after each further one, at most `maximum_ms`.
+    """`initial` after the first failure, `multiplier` times as long after each further one, at most `maximum`.
 
     Gives up after `attempts` restarts in a row (None: never). A row ends when the job, once restarted, has run for
-    `reset_after_ms` without a failure.
+    `reset_after` without a failure.
     """
 
-    initial_ms: int
-    maximum_ms: int
+    initial: Duration
+    maximum: Duration
     multiplier: float = 2.0
     attempts: int | None = None
-    reset_after_ms: int = 600_000
+    reset_after: Duration = "10 minutes"
+    initial_ms: int = field(init=False, repr=False, compare=False)
+    maximum_ms: int = field(init=False, repr=False, compare=False)
+    reset_after_ms: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("initial", "maximum", "reset_after"):
+            object.__setattr__(self, f"{name}_ms", arguments.duration_ms("Exponential", name, getattr(self, name)))
         if not 0 < self.initial_ms <= self.maximum_ms:
             raise JobError(
-                f"Exponential(initial_ms={self.initial_ms}, maximum_ms={self.maximum_ms}): the first delay is at "
-                f"least 1 and at most the longest"
+                f"Exponential(initial={self.initial!r}, maximum={self.maximum!r}): the first delay is at least 1 ms and at "
+                f"most the longest"
             )
-        if self.multiplier < 1.0:
-            raise JobError(f"Exponential(multiplier={self.multiplier}): delays don't become shorter, give 1 or more")
-        if self.attempts is not None and self.attempts < 0:
-            raise JobError(f"Exponential(attempts={self.attempts}): give 0 or more, or None for any number")
-        if self.reset_after_ms < 0:
-            raise JobError(f"Exponential(reset_after_ms={self.reset_after_ms}): give 0 or more")
+        arguments.number("Exponential", "multiplier", self.multiplier, at_least=1.0)
+        if self.attempts is not None:
+            arguments.whole_number("Exponential", "attempts", self.attempts)
 
 
 RestartStrategy: TypeAlias = NoRestart | FixedDelay | Exponential

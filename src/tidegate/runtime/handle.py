@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tidegate import arguments
+from tidegate.arguments import Duration
 from tidegate.connectors.collecting import delivered_rows
 from tidegate.errors import JobError, JobFailed, TidegateError, place
 from tidegate.runtime.coordinator import Coordinator
@@ -75,8 +77,9 @@ class Handle:
         """The committed rows of a `collect` sink, in the order of epochs."""
         return delivered_rows(list(self._coordinator.delivered.get(sink, ())))
 
-    def snapshot(self, timeout_s: float = 60.0) -> EpochReport:
+    def snapshot(self, timeout: Duration = "1 minute") -> EpochReport:
         """Takes a snapshot now and waits until it is complete. A job that has failed says why."""
+        timeout_s = _seconds("snapshot", timeout)
         before = self.epochs[-1:]
         self._post(self._coordinator.snapshot)
         deadline = time.monotonic() + timeout_s
@@ -89,27 +92,29 @@ class Handle:
             self.wait()
             raise JobError(f"job {self.name!r} is {self.status.value}, so there is nothing to take a snapshot of")
         raise TimeoutError(
-            f"job {self.name!r} ({self.status.value}) completed no snapshot within {timeout_s} s. {self._trouble()}".rstrip()
+            f"job {self.name!r} ({self.status.value}) completed no snapshot within {timeout_s:g} s. "
+            f"{self._trouble()}".rstrip()
         )
 
-    def savepoint(self, to: str, timeout_s: float = 600.0) -> SavepointInfo:
+    def savepoint(self, to: str, timeout: Duration = "10 minutes") -> SavepointInfo:
         """Takes a savepoint into the folder `to`, which must be empty or not there, while the job goes on; waits for it.
 
         It is a complete snapshot that stands by itself: the folder can be moved and copied, nothing deletes it, and any
         job can begin with it (`Job(…, restore_from=…)`), on any backend and any number of slots.
         """
-        order = SavepointOrder(resolved(to))
+        timeout_s = _seconds("savepoint", timeout)
+        order = SavepointOrder(_folder("savepoint", "to", to))
         self._post(lambda: self._coordinator.savepoint(order))
         deadline = time.monotonic() + timeout_s
         while not self._settled(order) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         if not self._settled(order):
-            error = TimeoutError(f"job {self.name!r} ({self.status.value}) took no savepoint within {timeout_s} s")
+            error = TimeoutError(f"job {self.name!r} ({self.status.value}) took no savepoint within {timeout_s:g} s")
             self._post(lambda: self._coordinator.withdraw(order, error))
             raise error
         return self._outcome(order)
 
-    def stop(self, *, drain: bool = False, savepoint: str | None = None, timeout_s: float | None = 120.0) -> Status:
+    def stop(self, *, drain: bool = False, savepoint: str | None = None, timeout: Duration | None = "2 minutes") -> Status:
         """Ends the job with a final snapshot, from which it goes on when it is started again, and waits for that.
 
         `drain=True` also ends event time: all event-time timers fire first. `savepoint` is a folder, as for `savepoint()`,
@@ -119,27 +124,30 @@ class Handle:
         from its last complete snapshot: `JobFailed` says why it was restarting. With `drain` or `savepoint` it is not
         stopped, and `JobError` says why.
         """
+        timeout_s = None if timeout is None else _seconds("stop", timeout)
+        arguments.flag("stop", "drain", drain)
+        folder = None if savepoint is None else _folder("stop", "savepoint", savepoint)
         if (drain or savepoint is not None) and self.status is Status.RESTARTING:
             what = "drained" if drain else "stopped with a savepoint"
             raise JobError(
                 f"job {self.name!r} can't be {what} while it is restarting. Wait until it runs, or stop it without "
                 f"{'drain' if drain else 'savepoint'}: it then ends at its last complete snapshot. {self._trouble()}"
             ) from _failed(self.name, self.failures)
-        if savepoint is None:
+        if folder is None:
             self._post(lambda: self._coordinator.stop(drain=drain))
-            return self.wait(timeout_s)
-        order = SavepointOrder(resolved(savepoint))
+            return self._wait(timeout_s)
+        order = SavepointOrder(folder)
         self._post(lambda: self._coordinator.stop(drain=drain, savepoint=order))
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._settled(order) and (deadline is None or time.monotonic() < deadline):
             time.sleep(_POLL_S)
         if order.error is None:
-            self.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+            self._wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
         self._outcome(order)
         return self.status
 
     def rescale(
-        self, slots: int | None = None, *, operators: Mapping[str, int] | None = None, timeout_s: float = 300.0
+        self, slots: int | None = None, *, operators: Mapping[str, int] | None = None, timeout: Duration = "5 minutes"
     ) -> None:
         """Goes on at another number of slots, from a final snapshot at the present one, and waits until that runs.
 
@@ -148,13 +156,14 @@ class Handle:
         failure, and for a job that was restarting, it waits for a complete snapshot at the new parallelism: slots that were
         deployed may fail again at the same record. `JobFailed` if the job gives up, with the reason.
         """
+        timeout_s = _seconds("rescale", timeout)
         rescaling = Rescaling(self._relayout(slots, operators or {}))
         self._post(lambda: self._coordinator.rescale(rescaling))
         deadline = time.monotonic() + timeout_s
         while (not rescaling.done or rescaling.job_ends) and not self.status.terminal:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s} s. "
+                    f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s:g} s. "
                     f"{self._trouble()}".rstrip()
                 )
             time.sleep(_POLL_S)
@@ -164,18 +173,22 @@ class Handle:
             self.wait()
         raise JobError(f"job {self.name!r} was not rescaled: {rescaling.error or f'it is {self.status.value}'}")
 
-    def cancel(self, timeout_s: float | None = 60.0) -> Status:
+    def cancel(self, timeout: Duration | None = "1 minute") -> Status:
         """Ends the job at once. It can be started again from its last complete snapshot."""
+        timeout_s = None if timeout is None else _seconds("cancel", timeout)
         self._post(self._coordinator.cancel)
-        return self.wait(timeout_s)
+        return self._wait(timeout_s)
 
-    def wait(self, timeout_s: float | None = None) -> Status:
+    def wait(self, timeout: Duration | None = None) -> Status:
         """Blocks until the job has ended; raises `JobFailed` with the user's own traceback where it failed."""
+        return self._wait(None if timeout is None else _seconds("wait", timeout))
+
+    def _wait(self, timeout_s: float | None) -> Status:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.status.terminal:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"job {self.name!r} is still {self.status.value} after {timeout_s} s. {self._trouble()}".rstrip()
+                    f"job {self.name!r} is still {self.status.value} after {timeout_s:g} s. {self._trouble()}".rstrip()
                 )
             time.sleep(_POLL_S)
         self._close()
@@ -202,6 +215,14 @@ class Handle:
         if order.info is None:
             raise TidegateError(f"job {self.name!r} is {self.status.value}: no savepoint was taken")
         return order.info
+
+
+def _seconds(method: str, timeout: Duration) -> float:
+    return arguments.duration_ms(f"Handle.{method}", "timeout", timeout) / 1000
+
+
+def _folder(method: str, name: str, folder: str) -> str:
+    return resolved(arguments.text(f"Handle.{method}", name, folder, "a folder, such as 'savepoints/tuesday'"))
 
 
 def _failed(name: str, failures: list[Failure]) -> JobFailed:

@@ -334,6 +334,6 @@ def _give_up(live: _Live) -> None:
     """Its slots end, wherever they are, and nothing of it is written any more: what follows claims a newer attempt."""
     if not live.handle.status.terminal:
         try:
-            live.handle.cancel(timeout_s=10.0)
+            live.handle.cancel(timeout="10 s")
         except (JobFailed, TimeoutError):
             return

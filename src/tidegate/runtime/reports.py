@@ -131,7 +131,7 @@ class AttemptReport:
     """One deployment: when it was claimed, from which epoch it was restored and when it ran.
 
     `running_ms` is when all slots were ready and were told to start, `first_record_ms` when the first of them had told
-    of a record (as often as they tell: `Tuning.heartbeat_ms`), `ended_ms` when it had failed or had come to its end, and
+    of a record (as often as they tell: `Tuning.heartbeat`), `ended_ms` when it had failed or had come to its end, and
     `gone_ms` when its slots were gone. Where the job is rescaled, the final epoch's `triggered_ms` is when it stopped.
     """
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from numbers import Integral
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
+from tidegate import arguments
+from tidegate.arguments import Duration, Size
 from tidegate.dataflow.operators.base import KeyedBackend
 from tidegate.errors import JobError
 from tidegate.protocol.alignment import AlignmentMode
@@ -19,12 +20,9 @@ from tidegate.protocol.epoch_coordinator import CoordinatorSettings
 from tidegate.protocol.restart import Exponential, FixedDelay, NoRestart, RestartStrategy
 from tidegate.runtime.listening import Listening, coordinator_listening, parse_ports, slot_listening
 from tidegate.state.heap import HeapBackend
-from tidegate.types import parse_duration_ms
-
-Duration = str | int | float | timedelta
 
 MODES = ("exactly_once", "at_least_once", "unaligned")
-EXPERIMENTS = ("chandy_lamport", "stop_the_world")
+MAX_KEY_GROUPS = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +31,12 @@ class Snapshots:
 
     `every=None` takes a snapshot only at the end of bounded input, at `stop()` and at `handle.snapshot()`. `retain`
     complete snapshots are kept; older ones are deleted. `local_copies` is a folder on the slots' own disks: what they write
-    is kept there, too, up to `local_copies_bytes`, so that a slot that comes back on its host need not download it.
+    is kept there, too, up to `local_copies_size`, so that a slot that comes back on its host need not download it.
 
     `mode` is what a rollback promises and what a snapshot costs (docs/consistency.md): "exactly_once" stops the channels
     that are ahead until the others have caught up; "unaligned" stops none and keeps the records under way in the snapshot
     instead, for jobs under back-pressure; "at_least_once" stops none and keeps nothing, and after a rollback records may
     be processed twice. `alignment_timeout` lets an exactly-once snapshot that isn't through after that time go on unaligned.
-    `experimental_protocol` is for measuring the protocols that the paper argues against: "chandy_lamport" or
-    "stop_the_world".
     """
 
     to: str
@@ -50,48 +46,38 @@ class Snapshots:
     tolerable_failures: int = 3
     retain: int = 2
     local_copies: str | None = None
-    local_copies_bytes: int = 16 << 30
+    local_copies_size: Size = "16 GB"
     mode: str = "exactly_once"
     alignment_timeout: Duration | None = None
-    experimental_protocol: str | None = None
 
     def __post_init__(self) -> None:
-        if self.retain < 1:
-            raise JobError(f"Snapshots(retain={self.retain}): at least one snapshot must be kept to recover from")
-        if self.every is not None and parse_duration_ms(self.every) == 0:
+        arguments.text("Snapshots", "to", self.to, "the folder, such as 'snapshots/' or 's3://bucket/snapshots'")
+        if self.every is not None and arguments.duration_ms("Snapshots", "every", self.every) == 0:
             raise JobError(f"Snapshots(every={self.every!r}): give a time, or None for snapshots at the end only")
-        if parse_duration_ms(self.timeout) == 0:
+        arguments.duration_ms("Snapshots", "min_pause", self.min_pause)
+        if arguments.duration_ms("Snapshots", "timeout", self.timeout) == 0:
             raise JobError(f"Snapshots(timeout={self.timeout!r}): no snapshot would ever be complete in time")
-        if self.tolerable_failures < 0:
-            raise JobError(f"Snapshots(tolerable_failures={self.tolerable_failures}): 0 or more may fail in a row")
-        if self.local_copies_bytes < 1:
-            raise JobError(f"Snapshots(local_copies_bytes={self.local_copies_bytes}): give a number of bytes")
-        self._check_mode()
-        self.coordinator_settings()
-
-    def _check_mode(self) -> None:
-        if self.mode not in MODES:
-            raise JobError(f"Snapshots(mode={self.mode!r}): choose one of {', '.join(map(repr, MODES))}")
-        if self.experimental_protocol not in (None, *EXPERIMENTS):
-            raise JobError(
-                f"Snapshots(experimental_protocol={self.experimental_protocol!r}): choose None or one of "
-                f"{', '.join(map(repr, EXPERIMENTS))}"
-            )
+        arguments.whole_number("Snapshots", "tolerable_failures", self.tolerable_failures)
+        if arguments.whole_number("Snapshots", "retain", self.retain) == 0:
+            raise JobError(f"Snapshots(retain={self.retain}): at least one snapshot must be kept to recover from")
+        if self.local_copies is not None:
+            arguments.text("Snapshots", "local_copies", self.local_copies, "a folder on the slots' own disks, or None")
+        arguments.byte_count("Snapshots", "local_copies_size", self.local_copies_size, at_least=1)
+        arguments.one_of("Snapshots", "mode", self.mode, MODES)
+        if self.alignment_timeout is not None:
+            arguments.duration_ms("Snapshots", "alignment_timeout", self.alignment_timeout)
         if self.mode != "exactly_once" and self.alignment_timeout is not None:
             raise JobError(
                 f"Snapshots(mode={self.mode!r}, alignment_timeout={self.alignment_timeout!r}): only exactly-once "
                 f"snapshots are aligned, so leave one of the two out"
             )
-        if self.experimental_protocol is not None and (self.mode != "exactly_once" or self.alignment_timeout is not None):
-            raise JobError(
-                f"Snapshots(experimental_protocol={self.experimental_protocol!r}) is a protocol of its own: "
-                f"leave mode and alignment_timeout out"
-            )
+
+    @property
+    def local_copies_bytes(self) -> int:
+        return arguments.byte_count("Snapshots", "local_copies_size", self.local_copies_size)
 
     @property
     def alignment_mode(self) -> AlignmentMode:
-        if self.experimental_protocol == "chandy_lamport":
-            return AlignmentMode.LOGGING
         return AlignmentMode.AT_LEAST_ONCE if self.mode == "at_least_once" else AlignmentMode.EXACTLY_ONCE
 
     @property
@@ -99,7 +85,7 @@ class Snapshots:
         """How long an epoch may be under way before its markers overtake; None: they never do."""
         if self.mode == "unaligned":
             return 0
-        return None if self.alignment_timeout is None else parse_duration_ms(self.alignment_timeout)
+        return None if self.alignment_timeout is None else self._ms("alignment_timeout")
 
     @property
     def keeps_in_flight(self) -> bool:
@@ -108,16 +94,20 @@ class Snapshots:
 
     @property
     def halts_sources(self) -> bool:
-        return self.experimental_protocol == "stop_the_world"
+        """Whether sources stand still while a snapshot is taken. No mode asks for that; experiments may."""
+        return False
 
     def coordinator_settings(self) -> CoordinatorSettings:
         return CoordinatorSettings(
-            interval_ms=None if self.every is None else parse_duration_ms(self.every),
-            min_pause_ms=parse_duration_ms(self.min_pause),
-            timeout_ms=parse_duration_ms(self.timeout),
+            interval_ms=None if self.every is None else self._ms("every"),
+            min_pause_ms=self._ms("min_pause"),
+            timeout_ms=self._ms("timeout"),
             tolerable_failures=self.tolerable_failures,
             retain=self.retain,
         )
+
+    def _ms(self, name: str) -> int:
+        return arguments.duration_ms("Snapshots", name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +115,7 @@ class Tuning:
     """How the engine runs. The defaults are measured (`benchmarks/`); change them for a reason."""
 
     max_batch_rows: int = 8192  # a source's batch; also what small batches are joined to
-    linger_ms: int = 2  # how long a source waits for more records before it sends a small batch
+    linger: Duration = "2 ms"  # how long a source waits for more records before it sends a small batch
     key_group_count: int = 128  # fixed for the life of a job's state
     chaining: bool = True
     coordinator_bind_host: str | None = (
@@ -134,22 +124,34 @@ class Tuning:
     coordinator_host: str | None = None  # where slots find it, if that isn't where it listens (NAT, a service's name)
     coordinator_ports: int | str | None = None  # "40000-40019": the first that is free; None: any
     slot_ports: int | str | None = None  # the same on the slots' hosts
-    heartbeat_ms: int = 1_000
-    heartbeat_timeout_ms: int = 30_000  # longer than any single call of a user's function may take
-    deploy_timeout_ms: int = 120_000
-    loop_memory_bytes: int = 64 << 20  # what a loop's way back holds in memory; more goes to the slot's disk
+    heartbeat: Duration = "1 s"
+    heartbeat_timeout: Duration = "30 s"  # longer than any single call of a user's function may take
+    deploy_timeout: Duration = "2 minutes"
+    loop_memory: Size = "64 MB"  # what a loop's way back holds in memory; more goes to the slot's disk
+
+    # What the engine reads, some of it in every step: the same as numbers.
+    linger_ms: int = field(init=False, repr=False, compare=False)
+    heartbeat_ms: int = field(init=False, repr=False, compare=False)
+    heartbeat_timeout_ms: int = field(init=False, repr=False, compare=False)
+    deploy_timeout_ms: int = field(init=False, repr=False, compare=False)
+    loop_memory_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.key_group_count <= 32_768:
-            raise JobError(f"key_group_count={self.key_group_count}: choose 1 to 32768")
-        if self.max_batch_rows < 1 or self.linger_ms < 0:
-            raise JobError("max_batch_rows must be at least 1 and linger_ms at least 0")
-        if self.heartbeat_ms < 1 or self.heartbeat_timeout_ms <= 2 * self.heartbeat_ms:
-            raise JobError("heartbeat_ms must be at least 1, and heartbeat_timeout_ms more than twice as much")
-        if self.deploy_timeout_ms < 1:
-            raise JobError(f"deploy_timeout_ms={self.deploy_timeout_ms}: no slot would ever be ready in time")
-        if self.loop_memory_bytes < 0:
-            raise JobError(f"loop_memory_bytes={self.loop_memory_bytes}: give a number of bytes, 0 for none")
+        arguments.whole_number("Tuning", "key_group_count", self.key_group_count, at_least=1, at_most=MAX_KEY_GROUPS)
+        arguments.whole_number("Tuning", "max_batch_rows", self.max_batch_rows, at_least=1)
+        arguments.flag("Tuning", "chaining", self.chaining)
+        for name in ("coordinator_bind_host", "coordinator_host"):
+            if getattr(self, name) is not None:
+                arguments.text("Tuning", name, getattr(self, name), "the name or address of a host, or None")
+        for name, at_least_ms in {"linger": 0, "heartbeat": 1, "heartbeat_timeout": 1, "deploy_timeout": 1}.items():
+            ms = arguments.duration_ms("Tuning", name, getattr(self, name), at_least_ms=at_least_ms)
+            object.__setattr__(self, f"{name}_ms", ms)
+        object.__setattr__(self, "loop_memory_bytes", arguments.byte_count("Tuning", "loop_memory", self.loop_memory))
+        if self.heartbeat_timeout_ms <= 2 * self.heartbeat_ms:
+            raise JobError(
+                f"Tuning(heartbeat={self.heartbeat!r}, heartbeat_timeout={self.heartbeat_timeout!r}): give a timeout more "
+                f"than twice as long as the heartbeat"
+            )
         parse_ports(self.coordinator_ports, setting="coordinator_ports")
         parse_ports(self.slot_ports, setting="slot_ports")
 
@@ -200,7 +202,7 @@ class Heap:
 
 
 DEFAULT_RESTART: RestartStrategy = Exponential(
-    initial_ms=500, maximum_ms=30_000, multiplier=2.0, attempts=10, reset_after_ms=300_000
+    initial="500 ms", maximum="30 s", multiplier=2.0, attempts=10, reset_after="5 minutes"
 )
 
 
@@ -225,7 +227,7 @@ class JobSettings:
             "restart",
             self.restart,
             isinstance(self.restart, NoRestart | FixedDelay | Exponential),
-            "tg.NoRestart(), tg.FixedDelay(attempts=3, delay_ms=1_000) or tg.Exponential(…)",
+            "tg.NoRestart(), tg.FixedDelay(attempts=3, delay='1 s') or tg.Exponential(…)",
         )
         _check("tuning", self.tuning, isinstance(self.tuning, Tuning), "tg.Tuning(…)")
         is_backend = all(hasattr(self.backend, name) for name in ("native", "folder", "create"))

@@ -45,7 +45,7 @@ from tidegate.store.savepoints import export_snapshot
 DEFAULT_OUTPUT = "output"
 SECRET_BYTES = 32
 # A slot says nothing while Spark takes its output or gets it the next batch; a lost task is noticed by its link.
-HEARTBEAT_TIMEOUT_MS = 600_000
+HEARTBEAT_TIMEOUT = "10 minutes"
 POLL_S = 0.05
 MEMORY = "memory://"
 AT_THE_END = "Spark is told, and runs the tasks again or ends the action or query"
@@ -135,7 +135,7 @@ def _for_tasks(tuning: Tuning) -> Tuning:
     """With what suits a transform, where the user has chosen nothing else. No source lingers: Spark's records are waited for
     where they are read, and come in batches."""
     usual = Tuning()
-    suited: dict[str, Any] = {"heartbeat_timeout_ms": HEARTBEAT_TIMEOUT_MS, "linger_ms": 0}
+    suited: dict[str, Any] = {"heartbeat_timeout": HEARTBEAT_TIMEOUT, "linger": 0}
     return replace(
         tuning, **{name: value for name, value in suited.items() if getattr(tuning, name) == getattr(usual, name)}
     )
@@ -219,7 +219,7 @@ def finish(run: Run, handle: Handle, *, drain: bool) -> None:
     if handle.status.terminal:
         handle.wait()
         raise TidegateError(f"the job {handle.name!r} is {handle.status.value}, and its input wasn't read to the end")
-    handle.stop(drain=drain, timeout_s=None)
+    handle.stop(drain=drain, timeout=None)
 
 
 def _clear(address: str) -> None:

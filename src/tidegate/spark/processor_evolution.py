@@ -21,10 +21,10 @@ from tidegate.state.evolution import Advice
 ADVICE = Advice(
     alias="let another state go on with it, by evolve={{{state}: tg.Evolution(alias={was!r})}}",
     possible=(
-        "What is possible: add a field (evolve={<state>: tg.Evolution(added={<field>: <default>})} where null won't do), drop "
-        "a field, rename one (evolve={<state>: tg.Evolution(renamed={<new>: <old>})}), change the order of fields, widen a "
-        "number (byte → short → int → long; float → double; byte, short and int → double; byte and short → float; a decimal "
-        "to one with as many digits on both sides of the point, or more); rename a state "
+        "What is possible: add a field (evolve={<state>: tg.Evolution(added={<field>: <default>})} where null won't do), "
+        "drop a field, rename one (evolve={<state>: tg.Evolution(renamed={<new>: <old>})}), change the order of fields, "
+        "widen a number (byte → short → int → long; float → double; byte, short and int → double; byte and short → float; a "
+        "decimal to one with as many digits on both sides of the point, or more); rename a state "
         "(evolve={<state>: tg.Evolution(alias=<old name>)}) or the operator (alias=<old name>); let state go by its name "
         "(deleteIfExists in init, or drop_state=['<operator>.<state>'] or ['<operator>']). evolve=, alias= and drop_state= "
         "are arguments of tg.transform_with_state"

@@ -27,6 +27,7 @@ import pyarrow as pa
 from tidegate.connectors.handover import SLOT, TICK, WHICH, columns_of
 from tidegate.dataflow.stream import Stream
 from tidegate.errors import JobError, JobFailed, TidegateError
+from tidegate.protocol.alignment import AlignmentMode
 from tidegate.runtime.attempts import Restore
 from tidegate.runtime.gathering import Gathering
 from tidegate.runtime.guest import Invitation, run_task
@@ -129,8 +130,8 @@ def transform(
     A streaming transform needs a `name`, under which its state is kept in `snapshots`: every transform of the program has
     one of its own, the same at every start.
 
-    `slots` tasks run at the same time; by default as many as the session has. `restore_from` is a savepoint (or another folder
-    that `Job(restore_from=…)` takes) to begin with, `savepoint_to` a folder for the state at the end. `drain` says whether
+    `slots` tasks run at the same time; by default as many as the session has. `restore_from` is a savepoint (or another
+    folder that `tg.Job` takes) to begin with, `savepoint_to` a folder for the state at the end. `drain` says whether
     event time ends with the input, so that all timers of event time fire; by default only where no savepoint is taken.
     """
     inputs = _checked_inputs(data)
@@ -325,11 +326,7 @@ def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None,
             "savepoint_to= and drain= are for batch DataFrames: a streaming query has no end. To take its state "
             "elsewhere, stop it and give its folder of snapshots as restore_from="
         )
-    if (
-        snapshots.mode != "exactly_once"
-        or snapshots.alignment_timeout is not None
-        or (snapshots.experimental_protocol is not None)
-    ):
+    if snapshots.alignment_mode is not AlignmentMode.EXACTLY_ONCE or snapshots.keeps_in_flight or snapshots.halts_sources:
         raise JobError(
             "a micro-batch ends when all its records have been processed, so its snapshots are aligned: leave "
             "mode and alignment_timeout out"

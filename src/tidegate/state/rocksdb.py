@@ -37,7 +37,9 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from tidegate.errors import JobError, RestoreError
+from tidegate import arguments
+from tidegate.arguments import Size
+from tidegate.errors import RestoreError
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import Cursor, key_list, keys_to_arrow
 from tidegate.state.rocks_collections import RocksList, RocksMap
@@ -99,18 +101,19 @@ class RocksDB:
     """State on the slot's disk, in RocksDB. `memory` is for all operators of a slot together: the cache of values, RocksDB's
     block cache and its write buffers. `folder` is on a local disk; None is the system's folder for temporary files."""
 
-    memory: str | int = "256 MB"
+    memory: Size = "256 MB"
     folder: str | None = None
     native: ClassVar[str] = NATIVE
 
     def __post_init__(self) -> None:
         require_rocksdict()
-        if self.memory_bytes < MIN_MEMORY_BYTES:
-            raise JobError(f"memory={self.memory!r} is too little for RocksDB: give it {MIN_MEMORY_BYTES >> 20} MB or more")
+        arguments.byte_count("RocksDB", "memory", self.memory, at_least=MIN_MEMORY_BYTES)
+        if self.folder is not None:
+            arguments.text("RocksDB", "folder", self.folder, "a folder on the slots' own disks, or None")
 
     @property
     def memory_bytes(self) -> int:
-        return _parse_bytes(self.memory)
+        return arguments.byte_count("RocksDB", "memory", self.memory, at_least=MIN_MEMORY_BYTES)
 
     def create(
         self,
@@ -474,7 +477,6 @@ class _Meta:
 
 
 _NATIVE_NAME = re.compile(r"\d+\.sst|CURRENT|(MANIFEST|OPTIONS)-\d+")
-_UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 
 
 def _put_files(native: Path, live: Path) -> None:
@@ -508,13 +510,3 @@ def _schema(spelled: str) -> pa.Schema:
 
 def _same_types(one: str, other: str) -> bool:
     return bool(one == other or _schema(one).equals(_schema(other)))
-
-
-def _parse_bytes(text: str | int) -> int:
-    if type(text) is int:
-        return text
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text) if isinstance(text, str) else None
-    unit = _UNITS.get(found[2].lower()) if found else None
-    if found is None or unit is None:
-        raise JobError(f"memory={text!r} is no amount of memory: write it like '256 MB' or '2 GB', or as a number of bytes")
-    return int(float(found[1]) * unit)

@@ -18,8 +18,8 @@ from tidegate.protocol.restart import (
     repeats,
 )
 
-FIXED = FixedDelay(attempts=2, delay_ms=1_000)
-GROWING = Exponential(initial_ms=100, maximum_ms=500, multiplier=2.0, attempts=4, reset_after_ms=10_000)
+FIXED = FixedDelay(attempts=2, delay="1 s")
+GROWING = Exponential(initial="100 ms", maximum="500 ms", multiplier=2.0, attempts=4, reset_after="10 s")
 
 
 def test_no_restart_gives_up_at_once() -> None:
@@ -30,7 +30,7 @@ def test_a_fixed_delay_restarts_so_many_times_and_then_gives_up() -> None:
     assert decide(FIXED, [0], 0) == RestartAfter(1_000)
     assert decide(FIXED, [0, 9_000], 9_000) == RestartAfter(1_000)
     assert decide(FIXED, [0, 9_000, 10**9], 10**9) == GiveUp()
-    assert decide(FixedDelay(attempts=0, delay_ms=0), [0], 0) == GiveUp()
+    assert decide(FixedDelay(attempts=0, delay=0), [0], 0) == GiveUp()
 
 
 def test_time_since_the_failure_counts_towards_the_delay() -> None:
@@ -58,7 +58,7 @@ def test_a_long_run_without_failure_starts_a_new_row() -> None:
 
 
 def test_an_exponential_delay_without_a_limit_of_attempts_goes_on_for_ever() -> None:
-    endless = Exponential(initial_ms=1, maximum_ms=60_000, multiplier=10.0)
+    endless = Exponential(initial="1 ms", maximum="1 minute", multiplier=10.0)
     assert decide(endless, [0] * 5_000, 0) == RestartAfter(60_000)
 
 
@@ -69,13 +69,13 @@ def test_there_is_nothing_to_decide_without_a_failure() -> None:
 
 def test_settings_that_make_no_sense_are_refused() -> None:
     for build in (
-        lambda: FixedDelay(attempts=-1, delay_ms=0),
-        lambda: FixedDelay(attempts=1, delay_ms=-1),
-        lambda: Exponential(initial_ms=0, maximum_ms=1),
-        lambda: Exponential(initial_ms=2, maximum_ms=1),
-        lambda: Exponential(initial_ms=1, maximum_ms=1, multiplier=0.5),
+        lambda: FixedDelay(attempts=-1, delay=0),
+        lambda: FixedDelay(attempts=1, delay=-1),
+        lambda: Exponential(initial=0, maximum="1 ms"),
+        lambda: Exponential(initial="2 ms", maximum="1 ms"),
+        lambda: Exponential(initial="1 ms", maximum="1 ms", multiplier=0.5),
     ):
-        with pytest.raises(JobError, match=r"give 0 or more|at most the longest|give 1 or more"):
+        with pytest.raises(JobError, match=r"from 0 up|give a duration|at most the longest|from 1 up"):
             build()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import tidegate as tg
 from tests.jobs import alive, build_ledger, until
+from tests.modes import snapshots_of
 from tidegate.testing.processes import ProcessJob
 
 
@@ -38,9 +39,9 @@ class Bench:
         return make(
             name,
             slots=slots,
-            restart=restart or tg.FixedDelay(attempts=20, delay_ms=0),
+            restart=restart or tg.FixedDelay(attempts=20, delay=0),
             tuning=tuning or tg.Tuning(),
-            snapshots=tg.Snapshots(to=str(self.snapshots), every=every, **snapshots),
+            snapshots=snapshots_of(to=str(self.snapshots), every=every, **snapshots),
         )
 
     def ledger(self, *, rows: int | None, rate: float | None = None, gated: bool = False, **rest: Any) -> tg.Handle:
@@ -68,7 +69,7 @@ class Bench:
         job = self.job(**rest)
         build(job)
         handle = self.start(job)
-        assert handle.wait(60) is tg.Status.FINISHED
+        assert handle.wait("1 minute") is tg.Status.FINISHED
         return handle
 
 

@@ -43,7 +43,7 @@ class Pass(tg.KeyedProcess):
 
 def test_a_slow_sink_holds_its_sources_back_and_memory_doesnt_grow(bench: Bench) -> None:
     """The sink is in slot 0 only: what slot 1 reads has to wait for it across two shuffles."""
-    job = bench.job(slots=2, every="500 ms", tuning=tg.Tuning(heartbeat_ms=50, max_batch_rows=BATCH_ROWS))
+    job = bench.job(slots=2, every="500 ms", tuning=tg.Tuning(heartbeat="50 ms", max_batch_rows=BATCH_ROWS))
     source = tg.sources.generator(wide, schema="key long, text string", splits=2)
     stream = job.source("in", source).key_by("key").process("pass", Pass(), returns="key long, text string")
     stream.rebalance().to("out", SlowSink(), parallelism=1)

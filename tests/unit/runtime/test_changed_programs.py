@@ -97,7 +97,7 @@ def test_a_job_goes_on_under_other_names_and_types_at_another_number_of_slots(
     )
     after(job, bench, After(), alias="count")
     handle = bench.start(job)
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     assert handle.attempts[0].restored_epoch is not None
     expected = []
     for n in range(400):
@@ -128,7 +128,7 @@ def test_a_program_that_doesn_t_fit_is_refused_before_anything_is_deployed(bench
     after(job, bench, Wrong(), alias="count")
     handle = bench.start(job)
     with pytest.raises(tg.JobFailed) as caught:
-        handle.wait(60)
+        handle.wait("1 minute")
     told = str(caught.value)
     for part in (
         "for 4 reasons",
@@ -152,9 +152,9 @@ def test_a_program_that_doesn_t_fit_ends_no_job_that_runs(bench: Bench) -> None:
     other.source("in", records(10)).to("out", tg.sinks.parquet(bench.folder / "other"))
     handle = bench.start(other)
     with pytest.raises(tg.JobFailed, match="can't be taken in by the job as it is now"):
-        handle.wait(60)
+        handle.wait("1 minute")
     bench.open_gate()
-    assert running.wait(60) is tg.Status.FINISHED and running.failures == []
+    assert running.wait("1 minute") is tg.Status.FINISHED and running.failures == []
     check_ledger(committed(bench.out), 1_000)
 
 
@@ -194,7 +194,7 @@ def test_a_wrong_name_in_renamed_loses_nothing(bench: Bench, backend: Any) -> No
         )
         job.source("in", records(rows)).key_by("key").process("keep", function)
         handle = bench.start(job)
-        handle.wait(60)
+        handle.wait("1 minute")
         return handle
 
     run(Kept(), 100)

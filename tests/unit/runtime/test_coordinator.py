@@ -214,7 +214,7 @@ class World:
         return lambda access: Fail() if access.operation is operation else None
 
 
-RESTARTS = tg.FixedDelay(attempts=3, delay_ms=500)
+RESTARTS = tg.FixedDelay(attempts=3, delay="500 ms")
 
 
 def test_a_store_that_cant_be_used_at_the_first_start_fails_the_job_at_once() -> None:
@@ -299,7 +299,7 @@ def test_an_error_of_the_loop_itself_fails_the_job_with_a_traceback_and_ends_the
 
 
 def test_slots_that_never_come_are_told_with_what_to_look_at() -> None:
-    world = World(tuning=Tuning(deploy_timeout_ms=5_000))
+    world = World(tuning=Tuning(deploy_timeout="5 s"))
     world.coordinator.on_message(0, Register(0, "h", 1, 100))
     world.turn(4_999)
     assert world.coordinator.status is tg.Status.STARTING
@@ -313,7 +313,7 @@ def test_slots_that_never_come_are_told_with_what_to_look_at() -> None:
 
 
 def test_a_silent_slot_is_noticed_and_one_that_speaks_is_not() -> None:
-    world = World(tuning=Tuning(heartbeat_ms=100, heartbeat_timeout_ms=1_000)).run()
+    world = World(tuning=Tuning(heartbeat="100 ms", heartbeat_timeout="1 s")).run()
     for _ in range(5):
         world.coordinator.on_message(0, Heartbeat(0, {}))
         world.turn(250)
@@ -396,7 +396,7 @@ def test_what_an_old_slot_wrote_late_is_swept_at_the_first_snapshot() -> None:
 
 
 def test_a_restarting_job_that_is_stopped_ends_at_once_and_says_why_it_was_restarting() -> None:
-    world = World(tg.FixedDelay(attempts=3, delay_ms=600_000)).run()
+    world = World(tg.FixedDelay(attempts=3, delay="10 minutes")).run()
     epoch = complete_epoch(world)
     world.coordinator.on_message(0, Failed(0, "boom"))
     world.turn()
@@ -436,7 +436,7 @@ def test_a_job_that_was_to_stop_before_it_failed_is_restarted_for_its_final_snap
 
 def test_what_a_job_says_is_said_once_for_each_failure() -> None:
     said: list[tuple[int, str]] = []
-    world = World(tg.FixedDelay(attempts=1, delay_ms=500), speak=lambda level, text: said.append((level, text))).run()
+    world = World(tg.FixedDelay(attempts=1, delay="500 ms"), speak=lambda level, text: said.append((level, text))).run()
     world.coordinator.on_message(0, Failed(0, "boom"))
     world.coordinator.on_message(1, Failed(1, "boom as well"))
     world.turn(500)

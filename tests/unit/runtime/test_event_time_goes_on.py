@@ -64,7 +64,7 @@ class World:
         job = ProcessJob(
             "job",
             slots=slots,
-            restart=tg.FixedDelay(attempts=20, delay_ms=0),
+            restart=tg.FixedDelay(attempts=20, delay=0),
             backend=BACKENDS[self.backend],
             snapshots=tg.Snapshots(to=str(self.bench.folder / to), every="100 ms"),
             **rest,
@@ -138,13 +138,13 @@ def test_a_late_record_after_a_restart_does_not_open_a_window_that_was_emitted(w
 
 def test_a_window_that_the_end_of_input_has_emitted_stays_closed_when_a_bounded_job_gets_more(world: World) -> None:
     world.append(0, MINUTE_MS, 2 * MINUTE_MS + 1)
-    assert world.start(bounded=True).wait(60) is tg.Status.FINISHED
+    assert world.start(bounded=True).wait("1 minute") is tg.Status.FINISHED
     emitted = rows(1, 1) | rows(2, 1) | rows(3, 1)
     assert sorted(committed(world.bench.out)) == sorted(emitted)
     world.append(2 * MINUTE_MS + 2, 4 * MINUTE_MS, 4 * MINUTE_MS + 1, file="more")
-    assert world.start(bounded=True, slots=3).wait(60) is tg.Status.FINISHED
+    assert world.start(bounded=True, slots=3).wait("1 minute") is tg.Status.FINISHED
     assert sorted(committed(world.bench.out)) == sorted(emitted | rows(3, LATE) | rows(5, 2)), "what is later counts as ever"
-    assert world.start(bounded=True, slots=1).wait(60) is tg.Status.FINISHED
+    assert world.start(bounded=True, slots=1).wait("1 minute") is tg.Status.FINISHED
     assert sorted(committed(world.bench.out)) == sorted(emitted | rows(3, LATE) | rows(5, 2))
 
 

@@ -47,14 +47,14 @@ def numbered(bench: Bench, backend: str, function: tg.KeyedProcess, *script: Any
     job = ProcessJob(
         "job",
         slots=2,
-        restart=tg.FixedDelay(attempts=5, delay_ms=0),
+        restart=tg.FixedDelay(attempts=5, delay=0),
         backend=tg.Heap() if backend == "heap" else tg.RocksDB(memory="16 MB"),
         snapshots=tg.Snapshots(to=str(bench.snapshots), every="100 ms"),
     )
     source = ScriptedSource(list(script), schema=RECORD, memory=bench.folder / "marks")
     stream = job.source("in", source).key_by("key").process("numbering", function, returns=NUMBERED)
     stream.to("out", tg.sinks.parquet(bench.out))
-    assert bench.start(job).wait(60) is tg.Status.FINISHED
+    assert bench.start(job).wait("1 minute") is tg.Status.FINISHED
 
 
 backends = pytest.mark.parametrize("backend", ["heap", "rocksdb"])

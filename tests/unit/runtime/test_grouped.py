@@ -65,7 +65,7 @@ def build(job: ProcessJob, bench: Bench, rate: float | None) -> ProcessJob:
 
 def test_with_no_snapshot_but_the_last_the_output_comes_at_the_end_of_the_input(bench: Bench) -> None:
     handle = bench.start(build(bench.job(every=None), bench, None))
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     check_ledger(committed(bench.out), ROWS)
 
 
@@ -73,6 +73,6 @@ def test_a_killed_slot_changes_nothing(bench: Bench) -> None:
     handle = bench.start(build(bench.job(every="50 ms"), bench, 10_000))
     until(lambda: completed(handle), "a snapshot", handle=handle)
     os.kill(handle.attempts[-1].slots[1], signal.SIGKILL)
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     assert len(handle.failures) == 1
     check_ledger(committed(bench.out), ROWS)

@@ -33,7 +33,7 @@ def ledger(
     job = ProcessJob(
         "job",
         slots=slots,
-        restart=tg.FixedDelay(attempts=20, delay_ms=0),
+        restart=tg.FixedDelay(attempts=20, delay=0),
         backend=BACKENDS[backend],
         snapshots=tg.Snapshots(to=str(bench.snapshots), every=every, **snapshots),
     )
@@ -52,7 +52,7 @@ def forms(bench: Bench) -> set[str]:
 
 def finish(bench: Bench, handle: tg.Handle) -> None:
     bench.open_gate()
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     check_ledger(committed(bench.out), ROWS)
     check_clean(bench.snapshots, "job", bench.out)
 
@@ -164,7 +164,7 @@ def test_a_state_far_larger_than_its_memory_runs_and_recovers(bench: Bench) -> N
     job = ProcessJob(
         "job",
         slots=1,
-        restart=tg.FixedDelay(attempts=5, delay_ms=0),
+        restart=tg.FixedDelay(attempts=5, delay=0),
         backend=tg.RocksDB(memory="16 MB"),
         tuning=tg.Tuning(max_batch_rows=512),
         snapshots=tg.Snapshots(to=str(bench.snapshots), every="500 ms"),
@@ -184,6 +184,6 @@ def test_a_state_far_larger_than_its_memory_runs_and_recovers(bench: Bench) -> N
             found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
             largest_kb = max(largest_kb, int(found[1]) if found else 0)
         time.sleep(0.05)
-    assert handle.wait(1) is tg.Status.FINISHED
+    assert handle.wait("1 s") is tg.Status.FINISHED
     assert sorted(handle.results("out")) == [(key, True) for key in range(KEYS)]
     assert 0 < largest_kb < 400_000, "not even the text alone would fit"

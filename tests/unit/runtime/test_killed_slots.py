@@ -22,7 +22,7 @@ from tidegate.runtime.hosting import SlotLaunch
 from tidegate.testing.processes import ProcessDeployer, ProcessDeployment, ProcessJob
 from tidegate.testing.scripted import AwaitSnapshot, Crash, Kill, Pause, ScriptedSource
 
-QUICK = tg.Tuning(heartbeat_ms=50, heartbeat_timeout_ms=1_500)
+QUICK = tg.Tuning(heartbeat="50 ms", heartbeat_timeout="1500 ms")
 
 
 class Number(tg.KeyedProcess):
@@ -85,7 +85,7 @@ def test_a_killed_slot_is_replaced_and_the_output_is_that_of_a_run_without_fault
         os.kill(handle.attempts[-1].slots[chance.randrange(2)], signal.SIGKILL)
         until(lambda kill=kill: len(handle.failures) == kill + 1, "the loss to be noticed", handle=handle)
     bench.open_gate()
-    assert handle.wait(60) is tg.Status.FINISHED, f"seed {seed}"
+    assert handle.wait("1 minute") is tg.Status.FINISHED, f"seed {seed}"
     assert all("was lost" in failure.message for failure in handle.failures)
     check_ledger(committed(bench.out), rows)
     check_clean(bench.snapshots, "job", bench.out)
@@ -98,7 +98,7 @@ def test_a_slot_that_says_nothing_is_given_up(bench: Bench) -> None:
     stopped = handle.attempts[-1].slots[1]
     os.kill(stopped, signal.SIGSTOP)
     bench.open_gate()
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     assert [failure.message for failure in handle.failures] == ["slots [1] said nothing for 1500 ms"]
     assert not alive(stopped)
     check_ledger(committed(bench.out), rows)
@@ -149,7 +149,7 @@ def test_a_zombie_ends_itself_and_changes_nothing(bench: Bench, monkeypatch: pyt
             os.kill(pid, signal.SIGCONT)
     until(lambda: not any(map(alive, zombies)), "the zombies to end themselves")
     bench.open_gate()
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     assert len(handle.attempts) == 2
     check_ledger(committed(bench.out), rows)
 
@@ -166,7 +166,7 @@ def test_a_zombie_that_wakes_up_after_the_end_leaves_the_output_as_it_is(
         os.kill(pid, signal.SIGSTOP)
     bench.open_gate()
     try:
-        assert handle.wait(60) is tg.Status.FINISHED
+        assert handle.wait("1 minute") is tg.Status.FINISHED
         committed_files = {path: at for path, at in files_in(bench.out).items() if "_tidegate" not in path}
         kept = files_in(bench.snapshots)
         assert all(map(alive, zombies))
@@ -221,7 +221,7 @@ def test_two_jobs_of_one_name_that_share_a_sinks_folder_leave_each_others_output
             "job",
             slots=1,
             backend=backend,
-            restart=tg.FixedDelay(attempts=9, delay_ms=0),
+            restart=tg.FixedDelay(attempts=9, delay=0),
             tuning=QUICK,
             snapshots=tg.Snapshots(to=str(tmp_path / name), every=every),
         )
@@ -248,7 +248,7 @@ def test_two_jobs_of_one_name_that_share_a_sinks_folder_leave_each_others_output
         until(lambda kill=kill: len(one.failures) == kill + 1, "the loss", handle=one)
     for name in ("one", "other"):
         (tmp_path / f"gate {name}").touch()
-    assert [handle.wait(60) for handle in (one, other)] == [tg.Status.FINISHED] * 2
+    assert [handle.wait("1 minute") for handle in (one, other)] == [tg.Status.FINISHED] * 2
     assert other.failures == []
     assert sorted(committed(bench.out)) == sorted(2 * ledger_of(rows))
     for name in ("one", "other"):

@@ -35,7 +35,7 @@ from tidegate.testing.processes import ProcessJob
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_a_bounded_job_finishes_with_the_output_of_a_sequential_computation(bench: Bench, slots: int) -> None:
     handle = bench.ledger(rows=30_000, slots=slots)
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     check_ledger(committed(bench.out), 30_000)
     check_clean(bench.snapshots, "job", bench.out)
     assert handle.failures == []
@@ -77,7 +77,7 @@ def test_a_stopped_job_goes_on_exactly_where_it_was(bench: Bench) -> None:
 
     bench.open_gate()
     again = bench.ledger(rows=rows, gated=True)
-    assert again.wait(60) is tg.Status.FINISHED
+    assert again.wait("1 minute") is tg.Status.FINISHED
     assert again.attempts[0].restored_epoch == handle.epochs[-1].epoch
     assert again.attempts[0].attempt > handle.attempts[-1].attempt
     assert again.epochs[0].epoch > handle.epochs[-1].epoch
@@ -94,7 +94,7 @@ def test_a_cancelled_job_goes_on_from_its_last_snapshot(bench: Bench) -> None:
     assert handle.cancel() is tg.Status.CANCELLED
     bench.open_gate()
     again = bench.ledger(rows=rows, gated=True)
-    assert again.wait(60) is tg.Status.FINISHED
+    assert again.wait("1 minute") is tg.Status.FINISHED
     assert again.attempts[0].restored_epoch >= completed(handle)[-1]
     check_ledger(committed(bench.out), rows)
     check_clean(bench.snapshots, "job", bench.out)
@@ -109,7 +109,7 @@ def test_a_job_goes_on_at_any_number_of_slots(bench: Bench) -> None:
         assert handle.failures == []
     bench.open_gate()
     last = bench.ledger(rows=rows, slots=3, gated=True)
-    assert last.wait(60) is tg.Status.FINISHED
+    assert last.wait("1 minute") is tg.Status.FINISHED
     check_ledger(committed(bench.out), rows)
     check_clean(bench.snapshots, "job", bench.out)
 
@@ -169,7 +169,7 @@ def test_a_snapshot_can_be_asked_for(bench: Bench) -> None:
 
 def test_a_job_that_has_ended_takes_no_snapshot_and_says_so_at_once(bench: Bench) -> None:
     handle = bench.ledger(rows=1_000)
-    handle.wait(60)
+    handle.wait("1 minute")
     with pytest.raises(tg.JobError, match="is finished, so there is nothing to take a snapshot of"):
         handle.snapshot()
 
@@ -184,7 +184,7 @@ def test_a_finished_job_that_is_started_again_finishes_again_and_adds_nothing(be
     open_files = []
     for _ in range(2):
         handle = bench.ledger(rows=1_000)
-        assert handle.wait(60) is tg.Status.FINISHED
+        assert handle.wait("1 minute") is tg.Status.FINISHED
         check_ledger(committed(bench.out), 1_000)
         open_files.append(len(os.listdir("/proc/self/fd")))
     until(
@@ -214,9 +214,9 @@ def test_who_starts_a_job_a_second_time_fences_off_the_first(bench: Bench) -> No
         r"same name and folder: this very process started it once more, at .*Z "
         r"\(attempt 2 in file://.*\). Give each its own name or folder, or stop one",
     ):
-        first.wait(60)
+        first.wait("1 minute")
     bench.open_gate()
-    assert second.wait(60) is tg.Status.FINISHED
+    assert second.wait("1 minute") is tg.Status.FINISHED
     assert second.failures == []
     check_ledger(committed(bench.out), rows)
 
@@ -228,7 +228,7 @@ from tests.unit.runtime.conftest import Bench
 
 if __name__ == "__main__":
     bench = Bench(Path(sys.argv[1]))
-    bench.ledger(rows=20_000, rate=5_000, gated=True).wait(60)
+    bench.ledger(rows=20_000, rate=5_000, gated=True).wait("1 minute")
 """
 
 
@@ -238,7 +238,7 @@ def test_who_is_fenced_off_is_told_by_which_process_and_who_takes_over_that_the_
     second = subprocess.Popen([sys.executable, "-c", SECOND, str(bench.folder)], stderr=subprocess.PIPE, text=True)
     try:
         with pytest.raises(JobFailed) as caught:
-            first.wait(60)
+            first.wait("1 minute")
         bench.open_gate()
         _, log = second.communicate(timeout=60)
     finally:
@@ -263,10 +263,10 @@ def test_a_folder_that_cant_be_written_is_an_error_at_the_start(tmp_path: Path, 
 
 
 def test_a_job_that_no_longer_fits_its_snapshots_says_so_and_deploys_nothing(bench: Bench) -> None:
-    assert bench.ledger(rows=500).wait(60) is tg.Status.FINISHED
+    assert bench.ledger(rows=500).wait("1 minute") is tg.Status.FINISHED
     changed = bench.ledger(rows=500, tuning=tg.Tuning(key_group_count=64))
     with pytest.raises(JobFailed, match="128 key-groups and the job 64"):
-        changed.wait(60)
+        changed.wait("1 minute")
     assert changed.attempts == []
 
 
@@ -285,7 +285,7 @@ def test_a_function_that_cant_travel_is_refused_at_the_start_and_named(bench: Be
 
 
 def test_heartbeats_bring_the_counters_of_every_subtask(bench: Bench) -> None:
-    handle = bench.ledger(rows=None, rate=2_000, slots=2, tuning=tg.Tuning(heartbeat_ms=50))
+    handle = bench.ledger(rows=None, rate=2_000, slots=2, tuning=tg.Tuning(heartbeat="50 ms"))
 
     def read() -> int:
         return sum(values["records_in"] for values in handle.metrics.values())

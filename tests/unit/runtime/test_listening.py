@@ -111,8 +111,8 @@ def test_on_a_cluster_the_coordinator_is_where_sparks_driver_is_unless_told(
 
 
 def test_on_one_machine_it_is_on_loopback_whatever_sparks_driver_is_called() -> None:
-    placed = placed_by(tg.Tuning(linger_ms=7), CLUSTER | {"spark.tidegate.slotPorts": "40100-40199"}, is_local=True)
-    assert placed == tg.Tuning(linger_ms=7, slot_ports="40100-40199")
+    placed = placed_by(tg.Tuning(linger="7 ms"), CLUSTER | {"spark.tidegate.slotPorts": "40100-40199"}, is_local=True)
+    assert placed == tg.Tuning(linger="7 ms", slot_ports="40100-40199")
     assert placed.coordinator_listening.bind_host == "127.0.0.1"
 
 
@@ -133,7 +133,7 @@ def test_a_job_runs_with_ports_of_its_own_and_under_another_name(bench: Bench, m
         jobs = [build_ledger(bench.job(name, tuning=tuning), tg.sinks.collect(), rows=ROWS) for name in ("a", "b")]
         handles = [bench.start(job) for job in jobs]
         for handle in handles:
-            assert handle.wait(60) is tg.Status.FINISHED
+            assert handle.wait("1 minute") is tg.Status.FINISHED
             check_ledger([tuple(row) for row in handle.results("out")], ROWS)
 
 

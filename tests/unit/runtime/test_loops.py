@@ -17,7 +17,7 @@ from tests.modes import MODES
 from tests.unit.runtime.conftest import Bench
 from tidegate.testing.processes import ProcessJob
 
-SMALL = tg.Tuning(max_batch_rows=64, heartbeat_ms=50)
+SMALL = tg.Tuning(max_batch_rows=64, heartbeat="50 ms")
 
 
 def reports(handle: tg.Handle) -> list[Any]:
@@ -34,7 +34,7 @@ def collatz(bench: Bench, count: int, *, rate: float | None = None, gated: bool 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_loop_ends_when_nothing_goes_round_in_it_any_more(bench: Bench, slots: int) -> None:
     handle = collatz(bench, 2_000, slots=slots)
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     check_collatz(committed(bench.out), 2_000)
     check_clean(bench.snapshots, "job", bench.out)
 
@@ -47,7 +47,7 @@ def test_kills_in_the_middle_of_a_loop_change_nothing(bench: Bench, mode: str) -
     os.kill(handle.attempts[-1].slots[chance.randrange(2)], signal.SIGKILL)
     until(lambda: handle.failures, "the loss to be noticed", handle=handle)
     bench.open_gate()
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     (check_collatz_kept if mode == "at least once" else check_collatz)(committed(bench.out), count)
     check_clean(bench.snapshots, "job", bench.out)
 
@@ -63,7 +63,7 @@ def test_a_loop_is_rescaled_with_what_goes_round_in_it(bench: Bench) -> None:
     handle.rescale(slots=3)
     handle.rescale(slots=1)
     bench.open_gate()
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     check_collatz(committed(bench.out), count)
 
 
@@ -71,7 +71,7 @@ def test_a_drained_loop_runs_empty_first(bench: Bench) -> None:
     handle = collatz(bench, 10_000_000, rate=3_000, every="60 ms")
     until(lambda: len(reports(handle)) >= 3, "snapshots", handle=handle)
     handle.stop(drain=True)
-    assert handle.wait(60) is tg.Status.STOPPED
+    assert handle.wait("1 minute") is tg.Status.STOPPED
     out = sorted(committed(bench.out))
     assert out == [(id, steps_of(id), steps_of(id)) for id, *_ in out]
     by_split = [[id for id, *_ in out if id % 2 == split] for split in range(2)]
@@ -165,7 +165,7 @@ def test_feedback_past_its_memory_goes_to_disk(bench: Bench) -> None:
             "count", Count(), returns="id long, count long"
         ).to("out", tg.sinks.parquet(bench.out))
 
-    bench.finish(build_loop, tuning=tg.Tuning(loop_memory_bytes=20_000))
+    bench.finish(build_loop, tuning=tg.Tuning(loop_memory=20_000))
     most: dict[int, int] = {}
     for number, count in committed(bench.out):
         most[number] = max(count, most.get(number, 0))

@@ -15,7 +15,7 @@ from tests.jobs import check_clean, check_ledger, check_ledger_kept, committed, 
 from tests.modes import KEEPING_NOTHING, MODES, build_slow_ledger
 from tests.unit.runtime.conftest import Bench
 
-SMALL = tg.Tuning(max_batch_rows=64, heartbeat_ms=50)
+SMALL = tg.Tuning(max_batch_rows=64, heartbeat="50 ms")
 
 
 def slow_ledger(bench: Bench, *, rows: int | None, every: str = "100 ms", slots: int = 2, **snapshots: Any) -> tg.Handle:
@@ -52,7 +52,7 @@ def test_under_pressure_and_a_kill_the_output_is_that_of_a_run_without_faults(be
     os.kill(handle.attempts[-1].slots[chance.randrange(2)], signal.SIGKILL)
     until(lambda: handle.failures, "the loss to be noticed", handle=handle)
     bench.open_gate()
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     check_ledger(committed(bench.out), rows)
     check_clean(bench.snapshots, "job", bench.out)
     if mode in KEEPING_NOTHING:
@@ -67,7 +67,7 @@ def test_at_least_once_nothing_is_lost(bench: Bench) -> None:
     os.kill(handle.attempts[-1].slots[0], signal.SIGKILL)
     until(lambda: handle.failures, "the loss to be noticed", handle=handle)
     bench.open_gate()
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     check_ledger_kept(committed(bench.out), rows)
     assert in_flight_bytes(handle) == 0, "nothing that is under way is stored"
 
@@ -80,7 +80,7 @@ def test_records_under_way_follow_their_keys_to_other_slots(bench: Bench) -> Non
     handle.cancel()
     bench.open_gate()
     again = slow_ledger(bench, rows=rows, slots=3)
-    assert again.wait(60) is tg.Status.FINISHED
+    assert again.wait("1 minute") is tg.Status.FINISHED
     assert again.attempts[0].restored_epoch is not None
     check_ledger(committed(bench.out), rows)
 

@@ -45,12 +45,12 @@ def test_null_is_a_key_like_any_other(bench: Bench, backend: str, key: tuple[str
         "job",
         slots=2,
         backend=BACKENDS[backend],
-        restart=tg.FixedDelay(attempts=9, delay_ms=0),
+        restart=tg.FixedDelay(attempts=9, delay=0),
         snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"),
     )
     count(job.source("in", ScriptedSource(script, schema=SCHEMA)).key_by(*key)).to("out", tg.sinks.collect())
     handle = bench.start(job)
-    assert handle.wait(60) is tg.Status.FINISHED and len(handle.failures) == 1
+    assert handle.wait("1 minute") is tg.Status.FINISHED and len(handle.failures) == 1
     assert sorted(dict(sorted(handle.results("out"))).items()) == last
 
 
@@ -61,7 +61,7 @@ def test_refused_nulls_end_the_job_with_the_operator_the_column_and_the_record(b
     count(job.source("in", tg.sources.rows(rows, SCHEMA)).key_by("player", nulls="refuse")).to("out", tg.sinks.collect())
     handle = bench.start(job)
     with pytest.raises(JobFailed) as failed:
-        handle.wait(60)
+        handle.wait("1 minute")
     assert len(handle.failures) == 1
     for told in (
         "SchemaError: operator 'count': key column 'player' is null in record {'player': None, 'day': 7}",

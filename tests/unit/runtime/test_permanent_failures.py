@@ -19,7 +19,7 @@ from tests.unit.runtime.conftest import Bench
 from tidegate.errors import GraphError, JobFailed
 from tidegate.testing.processes import ProcessJob
 
-RESTARTS = tg.FixedDelay(attempts=10, delay_ms=0)
+RESTARTS = tg.FixedDelay(attempts=10, delay=0)
 NUMBERS = tg.sources.rows([(number,) for number in range(10)], "number long")
 
 
@@ -28,7 +28,7 @@ def run_to_failure(bench: Bench, build: Callable[[ProcessJob], None]) -> tuple[t
     build(job)
     handle = bench.start(job)
     with pytest.raises(JobFailed) as failed:
-        handle.wait(60)
+        handle.wait("1 minute")
     return handle, failed.value
 
 
@@ -132,7 +132,7 @@ def test_a_folder_that_isnt_there_says_what_to_do(bench: Bench) -> None:
 @pytest.mark.parametrize("gone", ["state", "manifests", "attempts"])
 def test_snapshots_that_cant_be_written_any_more_end_the_job_at_once(bench: Bench, gone: str) -> None:
     """A file in the place of a folder stands for rights that were taken away: the tests may run as root."""
-    handle = bench.ledger(rows=None, rate=2_000, restart=tg.FixedDelay(attempts=9, delay_ms=0))
+    handle = bench.ledger(rows=None, rate=2_000, restart=tg.FixedDelay(attempts=9, delay=0))
     until(lambda: completed(handle), "a snapshot", handle=handle)
     folder = bench.snapshots / "job" / gone
     folder.rename(folder.with_name("away"))
@@ -140,7 +140,7 @@ def test_snapshots_that_cant_be_written_any_more_end_the_job_at_once(bench: Benc
     if gone == "attempts":
         os.kill(next(iter(handle.attempts[-1].slots.values())), signal.SIGKILL)
     with pytest.raises(JobFailed, match="A part of the path is a file and not a folder"):
-        handle.wait(60)
+        handle.wait("1 minute")
     assert handle.failures[-1].permanent and len(handle.attempts) == 1
 
 

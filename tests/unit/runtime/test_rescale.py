@@ -87,8 +87,8 @@ def everything(bench: Bench, *, slots: int, every: Any = "150 ms", retain: int =
     job = ProcessJob(
         "job",
         slots=slots,
-        restart=tg.FixedDelay(attempts=20, delay_ms=0),
-        tuning=tg.Tuning(heartbeat_ms=50),
+        restart=tg.FixedDelay(attempts=20, delay=0),
+        tuning=tg.Tuning(heartbeat="50 ms"),
         snapshots=tg.Snapshots(to=str(bench.snapshots), every=every, retain=retain),
     )
     generator = tg.sources.generator(timed, schema="key long, amount long, at long", rows=ROWS, rate=500, splits=SPLITS)
@@ -122,7 +122,7 @@ def minutes_of(rows: int) -> list[tuple[int, int, int]]:
 
 def check_all(bench: Bench, handle: tg.Handle) -> None:
     bench.open_gate()
-    assert handle.wait(90) is tg.Status.FINISHED
+    assert handle.wait("90 s") is tg.Status.FINISHED
     check_ledger(committed(bench.out), ROWS)
     assert sorted(committed(bench.folder / "minutes")) == minutes_of(ROWS)
     check_clean(bench.snapshots, "job", bench.out)
@@ -239,7 +239,7 @@ def test_results_of_collect_sinks_keep_accumulating(bench: Bench) -> None:
     before = until(lambda: handle.results("out"), "results", handle=handle)
     handle.rescale(slots=3)
     (bench.folder / "gate").touch()
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     # Not in front: of the epoch that was being delivered then, another slot's part may come before.
     assert not Counter(before) - Counter(handle.results("out"))
     check_ledger(handle.results("out"), 3_000)

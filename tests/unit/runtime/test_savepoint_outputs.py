@@ -47,7 +47,7 @@ def ledger(
     job = ProcessJob(
         "job",
         slots=slots,
-        restart=restart or tg.FixedDelay(attempts=3, delay_ms=0),
+        restart=restart or tg.FixedDelay(attempts=3, delay=0),
         backend=BACKENDS[backend](),
         snapshots=tg.Snapshots(to=str(bench.folder / to), every=every),
         **rest,
@@ -66,7 +66,7 @@ def ledger(
 def finishes(bench: Bench, handle: tg.Handle, *folders: Path, gate: str = "gate") -> None:
     """All that the job and its past wrote is the ledger's, each row once."""
     (bench.folder / gate).touch()
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     assert handle.failures == []
     check_ledger([row for folder in folders for row in committed(folder)], ROWS)
 
@@ -251,7 +251,7 @@ def test_output_that_is_really_gone_is_an_error_at_once(bench: Bench) -> None:
     for to, rest in (("snapshots", {}), ("elsewhere", {"restore_from": str(bench.folder / "sp")})):
         handle = ledger(bench, bench.out, to=to, **rest)
         with pytest.raises(JobFailed, match=rf"can't commit part-out-3-.* in {bench.out}: its pending file .* is gone"):
-            handle.wait(60)
+            handle.wait("1 minute")
         assert len(handle.failures) == 1, "no restart brings it back"
 
 
@@ -275,7 +275,7 @@ def test_a_sink_is_not_taken_out_while_it_has_output_to_commit(bench: Bench, bac
     assert doomed.returncode == -signal.SIGKILL
     without = ledger(bench, bench.folder / "new", name="other", backend=backend)
     with pytest.raises(JobFailed, match=r"drop_state=\['out'\]"):
-        without.wait(60)
+        without.wait("1 minute")
     assert tg.plan_restore(_renamed_sink(bench), str(bench.snapshots / "job")).refusals
     finishes(bench, ledger(bench, bench.out, backend=backend), bench.out)
 
@@ -346,12 +346,12 @@ def test_a_sink_of_ones_own_commits_nothing_again_once_the_commit_is_confirmed(b
     assert first.failures == second.failures == third.failures == []
 
 
-@pytest.mark.parametrize("restart", [tg.NoRestart(), tg.FixedDelay(attempts=1, delay_ms=0)])
+@pytest.mark.parametrize("restart", [tg.NoRestart(), tg.FixedDelay(attempts=1, delay=0)])
 def test_a_savepoint_whose_commit_fails_is_none(bench: Bench, restart: Any) -> None:
     handle = ledger(bench, Ledgers(str(bench.folder / "transactions"), broken=True), every=None, restart=restart)
     until(lambda: sum(counts["records_in"] for counts in handle.metrics.values()), "records", handle=handle)
     with pytest.raises(TidegateError, match=r"before|the outside is away"):
         handle.savepoint(str(bench.folder / "sp"))
     with pytest.raises(JobFailed, match="the outside is away"):
-        handle.wait(60)
+        handle.wait("1 minute")
     assert not (bench.folder / "sp").exists() or not list((bench.folder / "sp").rglob("*.json"))

@@ -37,7 +37,7 @@ def ledger(
     job = ProcessJob(
         "job",
         slots=slots,
-        restart=tg.FixedDelay(attempts=20, delay_ms=0),
+        restart=tg.FixedDelay(attempts=20, delay=0),
         snapshots=tg.Snapshots(to=str(bench.folder / to), every=every, retain=retain),
         **rest,
     )
@@ -51,7 +51,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def check_finishes(bench: Bench, handle: tg.Handle, to: str) -> None:
     bench.open_gate()
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     check_ledger(committed(bench.out), ROWS)
     check_clean(bench.folder / to, "job", bench.out)
 
@@ -149,7 +149,7 @@ def test_snapshots_of_another_run_and_a_savepoint_are_a_contradiction(bench: Ben
     first.stop(savepoint=str(bench.folder / "sp"))
     refused = ledger(bench, restore_from=str(bench.folder / "sp"))
     with pytest.raises(JobFailed, match=r"RestoreError: the job has snapshots of its own .*Snapshots\(to=…\)"):
-        refused.wait(60)
+        refused.wait("1 minute")
     assert refused.attempts == []
     check_finishes(bench, ledger(bench), "snapshots")
 
@@ -157,7 +157,7 @@ def test_snapshots_of_another_run_and_a_savepoint_are_a_contradiction(bench: Ben
 def test_a_path_with_nothing_there_is_told_before_anything_is_deployed(bench: Bench) -> None:
     handle = ledger(bench, restore_from=str(bench.folder / "nowhere"))
     with pytest.raises(JobFailed, match=r"neither a savepoint .* nor a job's folder of snapshots .*: nothing is there"):
-        handle.wait(60)
+        handle.wait("1 minute")
     assert handle.attempts == []
     with pytest.raises(JobError, match="no restore_from"):
         ledger(bench, claim=True)

@@ -11,7 +11,7 @@ import pytest
 import tidegate as tg
 from tidegate.errors import JobError, SchemaError
 from tidegate.protocol.alignment import AlignmentMode
-from tidegate.testing.processes import ProcessJob
+from tidegate.testing import ExperimentalSnapshots, ProcessJob
 
 
 def test_durations_may_be_text_numbers_or_timedeltas() -> None:
@@ -43,12 +43,12 @@ def test_snapshots_that_cant_be_are_refused(wrong: dict[str, object], told: str)
     ("wrong", "told"),
     [
         (dict(key_group_count=0), "key_group_count=0"),
-        (dict(key_group_count=40_000), "choose 1 to 32768"),
+        (dict(key_group_count=40_000), "give a whole number from 1 to 32768"),
         (dict(max_batch_rows=0), "max_batch_rows"),
-        (dict(linger_ms=-1), "linger_ms"),
-        (dict(heartbeat_ms=1_000, heartbeat_timeout_ms=2_000), "more than twice"),
-        (dict(heartbeat_ms=0), "at least 1"),
-        (dict(deploy_timeout_ms=0), "deploy_timeout_ms=0"),
+        (dict(linger=-1), "linger"),
+        (dict(heartbeat="1 s", heartbeat_timeout="2 s"), "more than twice"),
+        (dict(heartbeat=0), "at least 1"),
+        (dict(deploy_timeout=0), "deploy_timeout=0"),
     ],
 )
 def test_tuning_that_cant_be_is_refused(wrong: dict[str, int], told: str) -> None:
@@ -69,22 +69,22 @@ def test_the_mode_of_snapshots() -> None:
     assert tg.Snapshots(to="x", mode="unaligned").hurry_after_ms == 0
     assert tg.Snapshots(to="x", alignment_timeout="200 ms").hurry_after_ms == 200
     assert tg.Snapshots(to="x", mode="at_least_once").alignment_mode is AlignmentMode.AT_LEAST_ONCE
-    assert tg.Snapshots(to="x", experimental_protocol="chandy_lamport").keeps_in_flight
-    assert tg.Snapshots(to="x", experimental_protocol="stop_the_world").halts_sources
+    assert ExperimentalSnapshots(to="x", protocol="chandy_lamport").keeps_in_flight
+    assert ExperimentalSnapshots(to="x", protocol="stop_the_world").halts_sources
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"mode": "exactly-once"}, "choose one of 'exactly_once', 'at_least_once', 'unaligned'"),
-        ({"experimental_protocol": "naiad"}, "choose None or one of 'chandy_lamport', 'stop_the_world'"),
+        ({"mode": "exactly-once"}, "give one of 'exactly_once', 'at_least_once', 'unaligned'"),
+        ({"protocol": "naiad"}, "give one of 'chandy_lamport', 'stop_the_world'"),
         ({"mode": "unaligned", "alignment_timeout": "1 s"}, "only exactly-once snapshots are aligned"),
-        ({"mode": "unaligned", "experimental_protocol": "stop_the_world"}, "leave mode and alignment_timeout out"),
+        ({"mode": "unaligned", "protocol": "stop_the_world"}, "omit mode and alignment_timeout"),
     ],
 )
 def test_modes_that_contradict_each_other_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(JobError, match=message):
-        tg.Snapshots(to="x", **wrong)
+        (ExperimentalSnapshots if "protocol" in wrong else tg.Snapshots)(to="x", **wrong)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_no_record_is_late_though_a_subtask_reads_several_files(bench: Bench, fo
     job = ProcessJob(
         "job",
         slots=slots,
-        restart=tg.FixedDelay(attempts=3, delay_ms=0),
+        restart=tg.FixedDelay(attempts=3, delay=0),
         backend=BACKENDS[backend],
         snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"),
         tuning=tg.Tuning(max_batch_rows=50),
@@ -111,7 +111,7 @@ def test_no_record_is_late_though_a_subtask_reads_several_files(bench: Bench, fo
         .to("out", tg.sinks.parquet(bench.out))
     )
     handle = bench.start(job)
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     assert len(handle.attempts) == 2 and handle.attempts[1].restored_epoch is not None
     rows = committed(bench.out)
     assert not [row for row in rows if row[2] == LATE]

@@ -225,7 +225,7 @@ def test_processing_time_timers_survive_a_stop_and_another_number_of_slots(bench
         stream.process("later", Later(), returns="key long, what string, n long").to("out", tg.sinks.parquet(bench.out))
         return bench.start(job)
 
-    assert start(2, 40).wait(60) is tg.Status.FINISHED
+    assert start(2, 40).wait("1 minute") is tg.Status.FINISHED
     assert sorted(committed(bench.out)) == [(n, "asked", n) for n in range(40)]
     handle = start(3, None)
     until(
@@ -258,13 +258,13 @@ class Hoard(tg.Process):
 
 def hoard(bench: Bench, *, rows: int, slots: int) -> tg.Handle:
     # One record in a batch, so that every subtask gets one and tells what it restored.
-    job = bench.job(slots=slots, every=None, tuning=tg.Tuning(max_batch_rows=1, linger_ms=0))
+    job = bench.job(slots=slots, every=None, tuning=tg.Tuning(max_batch_rows=1, linger=0))
     stream = job.source("in", tg.sources.rows([(n,) for n in range(rows)], "n long"), parallelism=1).rebalance()
     stream.process("hoard", Hoard(), returns="of int, subtask int, kept array<long>, runs array<string>").to(
         "out", tg.sinks.parquet(bench.out)
     )
     handle = bench.start(job)
-    assert handle.wait(60) is tg.Status.FINISHED
+    assert handle.wait("1 minute") is tg.Status.FINISHED
     return handle
 
 
@@ -316,9 +316,9 @@ def test_broadcast_state_is_the_same_everywhere_after_a_stop_and_at_another_numb
         )
         return bench.start(job)
 
-    assert run(2, 0).wait(60) is tg.Status.FINISHED
+    assert run(2, 0).wait("1 minute") is tg.Status.FINISHED
     last = run(3, 60)
-    assert last.wait(60) is tg.Status.FINISHED
+    assert last.wait("1 minute") is tg.Status.FINISHED
     assert last.attempts[0].restored_epoch is not None
     rules = [{"name": "a", "factor": 3}, {"name": "c", "factor": 4}]
     assert sorted(committed(bench.out), key=repr) == sorted(

@@ -6,15 +6,15 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.runtime.transforming import HEARTBEAT_TIMEOUT_MS, TransformJob
+from tidegate.runtime.transforming import TransformJob
 
 
 @pytest.mark.parametrize(
     ("tuning", "expected_ms"),
     [
-        (None, HEARTBEAT_TIMEOUT_MS),
-        (tg.Tuning(max_batch_rows=100), HEARTBEAT_TIMEOUT_MS),
-        (tg.Tuning(heartbeat_timeout_ms=7_000), 7_000),
+        (None, 600_000),
+        (tg.Tuning(max_batch_rows=100), 600_000),
+        (tg.Tuning(heartbeat_timeout="7 s"), 7_000),
     ],
 )
 def test_a_transform_waits_long_for_a_heartbeat_unless_told_otherwise(tuning: tg.Tuning | None, expected_ms: int) -> None:

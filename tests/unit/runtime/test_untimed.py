@@ -50,7 +50,7 @@ def started(bench: Bench, kind: str, *, backend: str = "heap", rows: int | None 
         "job",
         slots=2,
         backend=BACKENDS[backend],
-        restart=tg.FixedDelay(attempts=20, delay_ms=0),
+        restart=tg.FixedDelay(attempts=20, delay=0),
         snapshots=tg.Snapshots(to=str(bench.snapshots), every="50 ms"),
     )
     source = tg.sources.generator(make_row=lambda i: (i % 7, i), schema=RECORD, rows=rows, rate=2000)

@@ -70,7 +70,7 @@ def run_to_failure(bench: Bench, build: Callable[[ProcessJob], None], restart: A
     build(job)
     handle = bench.start(job)
     with pytest.raises(JobFailed) as failed:
-        handle.wait(60)
+        handle.wait("1 minute")
     assert handle.status is tg.Status.FAILED
     return handle, failed.value
 
@@ -94,14 +94,14 @@ def test_without_restarts_the_first_failure_ends_the_job_in_the_users_own_terms(
 
 
 def test_a_fixed_number_of_restarts_is_tried_and_then_the_users_error_is_told(bench: Bench) -> None:
-    handle, failed = run_to_failure(bench, failing("service"), tg.FixedDelay(attempts=2, delay_ms=10))
+    handle, failed = run_to_failure(bench, failing("service"), tg.FixedDelay(attempts=2, delay="10 ms"))
     assert [failure.attempt for failure in handle.failures] == [1, 2, 3] == [a.attempt for a in handle.attempts]
     assert all(failure.user_traceback for failure in handle.failures), handle.failures
     assert "after 3 failures" in str(failed) and "the prices are away" in str(failed)
 
 
 def test_an_error_that_comes_twice_at_the_same_record_ends_the_job(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    handle, failed = run_to_failure(bench, failing("process"), tg.FixedDelay(attempts=9, delay_ms=10))
+    handle, failed = run_to_failure(bench, failing("process"), tg.FixedDelay(attempts=9, delay="10 ms"))
     assert [failure.attempt for failure in handle.failures] == [1, 2]
     assert failed.operator == "count words" and "number=42" in (failed.record or "")
     assert str(failed).endswith(
@@ -119,19 +119,19 @@ def test_an_error_that_comes_twice_at_the_same_record_ends_the_job(bench: Bench,
 
 
 def test_a_service_that_is_away_is_given_all_the_time_that_restarts_take(bench: Bench) -> None:
-    handle, _ = run_to_failure(bench, failing("service"), tg.FixedDelay(attempts=4, delay_ms=10))
+    handle, _ = run_to_failure(bench, failing("service"), tg.FixedDelay(attempts=4, delay="10 ms"))
     assert len(handle.failures) == 5
 
 
 def test_a_module_that_isnt_there_ends_the_job_at_once_and_says_how_to_send_it(bench: Bench) -> None:
-    handle, failed = run_to_failure(bench, failing("module"), tg.FixedDelay(attempts=9, delay_ms=10))
+    handle, failed = run_to_failure(bench, failing("module"), tg.FixedDelay(attempts=9, delay="10 ms"))
     assert len(handle.failures) == 1
     assert "No module named 'prices_of_yesterday'" in str(failed) and sys.executable in str(failed)
     assert "addPyFile('prices_of_yesterday.py')" in str(failed)
 
 
 def test_output_that_doesnt_fit_ends_the_job_at_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    handle, _ = run_to_failure(bench, failing("schema"), tg.FixedDelay(attempts=9, delay_ms=10))
+    handle, _ = run_to_failure(bench, failing("schema"), tg.FixedDelay(attempts=9, delay="10 ms"))
     assert len(handle.failures) == 1
     (report,) = reports(caplog)
     assert report.levelname == "ERROR" and report.getMessage().endswith("A restart doesn't help: the job ends.")
@@ -147,7 +147,7 @@ def test_subtasks_that_fail_at_different_records_in_turn_end_the_job(bench: Benc
         source = tg.sources.generator(make_row=lambda i: (str(i % 7), i), schema="key string, number long", splits=3)
         job.source("in", source).map(fail, returns="n long", name="parse").to("out", tg.sinks.collect())
 
-    handle, failed = run_to_failure(bench, build, tg.FixedDelay(attempts=9, delay_ms=10))
+    handle, failed = run_to_failure(bench, build, tg.FixedDelay(attempts=9, delay="10 ms"))
     records = [failure.record for failure in handle.failures]
     assert len(records) == len(set(records)) + 1 <= 4 and "It failed twice at the same record" in str(failed)
 
@@ -227,14 +227,14 @@ def test_a_function_that_fails_now_and_then_only_delays_the_job(bench: Bench) ->
         stream = job.source("in", SOURCE).map(now_and_then, returns="key string, number long")
         stream.to("out", tg.sinks.parquet(bench.out))
 
-    handle = bench.finish(build, restart=tg.Exponential(initial_ms=10, maximum_ms=100))
+    handle = bench.finish(build, restart=tg.Exponential(initial="10 ms", maximum="100 ms"))
     assert [failure.user_traceback is not None for failure in handle.failures] == [True]
     assert sorted(committed(bench.out)) == sorted(ROWS)
 
 
 def restarting(bench: Bench) -> tg.Handle:
     """A job that waits long for its next attempt."""
-    job = bench.job(restart=tg.FixedDelay(attempts=9, delay_ms=600_000))
+    job = bench.job(restart=tg.FixedDelay(attempts=9, delay="10 minutes"))
     failing("service")(job)
     handle = bench.start(job)
     until(lambda: handle.status is tg.Status.RESTARTING, "the failure", handle=handle)
@@ -257,12 +257,12 @@ def test_a_restarting_job_cant_be_drained_nor_leave_a_savepoint_and_says_why(ben
         assert isinstance(refused.value.__cause__, JobFailed)
     assert handle.status is tg.Status.RESTARTING
     with pytest.raises(TimeoutError, match=r"(?s)still restarting after 0.1 s. Its last failure .*the prices are away"):
-        handle.wait(0.1)
+        handle.wait("100 ms")
 
 
 def test_a_restarting_job_is_rescaled_when_it_is_known_to_run(bench: Bench) -> None:
     """That its slots are ready says nothing: it fails again at the first record."""
-    job = bench.job(restart=tg.FixedDelay(attempts=2, delay_ms=300))
+    job = bench.job(restart=tg.FixedDelay(attempts=2, delay="300 ms"))
     failing("service")(job)
     handle = bench.start(job)
     until(lambda: handle.status is tg.Status.RESTARTING, "the failure", handle=handle)
@@ -281,7 +281,7 @@ def test_a_job_that_comes_back_at_another_parallelism_is_rescaled_with_a_snapsho
             raise ConnectionError("the prices are away")
         return tuple(record)
 
-    job = bench.job(restart=tg.FixedDelay(attempts=9, delay_ms=300), every=None)
+    job = bench.job(restart=tg.FixedDelay(attempts=9, delay="300 ms"), every=None)
     source = tg.sources.generator(make_row=lambda i: (i,), schema="n long", rate=500)
     job.source("in", source).map(look_up, returns="n long", name="look up").to("out", tg.sinks.parquet(bench.out))
     handle = bench.start(job)

@@ -25,6 +25,7 @@ from tidegate.runtime.savepoints import SavepointOrder
 from tidegate.runtime.settings import JobSettings, Snapshots, Tuning
 from tidegate.store.base import Store
 from tidegate.store.opening import forget_memory_store
+from tidegate.testing.experimental import ExperimentalSnapshots
 from tidegate.testing.simulation.background import Coroutines, heap_that_gives_way
 from tidegate.testing.simulation.checks import FinalState, Witness, check_outside, check_savepoint, check_store
 from tidegate.testing.simulation.external import External
@@ -51,9 +52,9 @@ MODES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "at_least_once": lambda rng: {"mode": "at_least_once"},
     "unaligned": lambda rng: {"mode": "unaligned"},
     "alignment_timeout": lambda rng: {"alignment_timeout": rng.choice((1, 1, 3))},
-    "chandy_lamport": lambda rng: {"experimental_protocol": "chandy_lamport"},
+    "chandy_lamport": lambda rng: {"protocol": "chandy_lamport"},
     # Not too often, or nothing else would be done.
-    "stop_the_world": lambda rng: {"experimental_protocol": "stop_the_world", "every": rng.choice((6, 15, 30))},
+    "stop_the_world": lambda rng: {"protocol": "stop_the_world", "every": rng.choice((6, 15, 30))},
 }
 # A third of the seeds have a job that is written down, a third a random graph, a third a random graph with loops.
 DRAWN_JOBS = (*sorted(JOBS), *["random graph", "random loops"] * 4)
@@ -366,19 +367,21 @@ def _settings(rng: Random, mode: str) -> JobSettings:
         tolerable_failures=rng.choice((0, 2, 5, 9)),
         retain=rng.randint(1, 3),
     )
+    snapshots |= MODES[mode](rng)
+    kind = ExperimentalSnapshots if "protocol" in snapshots else Snapshots
     return JobSettings(
         name="simulated",
-        snapshots=Snapshots(to="memory://simulation", **(snapshots | MODES[mode](rng))),
-        restart=FixedDelay(attempts=1000, delay_ms=rng.choice((0, 5, 40))),
+        snapshots=kind(to="memory://simulation", **snapshots),
+        restart=FixedDelay(attempts=1000, delay=rng.choice((0, 5, 40))),
         tuning=Tuning(
             max_batch_rows=rng.randint(1, 7),
-            linger_ms=rng.randrange(3),
+            linger=rng.randrange(3),
             key_group_count=rng.randint(MOST_SLOTS, 16),
             chaining=rng.random() < 0.7,
-            heartbeat_ms=20,
-            heartbeat_timeout_ms=150,
-            deploy_timeout_ms=1000,
-            loop_memory_bytes=rng.choice((0, 200, 1 << 20)),
+            heartbeat=20,
+            heartbeat_timeout=150,
+            deploy_timeout=1000,
+            loop_memory=rng.choice((0, 200, 1 << 20)),
         ),
     )
 

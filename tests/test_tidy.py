@@ -7,9 +7,11 @@ must find, so that no rule goes blind. Import direction is checked by import-lin
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -223,9 +225,20 @@ def test_every_rule_is_shown_to_find_something() -> None:
 # -------------------------------------------------------------------------------------------------- what is public
 
 
+# Public, but not for `from tidegate import *`, which would put them in place of Python's own.
+NAMED_LIKE_BUILTINS = {"list", "map"}
+
+
 def test_all_that_tidegate_shows_is_in_its_all() -> None:
     init = next(module for module in _source() if module.path == "src/tidegate/__init__.py")
-    assert _declared_all(init.tree) == sorted(_bound_names(init.tree))
+    assert _declared_all(init.tree) == sorted(_bound_names(init.tree) - NAMED_LIKE_BUILTINS)
+
+
+def test_importing_everything_shadows_no_builtin() -> None:
+    import tidegate
+
+    assert set(dir(tidegate)) & set(dir(builtins)) - set(vars(types.ModuleType("x"))) == NAMED_LIKE_BUILTINS
+    assert not set(tidegate.__all__) & set(dir(builtins))
 
 
 def test_what_tidegate_declares_public_is_there() -> None:

@@ -2,62 +2,160 @@
 
     import tidegate as tg
 
-Everything a user needs is here by name; what is not in `__all__` is not public.
+Everything a user needs is here by name; what is not in `__all__` is not public. Two names are public without being in it:
+`tg.list` and `tg.map`, which declare states, and which `from tidegate import *` would put in place of Python's own.
 """
 
 from __future__ import annotations
 
 from tidegate import sinks, sources
-from tidegate.dataflow.contracts import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
-from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
-from tidegate.errors import JobError, JobFailed, SourceError, TidegateError
-from tidegate.protocol.restart import Exponential, FixedDelay, NoRestart
+from tidegate.arguments import Duration, Size
+from tidegate.dataflow.contracts import (
+    Committable,
+    Offset,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    Source,
+    SourceContext,
+    SourceReader,
+    Splits,
+)
+from tidegate.dataflow.functions import (
+    BroadcastProcess,
+    Context,
+    CoProcess,
+    Instant,
+    KeyedProcess,
+    Process,
+    Row,
+    Rows,
+    Timers,
+)
+from tidegate.dataflow.keyed_stream import BroadcastStream, ConnectedStreams, KeyedStream
+from tidegate.dataflow.stream import Stream
+from tidegate.errors import (
+    AlreadyExists,
+    CommitError,
+    CorruptFile,
+    FencedOff,
+    GraphError,
+    HandshakeError,
+    JobError,
+    JobFailed,
+    NotFound,
+    ProtocolError,
+    RestoreError,
+    SchemaError,
+    SourceError,
+    StoreError,
+    TidegateError,
+    UserFunctionError,
+)
+from tidegate.protocol.restart import Exponential, FixedDelay, NoRestart, RestartStrategy
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.job import plan_restore
-from tidegate.runtime.reports import Status
-from tidegate.runtime.settings import Heap, Snapshots, Tuning
+from tidegate.runtime.reports import AttemptReport, EpochReport, Failure, SlotReport, Status
+from tidegate.runtime.restore_plan import Fate, OperatorPlan, RestorePlan, StatePlan
+from tidegate.runtime.settings import Backend, Heap, Snapshots, Tuning
 from tidegate.spark.job import Job
 from tidegate.spark.processor_evolution import Evolution
 from tidegate.spark.state_writer import write_state
 from tidegate.spark.stateful_processor import transform_with_state, transform_with_state_in_pandas
 from tidegate.spark.tables import read_state, register
-from tidegate.spark.transform import transform
-from tidegate.state.descriptors import aggregating, broadcast_map, operator_list, reducing, value
-from tidegate.state.descriptors import list_ as list
-from tidegate.state.descriptors import map_ as map
+from tidegate.spark.transform import Outputs, transform
+from tidegate.state.declaring import aggregating, broadcast_map, operator_list, reducing, value
+from tidegate.state.declaring import list_ as _list
+from tidegate.state.declaring import map_ as _map
+from tidegate.state.handles import (
+    AggregatingState,
+    BroadcastState,
+    ListState,
+    MapState,
+    OperatorListState,
+    ReducingState,
+    ValueState,
+)
 from tidegate.state.pickled import pickled
 from tidegate.state.rocksdb import RocksDB
+from tidegate.store.savepoints import SavepointInfo
+
+list = _list
+map = _map
 
 __all__ = [
+    "AggregatingState",
+    "AlreadyExists",
+    "AttemptReport",
+    "Backend",
     "BroadcastProcess",
+    "BroadcastState",
+    "BroadcastStream",
     "CoProcess",
+    "CommitError",
+    "Committable",
+    "ConnectedStreams",
+    "Context",
+    "CorruptFile",
+    "Duration",
+    "EpochReport",
     "Evolution",
     "Exponential",
+    "Failure",
+    "Fate",
+    "FencedOff",
     "FixedDelay",
+    "GraphError",
     "Handle",
+    "HandshakeError",
     "Heap",
+    "Instant",
     "Job",
     "JobError",
     "JobFailed",
     "KeyedProcess",
+    "KeyedStream",
+    "ListState",
+    "MapState",
     "NoRestart",
+    "NotFound",
+    "Offset",
+    "OperatorListState",
+    "OperatorPlan",
+    "Outputs",
     "Process",
+    "ProtocolError",
+    "ReducingState",
+    "RestartStrategy",
+    "RestoreError",
+    "RestorePlan",
     "RocksDB",
+    "Row",
+    "Rows",
+    "SavepointInfo",
+    "SchemaError",
     "Sink",
     "SinkContext",
     "SinkWriter",
+    "Size",
+    "SlotReport",
     "Snapshots",
     "Source",
     "SourceContext",
     "SourceError",
     "SourceReader",
+    "Splits",
+    "StatePlan",
     "Status",
+    "StoreError",
+    "Stream",
     "TidegateError",
+    "Timers",
     "Tuning",
+    "UserFunctionError",
+    "ValueState",
     "aggregating",
     "broadcast_map",
-    "list",
-    "map",
     "operator_list",
     "pickled",
     "plan_restore",

@@ -61,7 +61,7 @@ def whole_number(where: str, name: str, value: Any, *, at_least: int = 0, at_mos
 
 
 def number(where: str, name: str, value: Any, *, at_least: float) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value) or value < at_least:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < at_least:
         refuse(where, name, value, f"a number from {at_least:g} up")
     return float(value)
 

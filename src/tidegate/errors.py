@@ -1,4 +1,4 @@
-"""Every error Tidegate raises, as a tree.
+"""Every error Tidegate raises, as a tree. All of them can be caught by these names, as `tg.JobError` and so on.
 
 TidegateError
 ├── JobError                 the job as written can't run: fix the program
@@ -7,15 +7,30 @@ TidegateError
 ├── JobFailed                the job ran and gave up: carries the user's traceback, the operator and the record
 ├── SourceError              input that can't be read as it is: fix it or bring it back, start again; nothing was lost
 ├── UserFunctionError        a user's function raised: operator, record and traceback
-├── ProtocolError            a peer said something that it must not say
-│   └── HandshakeError       wrong secret, job or attempt
 ├── StoreError               the snapshot store did not do what was asked
-│   ├── NotFound
-│   ├── AlreadyExists
+│   ├── NotFound             there is nothing under that name
+│   ├── AlreadyExists        the name is taken
 │   └── CorruptFile          a length or checksum doesn't match: nothing of it was used
 ├── RestoreError             a snapshot can't be restored into this job
+├── CommitError              an external commit has an unknown or failed outcome
 ├── FencedOff                a newer attempt exists; this one must end itself
-└── CommitError              an external commit has an unknown or failed outcome
+└── ProtocolError            a peer said something that it must not say
+    └── HandshakeError       wrong secret, job or attempt
+
+When they are raised:
+
+| where | what comes |
+|---|---|
+| building a job: settings, streams, declarations | `JobError`, `SchemaError`, `GraphError` |
+| `job.start()`, `tg.transform(…)` | `JobError`, and `StoreError` if the folder of snapshots can't be used |
+| `job.run()`, `handle.wait()` and the handle's other methods | `JobFailed` if the job has given up, whatever the cause |
+| `handle.savepoint(…)`, `handle.rescale(…)` | also `JobError` and `StoreError`; the job runs on |
+| `tg.plan_restore(…)` and its `check()`, `tg.read_state(…)`, `tg.write_state` | `RestoreError`, `StoreError`, `JobError` |
+| raised by a source of yours | `SourceError` ends the job; anything else leads to a restart |
+| raised by a sink of yours | `CommitError`; `SchemaError` in `check` |
+| an action or query of Spark on a transform | Spark's own error, with the text of `JobFailed` in it |
+
+A call that waits raises Python's `TimeoutError` when its time is up; the job runs on.
 """
 
 from __future__ import annotations
@@ -26,7 +41,7 @@ class TidegateError(Exception):
 
 
 class JobError(TidegateError):
-    """The job as written can't run."""
+    """The job as written can't run, or what was asked of it can't be done. The message says what to change."""
 
 
 class SchemaError(JobError):
@@ -70,12 +85,15 @@ def place(record: str) -> str:
 class SourceError(TidegateError):
     """Input that can't be read as it is: a bad line, a column that isn't there, a file that was cut short or is gone.
 
-    Fix or bring back the input, then start the job again. Nothing was lost: it goes on from its last snapshot.
+    Fix or bring back the input, then start the job again. Nothing was lost: it resumes from its last snapshot.
     """
 
 
 class JobFailed(TidegateError):
-    """The restart strategy gave up. The message carries the last failure, in the user's own terms."""
+    """The job ended because of a failure, and the restart strategy gave up. The message carries the last failure.
+
+    `operator`, `record` and `user_traceback` say where a user's function failed; they are None for failures of another kind.
+    """
 
     def __init__(
         self, message: str, *, operator: str | None = None, record: str | None = None, user_traceback: str | None = None
@@ -87,7 +105,7 @@ class JobFailed(TidegateError):
 
 
 class ProtocolError(TidegateError):
-    """A peer broke the protocol."""
+    """A peer broke the protocol. It ends the connection, and appears in logs and as the cause of a failure."""
 
 
 class HandshakeError(ProtocolError):
@@ -99,11 +117,11 @@ class StoreError(TidegateError):
 
 
 class NotFound(StoreError):
-    """No such name in the store."""
+    """There is no snapshot, savepoint, state or file of that name."""
 
 
 class AlreadyExists(StoreError):
-    """`create` lost: the name is taken."""
+    """The name is taken: a file that must be new is there already, or the folder of a savepoint isn't empty."""
 
 
 class CorruptFile(StoreError):
@@ -111,11 +129,11 @@ class CorruptFile(StoreError):
 
 
 class RestoreError(TidegateError):
-    """A snapshot can't be restored into this job."""
+    """A snapshot can't be restored into this job. The message names the state and what the program can say to go on."""
 
 
 class FencedOff(TidegateError):
-    """A newer attempt has started; whoever gets this must stop at once."""
+    """A newer attempt of the job has started; what belongs to an older one stops at once."""
 
 
 class CommitError(TidegateError):

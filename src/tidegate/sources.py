@@ -16,9 +16,11 @@ snapshot. `tidegate.testing.ScriptedSource` is a list with crashes in it. Other 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from tidegate import arguments
+from tidegate.arguments import Duration
 from tidegate.connectors.files import FolderSource
 from tidegate.connectors.folders import FileFormat, address_of
 from tidegate.connectors.generator import GeneratorSource, Make, RowWise
@@ -27,7 +29,7 @@ from tidegate.connectors.parquet_source import ParquetFormat, schema_in
 from tidegate.connectors.rows import RowsSource
 from tidegate.dataflow.contracts import Source
 from tidegate.errors import JobError
-from tidegate.types import parse_duration_ms, parse_schema
+from tidegate.types import parse_schema
 
 __all__ = ["csv", "generator", "json", "parquet", "rows"]
 
@@ -65,6 +67,8 @@ def generator(
     split_count = 8 if splits is None else splits
     if (make is None) == (make_row is None):
         raise JobError("give the generator either make(split, start, count) or make_row(i)")
+    if make_row is not None:
+        arguments.function("sources.generator", "make_row", make_row, "a function of the record's number")
     made = make if make_row is None else RowWise(make_row, parsed, split_count)
     assert made is not None
     return GeneratorSource(declared=parsed, make=made, rows=rows, rate=rate, split_count=split_count)
@@ -79,11 +83,13 @@ def rows(values: Sequence[Sequence[Any]], schema: Any, *, splits: int = 1) -> So
     in turn, and the order holds within each split only. The rows travel to the slots with the job: use files for
     anything large. A row that doesn't fit the schema is a `SchemaError` here, not on a slot.
     """
+    if isinstance(values, str | bytes) or not isinstance(values, Collection):
+        arguments.refuse("sources.rows", "values", values, "a list of rows, such as [(1, 'a'), (2, 'b')]")
     return RowsSource.of(list(values), parse_schema(schema), split_count=splits)
 
 
 def parquet(
-    path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bool = False, discover_every: Any = "1 s"
+    path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bool = False, discover_every: Duration = "1 s"
 ) -> Source:
     """A folder of Parquet files, and the files that are added to it while the job runs.
 
@@ -103,7 +109,9 @@ def parquet(
     return _folder(address, ParquetFormat(parsed), stop_at_end, discover_every)
 
 
-def json(path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False, discover_every: Any = "1 s") -> Source:
+def json(
+    path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False, discover_every: Duration = "1 s"
+) -> Source:
     """A folder of JSON lines files (one object on each line), and what is added to the files and to the folder.
 
         tg.sources.json("logs/", schema="user string, at timestamp, ms long")
@@ -125,7 +133,7 @@ def csv(
     header: bool = True,
     delimiter: str = ",",
     stop_at_end: bool = False,
-    discover_every: Any = "1 s",
+    discover_every: Duration = "1 s",
 ) -> Source:
     """A folder of CSV files, and what is added to the files and to the folder.
 
@@ -140,7 +148,7 @@ def csv(
     return _folder(address_of(path), form, stop_at_end, discover_every)
 
 
-def _folder(address: str, form: FileFormat, stop_at_end: bool, discover_every: Any) -> Source:
-    return FolderSource(
-        address=address, form=form, stop_at_end=stop_at_end, discover_every_ms=parse_duration_ms(discover_every)
-    )
+def _folder(address: str, form: FileFormat, stop_at_end: bool, discover_every: Duration) -> Source:
+    arguments.flag("sources", "stop_at_end", stop_at_end)
+    discover_every_ms = arguments.duration_ms("sources", "discover_every", discover_every)
+    return FolderSource(address=address, form=form, stop_at_end=stop_at_end, discover_every_ms=discover_every_ms)

@@ -27,7 +27,7 @@ from tidegate.dataflow.operators.base import KeyedBackend
 from tidegate.errors import JobError, SchemaError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.descriptors import Descriptor, descriptors_of
 from tidegate.state.format import StateFileEncoder, StateFileReader
 from tidegate.state.heap import HeapBackend, key_list

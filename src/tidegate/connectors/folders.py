@@ -19,9 +19,11 @@ import pyarrow.fs as arrow_fs
 from tidegate.errors import JobError, SourceError
 
 
-def address_of(path: str | os.PathLike[str]) -> str:
+def address_of(path: object) -> str:
     """A URI as it is, a local path made absolute: the slots' working folder isn't the driver's."""
-    text = os.fspath(path)
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not text or not isinstance(text, str):
+        raise JobError(f"path={path!r}: give a folder, a file or a URI, such as 'events/' or 's3://bucket/events'")
     return text if "://" in text else os.path.abspath(text)
 
 

@@ -19,9 +19,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate import arguments
 from tidegate.connectors.rows import check_split_count, fitted, next_split, restored_counts, split_id
 from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader, Splits
-from tidegate.errors import JobError, SchemaError
+from tidegate.errors import SchemaError
 from tidegate.types import batch_of, from_list
 
 # A longer time between two polls is taken for a jump of the clock, and counts as this long.
@@ -56,11 +57,13 @@ class GeneratorSource(Source):
     split_count: int
 
     def __post_init__(self) -> None:
-        check_split_count(self.split_count)
-        if self.rows is not None and self.rows < 0:
-            raise JobError(f"rows is a number of records, or None for a source that never ends; {self.rows} was given")
-        if self.rate is not None and not self.rate > 0:
-            raise JobError(f"rate is records per second, or None for no limit; {self.rate} was given")
+        where = "sources.generator"
+        arguments.function(where, "make", self.make, "a function of the split, the first record and their count")
+        check_split_count(where, self.split_count)
+        if self.rows is not None:
+            arguments.whole_number(where, "rows", self.rows)
+        if self.rate is not None and arguments.number(where, "rate", self.rate, at_least=0) == 0:
+            arguments.refuse(where, "rate", self.rate, "records per second, or None for as many as the job takes")
 
     @property
     def schema(self) -> pa.Schema:

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.json as arrow_json
 
+from tidegate import arguments
 from tidegate.connectors.folders import FileFormat, Found, InputFolder, OpenFile, shrunk
 from tidegate.errors import JobError, SchemaError, SourceError
 
@@ -89,6 +90,8 @@ class CsvLines(FileFormat):
     most_open = MOST_OPEN
 
     def __post_init__(self) -> None:
+        arguments.flag("sources.csv", "header", self.header)
+        arguments.text("sources.csv", "delimiter", self.delimiter, "one ASCII character")
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n\0' or not self.delimiter.isascii():
             raise JobError(f"a CSV delimiter is one ASCII character, no quote and no line break: not {self.delimiter!r}")
         try:

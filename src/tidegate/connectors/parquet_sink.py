@@ -43,6 +43,7 @@ import pyarrow as pa
 import pyarrow.fs as arrow_fs
 import pyarrow.parquet as pq
 
+from tidegate import arguments
 from tidegate.connectors.folders import locate
 from tidegate.connectors.receipts import (
     PENDING_FOLDER,
@@ -68,8 +69,8 @@ class ParquetSink(Sink):
     compression: str
 
     def __post_init__(self) -> None:
-        if self.row_group_rows < 1:
-            raise JobError(f"row_group_rows is a number of rows; {self.row_group_rows} was given")
+        arguments.whole_number("sinks.parquet", "row_group_rows", self.row_group_rows, at_least=1)
+        arguments.text("sinks.parquet", "compression", self.compression, "'zstd', 'snappy' or another codec of Arrow's")
         try:
             pq.write_table(pa.table({"n": [1]}), pa.BufferOutputStream(), compression=self.compression)
         except (ValueError, OSError, pa.ArrowException) as error:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from tidegate import arguments
 from tidegate.connectors.collecting import DeliveryId, decode_with_omitted, encode_delivery
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
-from tidegate.errors import JobError
 from tidegate.types import rows_of
 
 # A delivery that comes again comes soon, after a recovery: so many names are more than enough to know it.
@@ -33,8 +33,7 @@ class PrintSink(Sink):
     limit: int
 
     def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise JobError(f"limit is the number of rows to print of each epoch; {self.limit} was given")
+        arguments.whole_number("sinks.print", "limit", self.limit, at_least=1)
 
     def open(self, context: SinkContext) -> SinkWriter:
         return PrintWriter(self.limit, context)

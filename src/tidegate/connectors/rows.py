@@ -19,8 +19,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from tidegate import arguments
 from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader, Splits
-from tidegate.errors import JobError, RestoreError, SchemaError
+from tidegate.errors import RestoreError, SchemaError
 from tidegate.types import batch_of, ddl_of
 
 
@@ -31,7 +32,7 @@ class RowsSource(Source):
 
     @classmethod
     def of(cls, values: Sequence[Sequence[Any]], schema: pa.Schema, *, split_count: int) -> RowsSource:
-        check_split_count(split_count)
+        check_split_count("sources.rows", split_count)
         return cls(schema, tuple(batch_of(values[split::split_count], schema) for split in range(split_count)))
 
     @property
@@ -97,9 +98,8 @@ def next_split(turns: Sequence[int], splits: Splits) -> int:
     return min(turns, key=lambda split: splits.watermark_ms(split_id(split)))
 
 
-def check_split_count(split_count: int) -> None:
-    if split_count < 1:
-        raise JobError(f"a source needs at least one split; splits={split_count} was given")
+def check_split_count(where: str, split_count: int) -> None:
+    arguments.whole_number(where, "splits", split_count, at_least=1)
 
 
 def restored_counts(context: SourceContext, *, split_count: int) -> dict[int, int]:

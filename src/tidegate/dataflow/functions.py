@@ -85,7 +85,8 @@ class Context(Protocol):
         """Which parallel instance this is: 0 ≤ subtask < parallelism."""
 
     @property
-    def parallelism(self) -> int: ...
+    def parallelism(self) -> int:
+        """How many parallel instances there are."""
 
 
 class Function(ABC):  # noqa: B024  (the abstract methods are in the four kinds)

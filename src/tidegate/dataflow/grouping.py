@@ -7,12 +7,11 @@ No part of the user's way to a graph (stream.py): `tg.transform_with_state` call
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pyarrow as pa
 
+from tidegate.dataflow.keyed_stream import BroadcastStream, KeyedStream
 from tidegate.dataflow.operators.grouped import LATEST, GroupedSpec, Latest, SecondPort
-from tidegate.dataflow.stream import BroadcastStream, KeyedStream, Stream
+from tidegate.dataflow.stream import Stream
 from tidegate.state.descriptors import Names
 
 
@@ -28,16 +27,13 @@ def process_groups(
     """`second` is what comes on port 1, if the spec says that something does."""
     assert (second is None) == (spec.second is None)
     pipeline = keyed._pipeline
-    inputs = [keyed] if second is None else [keyed, second]
-    edges = tuple(replace(edge, port=port) for port, input in enumerate(inputs) for edge in input._edges)
     name = pipeline._new_name("operator", name)
     return pipeline._add(
         spec,
         name=name,
         schema=returns,
-        edges=edges,
+        inputs=[keyed] if second is None else [keyed, second],
         named_by_user=True,
-        input_schemas=tuple(input.schema for input in inputs),
         aliases=pipeline._new_aliases("operator", name, alias),
     )
 

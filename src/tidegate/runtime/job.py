@@ -6,15 +6,17 @@ processes in `tidegate.testing`).
 
 from __future__ import annotations
 
+import logging
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tidegate import arguments
 from tidegate.dataflow.explain import explain_logical, explain_optimised, explain_physical
 from tidegate.dataflow.optimiser import make_plan
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.plan import Plan
-from tidegate.dataflow.stream import Pipeline
 from tidegate.errors import JobError
 from tidegate.protocol.restart import RestartStrategy
 from tidegate.runtime.attempts import Restore
@@ -32,6 +34,8 @@ from tidegate.store.savepoints import find_restore_point, resolved, versions_her
 from tidegate.store.writable import check_writable
 
 _SECRET_BYTES = 32
+
+_logger = logging.getLogger("tidegate.job")
 
 
 class Job(Pipeline):
@@ -62,19 +66,21 @@ class Job(Pipeline):
         check_slots(slots)
         if slots < 1:
             raise JobError(f"slots={slots}: a job needs at least one")
-        if claim and restore_from is None:
+        if restore_from is not None:
+            arguments.text("Job", "restore_from", restore_from, "the folder of a savepoint or of snapshots")
+        if arguments.flag("Job", "claim", claim) and restore_from is None:
             raise JobError("claim=True says that what the job begins with may be deleted, and there is no restore_from")
-        if isinstance(drop_state, str):
-            raise JobError(f"drop_state={drop_state!r}: give a list of names, as in drop_state=[{drop_state!r}]")
+        drop_state = arguments.names("Job", "drop_state", drop_state)
         self.name = name
         self.slots = slots
+        self._is_temporary = snapshots is None
         self._restore = Restore(path=None if restore_from is None else resolved(restore_from), claim=claim)
         self._settings = JobSettings(
             name=name,
             restart=restart,
             tuning=tuning or Tuning(),
             backend=backend or Heap(),
-            drop_state=tuple(drop_state),
+            drop_state=drop_state,
             snapshots=snapshots or Snapshots(to=tempfile.mkdtemp(prefix="tidegate-")),
         )
 
@@ -110,6 +116,13 @@ class Job(Pipeline):
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
         check_writable(store)
+        if self._is_temporary:
+            _logger.warning(
+                "job %r has no snapshots=, so its state lives in the temporary folder %s and is lost with it: give "
+                "tg.Snapshots(to=…) to keep it",
+                self.name,
+                self._settings.snapshots.to,
+            )
         launch = SlotLaunch(
             plan=plan, settings=self._placed_settings(), store=store.address, secret=secrets.token_bytes(_SECRET_BYTES)
         )
@@ -155,6 +168,9 @@ def plan_restore(job: Job, path: str) -> RestorePlan:
     Only the manifest is read, nothing is written and nothing starts. Print what this returns; its `check()` raises what the
     job would fail with.
     """
+    if not isinstance(job, Job):
+        raise JobError(f"plan_restore({job!r}, …): give the job that would begin with it")
+    arguments.text("plan_restore", "path", path, "the folder of a savepoint or of snapshots")
     plan, settings = job.plan(), job._settings
     point = find_restore_point(resolved(path))
     return plan_for(

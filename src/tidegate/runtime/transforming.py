@@ -23,8 +23,9 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from tidegate.connectors.handover import HandedSink, HandedSource, Handover
+from tidegate.dataflow.keyed_stream import BroadcastStream, KeyedStream
 from tidegate.dataflow.operators.sink import SinkSpec
-from tidegate.dataflow.stream import BroadcastStream, KeyedStream, Stream
+from tidegate.dataflow.stream import Stream
 from tidegate.errors import GraphError, JobFailed, TidegateError
 from tidegate.protocol.restart import NoRestart
 from tidegate.runtime import job

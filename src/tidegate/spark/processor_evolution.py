@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidegate import arguments
 from tidegate.errors import JobError
 from tidegate.state.descriptors import Names
 from tidegate.state.evolution import Advice
@@ -46,6 +47,13 @@ class Evolution:
     alias: Names = ()
     added: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.alias, str):
+            arguments.names("Evolution", "alias", self.alias)
+        for name, give in (("added", "the defaults of new fields by their names"), ("renamed", "old names by new ones")):
+            if not isinstance(getattr(self, name), Mapping):
+                arguments.refuse("Evolution", name, getattr(self, name), give)
 
 
 UNCHANGED = Evolution()

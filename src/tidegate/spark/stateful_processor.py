@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tidegate import arguments
 from tidegate.dataflow.grouping import process_groups, with_event_time
 from tidegate.dataflow.operators.grouped import EventTime, GroupedSpec, InitialFiles, SecondPort
 from tidegate.dataflow.stream import Stream
@@ -117,7 +118,7 @@ def transform_with_state(
         savepoint_to=savepoint_to,
         backend=backend,
         tuning=tuning,
-        drop_state=drop_state,
+        drop_state=arguments.names("transform_with_state", "drop_state", drop_state),
     )
 
 
@@ -165,7 +166,7 @@ def transform_with_state_in_pandas(
         savepoint_to=savepoint_to,
         backend=backend,
         tuning=tuning,
-        drop_state=drop_state,
+        drop_state=arguments.names("transform_with_state", "drop_state", drop_state),
     )
 
 
@@ -219,11 +220,9 @@ def _built(
     files = None
     if initial is not None and data.isStreaming and snapshots is not None:
         files = _initial_files(initial, initial_key, snapshots, asked.name)
-    second = (
-        SecondPort.LATEST
-        if event_time is not None
-        else (SecondPort.INITIAL if initial is not None and not data.isStreaming else None)
-    )
+    second = None if event_time is None else SecondPort.LATEST
+    if initial is not None and not data.isStreaming:
+        second = SecondPort.INITIAL
     spec = GroupedSpec(
         function,
         key,

@@ -19,17 +19,18 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
+from tidegate import arguments
 from tidegate.connectors.handover import SLOT, TICK, WHICH, columns_of
 from tidegate.dataflow.stream import Stream
 from tidegate.errors import JobError, JobFailed, TidegateError
 from tidegate.protocol.alignment import AlignmentMode
 from tidegate.runtime.attempts import Restore
-from tidegate.runtime.gathering import Gathering
+from tidegate.runtime.gathering import Gathering, Run, RunEnd
 from tidegate.runtime.guest import Invitation, run_task
 from tidegate.runtime.listening import Listening
 from tidegate.runtime.messages import Offer
@@ -136,14 +137,13 @@ def transform(
     """
     inputs = _checked_inputs(data)
     spark = next(iter(inputs.values())).sparkSession
-    slots = spark.sparkContext.defaultParallelism if slots is None else slots
     streaming = any(frame.isStreaming for frame in inputs.values())
+    _check_arguments(pipeline, restore_from=restore_from, savepoint_to=savepoint_to, drain=drain)
     kept = _checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else _no_snapshots(snapshots)
-    name = checked_name(name, streaming=streaming)
     job = _SparkTransformJob(
-        name,
+        checked_name(name, streaming=streaming),
         {each: _stream_schema(frame) for each, frame in inputs.items()},
-        slots=slots,
+        slots=spark.sparkContext.defaultParallelism if slots is None else slots,
         tuning=tuning,
         backend=backend,
         drop_state=drop_state,
@@ -152,63 +152,91 @@ def transform(
     )
     job.place(spark)
     outputs = job.take_outputs(pipeline(*job.inputs.values()) if set(inputs) == {DEFAULT_INPUT} else pipeline(**job.inputs))
-    check_task_slots(spark, slots)
+    check_task_slots(spark, job.slots)
     restore = Restore(path=None if restore_from is None else resolved(restore_from))
-    if restore.path is not None and not streaming:
-        find_restore_point(restore.path)
-    transform_id = uuid.uuid4().hex
+    if streaming:
+        given = _handed(spark, job, inputs, _streaming(spark, job, inputs, restore, kept))
+    else:
+        given = _handed(spark, job, inputs, _bounded(spark, job, restore, savepoint_to=savepoint_to, drain=drain))
+    if outputs is None:
+        return _only(given, 0, job.output_columns[0])
+    return Outputs(given, dict(zip(outputs, job.output_columns, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Conducted:
+    """How the runs of a transform are conducted. `ticks` are rows of no input, so that there are tasks without any."""
+
+    transform: str
+    conduct: Callable[[Run], RunEnd]
+    ticks: DataFrame | None
     tenant: MicroBatches | None = None
     observed_as: str | None = None
-    if streaming:
-        observed = _observed_in(inputs, name, shown(kept.to))
-        observed_as = f"{observed}{transform_id[:8]}"
-        store = open_store(job_address(kept.to, name))
-        check_writable(store)
-        set_alarm, ticks = alarm_of(job.plan(), store, spark)
-        tenant = MicroBatches(
-            job,
-            transform=transform_id,
-            store=store.address,
-            restore=restore,
-            queries=SparkQueries(spark),
-            holders=_holders,
-            set_alarm=set_alarm,
-            observed_as=observed,
-        )
-        conduct = tenant.conduct
-        watch(spark, observed_as, name, tenant)
-    else:
-        # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
-        ticks = spark.range(0, slots, 1, slots)
-        if savepoint_to is not None:
-            check_empty(open_store(savepoint_to := resolved(savepoint_to)))
-        conduct = Bounded(
-            job=job, restore=restore, drain=savepoint_to is None if drain is None else drain, savepoint_to=savepoint_to
-        ).conduct
+
+
+def _streaming(
+    spark: SparkSession, job: _SparkTransformJob, inputs: Mapping[str, DataFrame], restore: Restore, kept: Snapshots
+) -> _Conducted:
+    transform_id = uuid.uuid4().hex
+    observed = _observed_in(inputs, job.name, shown(kept.to))
+    observed_as = f"{observed}{transform_id[:8]}"
+    store = open_store(job_address(kept.to, job.name))
+    check_writable(store)
+    set_alarm, ticks = alarm_of(job.plan(), store, spark)
+    tenant = MicroBatches(
+        job,
+        transform=transform_id,
+        store=store.address,
+        restore=restore,
+        queries=SparkQueries(spark),
+        holders=_holders,
+        set_alarm=set_alarm,
+        observed_as=observed,
+    )
+    watch(spark, observed_as, job.name, tenant)
+    return _Conducted(transform_id, tenant.conduct, ticks, tenant, observed_as)
+
+
+def _bounded(
+    spark: SparkSession, job: _SparkTransformJob, restore: Restore, *, savepoint_to: str | None, drain: bool | None
+) -> _Conducted:
+    if restore.path is not None:
+        find_restore_point(restore.path)
+    # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
+    ticks = spark.range(0, job.slots, 1, job.slots)
+    if savepoint_to is not None:
+        check_empty(open_store(savepoint_to := resolved(savepoint_to)))
+    drain = savepoint_to is None if drain is None else drain
+    bounded = Bounded(job=job, restore=restore, drain=drain, savepoint_to=savepoint_to)
+    return _Conducted(uuid.uuid4().hex, bounded.conduct, ticks)
+
+
+def _handed(
+    spark: SparkSession, job: _SparkTransformJob, inputs: Mapping[str, DataFrame], conducted: _Conducted
+) -> DataFrame:
+    """What the slots hand to Spark, all outputs as one DataFrame."""
+    slots, transform_id, tenant = job.slots, conducted.transform, conducted.tenant
     launch = job.launch()
     gathering = _gathering_at(launch.settings.tuning.coordinator_listening)
     gathering.add(
         transform_id,
         slots,
-        conduct,
+        conducted.conduct,
         patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
         abandon=functools.partial(abandon_stage, spark),
         begun=None if tenant is None else tenant.begin,
     )
     invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
-    together = _together(inputs, ticks, slots, observed_as=observed_as)
+    together = _together(inputs, conducted.ticks, slots, observed_as=conducted.observed_as)
     task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
     handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
     forget_when(
         unreferenced(spark, handed),
         functools.partial(gathering.remove, transform_id),
-        functools.partial(unwatch, observed_as or ""),
+        functools.partial(unwatch, conducted.observed_as or ""),
     )
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
-    given = handed.repartitionById(slots, SLOT)
-    if outputs is None:
-        return _only(given, 0, job.output_columns[0])
-    return Outputs(given, dict(zip(outputs, job.output_columns, strict=True)))
+    return handed.repartitionById(slots, SLOT)
 
 
 class Outputs(dict[str, "DataFrame"]):
@@ -244,6 +272,16 @@ class _SparkTransformJob(TransformJob):
         import pyspark
 
         return {**super()._versions(), "spark": pyspark.__version__}
+
+
+def _check_arguments(pipeline: object, *, restore_from: str | None, savepoint_to: str | None, drain: bool | None) -> None:
+    arguments.function("transform", "pipeline", pipeline, "a function of the streams, such as pipeline(bids)")
+    if restore_from is not None:
+        arguments.text("transform", "restore_from", restore_from, "the folder of a savepoint or of snapshots")
+    if savepoint_to is not None:
+        arguments.text("transform", "savepoint_to", savepoint_to, "the folder for the savepoint")
+    if drain is not None:
+        arguments.flag("transform", "drain", drain)
 
 
 def _checked_inputs(data: object) -> dict[str, DataFrame]:

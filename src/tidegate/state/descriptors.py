@@ -1,92 +1,37 @@
-"""How a user's function declares its state: `count = tg.value("long", default=0)` in the class body.
+"""What a declaration in a class body is when Python runs (declaring.py): a descriptor.
 
 A descriptor says what a state is (shape, Arrow types, how it is redistributed); it holds no data. When a subtask opens
 the function, a state object is made for each descriptor and put on the function's instance under the attribute's name,
-where it hides the descriptor. The state objects' methods are the protocols below, the same on every backend.
+where it hides the descriptor. The state objects' methods are those of handles.py, the same on every backend.
 
 Values are checked against the declared type, and take the form that they would have after a recovery, when they are
-given to a state (values.py). What a state hands out is the user's: changing it changes no state.
-
-A declaration may change between two runs. What it says of that (`alias`, `added`, `renamed`) is for a snapshot that was
-written under an earlier one, and may stay for ever: a snapshot that already has the present names and fields is taken in
-as it is (evolution.py).
+given to a state (values.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from tidegate import arguments
+from tidegate.arguments import Duration
 from tidegate.errors import JobError, SchemaError
 from tidegate.state.evolution import MAP_KEY, Changes, check_changes
 from tidegate.state.pickled import Pickled
 from tidegate.state.sections import StateInfo, StateKind
-from tidegate.state.ttl import Duration, declared_ttl, expires_field
+from tidegate.state.ttl import declared_ttl, expires_field
 from tidegate.state.values import Form, form_of
 from tidegate.types import ddl_of, parse_type
 
 # Spark DDL text such as "long" or "struct<a: long>", a pyarrow or pyspark type, or what `tg.pickled()` gives.
 ItemType: TypeAlias = "str | pa.DataType | Pickled"
+KeyType: TypeAlias = "str | pa.DataType"
 Names: TypeAlias = "str | Sequence[str]"
 
-
-class ValueState(Protocol):
-    """One value for the current key."""
-
-    def get(self) -> Any: ...
-    def set(self, value: Any) -> None: ...
-    def clear(self) -> None: ...
-
-
-class ListState(Protocol):
-    """A list for the current key; appending does not read it."""
-
-    def get(self) -> tuple[Any, ...]: ...
-    def add(self, item: Any) -> None: ...
-    def extend(self, items: Iterable[Any]) -> None: ...
-    def replace(self, items: Iterable[Any]) -> None: ...
-    def clear(self) -> None: ...
-
-
-class MapState(Protocol):
-    """A dictionary for the current key."""
-
-    def get(self, item: Any, default: Any = None) -> Any: ...
-    def put(self, item: Any, value: Any) -> None: ...
-    def remove(self, item: Any) -> None: ...
-    def items(self) -> Iterable[tuple[Any, Any]]: ...
-    def keys(self) -> Iterable[Any]: ...
-    def values(self) -> Iterable[Any]: ...
-    def clear(self) -> None: ...
-    def __contains__(self, item: Any) -> bool: ...
-    def __iter__(self) -> Iterator[Any]: ...
-    def __len__(self) -> int: ...
-
-
-class MergingState(Protocol):
-    """Reducing and aggregating state: values go in one by one, the merged result comes out."""
-
-    def get(self) -> Any: ...
-    def add(self, item: Any) -> None: ...
-    def clear(self) -> None: ...
-
-
-class OperatorListState(Protocol):
-    """A list that belongs to a subtask, not to a key."""
-
-    def get(self) -> tuple[Any, ...]: ...
-    def add(self, item: Any) -> None: ...
-    def extend(self, items: Iterable[Any]) -> None: ...
-    def replace(self, items: Iterable[Any]) -> None: ...
-    def clear(self) -> None: ...
-    def __iter__(self) -> Iterator[Any]: ...
-    def __len__(self) -> int: ...
-
-
-class BroadcastState(MapState, Protocol):
-    """A dictionary that is the same on every subtask. Writing is allowed in `process_broadcast` only."""
+# The functions that declare states; for state of keys they are named by its shape.
+_FUNCTIONS = {StateKind.SPLIT: "operator_list", StateKind.UNION: "operator_list", StateKind.BROADCAST: "broadcast_map"}
 
 
 class Descriptor:
@@ -104,7 +49,7 @@ class Descriptor:
         kind: StateKind,
         shape: str,
         item: ItemType,
-        map_key: str | pa.DataType | None = None,
+        map_key: KeyType | None = None,
         name: str | None = None,
         alias: Names = (),
         added: Mapping[str, Any] | None = None,
@@ -117,6 +62,12 @@ class Descriptor:
         ttl_refresh: str = "write",
         as_tuples: bool = False,
     ) -> None:
+        where = _FUNCTIONS.get(kind, shape)
+        if name is not None:
+            arguments.text(where, "name", name, "a name, or nothing for that of the attribute")
+        for argument, given in (("added", added), ("renamed", renamed)):
+            if given is not None and not isinstance(given, Mapping):
+                arguments.refuse(where, argument, given, "a dict by the names of fields")
         self.kind = kind
         self.shape = shape
         self.ttl = declared_ttl(ttl, ttl_refresh)
@@ -129,6 +80,9 @@ class Descriptor:
         self.changes = Changes(dict(added or {}), dict(renamed or {}), inside)
         check_changes(self.item, self.changes)
         self.default = default
+        if default is not None and shape == "value":
+            what = f"a state has default={default!r} and is declared with {self._item_text!r}"
+            self.default = _keeper(self.form, what)(default)
         self.add = add
         self.create = create
         self.result = result
@@ -223,184 +177,6 @@ class Descriptor:
         )
 
 
-def value(
-    type: ItemType,
-    *,
-    default: Any = None,
-    name: str | None = None,
-    alias: Names = (),
-    added: Mapping[str, Any] | None = None,
-    renamed: Mapping[str, str] | None = None,
-    ttl: Duration | None = None,
-    ttl_refresh: str = "write",
-) -> Any:
-    """One value for each key. `default` is what `get` returns where nothing was set.
-
-    `ttl="1 day"`: it is forgotten when it wasn't set for so long, by what `ctx.now_ms()` says; with `ttl_refresh="read"`,
-    neither set nor read. Of lists and maps each item by itself, and `len` doesn't count as reading.
-
-    For snapshots of an earlier program: `alias` is the name that the state had (or a list of them); `added={"b": 0}` gives
-    a field of a struct that is new a value in what is there already (None without it); `renamed={"new": "old"}` says what
-    a field was called. Fields inside fields are joined by dots, and lists and maps need no name: `"address.zip"`.
-    """
-    declared = Descriptor(
-        kind=StateKind.KEYED,
-        shape="value",
-        item=type,
-        name=name,
-        alias=alias,
-        added=added,
-        renamed=renamed,
-        ttl=ttl,
-        ttl_refresh=ttl_refresh,
-    )
-    what = f"a state has default={default!r} and is declared with {declared._item_text!r}"
-    declared.default = _keeper(declared.form, what)(default)
-    return declared
-
-
-def list_(
-    type: ItemType,
-    *,
-    name: str | None = None,
-    alias: Names = (),
-    added: Mapping[str, Any] | None = None,
-    renamed: Mapping[str, str] | None = None,
-    ttl: Duration | None = None,
-    ttl_refresh: str = "write",
-) -> Any:
-    """A list for each key. `alias`, `added`, `renamed`, `ttl` and `ttl_refresh` are as in `value`, here and below."""
-    return Descriptor(
-        kind=StateKind.KEYED,
-        shape="list",
-        item=type,
-        name=name,
-        alias=alias,
-        added=added,
-        renamed=renamed,
-        ttl=ttl,
-        ttl_refresh=ttl_refresh,
-    )
-
-
-def map_(
-    key: str | pa.DataType,
-    value: ItemType,
-    *,
-    name: str | None = None,
-    alias: Names = (),
-    added: Mapping[str, Any] | None = None,
-    renamed: Mapping[str, str] | None = None,
-    ttl: Duration | None = None,
-    ttl_refresh: str = "write",
-) -> Any:
-    """A dictionary for each key."""
-    return Descriptor(
-        kind=StateKind.KEYED,
-        shape="map",
-        item=value,
-        map_key=key,
-        name=name,
-        alias=alias,
-        added=added,
-        renamed=renamed,
-        ttl=ttl,
-        ttl_refresh=ttl_refresh,
-    )
-
-
-def reducing(
-    type: ItemType,
-    function: Callable[[Any, Any], Any],
-    *,
-    name: str | None = None,
-    alias: Names = (),
-    added: Mapping[str, Any] | None = None,
-    renamed: Mapping[str, str] | None = None,
-    ttl: Duration | None = None,
-    ttl_refresh: str = "write",
-) -> Any:
-    """`function(merged, item)` over the items added for each key, such as `max`; `get` is None before the first."""
-    return Descriptor(
-        kind=StateKind.KEYED,
-        shape="reducing",
-        item=type,
-        add=function,
-        name=name,
-        alias=alias,
-        added=added,
-        renamed=renamed,
-        ttl=ttl,
-        ttl_refresh=ttl_refresh,
-    )
-
-
-def aggregating(
-    type: ItemType,
-    *,
-    create: Callable[[], Any],
-    add: Callable[[Any, Any], Any],
-    result: Callable[[Any], Any] | None = None,
-    name: str | None = None,
-    alias: Names = (),
-    added: Mapping[str, Any] | None = None,
-    renamed: Mapping[str, str] | None = None,
-    ttl: Duration | None = None,
-    ttl_refresh: str = "write",
-) -> Any:
-    """An accumulator of `type` for each key: made by `create`, moved on by `add(accumulator, item)`, read by `result`.
-
-    `add` returns the accumulator, a new one or the one it was given, which it may change in place. `get` is None before
-    the first item.
-    """
-    return Descriptor(
-        kind=StateKind.KEYED,
-        shape="aggregating",
-        item=type,
-        create=create,
-        add=add,
-        result=result,
-        name=name,
-        alias=alias,
-        added=added,
-        renamed=renamed,
-        ttl=ttl,
-        ttl_refresh=ttl_refresh,
-    )
-
-
-def operator_list(
-    type: ItemType,
-    *,
-    redistribute: str = "split",
-    name: str | None = None,
-    alias: Names = (),
-    added: Mapping[str, Any] | None = None,
-    renamed: Mapping[str, str] | None = None,
-) -> Any:
-    """A list for each subtask. At a restore its items are dealt out (`split`), or everyone gets all of them (`union`)."""
-    if redistribute not in ("split", "union"):
-        raise JobError(f"redistribute={redistribute!r}: operator list state is redistributed by 'split' or 'union'")
-    return Descriptor(
-        kind=StateKind(redistribute), shape="list", item=type, name=name, alias=alias, added=added, renamed=renamed
-    )
-
-
-def broadcast_map(
-    key: str | pa.DataType,
-    value: ItemType,
-    *,
-    name: str | None = None,
-    alias: Names = (),
-    added: Mapping[str, Any] | None = None,
-    renamed: Mapping[str, str] | None = None,
-) -> Any:
-    """A dictionary that every subtask holds alike, written by the broadcast side of a `BroadcastProcess`."""
-    return Descriptor(
-        kind=StateKind.BROADCAST, shape="map", item=value, map_key=key, name=name, alias=alias, added=added, renamed=renamed
-    )
-
-
 def _refused(text: str, given: Any) -> SchemaError:
     return SchemaError(text)
 
@@ -433,7 +209,7 @@ def _map_key(declared: Any) -> pa.DataType:
 
 
 def _aliases(alias: Any) -> tuple[str, ...]:
-    aliases = (alias,) if isinstance(alias, str) else tuple(alias)
+    aliases = (alias,) if isinstance(alias, str) else tuple(alias) if isinstance(alias, Collection) else (alias,)
     if not all(isinstance(each, str) and each and not each.startswith("__") for each in aliases):
         raise JobError(f"a state has alias={alias!r}: give the name that it had, or a list of names")
     return aliases

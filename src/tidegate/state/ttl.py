@@ -20,18 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
+from tidegate import arguments
+from tidegate.arguments import Duration
 from tidegate.errors import JobError
-from tidegate.types import parse_duration_ms, to_list
+from tidegate.types import to_list
 
 EXPIRES = "expires"
 COLLECTIONS = ("list", "map")  # the shapes whose items have an end of their own
-
-Duration: TypeAlias = "str | int | float | timedelta"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def declared_ttl(ttl: Duration | None, refresh: str) -> Ttl | None:
         if refresh == "read":
             raise JobError("ttl_refresh='read' without ttl=: say how long the state lives, such as ttl='1 day'")
         return None
-    ttl_ms = parse_duration_ms(ttl)
+    ttl_ms = arguments.duration_ms("state", "ttl", ttl)
     if ttl_ms <= 0:
         raise JobError(
             f"ttl={ttl!r}: state that lives for no time would never be there; give it a millisecond or more, or "

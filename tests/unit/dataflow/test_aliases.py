@@ -8,9 +8,9 @@ import pytest
 
 from tests.unit.dataflow.described import Nowhere, Records
 from tests.unit.dataflow.test_stream import BIDS, Collect, Count, Join, Rules
-from tidegate.dataflow.stream import Pipeline
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.errors import GraphError, JobError
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.descriptors import descriptors_of
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from tests.unit.dataflow.described import Nowhere, Records
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedProcess, Process
-from tidegate.dataflow.stream import Pipeline, Stream
+from tidegate.dataflow.pipeline import Pipeline
+from tidegate.dataflow.stream import Stream
 from tidegate.errors import GraphError, JobError, SchemaError
-from tidegate.state.descriptors import broadcast_map, list_, operator_list, value
+from tidegate.state.declaring import broadcast_map, list_, operator_list, value
 from tidegate.types import parse_schema
 
 BIDS = "auction long, price double, at string, tags map<string,string>, ts timestamp"

@@ -13,8 +13,9 @@ from tests.unit.dataflow.described import Nowhere, Records
 from tidegate.dataflow.explain import WIDTH, explain_logical, explain_optimised, explain_physical
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
 from tidegate.dataflow.optimiser import make_plan
-from tidegate.dataflow.stream import Pipeline, Stream
-from tidegate.state.descriptors import aggregating, broadcast_map, list_, map_, operator_list, reducing, value
+from tidegate.dataflow.pipeline import Pipeline
+from tidegate.dataflow.stream import Stream
+from tidegate.state.declaring import aggregating, broadcast_map, list_, map_, operator_list, reducing, value
 
 
 class ApplyRules(BroadcastProcess):

@@ -13,7 +13,8 @@ from tests.unit.dataflow.test_optimiser import Count, Join, Nowhere, Records, Ru
 from tidegate.dataflow.graph import Edge, Node, Partitioning
 from tidegate.dataflow.loops import loops_in
 from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
-from tidegate.dataflow.stream import Pipeline, Stream
+from tidegate.dataflow.pipeline import Pipeline
+from tidegate.dataflow.stream import Stream
 from tidegate.errors import GraphError, SchemaError
 from tidegate.types import parse_schema
 

@@ -9,8 +9,9 @@ import pytest
 from tests.unit.dataflow.test_optimiser import Join, Nowhere, Rules, count, names, passed_on, plan_of, records, wires
 from tidegate.dataflow.graph import Partitioning
 from tidegate.dataflow.optimiser import make_plan
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.plan import Loop, Plan
-from tidegate.dataflow.stream import Pipeline, Stream
+from tidegate.dataflow.stream import Stream
 from tidegate.errors import GraphError
 from tidegate.protocol.ids import ChannelId
 

@@ -15,8 +15,9 @@ from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProces
 from tidegate.dataflow.graph import Partitioning
 from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
 from tidegate.dataflow.optimiser import make_plan
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.plan import Loop, Plan, PlanEdge
-from tidegate.dataflow.stream import Pipeline, Stream
+from tidegate.dataflow.stream import Stream
 from tidegate.errors import GraphError
 from tidegate.types import parse_schema
 

@@ -15,8 +15,9 @@ from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
 from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec, ProcessSpec
 from tidegate.dataflow.operators.source import WatermarkSpec
-from tidegate.dataflow.stream import Pipeline, Stream
-from tidegate.state.descriptors import broadcast_map, operator_list, value
+from tidegate.dataflow.pipeline import Pipeline
+from tidegate.dataflow.stream import Stream
+from tidegate.state.declaring import broadcast_map, operator_list, value
 from tidegate.types import parse_schema
 
 BIDS = "auction long, price double, ts timestamp"

@@ -14,7 +14,7 @@ import tidegate as tg
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.in_flight import FEEDBACK, rows_to_value
 from tidegate.dataflow.operators.base import Operator
-from tidegate.dataflow.stream import Pipeline
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, owner_of
 from tidegate.runtime.in_flight import Logs, Place, Replay, own_records, places_of

@@ -9,7 +9,8 @@ import pytest
 import tidegate as tg
 from tests.unit.dataflow.test_optimiser import Nowhere, Records
 from tidegate.dataflow.optimiser import make_plan
-from tidegate.dataflow.stream import Pipeline, Stream
+from tidegate.dataflow.pipeline import Pipeline
+from tidegate.dataflow.stream import Stream
 from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.messages import MoveTime
 from tidegate.runtime.micro_batches import Stillness

@@ -9,7 +9,8 @@ import pytest
 
 import tidegate as tg
 from tests.unit.runtime.conftest import Bench
-from tidegate.dataflow.stream import KeyedStream, Stream
+from tidegate.dataflow.keyed_stream import KeyedStream
+from tidegate.dataflow.stream import Stream
 from tidegate.errors import GraphError, JobFailed
 from tidegate.runtime.settings import Backend
 from tidegate.testing import AwaitSnapshot, Kill, ProcessJob, ScriptedSource

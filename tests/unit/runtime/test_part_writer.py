@@ -20,7 +20,7 @@ from tidegate.errors import StoreError
 from tidegate.runtime import snapshots
 from tidegate.runtime.restoring import restored_rows
 from tidegate.runtime.snapshots import Chain, PartWriter, chain_to_go_on_from
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import FrozenParts, OperatorStates
 from tidegate.store.manifest import Manifest, OperatorEntry, PieceEntry, StateEntry

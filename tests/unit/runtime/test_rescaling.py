@@ -18,7 +18,7 @@ from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, owner_of
 from tidegate.runtime.restoring import restored_rows
 from tidegate.runtime.snapshots import PartWriter
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import FrozenItems, FrozenParts, OperatorStates
 from tidegate.state.timers import TimeKind, TimerQueue

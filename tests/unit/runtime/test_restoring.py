@@ -12,7 +12,7 @@ from tidegate.dataflow.functions import KeyedProcess
 from tidegate.dataflow.operators.event_time import WATERMARK
 from tidegate.dataflow.operators.source import SPLIT_WATERMARKS
 from tidegate.dataflow.optimiser import make_plan
-from tidegate.dataflow.stream import Pipeline
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.errors import RestoreError
 from tidegate.hashing import hash_value
 from tidegate.keygroups import owner_of
@@ -21,7 +21,7 @@ from tidegate.runtime.restoring import restored_rows
 from tidegate.runtime.snapshots import PartWriter
 from tidegate.sinks import collect
 from tidegate.sources import rows as rows_source
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.evolution import DeclaredState
 from tidegate.state.heap import HeapBackend, key_list

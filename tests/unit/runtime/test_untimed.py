@@ -16,7 +16,7 @@ from tests.unit.runtime.conftest import Bench
 from tests.unit.runtime.test_job_backends import BACKENDS
 from tidegate.connectors.handover import HandedSource, Handover
 from tidegate.dataflow.optimiser import make_plan
-from tidegate.dataflow.stream import Pipeline
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.runtime.untimed import untimed_operators
 from tidegate.testing.processes import ProcessJob
 from tidegate.types import parse_schema

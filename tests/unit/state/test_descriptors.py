@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import JobError, SchemaError
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.descriptors import Descriptor, descriptors_of
 from tidegate.state.sections import StateKind
 from tidegate.types import parse_type

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import JobError, RestoreError, SchemaError
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.evolution import Changes, DeclaredState, Evolved, conversion, described, evolve
 from tidegate.state.sections import StateInfo, StateKind

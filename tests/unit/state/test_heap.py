@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import SchemaError
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state import heap, heap_layers
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import FrozenHeap, HeapBackend, held_as_it_is, key_list

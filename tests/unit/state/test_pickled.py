@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import JobError, RestoreError, SchemaError
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.evolution import DeclaredState, described, evolve
 from tidegate.state.heap import HeapBackend

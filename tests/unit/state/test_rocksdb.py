@@ -20,7 +20,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidegate.errors import JobError, RestoreError, SchemaError
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
+from tidegate.state.descriptors import descriptors_of
 from tidegate.state.rocks_db import MIN_MEMORY_BYTES, SlotMemory
 from tidegate.state.rocks_folder import Folder
 from tidegate.state.rocks_settling import Settling
@@ -432,7 +433,7 @@ class Function:
 
 
 def open_with(backend: RocksBackend) -> tuple[Any, Any, Any]:
-    n, words, counts = (backend.table(each) for each in tg.descriptors_of(Function()).values())
+    n, words, counts = (backend.table(each) for each in descriptors_of(Function()).values())
     return n, words, counts
 
 

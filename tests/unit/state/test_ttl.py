@@ -23,7 +23,7 @@ from tests.unit.operators.harness import Bench
 from tidegate.dataflow.functions import KeyedProcess
 from tidegate.dataflow.operators.process import KeyedProcessSpec
 from tidegate.errors import JobError
-from tidegate.state import descriptors as tg
+from tidegate.state import declaring as tg
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import FrozenHeap, HeapBackend
 from tidegate.state.heap_layers import GONE

@@ -42,11 +42,11 @@ from tidegate.dataflow.operators.user_code import blaming
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, key_groups_of
 from tidegate.state.cutting import in_runs
-from tidegate.state.descriptors import Descriptor, broadcast_map
+from tidegate.state.descriptors import Descriptor
 from tidegate.state.evolution import IN_A_CLASS, Advice
 from tidegate.state.heap import NO_KEY, held_as_it_is, key_list
 from tidegate.state.operator_state import FrozenParts, OperatorStates
-from tidegate.state.sections import FrozenState, StateInfo
+from tidegate.state.sections import FrozenState, StateInfo, StateKind
 from tidegate.state.timers import TimeKind, TimerQueue, timers_descriptor
 from tidegate.store.opening import open_store
 
@@ -174,8 +174,7 @@ class GroupedSpec:
 
 
 def progress_descriptor() -> Descriptor:
-    descriptor: Descriptor = broadcast_map("string", "long", name="__progress")
-    return descriptor
+    return Descriptor(kind=StateKind.BROADCAST, shape="map", item="long", map_key="string", name="__progress")
 
 
 class Progress:

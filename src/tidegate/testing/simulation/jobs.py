@@ -17,9 +17,9 @@ import pyarrow as pa
 from tidegate.connectors.collecting import CollectSink, delivered_rows
 from tidegate.connectors.rows import RowsSource
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
-from tidegate.dataflow.stream import Pipeline
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.state import descriptors as state
+from tidegate.state import declaring as state
 from tidegate.testing.simulation.faults import Trip
 from tidegate.testing.simulation.loops import Bills, Components, NestedLoops, Retries
 from tidegate.testing.simulation.random_graphs import RandomGraph, RandomLoops
@@ -151,7 +151,7 @@ class _Windows(KeyedProcess):
         self.trail.set(trail[-3:])
         ctx.timers.processing_time(ctx.now_ms() + 5)
         last = sum(self.recent.get()) + sum(trail[-3:])
-        yield record.key, 0, record.n, self.best.get(), sum(self.spread.get()), last
+        yield record.key, 0, record.n, self.best.get(), sum(self.spread.get() or ()), last
 
     def on_timer(self, at: int, ctx: Any) -> Iterable[Row]:
         if at >= 1_000_000_000:

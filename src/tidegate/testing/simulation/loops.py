@@ -9,8 +9,9 @@ from typing import Any
 
 from tidegate.connectors.rows import RowsSource
 from tidegate.dataflow.functions import CoProcess, KeyedProcess, Process
-from tidegate.dataflow.stream import Pipeline, Stream
-from tidegate.state import descriptors as state
+from tidegate.dataflow.pipeline import Pipeline
+from tidegate.dataflow.stream import Stream
+from tidegate.state import declaring as state
 from tidegate.testing.simulation.faults import Trip
 from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf, expect_rows
 from tidegate.types import parse_schema

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from tidegate.connectors.rows import RowsSource
-from tidegate.dataflow.stream import Pipeline
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.testing.simulation import steps
 from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf, expect_order, expect_rows
 from tidegate.testing.simulation.steps import Built, Loop, Memory, Record, Step

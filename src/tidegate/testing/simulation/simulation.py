@@ -16,8 +16,8 @@ from random import Random
 from typing import Any
 
 from tidegate.dataflow.optimiser import make_plan
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.plan import Plan
-from tidegate.dataflow.stream import Pipeline
 from tidegate.protocol.restart import FixedDelay
 from tidegate.runtime.messages import Message
 from tidegate.runtime.reports import Status

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from tidegate.connectors.rows import RowsSource
 from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
+from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.plan import Plan
-from tidegate.dataflow.stream import Pipeline
 from tidegate.testing.simulation.external import External, TransactionalSink
 from tidegate.testing.simulation.faults import Trip
 from tidegate.testing.simulation.world import World

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
-from tidegate.dataflow.stream import Pipeline, Stream
-from tidegate.state import descriptors as state
+from tidegate.dataflow.pipeline import Pipeline
+from tidegate.dataflow.stream import Stream
+from tidegate.state import declaring as state
 from tidegate.testing.simulation.faults import Trip
 from tidegate.testing.simulation.site import Row, Site, StateOf, expect_rows
 

@@ -1,0 +1,164 @@
+"""Streams by key, broadcast streams, and two streams on their way into one operator: what comes between two operators
+that belong to `Stream`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+import pyarrow as pa
+
+from tidegate.dataflow import checks
+from tidegate.dataflow.contracts import Sink
+from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes, columns_text, connectable
+from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess
+from tidegate.dataflow.graph import Edge, Spec
+from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
+from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
+from tidegate.errors import GraphError
+from tidegate.types import ddl_of
+
+if TYPE_CHECKING:
+    from tidegate.dataflow.pipeline import Pipeline
+    from tidegate.dataflow.stream import Stream
+
+
+class KeyedStream(Flow):
+    """Records that go by key: what `key_by` gives."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, pipeline: Pipeline, edges: tuple[Edge, ...], schema: pa.Schema, key: tuple[str, ...]) -> None:
+        super().__init__(pipeline, edges, schema)
+        self._key = key
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key columns."""
+        return self._key
+
+    def process(
+        self,
+        name: str,
+        function: KeyedProcess,
+        returns: SchemaLike = None,
+        *,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
+        parallelism: int | None = None,
+        alias: Names = (),
+    ) -> Stream:
+        """Runs a `KeyedProcess`. The other arguments are as in `Stream.process`."""
+        takes = Takes(KeyedProcess, f"a stream keyed by {columns_text(self._key)}", keyed=True)
+        return self._pipeline._add_process(
+            KeyedProcessSpec(function, self._key),
+            function,
+            takes=takes,
+            name=name,
+            inputs=(self,),
+            returns=returns,
+            side_outputs=side_outputs,
+            parallelism=parallelism,
+            alias=alias,
+        )
+
+    def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams:
+        """Two streams keyed alike for one `CoProcess`, or this one and a broadcast one for a `BroadcastProcess`."""
+        where = f"connect after {self._origin()}"
+        right = connectable(where, self, other)
+        if not isinstance(right, KeyedStream | BroadcastStream):
+            raise GraphError(
+                f"{where}: the left stream is keyed by {columns_text(self._key)}, the right one isn't; use "
+                f"key_by on both, or on neither (or broadcast() on the right one)"
+            )
+        if isinstance(right, KeyedStream):
+            checks.check_same_key_types(
+                where,
+                left=[self._schema.field(column) for column in self._key],
+                right=[right._schema.field(column) for column in right._key],
+            )
+        return ConnectedStreams(self, right)
+
+    def to(self, name: str, sink: Sink, *, parallelism: int | None = None, alias: Names = ()) -> None:
+        """Writes the records to a sink; those of one key to one subtask of it, in their order."""
+        self._pipeline._add_sink(self, name, sink, parallelism, alias)
+
+    def __repr__(self) -> str:
+        return f"<stream of {self._origin()} keyed by {columns_text(self._key)}: {ddl_of(self._schema)}>"
+
+    def _called(self) -> str:
+        return "a keyed stream"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            from tidegate.dataflow.stream import Stream  # which imports this module
+
+            known = isinstance(getattr(Stream, name, None), property) or callable(getattr(Stream, name, None))
+            advice = f": call .{name}(…) before key_by, or a process after it" if known else ""
+            raise AttributeError(f"a keyed stream has no {name!r}{advice}")
+
+
+class BroadcastStream(Flow):
+    """Records that go to every subtask: what `broadcast` gives. Connect another stream with it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<broadcast stream: {ddl_of(self._schema)}>"
+
+    def _called(self) -> str:
+        return "a broadcast stream"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"a broadcast stream has no {name!r}: it is the right side of a connection, "
+                f"stream.connect(rules.broadcast()).process(name, function, returns=…)"
+            )
+
+
+class ConnectedStreams:
+    """Two streams on their way into one operator: what `connect` gives."""
+
+    __slots__ = ("_left", "_right")
+
+    def __init__(self, left: Stream | KeyedStream, right: Stream | KeyedStream | BroadcastStream) -> None:
+        self._left = left
+        self._right = right
+
+    def process(
+        self,
+        name: str,
+        function: CoProcess | BroadcastProcess,
+        returns: SchemaLike = None,
+        *,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
+        parallelism: int | None = None,
+        alias: Names = (),
+    ) -> Stream:
+        """Runs a `CoProcess`, or a `BroadcastProcess` where the right stream is broadcast."""
+        left, right = self._left, self._right
+        key = left.key if isinstance(left, KeyedStream) else ()
+        spec: Spec
+        if isinstance(right, BroadcastStream):
+            takes = Takes(BroadcastProcess, "a stream connected with a broadcast one", keyed=bool(key))
+            spec = BroadcastProcessSpec(function, key)
+        else:
+            takes = Takes(CoProcess, "two connected streams", keyed=bool(key))
+            spec = CoProcessSpec(function, (key, right.key) if isinstance(right, KeyedStream) else None)
+        return left._pipeline._add_process(
+            spec,
+            function,
+            takes=takes,
+            name=name,
+            inputs=(left, right),
+            returns=returns,
+            side_outputs=side_outputs,
+            parallelism=parallelism,
+            alias=alias,
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._left!r} connected with {self._right!r}>"

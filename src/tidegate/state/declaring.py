@@ -1,0 +1,464 @@
+"""How a user's function declares its state: `count = tg.value("long", default=0)` in the class body.
+
+Type checkers see the state that the function will have under that name (`handles.py`): a `ValueState[int]` for the
+declaration above. They know the common types by their DDL names; states of any other type hold `Any`. When Python runs, a
+declaration is a `Descriptor`, in whose place the state is put when a subtask opens the function.
+
+A declaration may change between two runs. What it says about that (`alias`, `added`, `renamed`) is for a snapshot that was
+written under an earlier one, and may stay forever: a snapshot that already has the present names and fields is taken in as
+it is (evolution.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import date, datetime
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
+
+from tidegate import arguments
+from tidegate.arguments import Duration
+from tidegate.state.descriptors import Descriptor, ItemType, KeyType, Names
+from tidegate.state.handles import (
+    AggregatingState,
+    BroadcastState,
+    ListState,
+    MapState,
+    OperatorListState,
+    ReducingState,
+    ValueState,
+)
+from tidegate.state.sections import StateKind
+
+Whole: TypeAlias = Literal["long", "bigint", "int", "integer", "short", "smallint", "byte", "tinyint"]
+Real: TypeAlias = Literal["double", "float", "real"]
+Text: TypeAlias = Literal["string"]
+Bool: TypeAlias = Literal["boolean"]
+Binary: TypeAlias = Literal["binary"]
+Day: TypeAlias = Literal["date"]
+Moment: TypeAlias = Literal["timestamp", "timestamp_ltz", "timestamp_ntz"]
+Redistribute: TypeAlias = Literal["split", "union"]
+Refresh: TypeAlias = Literal["write", "read"]
+
+In = TypeVar("In")
+Acc = TypeVar("Acc")
+Out = TypeVar("Out")
+
+
+class Declared(TypedDict, total=False):
+    """What every declaration takes. `value` says what it means."""
+
+    name: str | None
+    alias: Names
+    added: Mapping[str, Any] | None
+    renamed: Mapping[str, str] | None
+
+
+class Keyed(Declared, total=False):
+    """What declarations of state for each key take besides."""
+
+    ttl: Duration | None
+    ttl_refresh: Refresh
+
+
+@overload
+def value(type: Whole, *, default: int, **options: Unpack[Keyed]) -> ValueState[int]: ...
+@overload
+def value(type: Whole, *, default: None = None, **options: Unpack[Keyed]) -> ValueState[int | None]: ...
+@overload
+def value(type: Real, *, default: float, **options: Unpack[Keyed]) -> ValueState[float]: ...
+@overload
+def value(type: Real, *, default: None = None, **options: Unpack[Keyed]) -> ValueState[float | None]: ...
+@overload
+def value(type: Text, *, default: str, **options: Unpack[Keyed]) -> ValueState[str]: ...
+@overload
+def value(type: Text, *, default: None = None, **options: Unpack[Keyed]) -> ValueState[str | None]: ...
+@overload
+def value(type: Bool, *, default: bool, **options: Unpack[Keyed]) -> ValueState[bool]: ...
+@overload
+def value(type: Bool, *, default: None = None, **options: Unpack[Keyed]) -> ValueState[bool | None]: ...
+@overload
+def value(type: Binary, *, default: bytes, **options: Unpack[Keyed]) -> ValueState[bytes]: ...
+@overload
+def value(type: Binary, *, default: None = None, **options: Unpack[Keyed]) -> ValueState[bytes | None]: ...
+@overload
+def value(type: Day, *, default: date, **options: Unpack[Keyed]) -> ValueState[date]: ...
+@overload
+def value(type: Day, *, default: None = None, **options: Unpack[Keyed]) -> ValueState[date | None]: ...
+@overload
+def value(type: Moment, *, default: datetime, **options: Unpack[Keyed]) -> ValueState[datetime]: ...
+@overload
+def value(type: Moment, *, default: None = None, **options: Unpack[Keyed]) -> ValueState[datetime | None]: ...
+@overload
+def value(type: ItemType, *, default: Any = None, **options: Unpack[Keyed]) -> ValueState[Any]: ...
+def value(
+    type: ItemType,
+    *,
+    default: Any = None,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    ttl: Duration | None = None,
+    ttl_refresh: Refresh = "write",
+) -> Any:
+    """One value for each key. `default` is what `get` returns if nothing was set.
+
+    `ttl="1 day"`: the value is forgotten if it wasn't set for that long, by what `ctx.now_ms()` says; with
+    `ttl_refresh="read"`, if it was neither set nor read. Items of lists and entries of maps expire one by one, and `len`
+    doesn't count as reading.
+
+    For snapshots of an earlier program: `alias` is the name that the state had (or a list of them); `added={"b": 0}` gives
+    a new field of a struct a value in what is there already (None without it); `renamed={"new": "old"}` says what
+    a field was called. Fields inside fields are joined by dots, and lists and maps need no name: `"address.zip"`.
+    """
+    return Descriptor(
+        kind=StateKind.KEYED,
+        shape="value",
+        item=type,
+        default=default,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+        ttl=ttl,
+        ttl_refresh=ttl_refresh,
+    )
+
+
+@overload
+def list_(type: Whole, **options: Unpack[Keyed]) -> ListState[int]: ...
+@overload
+def list_(type: Real, **options: Unpack[Keyed]) -> ListState[float]: ...
+@overload
+def list_(type: Text, **options: Unpack[Keyed]) -> ListState[str]: ...
+@overload
+def list_(type: Bool, **options: Unpack[Keyed]) -> ListState[bool]: ...
+@overload
+def list_(type: Binary, **options: Unpack[Keyed]) -> ListState[bytes]: ...
+@overload
+def list_(type: Day, **options: Unpack[Keyed]) -> ListState[date]: ...
+@overload
+def list_(type: Moment, **options: Unpack[Keyed]) -> ListState[datetime]: ...
+@overload
+def list_(type: ItemType, **options: Unpack[Keyed]) -> ListState[Any]: ...
+def list_(
+    type: ItemType,
+    *,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    ttl: Duration | None = None,
+    ttl_refresh: Refresh = "write",
+) -> Any:
+    """A list for each key. `alias`, `added`, `renamed`, `ttl` and `ttl_refresh` are as in `value`, here and below."""
+    return Descriptor(
+        kind=StateKind.KEYED,
+        shape="list",
+        item=type,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+        ttl=ttl,
+        ttl_refresh=ttl_refresh,
+    )
+
+
+@overload
+def map_(key: Text, value: Whole, **options: Unpack[Keyed]) -> MapState[str, int]: ...
+@overload
+def map_(key: Text, value: Real, **options: Unpack[Keyed]) -> MapState[str, float]: ...
+@overload
+def map_(key: Text, value: Text, **options: Unpack[Keyed]) -> MapState[str, str]: ...
+@overload
+def map_(key: Text, value: Bool, **options: Unpack[Keyed]) -> MapState[str, bool]: ...
+@overload
+def map_(key: Text, value: Binary, **options: Unpack[Keyed]) -> MapState[str, bytes]: ...
+@overload
+def map_(key: Text, value: Day, **options: Unpack[Keyed]) -> MapState[str, date]: ...
+@overload
+def map_(key: Text, value: Moment, **options: Unpack[Keyed]) -> MapState[str, datetime]: ...
+@overload
+def map_(key: Text, value: ItemType, **options: Unpack[Keyed]) -> MapState[str, Any]: ...
+@overload
+def map_(key: Whole, value: Whole, **options: Unpack[Keyed]) -> MapState[int, int]: ...
+@overload
+def map_(key: Whole, value: Real, **options: Unpack[Keyed]) -> MapState[int, float]: ...
+@overload
+def map_(key: Whole, value: Text, **options: Unpack[Keyed]) -> MapState[int, str]: ...
+@overload
+def map_(key: Whole, value: Bool, **options: Unpack[Keyed]) -> MapState[int, bool]: ...
+@overload
+def map_(key: Whole, value: Binary, **options: Unpack[Keyed]) -> MapState[int, bytes]: ...
+@overload
+def map_(key: Whole, value: Day, **options: Unpack[Keyed]) -> MapState[int, date]: ...
+@overload
+def map_(key: Whole, value: Moment, **options: Unpack[Keyed]) -> MapState[int, datetime]: ...
+@overload
+def map_(key: Whole, value: ItemType, **options: Unpack[Keyed]) -> MapState[int, Any]: ...
+@overload
+def map_(key: KeyType, value: Whole, **options: Unpack[Keyed]) -> MapState[Any, int]: ...
+@overload
+def map_(key: KeyType, value: Real, **options: Unpack[Keyed]) -> MapState[Any, float]: ...
+@overload
+def map_(key: KeyType, value: Text, **options: Unpack[Keyed]) -> MapState[Any, str]: ...
+@overload
+def map_(key: KeyType, value: Bool, **options: Unpack[Keyed]) -> MapState[Any, bool]: ...
+@overload
+def map_(key: KeyType, value: Binary, **options: Unpack[Keyed]) -> MapState[Any, bytes]: ...
+@overload
+def map_(key: KeyType, value: Day, **options: Unpack[Keyed]) -> MapState[Any, date]: ...
+@overload
+def map_(key: KeyType, value: Moment, **options: Unpack[Keyed]) -> MapState[Any, datetime]: ...
+@overload
+def map_(key: KeyType, value: ItemType, **options: Unpack[Keyed]) -> MapState[Any, Any]: ...
+def map_(
+    key: KeyType,
+    value: ItemType,
+    *,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    ttl: Duration | None = None,
+    ttl_refresh: Refresh = "write",
+) -> Any:
+    """A dictionary for each key."""
+    return Descriptor(
+        kind=StateKind.KEYED,
+        shape="map",
+        item=value,
+        map_key=key,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+        ttl=ttl,
+        ttl_refresh=ttl_refresh,
+    )
+
+
+@overload
+def reducing(type: Whole, function: Callable[[int, int], int], **options: Unpack[Keyed]) -> ReducingState[int]: ...
+@overload
+def reducing(type: Real, function: Callable[[float, float], float], **options: Unpack[Keyed]) -> ReducingState[float]: ...
+@overload
+def reducing(type: Text, function: Callable[[str, str], str], **options: Unpack[Keyed]) -> ReducingState[str]: ...
+@overload
+def reducing(type: Bool, function: Callable[[bool, bool], bool], **options: Unpack[Keyed]) -> ReducingState[bool]: ...
+@overload
+def reducing(type: Binary, function: Callable[[bytes, bytes], bytes], **options: Unpack[Keyed]) -> ReducingState[bytes]: ...
+@overload
+def reducing(type: Day, function: Callable[[date, date], date], **options: Unpack[Keyed]) -> ReducingState[date]: ...
+@overload
+def reducing(
+    type: Moment, function: Callable[[datetime, datetime], datetime], **options: Unpack[Keyed]
+) -> ReducingState[datetime]: ...
+@overload
+def reducing(type: ItemType, function: Callable[[Any, Any], Any], **options: Unpack[Keyed]) -> ReducingState[Any]: ...
+def reducing(
+    type: ItemType,
+    function: Callable[[Any, Any], Any],
+    *,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    ttl: Duration | None = None,
+    ttl_refresh: Refresh = "write",
+) -> Any:
+    """`function(merged, item)` over the items added for each key, such as `max`; `get` is None before the first."""
+    arguments.function("reducing", "function", function, "a function of the merged item and the next one, such as max")
+    return Descriptor(
+        kind=StateKind.KEYED,
+        shape="reducing",
+        item=type,
+        add=function,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+        ttl=ttl,
+        ttl_refresh=ttl_refresh,
+    )
+
+
+@overload
+def aggregating(
+    type: ItemType,
+    *,
+    create: Callable[[], Acc],
+    add: Callable[[Acc, In], Acc],
+    result: Callable[[Acc], Out],
+    **options: Unpack[Keyed],
+) -> AggregatingState[In, Out]: ...
+@overload
+def aggregating(
+    type: ItemType,
+    *,
+    create: Callable[[], Acc],
+    add: Callable[[Acc, In], Acc],
+    result: None = None,
+    **options: Unpack[Keyed],
+) -> AggregatingState[In, Acc]: ...
+def aggregating(
+    type: ItemType,
+    *,
+    create: Callable[[], Any],
+    add: Callable[[Any, Any], Any],
+    result: Callable[[Any], Any] | None = None,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    ttl: Duration | None = None,
+    ttl_refresh: Refresh = "write",
+) -> Any:
+    """An accumulator of `type` for each key: made by `create`, moved on by `add(accumulator, item)`, read by `result`.
+
+    `add` returns the accumulator, a new one or the one it was given, which it may change in place. `get` is None before
+    the first item. Type checkers take the types of items and results from the annotations of `add` and `result`.
+    """
+    arguments.function("aggregating", "create", create, "a function without arguments that makes an accumulator")
+    arguments.function("aggregating", "add", add, "a function of the accumulator and an item")
+    if result is not None:
+        arguments.function("aggregating", "result", result, "a function of the accumulator, or None")
+    return Descriptor(
+        kind=StateKind.KEYED,
+        shape="aggregating",
+        item=type,
+        create=create,
+        add=add,
+        result=result,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+        ttl=ttl,
+        ttl_refresh=ttl_refresh,
+    )
+
+
+@overload
+def operator_list(
+    type: Whole, *, redistribute: Redistribute = ..., **options: Unpack[Declared]
+) -> OperatorListState[int]: ...
+@overload
+def operator_list(
+    type: Real, *, redistribute: Redistribute = ..., **options: Unpack[Declared]
+) -> OperatorListState[float]: ...
+@overload
+def operator_list(
+    type: Text, *, redistribute: Redistribute = ..., **options: Unpack[Declared]
+) -> OperatorListState[str]: ...
+@overload
+def operator_list(
+    type: Bool, *, redistribute: Redistribute = ..., **options: Unpack[Declared]
+) -> OperatorListState[bool]: ...
+@overload
+def operator_list(
+    type: Binary, *, redistribute: Redistribute = ..., **options: Unpack[Declared]
+) -> OperatorListState[bytes]: ...
+@overload
+def operator_list(
+    type: Day, *, redistribute: Redistribute = ..., **options: Unpack[Declared]
+) -> OperatorListState[date]: ...
+@overload
+def operator_list(
+    type: Moment, *, redistribute: Redistribute = ..., **options: Unpack[Declared]
+) -> OperatorListState[datetime]: ...
+@overload
+def operator_list(
+    type: ItemType, *, redistribute: Redistribute = ..., **options: Unpack[Declared]
+) -> OperatorListState[Any]: ...
+def operator_list(
+    type: ItemType,
+    *,
+    redistribute: Redistribute = "split",
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> Any:
+    """A list for each subtask. At a restore its items are dealt out (`split`), or everyone gets all of them (`union`)."""
+    arguments.one_of("operator_list", "redistribute", redistribute, ("split", "union"))
+    return Descriptor(
+        kind=StateKind(redistribute),
+        shape="list",
+        item=type,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+    )
+
+
+@overload
+def broadcast_map(key: Text, value: Whole, **options: Unpack[Declared]) -> BroadcastState[str, int]: ...
+@overload
+def broadcast_map(key: Text, value: Real, **options: Unpack[Declared]) -> BroadcastState[str, float]: ...
+@overload
+def broadcast_map(key: Text, value: Text, **options: Unpack[Declared]) -> BroadcastState[str, str]: ...
+@overload
+def broadcast_map(key: Text, value: Bool, **options: Unpack[Declared]) -> BroadcastState[str, bool]: ...
+@overload
+def broadcast_map(key: Text, value: Binary, **options: Unpack[Declared]) -> BroadcastState[str, bytes]: ...
+@overload
+def broadcast_map(key: Text, value: Day, **options: Unpack[Declared]) -> BroadcastState[str, date]: ...
+@overload
+def broadcast_map(key: Text, value: Moment, **options: Unpack[Declared]) -> BroadcastState[str, datetime]: ...
+@overload
+def broadcast_map(key: Text, value: ItemType, **options: Unpack[Declared]) -> BroadcastState[str, Any]: ...
+@overload
+def broadcast_map(key: Whole, value: Whole, **options: Unpack[Declared]) -> BroadcastState[int, int]: ...
+@overload
+def broadcast_map(key: Whole, value: Real, **options: Unpack[Declared]) -> BroadcastState[int, float]: ...
+@overload
+def broadcast_map(key: Whole, value: Text, **options: Unpack[Declared]) -> BroadcastState[int, str]: ...
+@overload
+def broadcast_map(key: Whole, value: Bool, **options: Unpack[Declared]) -> BroadcastState[int, bool]: ...
+@overload
+def broadcast_map(key: Whole, value: Binary, **options: Unpack[Declared]) -> BroadcastState[int, bytes]: ...
+@overload
+def broadcast_map(key: Whole, value: Day, **options: Unpack[Declared]) -> BroadcastState[int, date]: ...
+@overload
+def broadcast_map(key: Whole, value: Moment, **options: Unpack[Declared]) -> BroadcastState[int, datetime]: ...
+@overload
+def broadcast_map(key: Whole, value: ItemType, **options: Unpack[Declared]) -> BroadcastState[int, Any]: ...
+@overload
+def broadcast_map(key: KeyType, value: Whole, **options: Unpack[Declared]) -> BroadcastState[Any, int]: ...
+@overload
+def broadcast_map(key: KeyType, value: Real, **options: Unpack[Declared]) -> BroadcastState[Any, float]: ...
+@overload
+def broadcast_map(key: KeyType, value: Text, **options: Unpack[Declared]) -> BroadcastState[Any, str]: ...
+@overload
+def broadcast_map(key: KeyType, value: Bool, **options: Unpack[Declared]) -> BroadcastState[Any, bool]: ...
+@overload
+def broadcast_map(key: KeyType, value: Binary, **options: Unpack[Declared]) -> BroadcastState[Any, bytes]: ...
+@overload
+def broadcast_map(key: KeyType, value: Day, **options: Unpack[Declared]) -> BroadcastState[Any, date]: ...
+@overload
+def broadcast_map(key: KeyType, value: Moment, **options: Unpack[Declared]) -> BroadcastState[Any, datetime]: ...
+@overload
+def broadcast_map(key: KeyType, value: ItemType, **options: Unpack[Declared]) -> BroadcastState[Any, Any]: ...
+def broadcast_map(
+    key: KeyType,
+    value: ItemType,
+    *,
+    name: str | None = None,
+    alias: Names = (),
+    added: Mapping[str, Any] | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> Any:
+    """A dictionary that every subtask holds alike, written by the broadcast side of a `BroadcastProcess`."""
+    return Descriptor(
+        kind=StateKind.BROADCAST,
+        shape="map",
+        item=value,
+        map_key=key,
+        name=name,
+        alias=alias,
+        added=added,
+        renamed=renamed,
+    )

@@ -1,0 +1,142 @@
+"""What a declared state is within a function: the same methods on every backend.
+
+    class CountBids(tg.KeyedProcess):
+        count = tg.value("long", default=0)         # a ValueState[int]
+
+`self.count` is the state of the present key. Values are checked against the declared type when they are given to a state.
+What a state hands out is the user's: changing it changes no state.
+
+These are protocols. The classes behind them belong to the backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar, overload
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+In_contra = TypeVar("In_contra", contravariant=True)
+Out_co = TypeVar("Out_co", covariant=True)
+
+
+class ValueState(Protocol[T]):
+    """One value for the present key, declared by `tg.value`."""
+
+    def get(self) -> T:
+        """Return the value, or the declared default (None without one) if none was set."""
+
+    def set(self, value: T) -> None:
+        """Replace the value."""
+
+    def clear(self) -> None:
+        """Forget the value."""
+
+
+class ListState(Protocol[T]):
+    """A list for the present key, declared by `tg.list`."""
+
+    def get(self) -> tuple[T, ...]:
+        """Return the items in their order; an empty tuple if there are none."""
+
+    def add(self, item: T) -> None:
+        """Append an item, without reading the list."""
+
+    def extend(self, items: Iterable[T]) -> None:
+        """Append several items."""
+
+    def replace(self, items: Iterable[T]) -> None:
+        """Replace the whole list."""
+
+    def clear(self) -> None:
+        """Forget the list."""
+
+
+class MapState(Protocol[K, V]):
+    """A dictionary for the present key, declared by `tg.map`."""
+
+    @overload
+    def get(self, item: K) -> V | None: ...
+    @overload
+    def get(self, item: K, default: D) -> V | D: ...
+    def get(self, item: K, default: D | None = None) -> V | D | None:
+        """Return the entry's value, or `default` if there is no such entry."""
+
+    def put(self, item: K, value: V) -> None:
+        """Add an entry or replace its value."""
+
+    def remove(self, item: K) -> None:
+        """Remove an entry. Nothing happens if it isn't there."""
+
+    def items(self) -> Iterable[tuple[K, V]]:
+        """Return all entries."""
+
+    def keys(self) -> Iterable[K]:
+        """Return the keys of all entries."""
+
+    def values(self) -> Iterable[V]:
+        """Return the values of all entries."""
+
+    def clear(self) -> None:
+        """Forget all entries."""
+
+    def __contains__(self, item: object) -> bool: ...
+    def __iter__(self) -> Iterator[K]: ...
+    def __len__(self) -> int: ...
+
+
+class ReducingState(Protocol[T]):
+    """What a function makes of all items added for the present key, declared by `tg.reducing`."""
+
+    def get(self) -> T | None:
+        """Return the merged item, or None before the first one."""
+
+    def add(self, item: T) -> None:
+        """Merge an item with those before."""
+
+    def clear(self) -> None:
+        """Forget the merged item."""
+
+
+class AggregatingState(Protocol[In_contra, Out_co]):
+    """An accumulator for the present key, declared by `tg.aggregating`."""
+
+    def get(self) -> Out_co | None:
+        """Return what `result` makes of the accumulator, or None before the first item."""
+
+    def add(self, item: In_contra) -> None:
+        """Add an item to the accumulator."""
+
+    def clear(self) -> None:
+        """Forget the accumulator."""
+
+
+class OperatorListState(Protocol[T]):
+    """A list that belongs to a subtask, not to a key, declared by `tg.operator_list`."""
+
+    def get(self) -> tuple[T, ...]:
+        """Return the items in their order."""
+
+    def add(self, item: T) -> None:
+        """Append an item."""
+
+    def extend(self, items: Iterable[T]) -> None:
+        """Append several items."""
+
+    def replace(self, items: Iterable[T]) -> None:
+        """Replace the whole list."""
+
+    def clear(self) -> None:
+        """Remove all items."""
+
+    def __iter__(self) -> Iterator[T]: ...
+    def __len__(self) -> int: ...
+
+
+class BroadcastState(MapState[K, V], Protocol[K, V]):
+    """A dictionary that is the same on every subtask, declared by `tg.broadcast_map`.
+
+    Only `process_broadcast` may write it.
+    """

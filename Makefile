@@ -34,7 +34,7 @@ demo: $(READY) java  ## Live game analytics that kills one of its own slots and 
 
 .PHONY: test
 test: lint java jars  ## Lint, then every test: unit, contract, simulation, Spark, faults
-	$(BIN)/python -m pytest tests/test_tidy.py tests/unit tests/contract tests/simulation -n 3 --dist worksteal -m "not long"
+	$(BIN)/python -m pytest tests/test_tidy.py tests/typing tests/unit tests/contract tests/simulation -n 3 --dist worksteal -m "not long"
 	$(BIN)/python -m pytest tests/faults tests/spark -n 3 --dist loadgroup -m "not long"
 
 .PHONY: lint

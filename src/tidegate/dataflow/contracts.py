@@ -58,6 +58,7 @@ class Splits:
     # What a reader calls.
 
     def report(self) -> Splits:
+        """Take part: from now on event time is followed split by split."""
         self.is_reported = True
         return self
 
@@ -69,9 +70,11 @@ class Splits:
         self.live[split] = self._discovered[split] = has_records
 
     def read(self, split: str) -> None:
+        """Say which split the batch is of that `poll` is about to return."""
         self.current = split
 
     def finish(self, split: str) -> None:
+        """Say that no record of the split follows, so that event time doesn't wait for it."""
         if self.live.pop(split, None) is not None:
             self._finished.append(split)
 
@@ -153,7 +156,8 @@ class Source(ABC):
 
     @property
     @abstractmethod
-    def schema(self) -> pa.Schema: ...
+    def schema(self) -> pa.Schema:
+        """The columns of the records, and their Arrow types."""
 
     @property
     @abstractmethod
@@ -161,7 +165,8 @@ class Source(ABC):
         """True where the reader will finish by itself."""
 
     @abstractmethod
-    def open(self, context: SourceContext) -> SourceReader: ...
+    def open(self, context: SourceContext) -> SourceReader:
+        """Return the reader of one subtask. Called in its slot, in every attempt."""
 
 
 # What `pre_commit` promises to be able to commit later, in this process or in another: text, JSON as a rule.
@@ -194,7 +199,8 @@ class SinkWriter(ABC):
     """
 
     @abstractmethod
-    def write(self, batch: pa.RecordBatch) -> None: ...
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take the records of a batch, which belong to the epoch that ends next."""
 
     def pre_commit(self, epoch: int) -> Callable[[], Sequence[Committable]]:
         """Ends the epoch's output. Quick: the slow part (flush, close, fsync) is in the function returned, which a
@@ -224,4 +230,5 @@ class Sink(ABC):
         """Raises `SchemaError` where records of this schema can't be written. Called when the job is built."""
 
     @abstractmethod
-    def open(self, context: SinkContext) -> SinkWriter: ...
+    def open(self, context: SinkContext) -> SinkWriter:
+        """Return the writer of one subtask. Called in its slot, in every attempt."""

@@ -45,6 +45,7 @@ class Handle:
 
     @property
     def status(self) -> Status:
+        """What the job is doing now, or how it ended."""
         return self._coordinator.status
 
     @property
@@ -55,6 +56,7 @@ class Handle:
 
     @property
     def attempts(self) -> list[AttemptReport]:
+        """The attempts since the start, oldest first: each is one deployment of the job."""
         return list(self._coordinator.attempts)
 
     @property

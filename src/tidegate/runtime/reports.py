@@ -25,6 +25,7 @@ class Status(Enum):
 
     @property
     def terminal(self) -> bool:
+        """Whether the job has ended."""
         return self in (Status.FINISHED, Status.STOPPED, Status.CANCELLED, Status.FAILED)
 
 
@@ -82,6 +83,7 @@ class EpochReport:
 
     @property
     def measured(self) -> dict[str, Any]:
+        """The longest times and the sums of bytes of all subtasks."""
         return measured(self.subtasks)
 
 

@@ -79,6 +79,7 @@ class StatePlan:
 
     @property
     def taken_in(self) -> bool:
+        """Whether the job has what the snapshot holds of it."""
         return self.fate in (Fate.KEPT, Fate.CONVERTED, Fate.RENAMED)
 
 
@@ -101,6 +102,7 @@ class OperatorPlan:
         return self.fate is Fate.KEPT and all(state.fate is Fate.KEPT or state.name in EVENT_TIME for state in self.states)
 
     def refusals(self) -> Iterator[str]:
+        """Return why the operator or states of it can't be taken in."""
         if self.fate is Fate.REFUSED and self.why:
             yield f"operator {self.name!r}: {self.why}"
         for state in self.states:

@@ -74,10 +74,12 @@ class Snapshots:
 
     @property
     def local_copies_bytes(self) -> int:
+        """`local_copies_size` as a number."""
         return arguments.byte_count("Snapshots", "local_copies_size", self.local_copies_size)
 
     @property
     def alignment_mode(self) -> AlignmentMode:
+        """What subtasks do with a channel that is ahead."""
         return AlignmentMode.AT_LEAST_ONCE if self.mode == "at_least_once" else AlignmentMode.EXACTLY_ONCE
 
     @property
@@ -98,6 +100,7 @@ class Snapshots:
         return False
 
     def coordinator_settings(self) -> CoordinatorSettings:
+        """What the coordinator goes by, as numbers."""
         return CoordinatorSettings(
             interval_ms=None if self.every is None else self._ms("every"),
             min_pause_ms=self._ms("min_pause"),
@@ -157,6 +160,7 @@ class Tuning:
 
     @property
     def coordinator_listening(self) -> Listening:
+        """Where the coordinator listens, and where slots find it."""
         return coordinator_listening(
             bind_host=self.coordinator_bind_host,
             host=self.coordinator_host,
@@ -175,10 +179,12 @@ class Backend(Protocol):
     and `folder` is where it wants them while it takes them in."""
 
     @property
-    def native(self) -> str | None: ...
+    def native(self) -> str | None:
+        """The name of the form of its files, or None if it has none."""
 
     @property
-    def folder(self) -> str | None: ...
+    def folder(self) -> str | None:
+        """A folder on the slots' own disks, or None for the system's."""
 
     def create(
         self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int], native: Path | None = None
@@ -197,6 +203,7 @@ class Heap:
     def create(
         self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int], native: Path | None = None
     ) -> KeyedBackend:
+        """A backend for one operator in one subtask."""
         assert native is None, "the heap has no files of its own"
         return HeapBackend(key_type=key_type, key_group_count=key_group_count, now_ms=now_ms)
 

@@ -253,13 +253,16 @@ class Outputs(dict[str, "DataFrame"]):
         super().__init__(self.split(given))
 
     def split(self, together: DataFrame) -> dict[str, DataFrame]:
+        """The outputs by name, of `together` or of a micro-batch of it."""
         return {name: _only(together, index, columns) for index, (name, columns) in enumerate(self._columns.items())}
 
     def persist(self) -> Outputs:
+        """Keep what one run gives, for all outputs."""
         self.together.persist()
         return self
 
     def unpersist(self) -> Outputs:
+        """Let go of what was kept."""
         self.together.unpersist()
         return self
 

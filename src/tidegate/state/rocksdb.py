@@ -113,6 +113,7 @@ class RocksDB:
 
     @property
     def memory_bytes(self) -> int:
+        """`memory` as a number."""
         return arguments.byte_count("RocksDB", "memory", self.memory, at_least=MIN_MEMORY_BYTES)
 
     def create(

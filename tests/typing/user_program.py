@@ -269,6 +269,7 @@ def dataframes(spark: SparkSession) -> None:
     state = tg.read_state(spark, "savepoints/all", "count", keys=[1, 2])
     written = tg.write_state(state, "savepoints/edited", operator="count", state="count", base="savepoints/all")
     assert_type(written, tg.SavepointInfo)
+    tg.write_state(state, "savepoints/edited again", operator="count", state=CountBids.count)
     tg.register(spark)
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from tidegate import arguments
 from tidegate.errors import JobError, SchemaError, StoreError, TidegateError
 from tidegate.runtime.state_tables import (
     AT_MS,
@@ -38,6 +39,7 @@ from tidegate.runtime.state_tables import (
 )
 from tidegate.runtime.state_writing import StateWriting, check_rows, declared_info, nullable, planned_writing
 from tidegate.state.descriptors import Descriptor
+from tidegate.state.handles import KeyedState
 from tidegate.state.sections import StateInfo
 from tidegate.state.ttl import COLLECTIONS, EXPIRES
 from tidegate.store import layout
@@ -68,7 +70,7 @@ def write_state(
     to: str,
     *,
     operator: str,
-    state: str | Descriptor,
+    state: str | Descriptor | KeyedState,
     base: str | None = None,
     add: bool = False,
     key: str | Sequence[str] | None = None,
@@ -89,8 +91,15 @@ def write_state(
     """
     import pyspark
 
+    declared = _checked(df, state, to=to, operator=operator, base=base, job=job, shape=shape)
+    arguments.flag("write_state", "add", add)
+    if key is not None and not isinstance(key, str):
+        arguments.names("write_state", "key", key)
+    for name, count in {"key_group_count": key_group_count, "parallelism": parallelism}.items():
+        if count is not None:
+            arguments.whole_number("write_state", name, count)
     found = None if base is None else find_snapshot(base)
-    rows, info = _prepared(df, found, operator, state, key=key, shape=shape)
+    rows, info = _prepared(df, found, operator, declared, key=key, shape=shape)
     target = open_store(resolved(to))
     spark = df.sparkSession
     writing = planned_writing(
@@ -114,6 +123,18 @@ def write_state(
             target, manifest, created_ms=created_ms, graph=graph, versions={**versions_here(), "spark": pyspark.__version__}
         )
     return SavepointInfo(path=resolved(to), epoch=made.epoch, bytes=sum(made.operator_bytes().values()))
+
+
+def _checked(df: object, state: object, **texts: str | None) -> str | Descriptor:
+    """The state as it was given, if it and the other arguments are of the types that they must have."""
+    if not hasattr(df, "sparkSession"):
+        raise JobError(f"write_state({df!r}, …): give a DataFrame")
+    for name, given in texts.items():
+        if given is not None or name in ("to", "operator"):
+            arguments.text("write_state", name, given)
+    if isinstance(state, Descriptor):
+        return state
+    return arguments.text("write_state", "state", state, "the name of a state, or its declaration")
 
 
 # What the rows are.

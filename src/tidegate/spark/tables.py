@@ -6,9 +6,12 @@ PySpark is imported when it is needed, so that `import tidegate` does without.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
+
+from tidegate import arguments
+from tidegate.errors import JobError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +25,8 @@ def register(spark: SparkSession) -> None:
     """Makes the format "tidegate" known to this session. `tg.Job(…, spark)` does it, too."""
     from tidegate.spark.state_source import FILTERS_ARE_SAFE, StateSource
 
+    if not hasattr(spark, "dataSource"):
+        raise JobError(f"register({spark!r}): give a SparkSession")
     if spark in _registered:  # Spark warns where a source is registered again
         return
     if FILTERS_ARE_SAFE:
@@ -54,6 +59,7 @@ def read_state(
     """
     from tidegate.spark.state_source import requested
 
+    _check_arguments(path, state, operator=operator, key=key, key_groups=key_groups, diff=diff)
     register(spark)
     options: dict[str, Any] = {
         "state": state,
@@ -69,3 +75,19 @@ def read_state(
     # Spark would ask a Python process, and wrap what is wrong in errors of its own.
     requested({"path": path, **given}).open()
     return spark.read.format("tidegate").options(**given).load(path)
+
+
+def _check_arguments(path: Any, state: Any, *, operator: Any, key: Any, key_groups: Any, diff: Any) -> None:
+    arguments.text("read_state", "path", path, "the folder of a savepoint or of snapshots")
+    arguments.text("read_state", "state", state, "the name of a state, such as 'count'")
+    if operator is not None:
+        arguments.text("read_state", "operator", operator, "the name of the state's operator")
+    if not isinstance(key, str):
+        arguments.names("read_state", "key", key)
+    if key_groups is not None:
+        if isinstance(key_groups, str) or not isinstance(key_groups, Collection):
+            arguments.refuse("read_state", "key_groups", key_groups, "a list or a range of key-groups")
+        for each in key_groups:
+            arguments.whole_number("read_state", "key_groups", each)
+    if diff is not None and not isinstance(diff, str):
+        arguments.whole_number("read_state", "diff", diff, at_least=1)

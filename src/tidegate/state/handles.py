@@ -12,7 +12,7 @@ These are protocols. The classes behind them belong to the backends.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -111,6 +111,12 @@ class AggregatingState(Protocol[In_contra, Out_co]):
 
     def clear(self) -> None:
         """Forget the accumulator."""
+
+
+# What a keyed state's declaration is to a type checker.
+KeyedState: TypeAlias = (
+    ValueState[Any] | ListState[Any] | MapState[Any, Any] | ReducingState[Any] | AggregatingState[Any, Any]
+)
 
 
 class OperatorListState(Protocol[T]):

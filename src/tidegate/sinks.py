@@ -24,7 +24,7 @@ __all__ = ["collect", "parquet", "print"]
 
 
 def parquet(path: str | os.PathLike[str], *, row_group_rows: int = 65_536, compression: str = "zstd") -> Sink:
-    """Writes Parquet files into a folder; a reader sees the records of complete snapshots, each once, and no others.
+    """Write Parquet files into a folder; a reader sees the records of complete snapshots, each once, and no others.
 
         stream.to("out", tg.sinks.parquet("counts/"))
         spark.read.parquet("counts/")               # right at every moment, also while the job runs
@@ -37,7 +37,7 @@ def parquet(path: str | os.PathLike[str], *, row_group_rows: int = 65_536, compr
 
 
 def collect() -> Sink:
-    """Brings the records to the driver, each once, in order of epochs and within an epoch of subtasks.
+    """Bring the records to the driver, each once, in order of epochs and within an epoch of subtasks.
 
     For tests and results of modest size: more than 32 MB from a subtask in one epoch is an error, for the records
     travel through the snapshot. Use `parquet` for more.
@@ -46,9 +46,9 @@ def collect() -> Sink:
 
 
 def print(*, limit: int = 1_000) -> Sink:
-    """Prints the records on the driver as `name> column=value, …`, when their snapshot is complete.
+    """Print the records on the driver as `name> column=value, …`, when their snapshot is complete.
 
     For a look at the data. Of each epoch and subtask at most `limit` records are printed, the others are counted. A
-    line can be printed twice: where the program was stopped between printing and noting it.
+    line can be printed twice, if the program was stopped between printing it and noting that.
     """
     return PrintSink(limit)

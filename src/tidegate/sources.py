@@ -43,7 +43,7 @@ def generator(
     rate: float | None = None,
     splits: int | None = None,
 ) -> Source:
-    """Computes its records, for benchmarks, demonstrations and tests.
+    """Compute records, for benchmarks, demonstrations and tests.
 
         def bids(split, start, count):
             n = np.arange(start, start + count)
@@ -55,12 +55,12 @@ def generator(
     `make(split, start, count)` returns the records `start … start + count - 1` of a split, as an Arrow record batch or
     table or as a dictionary of columns (numpy arrays, Arrow arrays or lists). `make_row(i)` returns record i of the
     whole as a tuple; it is simpler and much slower. Give one of the two. Either must be a pure function of the records'
-    numbers, however the range is cut: after a failure it is asked again for records that it made before. Where you want
-    random numbers, hash the number of the record.
+    numbers, however the range is cut: after a failure it is asked again for records that it made before. For random
+    numbers, hash the number of the record.
 
-    `rows`: how many records in all; without it the source never ends. `rate`: records per second in all, met evenly by
-    time since the job started or went on (it doesn't catch up on the time between); without it, as many as the job
-    takes. `splits` (8): how many subtasks at most share the work; record i of the whole is in split i % splits. It is
+    `rows`: how many records in all; without it the source never ends. `rate`: records per second in all, spread evenly
+    over the time since the job started or resumed (it doesn't catch up on the time between); without it, as many as the
+    job takes. `splits` (8): how many subtasks at most share the work; record i of the whole is in split i % splits. It is
     part of the job's state, so it can't change for a job that goes on from a snapshot.
     """
     parsed = parse_schema(schema)
@@ -75,7 +75,7 @@ def generator(
 
 
 def rows(values: Sequence[Sequence[Any]], schema: Any, *, splits: int = 1) -> Source:
-    """Rows that the program holds in memory, for tests, examples and small look-up tables. Bounded.
+    """Read rows that the program holds in memory, for tests, examples and small look-up tables. Bounded.
 
         tg.sources.rows([(1, "a"), (2, "b")], "id long, name string")
 
@@ -91,7 +91,7 @@ def rows(values: Sequence[Sequence[Any]], schema: Any, *, splits: int = 1) -> So
 def parquet(
     path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bool = False, discover_every: Duration = "1 s"
 ) -> Source:
-    """A folder of Parquet files, and the files that are added to it while the job runs.
+    """Read a folder of Parquet files, and the files that are added to it while the job runs.
 
         tg.sources.parquet("events/", schema="player long, level int, at timestamp")
 
@@ -112,7 +112,7 @@ def parquet(
 def json(
     path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False, discover_every: Duration = "1 s"
 ) -> Source:
-    """A folder of JSON lines files (one object on each line), and what is added to the files and to the folder.
+    """Read a folder of JSON lines files (one object on each line), and what is added to the files and to the folder.
 
         tg.sources.json("logs/", schema="user string, at timestamp, ms long")
 
@@ -135,7 +135,7 @@ def csv(
     stop_at_end: bool = False,
     discover_every: Duration = "1 s",
 ) -> Source:
-    """A folder of CSV files, and what is added to the files and to the folder.
+    """Read a folder of CSV files, and what is added to the files and to the folder.
 
         tg.sources.csv("trades/", schema="symbol string, price double, at timestamp", delimiter=";")
 

@@ -9,8 +9,8 @@ Every method that handles a record may be a generator, return an iterable of row
 named one or not) or list with the values of the schema declared as `returns`, in its order.
 
 An instance is built on the driver, pickled, and unpickled once for each subtask: what `__init__` sets travels with it,
-what must not travel (connections, caches) belongs into `open`. All methods of one instance are called from one thread.
-After a failure a fresh copy of the instance goes on with the restored state: whatever must survive is state, never an
+what must not travel (connections, caches) belongs in `open`. All methods of one instance are called from one thread.
+After a failure a fresh copy of the instance resumes with the restored state: whatever must survive is state, never an
 attribute.
 
 This module declares contracts only. The contexts are implemented by the operators, the states by the backends.
@@ -39,46 +39,46 @@ class Timers(Protocol):
     """
 
     def event_time(self, at: Instant) -> None:
-        """Fires when the watermark reaches `at`; where it already has, when the watermark moves next, or at the end of the
-        micro-batch."""
+        """Set a timer that fires when the watermark reaches `at`. If the watermark is there already, the timer fires when
+        the watermark moves next, or at the end of the micro-batch."""
 
     def processing_time(self, at: Instant) -> None:
-        """Fires when processing time reaches `at`. In a streaming DataFrame that is the time of a micro-batch: the timer
-        fires in the first batch whose time is `at` or later, before the batch's records."""
+        """Set a timer that fires when processing time reaches `at`. In a streaming DataFrame that is the time of a
+        micro-batch: the timer fires in the first batch whose time is `at` or later, before the batch's records."""
 
     def delete_event_time(self, at: Instant) -> None:
-        """Takes back `event_time(at)`. Nothing happens where there is no such timer."""
+        """Delete the timer that `event_time(at)` has set. Nothing happens if there is none."""
 
     def delete_processing_time(self, at: Instant) -> None:
-        """Takes back `processing_time(at)`. Nothing happens where there is no such timer."""
+        """Delete the timer that `processing_time(at)` has set. Nothing happens if there is none."""
 
 
 class Context(Protocol):
     """What a function may ask and do while it handles a record or a timer. It is valid during that call only.
 
-    In `open` only `subtask`, `parallelism` and `now_ms` mean something: there is no record and no key yet.
+    In `open` only `subtask`, `parallelism` and `now_ms` are meaningful: there is no record and no key yet.
     """
 
     @property
     def key(self) -> Any:
-        """The key of the record or timer: a value where `key_by` had one column, a tuple where it had several.
-        None where there is no key: on a stream without one, in `open`, and in `process_broadcast`."""
+        """The key of the record or timer: a value if `key_by` has one column, a tuple if it has several. None if there is no
+        key: on a stream without one, in `open`, and in `process_broadcast`."""
 
     @property
     def watermark_ms(self) -> int:
-        """No record with this event time or less is expected any more. -2**63 until the first watermark is there,
+        """The event time up to which no more records are expected, in epoch milliseconds. -2**63 before the first watermark,
         2**63 - 1 after the end of all input."""
 
     def now_ms(self) -> int:
-        """Processing time: the slot's clock. In a streaming DataFrame it is the time that Spark gave the micro-batch, which
-        stands still in the batch and is the same when the batch runs again."""
+        """Return processing time, which is the slot's clock. In a streaming DataFrame it is the time that Spark gave the
+        micro-batch: it stands still during the batch and is the same when the batch runs again."""
 
     @property
     def timers(self) -> Timers:
-        """The timers of the present key. Raises where there is no key."""
+        """The timers of the present key. Raises an error if there is no key."""
 
     def side(self, tag: str, row: Any) -> None:
-        """Emits a row to the side output `tag`, which `process(…, side_outputs={tag: ddl})` must have declared."""
+        """Emit a row to the side output `tag`, which `process(…, side_outputs={tag: ddl})` must have declared."""
 
     @property
     def subtask(self) -> int:
@@ -99,9 +99,9 @@ class Function(ABC):  # noqa: B024  (the abstract methods are in the four kinds)
         """Called when the subtask ends, also by failure. A crash of the process skips it: nothing may depend on it."""
 
     def on_snapshot_complete(self, epoch: int) -> None:  # noqa: B027  (optional)
-        """The snapshot of `epoch` is complete: the job never goes back behind it.
+        """Called when the snapshot of `epoch` is complete: the job never goes back behind it.
 
-        For making effects of that epoch visible outside. A crash can skip it, and the next completed epoch stands
+        Use it to make effects of that epoch visible outside. A crash can skip the call, and the next completed epoch stands
         for all before it. State must not be changed here.
         """
 
@@ -127,10 +127,10 @@ class KeyedProcess(Function):
 
     @abstractmethod
     def process(self, record: Any, ctx: Context) -> Rows:
-        """One record, a named tuple. Records of one key arrive in the order in which an upstream subtask sent them."""
+        """Handle one record, a named tuple. Records of one key come in the order in which an upstream subtask sent them."""
 
     def on_timer(self, at: int, ctx: Context) -> Rows:
-        """A timer that this function has set is due. May emit, use state and set timers like `process`."""
+        """Handle a timer that this function has set and that is due. May emit, use state and set timers like `process`."""
         raise _no_on_timer(self)
 
 
@@ -153,7 +153,7 @@ class Process(Function):
 
     @abstractmethod
     def process(self, record: Any, ctx: Context) -> Rows:
-        """One record, a named tuple."""
+        """Handle one record, a named tuple."""
 
 
 class CoProcess(Function):
@@ -178,14 +178,14 @@ class CoProcess(Function):
 
     @abstractmethod
     def process_left(self, record: Any, ctx: Context) -> Rows:
-        """One record of `left` in `left.connect(right)`."""
+        """Handle one record of `left` in `left.connect(right)`."""
 
     @abstractmethod
     def process_right(self, record: Any, ctx: Context) -> Rows:
-        """One record of `right` in `left.connect(right)`."""
+        """Handle one record of `right` in `left.connect(right)`."""
 
     def on_timer(self, at: int, ctx: Context) -> Rows:
-        """A timer that this function has set is due. Keyed streams only."""
+        """Handle a timer that this function has set and that is due. Keyed streams only."""
         raise _no_on_timer(self)
 
 
@@ -194,7 +194,7 @@ class BroadcastProcess(Function):
 
     Broadcast state is the same on every subtask because each gets the same broadcast records: `process_broadcast`
     may write it and must do so deterministically (from the record and the state alone); `process` may only read it.
-    Where the main stream is keyed, `process` and `on_timer` have keyed state and timers too.
+    If the main stream is keyed, `process` and `on_timer` have keyed state and timers too.
 
         class ApplyRules(tg.BroadcastProcess):
             rules = tg.broadcast_map("string", "double")
@@ -213,14 +213,14 @@ class BroadcastProcess(Function):
 
     @abstractmethod
     def process(self, record: Any, ctx: Context) -> Rows:
-        """One record of the main stream. Broadcast state is read-only here."""
+        """Handle one record of the main stream. Broadcast state is read-only here."""
 
     @abstractmethod
     def process_broadcast(self, record: Any, ctx: Context) -> Rows:
-        """One record of the broadcast stream, on every subtask. There is no key here."""
+        """Handle one record of the broadcast stream, on every subtask. There is no key here."""
 
     def on_timer(self, at: int, ctx: Context) -> Rows:
-        """A timer that this function has set is due. Only where the main stream is keyed."""
+        """Handle a timer that this function has set and that is due. Only if the main stream is keyed."""
         raise _no_on_timer(self)
 
 

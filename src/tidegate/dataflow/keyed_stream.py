@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class KeyedStream(Flow):
-    """Records that go by key: what `key_by` gives."""
+    """Records by key: what `key_by` returns."""
 
     __slots__ = ("_key",)
 
@@ -48,7 +48,7 @@ class KeyedStream(Flow):
         parallelism: int | None = None,
         alias: Names = (),
     ) -> Stream:
-        """Runs a `KeyedProcess`. The other arguments are as in `Stream.process`."""
+        """Run a `KeyedProcess`. The other arguments are as in `Stream.process`."""
         takes = Takes(KeyedProcess, f"a stream keyed by {columns_text(self._key)}", keyed=True)
         return self._pipeline._add_process(
             KeyedProcessSpec(function, self._key),
@@ -63,7 +63,7 @@ class KeyedStream(Flow):
         )
 
     def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams:
-        """Two streams keyed alike for one `CoProcess`, or this one and a broadcast one for a `BroadcastProcess`."""
+        """Connect two streams keyed alike for one `CoProcess`, or this one and a broadcast one for a `BroadcastProcess`."""
         where = f"connect after {self._origin()}"
         right = connectable(where, self, other)
         if not isinstance(right, KeyedStream | BroadcastStream):
@@ -80,7 +80,7 @@ class KeyedStream(Flow):
         return ConnectedStreams(self, right)
 
     def to(self, name: str, sink: Sink, *, parallelism: int | None = None, alias: Names = ()) -> None:
-        """Writes the records to a sink; those of one key to one subtask of it, in their order."""
+        """Write the records to a sink: those of one key to one subtask of it, in their order."""
         self._pipeline._add_sink(self, name, sink, parallelism, alias)
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class KeyedStream(Flow):
 
 
 class BroadcastStream(Flow):
-    """Records that go to every subtask: what `broadcast` gives. Connect another stream with it."""
+    """Records that go to every subtask: what `broadcast` returns. Connect another stream with it."""
 
     __slots__ = ()
 
@@ -120,7 +120,7 @@ class BroadcastStream(Flow):
 
 
 class ConnectedStreams:
-    """Two streams on their way into one operator: what `connect` gives."""
+    """Two streams on their way into one operator: what `connect` returns."""
 
     __slots__ = ("_left", "_right")
 
@@ -138,7 +138,7 @@ class ConnectedStreams:
         parallelism: int | None = None,
         alias: Names = (),
     ) -> Stream:
-        """Runs a `CoProcess`, or a `BroadcastProcess` where the right stream is broadcast."""
+        """Run a `CoProcess`, or a `BroadcastProcess` if the right stream is broadcast."""
         left, right = self._left, self._right
         key = left.key if isinstance(left, KeyedStream) else ()
         spec: Spec

@@ -40,10 +40,10 @@ class Pipeline:
         self._functions: dict[int, str] = {}  # id of a process function → the operator that has it
 
     def source(self, name: str, source: Source, *, parallelism: int | None = None, alias: Names = ()) -> Stream:
-        """A stream of the records of a source. Its offsets are kept in snapshots under `name`.
+        """Return a stream of the records of a source. Its offsets are kept in snapshots under `name`.
 
-        To rename something that has state (a source, a process, a sink), give its old name as `alias`: it goes on from a
-        snapshot that has it under that one.
+        To rename something that has state (a source, a process, a sink), give its old name as `alias`: then it finds its
+        state in a snapshot under that one.
         """
         name = self._new_name("source", name)
         schema = checks.check_source(name, source)
@@ -57,7 +57,7 @@ class Pipeline:
         )
 
     def build(self) -> LogicalGraph:
-        """The graph as it is now, checked for loose ends."""
+        """Return the graph as it is now, checked for loose ends."""
         graph = LogicalGraph(tuple(self._nodes))
         checks.check_complete(graph)
         return graph

@@ -45,7 +45,7 @@ class Stream(Flow):
     def map(
         self, function: Callable[[Any], Any], returns: SchemaLike, *, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """One row for each record: `bids.map(lambda bid: (bid.auction, bid.price / 2), returns="a long, half double")`."""
+        """Make one row of each record: `bids.map(lambda bid: (bid.auction, bid.price / 2), returns="a long, half double")`."""
         return self._simple("map", MapSpec(function), function, returns, name, parallelism)
 
     def flat_map(
@@ -56,11 +56,11 @@ class Stream(Flow):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Any number of rows for each record: the function returns an iterable, is a generator, or returns None."""
+        """Make any number of rows of each record: the function returns an iterable, is a generator, or returns None."""
         return self._simple("flat_map", FlatMapSpec(function), function, returns, name, parallelism)
 
     def filter(self, function: Callable[[Any], bool], *, name: str | None = None, parallelism: int | None = None) -> Stream:
-        """The records for which the function is true: `bids.filter(lambda bid: bid.price > 100)`."""
+        """Keep the records for which the function is true: `bids.filter(lambda bid: bid.price > 100)`."""
         return self._simple("filter", FilterSpec(function), function, None, name, parallelism)
 
     def map_batches(
@@ -71,9 +71,9 @@ class Stream(Flow):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Vectorised: the function gets an Arrow record batch and gives one, an iterable of them, or None.
+        """Call a function with Arrow record batches; it returns a batch, an iterable of batches, or None.
 
-        The batches it gives have exactly the schema declared. How records are cut into batches means nothing.
+        The batches it returns have exactly the declared schema. How records are cut into batches has no meaning.
         """
         return self._simple("map_batches", MapBatchesSpec(function), function, returns, name, parallelism)
 
@@ -87,9 +87,9 @@ class Stream(Flow):
         parallelism: int | None = None,
         alias: Names = (),
     ) -> Stream:
-        """Runs a `Process`. Leave `returns` away for one that emits nothing on its main output.
+        """Run a `Process`. Omit `returns` if it emits nothing on its main output.
 
-        `side_outputs={"late": "auction long, ts long"}` declares what `ctx.side("late", row)` takes; get the stream
+        `side_outputs={"late": "auction long, ts long"}` declares what `ctx.side("late", row)` takes; get that stream
         with `.side_output("late")` on what this returns. `alias` is the name that the operator had before, if any.
         """
         takes = Takes(Process, "a stream without key", keyed=False)
@@ -108,10 +108,10 @@ class Stream(Flow):
     def with_watermark(
         self, column: str, delay: Duration, *, idle_after: Duration | None = None, name: str | None = None
     ) -> Stream:
-        """Event time from a column (timestamp, date, or long of epoch milliseconds): no record is expected to be more
+        """Take event time from a column (timestamp, date, or long of epoch milliseconds). No record is expected to be more
         than `delay` behind the latest one seen.
 
-        Put it right behind the source. A subtask without records for `idle_after` no longer holds back the others.
+        Put it directly after the source. A subtask without records for `idle_after` no longer holds back the others.
         """
         input = self._input()
         given, name = name is not None, self._pipeline._new_name("watermark", name)
@@ -146,7 +146,7 @@ class Stream(Flow):
         parallelism: int | None = None,
         alias: Names = (),
     ) -> Stream:
-        """A loop. `body(stream)` gets this stream's records and those that come back, and returns two streams: the
+        """Make a loop. `body(stream)` gets this stream's records and those that come back, and returns two streams: the
         feedback, which goes back to the beginning of the loop, and the output, which is what this returns.
 
             def body(orders):
@@ -189,13 +189,13 @@ class Stream(Flow):
         return output
 
     def to(self, name: str, sink: Sink, *, parallelism: int | None = None, alias: Names = ()) -> None:
-        """Writes the records to a sink. Its pending commits are kept in snapshots under `name`."""
+        """Write the records to a sink. Its pending commits are kept in snapshots under `name`."""
         self._pipeline._add_sink(self, name, sink, parallelism, alias)
 
     # How the next operator gets the records.
 
     def key_by(self, *columns: str, nulls: str = KEEP) -> KeyedStream:
-        """Records with equal values in these columns go to one subtask, which has state for them.
+        """Send records with equal values in these columns to one subtask, which has state for them.
 
         Null is a key like any other: all records without a key share one state. `nulls="refuse"` ends the job at the first
         such record instead.
@@ -206,7 +206,7 @@ class Stream(Flow):
         return KeyedStream(self._pipeline, edges, self._schema, key)
 
     def union(self, *others: Stream) -> Stream:
-        """The records of all streams, which have the same columns in the same order. No order among the streams."""
+        """Unite streams that have the same columns in the same order. There is no order among the streams."""
         edges = list(self._input()._edges)
         fields = list(self._schema)
         where = f"union after {self._origin()}"
@@ -225,16 +225,16 @@ class Stream(Flow):
         return Stream(self._pipeline, tuple(edges), pa.schema(fields) if others else self._schema)
 
     def rebalance(self) -> Stream:
-        """Spreads the records evenly over the next operator's subtasks. The order of records is lost."""
+        """Spread the records evenly over the next operator's subtasks. The order of records is lost."""
         return Stream(self._pipeline, self._input()._repartitioned(Partitioning.REBALANCE), self._schema)
 
     def broadcast(self) -> BroadcastStream:
-        """Every record to every subtask: for the right side of `connect`."""
+        """Send every record to every subtask, for the right side of `connect`."""
         edges = self._input()._repartitioned(Partitioning.BROADCAST)
         return BroadcastStream(self._pipeline, edges, self._schema)
 
     def connect(self, other: Stream | BroadcastStream) -> ConnectedStreams:
-        """Two streams for one `CoProcess`, or this one and a broadcast one for a `BroadcastProcess`."""
+        """Connect two streams for one `CoProcess`, or this one and a broadcast one for a `BroadcastProcess`."""
         where = f"connect after {self._origin()}"
         if isinstance(other, KeyedStream):
             raise GraphError(
@@ -244,7 +244,7 @@ class Stream(Flow):
         return ConnectedStreams(self, connectable(where, self, other))
 
     def side_output(self, tag: str) -> Stream:
-        """What the operator that made this stream emits with `ctx.side(tag, row)`."""
+        """Return what the operator that made this stream emits with `ctx.side(tag, row)`."""
         where = f"side_output({tag!r}) after {self._origin()}"
         edge = self._edges[0]
         if len(self._edges) > 1 or edge.tag is not None or edge.partitioning is not Partitioning.FORWARD:

@@ -23,11 +23,15 @@ from tidegate.store.savepoints import SavepointInfo, resolved
 _POLL_S = 0.02
 
 
+# Plans the job again at other slots and other parallelism of some operators. Raises `JobError` if that can't be.
 Relayout = Callable[[int | None, Mapping[str, int]], Layout]
 
 
 class Handle:
-    """`relayout(slots, parallelism by operator)` plans the job anew; it raises `JobError` where that can't be."""
+    """A running job: what it does, and what it can be asked to do. `job.start()` returns one.
+
+    A call that waits takes a `timeout` such as "30 s" and raises `TimeoutError` when that is over; the job runs on.
+    """
 
     def __init__(
         self,
@@ -76,11 +80,11 @@ class Handle:
         return dict(self._coordinator.metrics)
 
     def results(self, sink: str) -> list[tuple[Any, ...]]:
-        """The committed rows of a `collect` sink, in the order of epochs."""
+        """Return the committed rows of a `collect` sink, in the order of epochs."""
         return delivered_rows(list(self._coordinator.delivered.get(sink, ())))
 
     def snapshot(self, timeout: Duration = "1 minute") -> EpochReport:
-        """Takes a snapshot now and waits until it is complete. A job that has failed says why."""
+        """Take a snapshot now and wait until it is complete. Raises `JobFailed` if the job has failed."""
         timeout_s = _seconds("snapshot", timeout)
         before = self.epochs[-1:]
         self._post(self._coordinator.snapshot)
@@ -99,9 +103,9 @@ class Handle:
         )
 
     def savepoint(self, to: str, timeout: Duration = "10 minutes") -> SavepointInfo:
-        """Takes a savepoint into the folder `to`, which must be empty or not there, while the job goes on; waits for it.
+        """Take a savepoint into the folder `to`, which must be empty or missing, while the job runs on, and wait for it.
 
-        It is a complete snapshot that stands by itself: the folder can be moved and copied, nothing deletes it, and any
+        It is a complete snapshot that needs no other file: the folder can be moved and copied, nothing deletes it, and any
         job can begin with it (`Job(…, restore_from=…)`), on any backend and any number of slots.
         """
         timeout_s = _seconds("savepoint", timeout)
@@ -117,14 +121,14 @@ class Handle:
         return self._outcome(order)
 
     def stop(self, *, drain: bool = False, savepoint: str | None = None, timeout: Duration | None = "2 minutes") -> Status:
-        """Ends the job with a final snapshot, from which it goes on when it is started again, and waits for that.
+        """End the job with a final snapshot, from which it resumes when it is started again, and wait for that.
 
         `drain=True` also ends event time: all event-time timers fire first. `savepoint` is a folder, as for `savepoint()`,
-        for a copy of that final snapshot; where there can't be one, the error is raised and the job goes on.
+        for a copy of that final snapshot. If the copy can't be made, the error is raised and the job runs on.
 
-        A job that is restarting has nothing that could take a final snapshot. It ends at once, as failed, and starts again
-        from its last complete snapshot: `JobFailed` says why it was restarting. With `drain` or `savepoint` it is not
-        stopped, and `JobError` says why.
+        A job that is restarting has nothing that could take a final snapshot. It ends at once, as failed, and its next start
+        resumes from its last complete snapshot: `JobFailed` says why it was restarting. With `drain` or `savepoint` it is
+        not stopped, and `JobError` says why.
         """
         timeout_s = None if timeout is None else _seconds("stop", timeout)
         arguments.flag("stop", "drain", drain)
@@ -151,12 +155,12 @@ class Handle:
     def rescale(
         self, slots: int | None = None, *, operators: Mapping[str, int] | None = None, timeout: Duration = "5 minutes"
     ) -> None:
-        """Goes on at another number of slots, from a final snapshot at the present one, and waits until that runs.
+        """Continue at another number of slots, from a final snapshot at the present number, and wait until the job runs.
 
-        `operators` gives the parallelism of single operators by name. `JobError` where there is no such plan; then
-        nothing was stopped. Where an attempt fails meanwhile, the job is restarted as ever, at the new parallelism. After a
-        failure, and for a job that was restarting, it waits for a complete snapshot at the new parallelism: slots that were
-        deployed may fail again at the same record. `JobFailed` if the job gives up, with the reason.
+        `operators` gives the parallelism of single operators by name. Raises `JobError` if there is no such plan; then
+        nothing was stopped. If an attempt fails meanwhile, the job is restarted as usual, at the new parallelism. After a
+        failure, and for a job that was restarting, the call waits for a complete snapshot at the new parallelism, since
+        slots that were deployed may fail again at the same record. Raises `JobFailed` if the job gives up.
         """
         timeout_s = _seconds("rescale", timeout)
         rescaling = Rescaling(self._relayout(slots, operators or {}))
@@ -176,13 +180,13 @@ class Handle:
         raise JobError(f"job {self.name!r} was not rescaled: {rescaling.error or f'it is {self.status.value}'}")
 
     def cancel(self, timeout: Duration | None = "1 minute") -> Status:
-        """Ends the job at once. It can be started again from its last complete snapshot."""
+        """End the job at once. It can be started again from its last complete snapshot."""
         timeout_s = None if timeout is None else _seconds("cancel", timeout)
         self._post(self._coordinator.cancel)
         return self._wait(timeout_s)
 
     def wait(self, timeout: Duration | None = None) -> Status:
-        """Blocks until the job has ended; raises `JobFailed` with the user's own traceback where it failed."""
+        """Block until the job has ended. Raises `JobFailed` with the user's own traceback if it failed."""
         return self._wait(None if timeout is None else _seconds("wait", timeout))
 
     def _wait(self, timeout_s: float | None) -> Status:

@@ -85,7 +85,7 @@ class Job(Pipeline):
         )
 
     def plan(self) -> Plan:
-        """The physical plan at this job's slots."""
+        """Return the physical plan at this job's slots."""
         return self._plan_at(self.slots, {})
 
     def _plan_at(self, slots: int, parallelism: Mapping[str, int]) -> Plan:
@@ -104,15 +104,15 @@ class Job(Pipeline):
         return make_plan(graph, slots=slots, key_group_count=tuning.key_group_count, chaining=tuning.chaining)
 
     def explain(self) -> str:
-        """Three graphs: what you wrote, what the optimiser made of it, and what is deployed."""
+        """Return three graphs as text: what you wrote, what the optimiser made of it, and what is deployed."""
         return self._explain(self.plan())
 
     def _explain(self, plan: Plan) -> str:
         return "\n\n".join((explain_logical(self.build()), explain_optimised(plan), explain_physical(plan)))
 
     def start(self) -> Handle:
-        """Starts the job and returns at once. Where its folder holds snapshots it goes on from the newest complete
-        one, else it begins with `restore_from`."""
+        """Start the job and return at once. If its folder holds snapshots it resumes from the newest complete one, else it
+        begins with `restore_from`."""
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
         check_writable(store)
@@ -137,7 +137,7 @@ class Job(Pipeline):
         return host.start()
 
     def run(self) -> Status:
-        """Runs the job until its input ends, it is stopped, or it fails (`JobFailed`)."""
+        """Run the job until its input ends, it is stopped, or it fails (`JobFailed`)."""
         handle = self.start()
         try:
             return handle.wait()
@@ -163,7 +163,7 @@ class Job(Pipeline):
 
 
 def plan_restore(job: Job, path: str) -> RestorePlan:
-    """What would happen to every state if the job began with what is at this path, a path as `restore_from` takes it.
+    """Return what would happen to every state if the job began with what is at this path, a path as `restore_from` takes it.
 
     Only the manifest is read, nothing is written and nothing starts. Print what this returns; its `check()` raises what the
     job would fail with.

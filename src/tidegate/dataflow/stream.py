@@ -45,7 +45,7 @@ class Stream(Flow):
     def map(
         self, function: Callable[[Any], Any], returns: SchemaLike, *, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """Make one row of each record: `bids.map(lambda bid: (bid.auction, bid.price / 2), returns="a long, half double")`."""
+        """Make a row of each record: `bids.map(lambda bid: (bid.auction, bid.price / 2), returns="a long, half double")`."""
         return self._simple("map", MapSpec(function), function, returns, name, parallelism)
 
     def flat_map(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeAlias
@@ -78,9 +78,10 @@ def flag(where: str, name: str, value: Any) -> bool:
     return value
 
 
-def one_of(where: str, name: str, value: Any, choices: Collection[str]) -> str:
+def one_of(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
-        refuse(where, name, value, f"one of {', '.join(map(repr, choices))}")
+        *others, last = map(repr, choices)
+        refuse(where, name, value, f"{', '.join(others)} or {last}")
     return value
 
 

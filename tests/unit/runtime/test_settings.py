@@ -76,8 +76,8 @@ def test_the_mode_of_snapshots() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"mode": "exactly-once"}, "give one of 'exactly_once', 'at_least_once', 'unaligned'"),
-        ({"protocol": "naiad"}, "give one of 'chandy_lamport', 'stop_the_world'"),
+        ({"mode": "exactly-once"}, "give 'exactly_once', 'at_least_once' or 'unaligned'"),
+        ({"protocol": "naiad"}, "give 'chandy_lamport' or 'stop_the_world'"),
         ({"mode": "unaligned", "alignment_timeout": "1 s"}, "only exactly-once snapshots are aligned"),
         ({"mode": "unaligned", "protocol": "stop_the_world"}, "omit mode and alignment_timeout"),
     ],

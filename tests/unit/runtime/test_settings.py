@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +104,18 @@ def test_modes_that_contradict_each_other_are_refused(wrong: dict[str, Any], mes
 def test_what_isnt_of_its_class_is_refused_when_a_job_is_built(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(JobError, match=re.escape(told)):
         ProcessJob("j", **({"slots": 1} | wrong))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_job_without_snapshots_says_where_its_state_lives(
+    given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    job = ProcessJob("job", slots=1, snapshots=tg.Snapshots(to=str(tmp_path / "own")) if given else None)
+    job.source("numbers", tg.sources.rows([(1,)], "n long")).to("out", tg.sinks.collect())
+    assert job.run() is tg.Status.FINISHED
+    said = [record.getMessage() for record in caplog.records if "temporary folder" in record.getMessage()]
+    assert len(said) == (0 if given else 1)
+    assert all(
+        f"job 'job' has no snapshots=, so its state lives in the temporary folder {tmp_path}" in line for line in said
+    )

@@ -15,7 +15,6 @@ class Wrong(tg.KeyedProcess):
     recent = tg.list("double")
     by_name = tg.map("string", "long")
     best = tg.reducing("long", max)
-    words = tg.reducing("string", lambda merged, item: merged + item + 1)  # error: operator
     total = tg.aggregating("long", create=lambda: 0)  # error: call-overload
     forever = tg.value("long", ttl_refresh="sometimes")  # error: call-overload
     named = tg.list("long", nmae="n")  # error: call-overload
@@ -49,7 +48,7 @@ def settings() -> None:
     tg.FixedDelay(attempts=3)  # error: call-arg
     tg.FixedDelay(attempts=3, delay_ms=1_000)  # error: call-arg
     tg.Tuning(heartbeat_ms=100)  # error: call-arg
-    tg.Snapshots("snapshots/")  # error: misc, call-arg
+    tg.Snapshots("snapshots/")  # error: call-arg
     tg.Snapshots(to="snapshots/", experimental_protocol="chandy_lamport")  # error: call-arg
     tg.Heap(1)  # error: call-arg
     tg.heap()  # error: attr-defined
@@ -74,7 +73,7 @@ def streams(job: tg.Job, handle: tg.Handle) -> None:
 
 
 def dataframes(frame: DataFrame) -> None:
-    tg.transform(frame, Wrong)  # error: call-overload
+    tg.transform(frame, Wrong)  # error: arg-type
     counts = tg.transform(frame, lambda bids: {"counts": bids.rebalance()})
     counts.writeStream()  # error: attr-defined
     tg.plan_restore("job", "savepoints/friday")  # error: arg-type

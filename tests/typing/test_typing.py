@@ -41,7 +41,7 @@ def test_mypy_finds_what_is_announced_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_what_must_fail_is_announced_in_one_program_only() -> None:
-    assert len(announced("must_fail.py")) > 40
+    assert len(announced("must_fail.py")) >= 40
     assert announced("user_program.py") == set()
 
 

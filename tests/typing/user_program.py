@@ -87,7 +87,7 @@ class CountBids(tg.KeyedProcess):
 class InHundreds(tg.Process):
     waiting = tg.operator_list("long", redistribute="union")
 
-    def process(self, event: Any, ctx: tg.Context) -> tg.Rows:
+    def process(self, event: Any, ctx: tg.Context) -> Iterator[tuple[list[int]]]:
         assert_type(self.waiting, tg.OperatorListState[int])
         self.waiting.add(event.id)
         if len(self.waiting) == 100:
@@ -278,5 +278,5 @@ def dataframes(spark: SparkSession) -> None:
 
 def in_a_test() -> None:
     job = ProcessJob("test", slots=2, snapshots=tg.Snapshots(to="memory://test", every=None))
-    job.source("numbers", ScriptedSource([(1,), (2,)], "id long")).to("out", tg.sinks.collect())
+    job.source("numbers", ScriptedSource([(1,), (2,)], schema="id long")).to("out", tg.sinks.collect())
     assert job.run() is tg.Status.FINISHED

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeAlias
 
 # The values of one record in the order of its schema. Records come in as named tuples: `bid.price`, `bid[1]`.
 Row: TypeAlias = tuple[Any, ...]
-# Rows to emit: what a generator yields, an iterable, or nothing.
+# Rows to emit: an iterable, or nothing. A generator is annotated with what it yields: `Iterator[tuple[str, int]]`.
 Rows: TypeAlias = Iterable[Any] | None
 # Epoch milliseconds, or a datetime (a naive one is taken as UTC).
 Instant: TypeAlias = int | datetime

@@ -50,6 +50,7 @@ def settings() -> None:
     tg.Tuning(heartbeat_ms=100)  # error: call-arg
     tg.Snapshots("snapshots/")  # error: call-arg
     tg.Snapshots(to="snapshots/", experimental_protocol="chandy_lamport")  # error: call-arg
+    tg.Snapshots(to="snapshots/", mode="exactly-once")  # error: arg-type
     tg.Heap(1)  # error: call-arg
     tg.heap()  # error: attr-defined
     tg.RocksDB(memory=None)  # error: arg-type
@@ -63,6 +64,7 @@ def streams(job: tg.Job, handle: tg.Handle) -> None:
     numbers = job.source("numbers", tg.sources.rows([(1,)], "n long"))
     numbers.process("wrong", Wrong(), returns="n long")  # error: arg-type
     numbers.key_by("n").map(lambda row: row, returns="n long")  # error: attr-defined
+    numbers.key_by("n", nulls="drop")  # error: arg-type
     numbers.to("out", "counts/")  # error: arg-type
     numbers.key_by("n").connect(numbers)  # error: arg-type
     numbers.broadcast().process("x", Wrong())  # error: attr-defined

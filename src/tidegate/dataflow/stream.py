@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -21,7 +21,7 @@ from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes, called, check
 from tidegate.dataflow.functions import Process
 from tidegate.dataflow.graph import Partitioning, Spec, sources_above
 from tidegate.dataflow.keyed_stream import BroadcastStream, ConnectedStreams, KeyedStream
-from tidegate.dataflow.null_keys import KEEP, check_nulls
+from tidegate.dataflow.null_keys import check_nulls
 from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
 from tidegate.dataflow.operators.process import ProcessSpec
 from tidegate.dataflow.operators.simple import FilterSpec, FlatMapSpec, MapBatchesSpec, MapSpec
@@ -194,7 +194,7 @@ class Stream(Flow):
 
     # How the next operator gets the records.
 
-    def key_by(self, *columns: str, nulls: str = KEEP) -> KeyedStream:
+    def key_by(self, *columns: str, nulls: Literal["keep", "refuse"] = "keep") -> KeyedStream:
         """Send records with equal values in these columns to one subtask, which has state for them.
 
         Null is a key like any other: all records without a key share one state. `nulls="refuse"` ends the job at the first

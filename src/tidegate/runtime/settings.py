@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol, TypeAlias, get_args
 
 import pyarrow as pa
 
@@ -21,7 +21,8 @@ from tidegate.protocol.restart import Exponential, FixedDelay, NoRestart, Restar
 from tidegate.runtime.listening import Listening, coordinator_listening, parse_ports, slot_listening
 from tidegate.state.heap import HeapBackend
 
-MODES = ("exactly_once", "at_least_once", "unaligned")
+Mode: TypeAlias = Literal["exactly_once", "at_least_once", "unaligned"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 MAX_KEY_GROUPS = 32_768
 
 
@@ -47,7 +48,7 @@ class Snapshots:
     retain: int = 2
     local_copies: str | None = None
     local_copies_size: Size = "16 GB"
-    mode: str = "exactly_once"
+    mode: Mode = "exactly_once"
     alignment_timeout: Duration | None = None
 
     def __post_init__(self) -> None:

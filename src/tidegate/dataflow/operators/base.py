@@ -45,7 +45,7 @@ class KeyedBackend(Protocol):
     cursor: Any
 
     def table(self, descriptor: Descriptor) -> Any:
-        """The state object that the user's function calls (state/descriptors.py says with which methods)."""
+        """The state object that the user's function calls (state/handles.py says with which methods)."""
 
     def load(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
         """Takes rows of a snapshot in. Before the first record. `known`: the next snapshot builds on that one, so that

@@ -28,9 +28,10 @@ from tidegate.errors import JobError, SchemaError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
 from tidegate.state import descriptors as tg
+from tidegate.state.columns import key_list
 from tidegate.state.descriptors import Descriptor, descriptors_of
 from tidegate.state.format import StateFileEncoder, StateFileReader
-from tidegate.state.heap import HeapBackend, key_list
+from tidegate.state.heap import HeapBackend
 from tidegate.state.merging import LayerInMemory, resolved_rows
 from tidegate.state.rocksdb import RocksSettings
 from tidegate.state.sections import FrozenState, Section, deleted_schema

@@ -38,7 +38,6 @@ from tidegate.spark.processor_errors import (
 from tidegate.spark.processor_evolution import UNCHANGED, Evolution
 from tidegate.spark.processor_values import as_held, map_key_type, map_keys_in, map_keys_out, row_maker, rows_in, rows_out
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap_tables import HeapRow
 from tidegate.state.sections import StateKind
 from tidegate.state.timers import TimeKind, TimerQueue, to_ms
 from tidegate.state.values import form_of
@@ -59,8 +58,13 @@ class DeclaredState:
     ttl_ms: int | None = None
     evolution: Evolution = UNCHANGED
 
-    def descriptor(self) -> Descriptor:
+    @property
+    def as_tuples(self) -> bool:
+        """Whether state holds the values as tuples."""
         has_containers = any(form_of(field.type).copied is not None for field in self.value)
+        return self.shape == "value" and self.ttl_ms is None and not has_containers
+
+    def descriptor(self) -> Descriptor:
         before = self.evolution
         descriptor = Descriptor(
             kind=StateKind.KEYED,
@@ -72,7 +76,7 @@ class DeclaredState:
             alias=before.alias,
             added=before.added,
             renamed=before.renamed,
-            as_tuples=self.shape == "value" and self.ttl_ms is None and not has_containers,
+            as_tuples=self.as_tuples,
         )
         descriptor.refuse = self._refused
         descriptor.map_key_parts = [] if self.key is None else self.key.types
@@ -266,7 +270,7 @@ class LiveHandle(ProcessorHandle):
 
 class ValueVariable(sparks.ValueState):
     def __init__(self, declared: DeclaredState, table: Any) -> None:
-        into, out = rows_in(declared.value), rows_out(declared.value, are_tuples=isinstance(table, HeapRow))
+        into, out = rows_in(declared.value), rows_out(declared.value, are_tuples=declared.as_tuples)
         held, keep = table.get, table.set
 
         def get() -> Any:
@@ -274,7 +278,7 @@ class ValueVariable(sparks.ValueState):
             return None if row is None else out(row)
 
         self.get = held if out is as_held else get  # type: ignore[method-assign]
-        takes_rows = into is tuple and isinstance(table, HeapRow)
+        takes_rows = into is tuple and declared.as_tuples
         update = keep if takes_rows else lambda newValue: keep(into(newValue))
         self.update = update  # type: ignore[method-assign]
         self.exists = lambda: held() is not None  # type: ignore[method-assign]

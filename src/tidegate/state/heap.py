@@ -1,110 +1,63 @@
 """The heap backend: keyed state in the slot's own memory, in Python dictionaries.
 
-The tables (heap_layers.py) hold the state and freeze it; here a frozen version is read by a background thread and becomes
-sections of Arrow rows, cut by key-group (cutting.py), of the keys that changed since the last freeze.
+The tables (heap_layers.py) hold the state and freeze it, behind cells (heap_cells.py). Here a frozen version is read by a
+background thread and becomes sections of Arrow rows, cut by key-group (cutting.py), of the keys that changed since the last
+freeze.
 
 No key-group is kept with an entry: it is computed when a snapshot is written (docs/adr/004).
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import filterfalse, islice, repeat, starmap
-from operator import is_, itemgetter
+from operator import is_
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.errors import SchemaError
+from tidegate.state.backend import CellBackend
+from tidegate.state.cells import GONE
+from tidegate.state.columns import column_of, held_list, key_list, keys_to_arrow
 from tidegate.state.cutting import REST, Pace, cut_by_group
-from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap_layers import (
-    GONE,
-    MAX_KEPT_ENTRIES,
-    MAX_MISSING_SHARE,
-    NO_KEY,
-    Cursor,
-    HeapTable,
-    TimedEntries,
-    nearly_covers,
-)
-from tidegate.state.heap_tables import HeapRow, make_table
-from tidegate.state.heap_ttl import TimedTable
-from tidegate.state.heap_ttl_tables import make_timed_table
+from tidegate.state.heap_cells import FAST_SHAPES, HeapTimedThings, make_heap_cells
+from tidegate.state.heap_layers import MAX_KEPT_ENTRIES, MAX_MISSING_SHARE, HeapTable, nearly_covers
 from tidegate.state.sections import Section, StateInfo, deleted_schema
-from tidegate.state.ttl import EXPIRES, expires_list, loaded
-from tidegate.types import ddl_of, from_list, to_list
-
-__all__ = ["NO_KEY", "Cursor", "FrozenHeap", "HeapBackend", "held_as_it_is", "key_list", "keys_to_arrow"]
+from tidegate.types import ddl_of
 
 T = TypeVar("T")
 
 
-class HeapBackend:
-    """The keyed states of one operator in one subtask. See `KeyedBackend` (dataflow/operators/base.py)."""
+class HeapBackend(CellBackend):
+    """The keyed states of one operator in one subtask."""
 
-    def __init__(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int] | None = None) -> None:
-        """`now_ms` is the slot's clock. Only state with a ttl needs it."""
-        self.cursor = Cursor()
-        self._key_type = key_type
-        self._key_group_count = key_group_count
-        self._now_ms = now_ms
-        self._tables: dict[str, HeapTable] = {}
-        self._timed: list[TimedTable] = []
+    fast_shapes = FAST_SHAPES
+    timed_things = HeapTimedThings
 
-    def table(self, descriptor: Descriptor) -> HeapTable:
-        """The state object for a descriptor. A name stands for one state."""
-        info = descriptor.info(self._key_type)
-        assert info.name not in self._tables, f"two states are named {info.name!r}"
-        if descriptor.ttl is None:
-            table = self._tables[info.name] = make_table(descriptor, info, self.cursor)
-            return table
-        assert self._now_ms is not None, f"state {info.name!r} has a ttl, and the backend no clock"
-        timed = self._tables[info.name] = make_timed_table(descriptor, info, self.cursor, self._now_ms)
-        self._timed.append(timed)
-        return timed
+    def make_cells(self, info: StateInfo, *, as_tuples: bool, in_place: bool) -> HeapTable:
+        return make_heap_cells(info, as_tuples=as_tuples, in_place=in_place)
 
-    def load(self, state: str, rows: pa.RecordBatch, *, known: bool = False) -> None:
-        """Takes rows of a snapshot in. Before the first record. `known`: what is frozen next builds on that snapshot."""
-        table = self._tables[state]
-        keys, expires = key_list(rows.column("key")), expires_list(rows)
-        values = _tuples(rows.column("value")) if isinstance(table, HeapRow) else to_list(rows.column("value"))
-        if isinstance(table, TimedTable):
-            table.load_timed(keys, values, expires, known=known)
-            return
-        if expires is not None:
-            assert self._now_ms is not None and not known, "the state had a ttl when the snapshot was written"
-            left, _ = loaded(keys, values, expires, shape=table.info.shape, ttl=None, now_ms=self._now_ms())
-            keys, values = [key for key, _, _ in left], [value for _, value, _ in left]
-        table.load(keys, values, known=known)
+    def load_rows(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
+        table = self.cells[state]
+        table.load(key_list(rows.column("key")), held_list(rows.column("value"), as_tuples=table.as_tuples), known=known)
 
-    def begin_batch(self, keys: Sequence[Any]) -> None:
-        """Everything is at hand."""
-
-    def end_batch(self) -> None:
-        """Nothing is written elsewhere."""
-
-    def rows(self, state: str) -> Iterator[pa.RecordBatch]:
-        table = self._tables[state]
-        timed = table.written_at(table.now_ms()) if isinstance(table, TimedTable) else None
-        entries = table.entries()
-        yield _batch(table.info, list(entries), list(entries.values()), timed)
+    def all_rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        table = self.cells[state]
+        held = table.held()
+        yield _batch(table, list(held), list(held.values()))
 
     def close(self) -> None:
         """The memory goes with the object."""
 
-    def maintain(self, budget: int) -> None:
-        for table in self._tables.values():
+    def tidy(self, budget: int) -> None:
+        for table in self.cells.values():
             table.tidy(budget)
-        for timed in self._timed:
-            timed.sweep(budget)
 
-    def freeze(self) -> FrozenHeap:
+    def freeze_rows(self) -> FrozenHeap:
         """What changed since the last freeze. Costs the same whatever the size of the state."""
-        return FrozenHeap(list(self._tables.values()), self._key_group_count)
+        return FrozenHeap(list(self.cells.values()), self.key_group_count)
 
 
 class FrozenHeap:
@@ -138,6 +91,7 @@ class _FrozenLayer:
 
     def __init__(self, table: HeapTable) -> None:
         self.info = table.info
+        self.table = table
         self.layer = table.freeze()
         self.complete = False
         self.rows: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}  # set, and deleted
@@ -147,27 +101,23 @@ class _FrozenLayer:
         layer, changes = self.layer, self.layer.changes
         pace = Pace(rest_factor=REST)
         all_keys, all_values = iter(changes), iter(changes.values())
-        set_count = expired_count = 0
+        set_count = 0
         while keys := list(islice(all_keys, pace.entries)):
             values = list(islice(all_values, len(keys)))
-            expired = 0
-            if layer.timed is not None:
-                values, expired = layer.timed.left(values)
-                expired_count += expired
-            if expired or layer.may_hold_gone:
+            if layer.may_hold_gone:
                 keys, values = self._without_gone(keys, values)
             if keys:
-                self.rows[False].append(_batch(self.info, keys, values, layer.timed))
+                self.rows[False].append(_batch(self.table, keys, values))
                 set_count += len(keys)
             pace.rest_if_due()
         if layer.below is None:
-            self.complete = set_count + expired_count == layer.entry_count
+            self.complete = set_count == layer.entry_count
         else:
             layer.missing = _missing(changes, layer.below, pace)
             self.complete = layer.missing is not None
             if layer.missing:
                 # To write everything is cheaper than to merge nearly everything with older files.
-                self.rows[False].append(_batch(self.info, list(layer.missing), list(layer.missing.values())))
+                self.rows[False].append(_batch(self.table, list(layer.missing), list(layer.missing.values())))
         layer.may_hold_gone = bool(self.rows[True])  # a key that was deleted may have been set again
         layer.read = True
         if layer.is_private:
@@ -203,54 +153,19 @@ def _missing(changes: dict[Any, Any], below: dict[Any, Any], pace: Pace) -> dict
     return missing
 
 
-def _batch(info: StateInfo, keys: list[Any], values: list[Any], timed: TimedEntries | None = None) -> pa.RecordBatch:
-    value_type = info.schema.field("value").type
-    ends: list[list[Any]] = []
-    if timed is not None:
-        values, *ends = timed.columns(values)
+def _batch(table: HeapTable, keys: list[Any], values: list[Any]) -> pa.RecordBatch:
+    schema = table.info.schema
+    value_type = schema.field("value").type
     try:
-        columns = [keys_to_arrow(keys, info.schema.field("key").type), _column(values, value_type)]
-        columns += [from_list(each, info.schema.field(EXPIRES).type) for each in ends]
+        columns = [
+            keys_to_arrow(keys, schema.field("key").type),
+            column_of(values, value_type, as_tuples=table.as_tuples),
+        ]
     except SchemaError as error:
         raise SchemaError(
-            f"state {info.name!r} of type {ddl_of(value_type)} holds a value that can't be written: {error}"
+            f"state {table.info.name!r} of type {ddl_of(value_type)} holds a value that can't be written: {error}"
         ) from error
-    return pa.RecordBatch.from_arrays(columns, schema=info.schema)
-
-
-def _column(values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
-    """As `from_list`, for what is held in its form already (values.py). No bool can hide among such numbers, and to look for
-    one would let go of the interpreter's lock several times for each chunk."""
-    code = _NUMBERS.get(arrow.id)
-    if code is not None:
-        try:
-            return pa.Array.from_buffers(arrow, len(values), [None, pa.py_buffer(array(code, values))])
-        except (TypeError, OverflowError):
-            pass  # there is a null, or one is too large
-    if pa.types.is_struct(arrow) and arrow.num_fields and not any(field.type.num_fields for field in arrow):
-        # Where there are lists in it, an accumulator may have been changed in place: `from_list` looks at everything.
-        try:
-            columns = (
-                list(map(list, zip(*values, strict=True)))
-                if values and type(values[0]) is tuple
-                # HeapRow's
-                else [list(map(itemgetter(field.name), values)) for field in arrow]
-            )
-        except TypeError:
-            return from_list(values, arrow)  # there is a null
-        fields = list(arrow)
-        return pa.StructArray.from_arrays(
-            [_column(column, field.type) for column, field in zip(columns, fields, strict=True)], fields=fields
-        )
-    return from_list(values, arrow)
-
-
-def _tuples(column: pa.Array) -> list[Any]:
-    return list(zip(*map(to_list, column.flatten()), strict=True))
-
-
-# The codes of Python's arrays.
-_NUMBERS = {pa.int8().id: "b", pa.int16().id: "h", pa.int32().id: "i", pa.int64().id: "q", pa.float64().id: "d"}
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _emptying(things: list[T]) -> Iterator[T]:
@@ -258,38 +173,3 @@ def _emptying(things: list[T]) -> Iterator[T]:
     things.reverse()
     while things:
         yield things.pop()
-
-
-def key_list(column: pa.Array) -> list[Any]:
-    """Keys as the tables hold them: hashable, and equal where they are one key. A struct and an array are tuples (so is
-    a key of several columns); NaN and zero have one form each."""
-    kind = column.type
-    if pa.types.is_struct(kind):
-        return list(zip(*map(key_list, column.flatten()), strict=True))
-    if pa.types.is_floating(kind):
-        return [_NAN if key != key else key + 0.0 if key is not None else None for key in to_list(column)]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        items = iter(key_list(column.flatten()))
-        return [
-            None if length is None else tuple(islice(items, length)) for length in pc.list_value_length(column).to_pylist()
-        ]
-    if pa.types.is_dictionary(kind):
-        return key_list(column.dictionary_decode())
-    return to_list(column)
-
-
-def held_as_it_is(kind: pa.DataType) -> bool:
-    """Whether `key_list` is `to_list` for columns of this type."""
-    return not (kind.num_fields or pa.types.is_floating(kind) or pa.types.is_dictionary(kind))
-
-
-_NAN = float("nan")
-
-
-def keys_to_arrow(keys: Sequence[Any], key_type: pa.DataType) -> pa.Array:
-    """The way back from `key_list`."""
-    if not pa.types.is_struct(key_type):
-        return _column(keys, key_type)
-    fields = list(key_type)
-    columns = [keys_to_arrow(column, field.type) for column, field in zip(zip(*keys, strict=True), fields, strict=True)]
-    return pa.StructArray.from_arrays(columns, fields=fields)

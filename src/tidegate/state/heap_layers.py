@@ -9,8 +9,9 @@ it without a lock, while the loop goes on.
 There are two kinds, for what is at hand in memory makes most of the difference:
 - Values that are replaced whole (`LayeredTable`) are in one place only. A read looks into `fresh` first, then into layers,
   then into `main`; a write goes to `fresh`. A layer that was read is moved into `main` in small steps.
-- Lists, maps and accumulators, which change in place, and state with a ttl (`DoubledTable`) are in `main` always, and in
-  `fresh` as well if they have changed: the very same object. GONE in `fresh` is absence in main.
+- Lists, maps and accumulators, which change in place, and state with a ttl, which is read whenever it is written
+  (`DoubledTable`), are in `main` always, and in `fresh` as well if they have changed: the very same object. GONE in `fresh`
+  is absence in main.
 
 Where nearly everything changes between two freezes, a new dictionary would soon hold what the old one holds, and each key's
 way there costs more than to copy all of them at once. So a `fresh` like that, if it isn't large, is *kept*: the layer is a
@@ -29,17 +30,16 @@ many keys change between two freezes. The list or dictionary of one key is copie
 time after a freeze, until the layer was read. Keys that come and go after `fresh` was kept leave their GONE in it until the
 next freeze.
 
-The tables themselves are in heap_tables.py, those of state with a ttl in heap_ttl_tables.py.
+The cells over them are in heap_cells.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat, starmap
-from typing import Any, Protocol
+from typing import Any
 
-from tidegate.errors import JobError
-from tidegate.state.descriptors import Descriptor
+from tidegate.state.cells import ABSENT, GONE, AnyCells
 from tidegate.state.sections import StateInfo
 
 # A layer is moved into main in about this many steps.
@@ -51,48 +51,13 @@ MAX_KEPT_ENTRIES = 1 << 16
 MAX_KEPT_TIMES = 15
 
 
-class _Sentinel:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return self._name
-
-
-class _NoKey:
-    """Where the cursor is when there is no key. No table can look it up, so that no state is touched by mistake."""
-
-    def __hash__(self) -> int:
-        raise JobError(
-            "there is no key here, so there is no keyed state: use it in the methods that are called with a "
-            "record of a keyed stream, and in on_timer"
-        )
-
-    def __repr__(self) -> str:
-        return "NO_KEY"
-
-
-GONE: Any = _Sentinel("GONE")
-NO_KEY: Any = _NoKey()
-ABSENT: Any = _Sentinel("ABSENT")
-
-
-class Cursor:
-    """The key that the user's function is at. One for all states of an operator. None is a key like any other."""
-
-    __slots__ = ("key",)
-
-    def __init__(self) -> None:
-        self.key: Any = NO_KEY
-
-
 class Layer:
     """What changed between two freezes.
 
     Its reader, in another thread, takes the entries out and then sets `read`; the loop looks at that first.
     """
 
-    __slots__ = ("below", "changes", "entry_count", "is_private", "may_hold_gone", "missing", "read", "timed")
+    __slots__ = ("below", "changes", "entry_count", "is_private", "may_hold_gone", "missing", "read")
 
     def __init__(
         self,
@@ -110,36 +75,22 @@ class Layer:
         self.below = below  # instead of `entry_count`: what the layer lies on, if that is one dictionary
         self.missing: dict[Any, Any] | None = None  # what only `below` holds, where the reader found that it is little
         self.read = False
-        self.timed: TimedEntries | None = None  # of state with a ttl
 
 
-class TimedEntries(Protocol):
-    """How the entries of a state with a ttl become rows (heap_ttl.py)."""
+class HeapTable(AnyCells):
+    """The entries of one state. Its subclasses are the two kinds."""
 
-    def left(self, entries: list[Any]) -> tuple[list[Any], int]:
-        """The entries, GONE for those that expired, and how many these are."""
+    __slots__ = ("as_tuples", "fresh", "info", "main", "may_hold_gone")
+    in_memory = True
 
-    def columns(self, entries: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Values, and when they expire."""
-
-
-class HeapTable:
-    """The entries of one state. Its subclasses are the two kinds; theirs add the methods that the user's function calls."""
-
-    __slots__ = ("copied", "cursor", "default", "fresh", "info", "keep", "main", "may_hold_gone", "plain")
-
-    def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
+    def __init__(self, info: StateInfo, *, as_tuples: bool = False) -> None:
         self.info = info
-        self.cursor = cursor
-        self.default = descriptor.default
-        self.keep = descriptor.keeper()
-        self.plain = descriptor.form.plain
-        self.copied = descriptor.form.copied
+        self.as_tuples = as_tuples
         self.main: dict[Any, Any] = {}
         self.fresh: dict[Any, Any] = {}
         self.may_hold_gone = False  # whether something was deleted since the last freeze
 
-    def entries(self) -> dict[Any, Any]:
+    def held(self) -> dict[Any, Any]:
         """All of them. Not to be changed."""
         raise AssertionError("of the subclass")
 
@@ -159,35 +110,26 @@ class DoubledTable(HeapTable):
 
     __slots__ = ("alone", "shared", "unread")
 
-    def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
-        super().__init__(descriptor, info, cursor)
+    def __init__(self, info: StateInfo, *, as_tuples: bool = False) -> None:
+        super().__init__(info, as_tuples=as_tuples)
         self.alone = True  # whether no layer or snapshot below `fresh` can hold anything
         self.unread: list[Layer] = []
         self.shared = False  # whether somebody may be reading what isn't in `fresh`
 
-    def entries(self) -> dict[Any, Any]:
+    def held(self) -> dict[Any, Any]:
         return self.main
 
-    # What the subclasses' methods are made of.
-
-    def write(self, key: Any, value: Any) -> None:
-        self.main[key] = self.fresh[key] = value
-
-    def clear(self) -> None:
-        key = self.cursor.key
+    def delete(self, key: Any) -> None:
         if key in self.main:
-            self.forget(key)
-
-    def forget(self, key: Any) -> None:
-        del self.main[key]
-        if self.alone:
-            del self.fresh[key]
-        else:
-            self.fresh[key] = GONE
-            self.may_hold_gone = True
+            del self.main[key]
+            if self.alone:
+                del self.fresh[key]
+            else:
+                self.fresh[key] = GONE
+                self.may_hold_gone = True
 
     def owned(self, key: Any) -> bool:
-        """Whether no reader can see the list or dict that the table holds for the key."""
+        """Return whether no reader can see what the table holds for the key."""
         return not self.shared or key in self.fresh
 
     # Layers.
@@ -205,6 +147,10 @@ class DoubledTable(HeapTable):
         if self.shared:
             self.unread = [layer for layer in self.unread if not layer.read]
             self.shared = bool(self.unread)
+        if not self.main:
+            self.main = {}  # a dictionary keeps the room that it had
+            if self.alone:
+                self.fresh = {}
 
     def load(self, keys: Iterable[Any], values: Iterable[Any], *, known: bool) -> None:
         if known:
@@ -221,8 +167,8 @@ class LayeredTable(HeapTable):
 
     __slots__ = ("kept_times", "layers")
 
-    def __init__(self, descriptor: Descriptor, info: StateInfo, cursor: Cursor) -> None:
-        super().__init__(descriptor, info, cursor)
+    def __init__(self, info: StateInfo, *, as_tuples: bool = False) -> None:
+        super().__init__(info, as_tuples=as_tuples)
         self.layers: list[Layer] = []  # not moved into main yet, oldest first
         self.kept_times = 0  # how many freezes `fresh` has lived through
 
@@ -234,14 +180,13 @@ class LayeredTable(HeapTable):
                 return value
         return self.main.get(key, GONE)
 
-    def entries(self) -> dict[Any, Any]:
+    def held(self) -> dict[Any, Any]:
         entries = dict(self.main)
         for changes in (*(layer.changes for layer in self.layers), self.fresh):
             entries.update(changes)
         return {key: value for key, value in entries.items() if value is not GONE}
 
-    def clear(self) -> None:
-        key = self.cursor.key
+    def delete(self, key: Any) -> None:
         if self.below(key) is not GONE or (self.kept_times and key in self.fresh):
             self.fresh[key] = GONE
             self.may_hold_gone = True

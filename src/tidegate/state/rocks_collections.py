@@ -19,18 +19,19 @@ Not here: prefetching. Which items a function will ask for isn't known before, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from tidegate.errors import SchemaError
-from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap_tables import ABSENT
+from tidegate.state.cells import ABSENT, ListCells, MapCells
+from tidegate.state.columns import held_list
+from tidegate.state.rocks_cells import ENTRY_BYTES, RocksTable, TableHost, delete_all, put_all
 from tidegate.state.rocks_keys import Spelled, as_list, in_order, read_column, spelled_column
-from tidegate.state.rocks_tables import ENTRY_BYTES, RocksTable, TableHost, delete_all, put_all
 from tidegate.state.sections import StateInfo
+from tidegate.state.values import form_of
 from tidegate.types import from_list, to_list
 
 NUMBER_BYTES = 8
@@ -39,16 +40,15 @@ SHORT_LIST, MANY_CHUNKS = 4096, 32
 OBJECT_BYTES = 400  # of a `ListEntry` or `MapEntry`
 
 
-class _Collections(RocksTable):
+class RocksCollection(RocksTable):
     """What both have in common: entries that know which of their parts are to be written."""
 
-    __slots__ = ("changes", "item_count", "older_bytes")
+    __slots__ = ("item_count", "older_bytes")
     prefetched: ClassVar[bool] = False
 
-    def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
-        super().__init__(descriptor, info, host, head, complete=complete)
+    def __init__(self, info: StateInfo, host: TableHost, head: bytes, *, complete: bool, as_tuples: bool = False) -> None:
+        super().__init__(info, host, head, complete=complete, as_tuples=as_tuples)
         self.item_count = 0  # in `cache`, about
-        self.changes = 0  # items that were added, put or removed and aren't written, about
         self.older_bytes = 0.0
         self.wanted = False
 
@@ -116,37 +116,19 @@ class ListEntry:
         return self.chunks is not None or self.doomed
 
 
-class RocksList(_Collections):
+class RocksItems(RocksCollection, ListCells):
     __slots__ = ()
 
-    def get(self) -> tuple[Any, ...]:
-        items = self._whole(self.cursor.key).items
-        return tuple(items) if self.copied is None else tuple(map(self.copied, items))
+    def items(self, key: Any) -> Sequence[Any]:
+        return self._whole(key).items
 
-    def add(self, item: Any) -> None:
-        if type(item) is not self.plain:
-            item = self.keep(item)
-        self._own().items.append(item)
-        self.item_count += 1
-        self.changes += 1
+    def extend(self, key: Any, items: Sequence[Any]) -> None:
+        self._own(key).items.extend(items)
+        self.item_count += len(items)
+        self.changes += len(items)
 
-    def extend(self, items: Iterable[Any]) -> None:
-        kept = list(map(self.keep, items))
-        if kept:
-            self._own().items.extend(kept)
-            self.item_count += len(kept)
-            self.changes += len(kept)
-
-    def replace(self, items: Iterable[Any]) -> None:
-        kept = list(map(self.keep, items))
-        self.clear()
-        if kept:
-            self._own().items.extend(kept)
-            self.item_count += len(kept)
-            self.changes += len(kept)
-
-    def clear(self) -> None:
-        entry = self._own()
+    def delete(self, key: Any) -> None:
+        entry = self._own(key)
         entry.items = []
         entry.written = 0
         entry.doomed = entry.chunks != []
@@ -180,7 +162,7 @@ class RocksList(_Collections):
 
     def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
         places, order = in_order(keys)
-        lists = to_list(values)
+        lists = held_list(values, as_tuples=self.as_tuples)
         self.put(
             batch,
             [place + self.host.next_number().to_bytes(NUMBER_BYTES) for place in places],
@@ -194,9 +176,8 @@ class RocksList(_Collections):
             self.spelled_bytes = sum(map(len, spelled)) / sum(map(len, added))
             put_all(batch, places, spelled)
 
-    def _own(self) -> ListEntry:
+    def _own(self, key: Any) -> ListEntry:
         """The key's entry, to be changed."""
-        key = self.cursor.key
         entry = self.entry(key)
         if entry is None:
             entry = self.cache[key] = ListEntry([], [] if self.complete else None)
@@ -236,68 +217,64 @@ class MapEntry:
         self.dirty: set[Any] = set()
 
 
-class RocksMap(_Collections):
-    __slots__ = ("keep_key", "key_kind", "plain_key")
+class RocksEntries(RocksCollection, MapCells):
+    __slots__ = ("key_kind", "plain_key")
 
-    def __init__(self, descriptor: Descriptor, info: StateInfo, host: TableHost, head: bytes, *, complete: bool) -> None:
-        super().__init__(descriptor, info, host, head, complete=complete)
-        self.keep_key = descriptor.key_keeper()
-        self.plain_key = descriptor.key_form.plain
-        self.key_kind = descriptor.map_key
+    def __init__(self, info: StateInfo, host: TableHost, head: bytes, *, complete: bool, as_tuples: bool = False) -> None:
+        super().__init__(info, host, head, complete=complete, as_tuples=as_tuples)
+        self.key_kind = info.schema.field("value").type.key_type
+        self.plain_key = form_of(self.key_kind).plain
 
-    @staticmethod
-    def stored_type(descriptor: Descriptor) -> pa.DataType:
-        return descriptor.item
+    @property
+    def stored_type(self) -> pa.DataType:
+        return self.info.schema.field("value").type.item_type
 
-    def get(self, item: Any, default: Any = None) -> Any:
-        value = self._seen(item)
-        if value is ABSENT:
-            return default
-        return value if self.copied is None else self.copied(value)
-
-    def put(self, item: Any, value: Any) -> None:
+    def get(self, key: Any, item: Any) -> Any:
+        entry = self.entry(key)
+        if entry is None:
+            if self.complete:
+                hash(item)  # as a dictionary would
+                return ABSENT
+        else:
+            value = entry.values.get(item, ABSENT)
+            if value is not ABSENT or entry.whole or item in entry.dirty:
+                return value
         if type(item) is not self.plain_key:
-            item = self.keep_key(item)
-        if type(value) is not self.plain:
-            value = self.keep(value)
-        entry = self._own()
+            return self._whole(key).values.get(item, ABSENT)
+        return self._sought(key, item)
+
+    def put(self, key: Any, item: Any, value: Any) -> None:
+        entry = self._own(key)
         if item not in entry.values:
             number = self.host.next_number()
             entry.numbers[item] = number if entry.whole or item in entry.dirty else ~number
             self.item_count += 1
         entry.values[item] = value
         entry.dirty.add(item)
-        self.dirty[self.cursor.key] = None
+        self.dirty[key] = None
         self.changes += 1
 
-    def remove(self, item: Any) -> None:
+    def remove(self, key: Any, item: Any) -> None:
         if type(item) is not self.plain_key:
             # Whatever is equal to it, as in a dictionary.
-            values = self._whole(self.cursor.key).values
+            values = self._whole(key).values
             if item not in values:
                 return
             item = next(each for each in values if each == item)
-        entry = self._own()
+        entry = self._own(key)
         if entry.values.pop(item, ABSENT) is not ABSENT:
             del entry.numbers[item]
         elif entry.whole:
             return
         entry.dirty.add(item)
-        self.dirty[self.cursor.key] = None
+        self.dirty[key] = None
         self.changes += 1
 
-    def items(self) -> Iterable[tuple[Any, Any]]:
-        return tuple(zip(self.keys(), self.values(), strict=True))
+    def entries(self, key: Any) -> Mapping[Any, Any]:
+        return self._whole(key).values
 
-    def keys(self) -> Iterable[Any]:
-        return tuple(self._whole(self.cursor.key).values)
-
-    def values(self) -> Iterable[Any]:
-        values = self._whole(self.cursor.key).values.values()
-        return tuple(values) if self.copied is None else tuple(map(self.copied, values))
-
-    def clear(self) -> None:
-        entry = self._own()
+    def delete(self, key: Any) -> None:
+        entry = self._own(key)
         if entry.whole:
             entry.dirty.update(entry.values)
             self.changes += len(entry.values)
@@ -306,17 +283,8 @@ class RocksMap(_Collections):
             entry.dirty.clear()
         entry.values.clear()
         entry.numbers.clear()
-        self.dirty[self.cursor.key] = None
+        self.dirty[key] = None
         self.changes += 1
-
-    def __contains__(self, item: Any) -> bool:
-        return self._seen(item) is not ABSENT
-
-    def __len__(self) -> int:
-        return len(self._whole(self.cursor.key).values)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.keys())
 
     # Writing.
 
@@ -364,7 +332,7 @@ class RocksMap(_Collections):
         )
 
     def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
-        maps = to_list(values)
+        maps = held_list(values, as_tuples=self.as_tuples)
         places = [place for place, one in zip(as_list(keys), maps, strict=True) for _ in one]
         items = [item for one in maps for item in one]
         spelled = self.spell([value for one in maps for value in one.values()])
@@ -387,22 +355,6 @@ class RocksMap(_Collections):
 
     # Reading.
 
-    def _seen(self, item: Any) -> Any:
-        """The item's value, or ABSENT."""
-        key = self.cursor.key
-        entry = self.entry(key)
-        if entry is None:
-            if self.complete:
-                hash(item)  # as a dictionary would
-                return ABSENT
-        else:
-            value = entry.values.get(item, ABSENT)
-            if value is not ABSENT or entry.whole or item in entry.dirty:
-                return value
-        if type(item) is not self.plain_key:
-            return self._whole(key).values.get(item, ABSENT)
-        return self._sought(key, item)
-
     def _sought(self, key: Any, item: Any) -> Any:
         try:
             spelled = spelled_column(from_list([item], self.key_kind))[0]
@@ -421,9 +373,8 @@ class RocksMap(_Collections):
         self.item_count += 1
         return value
 
-    def _own(self) -> MapEntry:
+    def _own(self, key: Any) -> MapEntry:
         """The key's entry, to be changed."""
-        key = self.cursor.key
         entry = self.entry(key)
         if entry is None:
             entry = self.cache[key] = MapEntry(whole=self.complete)

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.state.cutting import REST, Pace
+from tidegate.state.rocks_cells import RocksTable, delete_all, put_all
 from tidegate.state.rocks_db import link_files, rocksdict
 from tidegate.state.rocks_folder import Folder
-from tidegate.state.rocks_tables import RocksTable, delete_all, put_all
 
 # What is sorted together is written quicker; a batch is written in half a millisecond or so.
 RUN_ENTRIES, BATCH_ENTRIES = 16_384, 1024

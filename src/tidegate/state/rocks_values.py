@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ from tidegate.errors import SchemaError
 from tidegate.types import from_list, to_list
 
 Turn = Callable[[Any], Any]
+Turns: TypeAlias = "tuple[Turn | None, Turn | None]"  # to what JSON knows, and back; None where nothing is to do
 
 
 class ValueSpelling(Protocol):
@@ -44,7 +45,10 @@ class ValueSpelling(Protocol):
 
 
 @lru_cache(maxsize=1024)
-def value_spelling(kind: pa.DataType) -> ValueSpelling:
+def value_spelling(kind: pa.DataType, *, as_tuples: bool = False) -> ValueSpelling:
+    """With `as_tuples` the structs, or those in the list, are tuples in Python (cells.py). They are spelled alike."""
+    if as_tuples:
+        return _Nested(kind, _turns_of_tuples(kind))
     if pa.types.is_dictionary(kind):
         return value_spelling(kind.value_type)
     if pa.types.is_boolean(kind):
@@ -54,7 +58,7 @@ def value_spelling(kind: pa.DataType) -> ValueSpelling:
     if kind.id in (pa.binary().id, pa.large_binary().id):
         return _Bytes(kind)
     if kind.num_fields or pa.types.is_null(kind):
-        return _Nested(kind)
+        return _Nested(kind, _turns(kind))
     return _Numbers(kind)
 
 
@@ -147,9 +151,9 @@ class _Bytes(_ByValue):
 
 
 class _Nested(_ByValue):
-    def __init__(self, kind: pa.DataType) -> None:
+    def __init__(self, kind: pa.DataType, turns: Turns) -> None:
         super().__init__(kind)
-        self._pack, self._unpack = _turns(kind)
+        self._pack, self._unpack = turns
 
     def spelled(self, values: Sequence[Any]) -> list[bytes]:
         pack = self._pack
@@ -181,12 +185,12 @@ _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def _turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
-    """To what JSON knows, and back; None where nothing is to do. Never called with None."""
+def _turns(kind: pa.DataType) -> Turns:
+    """Never called with None."""
     if pa.types.is_dictionary(kind):
         return _turns(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _list_turns(kind)
+        return _list_turns(_turns(kind.value_type))
     if pa.types.is_map(kind):
         return _map_turns(kind)
     if pa.types.is_struct(kind):
@@ -206,15 +210,15 @@ def _turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
     return None, None
 
 
-def _list_turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
-    pack, unpack = map(_or_none, _turns(kind.value_type))
+def _list_turns(item: Turns) -> Turns:
+    pack, unpack = map(_or_none, item)
     return (
         None if pack is None else lambda value: list(map(pack, value)),
         None if unpack is None else lambda value: list(map(unpack, value)),
     )
 
 
-def _map_turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
+def _map_turns(kind: pa.DataType) -> Turns:
     (pack_key, unpack_key), (pack, unpack) = (map(_or_same, _turns(each)) for each in (kind.key_type, kind.item_type))
     return (
         lambda value: [[pack_key(key), pack(item)] for key, item in value.items()],
@@ -222,7 +226,7 @@ def _map_turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
     )
 
 
-def _struct_turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
+def _struct_turns(kind: pa.DataType) -> Turns:
     names = [field.name for field in kind]
     turns = [_turns(field.type) for field in kind]
     packs, unpacks = [_or_same(pack) for pack, _ in turns], [_or_same(unpack) for _, unpack in turns]
@@ -231,6 +235,19 @@ def _struct_turns(kind: pa.DataType) -> tuple[Turn | None, Turn | None]:
     return (
         lambda value: [pack(value[name]) for name, pack in zip(names, packs, strict=True)],
         lambda fields: {name: unpack(field) for name, unpack, field in zip(names, unpacks, fields, strict=True)},
+    )
+
+
+def _turns_of_tuples(kind: pa.DataType) -> Turns:
+    if pa.types.is_list(kind):
+        return _list_turns(_turns_of_tuples(kind.value_type))
+    turns = [_turns(field.type) for field in kind]
+    if not any(pack for pack, _ in turns):
+        return None, tuple  # to JSON, a tuple is a list
+    packs, unpacks = [_or_same(pack) for pack, _ in turns], [_or_same(unpack) for _, unpack in turns]
+    return (
+        lambda fields: [pack(field) for pack, field in zip(packs, fields, strict=True)],
+        lambda fields: tuple([unpack(field) for unpack, field in zip(unpacks, fields, strict=True)]),
     )
 
 

@@ -2,7 +2,7 @@
 
 Each operator has a database of its own in each subtask. A key of RocksDB is the state (2 bytes), the key-group and the key
 (rocks_keys.py), and behind them, in list and map states, the number of a chunk or the map's key. In front of RocksDB there
-is a write-back cache of Python values (rocks_tables.py, rocks_collections.py). Around a batch there is one multi-get, of
+is a write-back cache of Python values (rocks_cells.py, rocks_collections.py). Around a batch there is one multi-get, of
 what the cache doesn't have, and at most one write-batch.
 
 A freeze hands over what is dirty to a thread, which writes it and has RocksDB make hard links of its files in a new folder
@@ -22,14 +22,12 @@ Not here: what is uploaded, and when (runtime/snapshots.py); the heap of timers,
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
 import re
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -37,10 +35,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from tidegate.errors import JobError, RestoreError
-from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap import Cursor, key_list, keys_to_arrow
-from tidegate.state.rocks_collections import RocksList, RocksMap
+from tidegate.errors import JobError
+from tidegate.state.backend import CellBackend
+from tidegate.state.columns import key_list, keys_to_arrow
+from tidegate.state.rocks_cells import RocksTable, RocksThings, RocksValue
+from tidegate.state.rocks_collections import RocksEntries, RocksItems
 from tidegate.state.rocks_db import (
     MIN_MEMORY_BYTES,
     SlotMemory,
@@ -52,18 +51,12 @@ from tidegate.state.rocks_db import (
 )
 from tidegate.state.rocks_folder import Folder
 from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, Spelled, as_list
+from tidegate.state.rocks_meta import HEAD_BYTES, Meta
 from tidegate.state.rocks_reading import REST, StateReader
 from tidegate.state.rocks_settling import Settling
-from tidegate.state.rocks_tables import (
-    RocksAggregating,
-    RocksContainerValue,
-    RocksReducing,
-    RocksTable,
-    RocksTimes,
-    RocksValue,
-)
-from tidegate.state.sections import NativeFile, Section, StateInfo, StateKind
-from tidegate.state.ttl_backend import TimedBackend, stored_info, taken_apart
+from tidegate.state.sections import NativeFile, Section, StateInfo
+from tidegate.state.shapes import Shape, Value
+from tidegate.state.ttl import stored_info, taken_apart
 
 __all__ = ["FrozenRocks", "NativeFile", "RocksBackend", "RocksSettings", "native_sections"]
 
@@ -80,18 +73,7 @@ FAULTS_BETWEEN_CHECKS = 1024
 LOADED_ROWS = 65_536
 MAX_SPELLED_KEYS = 65_536
 
-HEAD_BYTES = 2
-_META_KEY = bytes(HEAD_BYTES)  # the first key there is; states begin with 1
-_META_VERSION = 1
-
-_TABLES: dict[str, type[RocksTable]] = {
-    "value": RocksValue,
-    "list": RocksList,
-    "map": RocksMap,
-    "reducing": RocksReducing,
-    "aggregating": RocksAggregating,
-    "timers": RocksTimes,
-}
+_CELLS: dict[str, type[RocksTable]] = {"list": RocksItems, "map": RocksEntries}  # of other shapes: RocksThings
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +101,35 @@ class RocksSettings:
         key_group_count: int,
         now_ms: Callable[[], int] | None = None,
         native: Path | None = None,
-    ) -> RocksBackend | TimedBackend:
+    ) -> RocksBackend:
         """A backend. `native`: a folder with the files of a frozen version, to go on from; it is left as it is. State with
         a ttl needs a clock."""
-        backend = RocksBackend(
+        return RocksBackend(
             key_type=key_type,
             key_group_count=key_group_count,
             folder=Folder(self.folder),
             memory=SlotMemory.of_process(self.memory_bytes),
             native=native,
+            now_ms=now_ms,
         )
-        return backend if now_ms is None else TimedBackend(backend, now_ms=now_ms)
 
 
-class RocksBackend:
+class RocksBackend(CellBackend):
     """All keyed state of one operator in one subtask."""
 
+    fast_shapes: ClassVar[Mapping[type[Shape], type[Shape]]] = {Value: RocksValue}
+
     def __init__(
-        self, *, key_type: pa.DataType, key_group_count: int, folder: Folder, memory: SlotMemory, native: Path | None = None
+        self,
+        *,
+        key_type: pa.DataType,
+        key_group_count: int,
+        folder: Folder,
+        memory: SlotMemory,
+        native: Path | None = None,
+        now_ms: Callable[[], int] | None = None,
     ) -> None:
-        self.key_type = key_type
-        self.key_group_count = key_group_count
-        self.cursor = Cursor()
+        super().__init__(key_type=key_type, key_group_count=key_group_count, now_ms=now_ms)
         self._folder = folder
         self._memory = memory
         if native is not None:
@@ -148,9 +137,8 @@ class RocksBackend:
         self.db = open_db(folder.live, memory)
         self._close_db = weakref.finalize(self, _close, self.db, folder)
         self._spelling = KeySpelling(key_type, key_group_count)
-        self._meta = _Meta.read(self.db, key_type=key_type, key_group_count=key_group_count, native=native)
+        self._meta = Meta.read(self.db, key_type=key_type, key_group_count=key_group_count, native=native)
         self._numbers = count(self._meta.number)
-        self._tables: dict[str, RocksTable] = {}
         self._prefetched: list[RocksTable] = []
         self._batch: Sequence[Any] = ()  # keys that are not spelled yet
         self._spelled: dict[Any, bytes] = {}
@@ -158,50 +146,31 @@ class RocksBackend:
         self._frozen_count = 0
         self._settling: Settling | None = None
 
-    def table(self, descriptor: Descriptor) -> Any:
-        """The state object for a descriptor, to be called by the user's function."""
-        info = descriptor.info(self.key_type)
-        assert info.name not in self._tables, f"state {info.name!r} is declared twice"
-        assert descriptor.ttl is None, f"state {info.name!r} has a ttl, and the backend no clock"
-        kind = _TABLES[descriptor.shape]
-        if kind is RocksValue and descriptor.form.copied is not None:
-            kind = RocksContainerValue
+    def make_cells(self, info: StateInfo, *, as_tuples: bool, in_place: bool) -> RocksTable:
+        kind = _CELLS.get(info.shape, RocksThings)
         head = self._meta.head(info)
         is_empty = next(iter(scan_prefix(self.db, head)), None) is None
-        table = self._tables[info.name] = kind(descriptor, info, self, head, complete=is_empty)
+        table = kind(info, self, head, complete=is_empty, as_tuples=as_tuples)
         if kind.prefetched:
             self._prefetched.append(table)
         return table
 
-    def load(self, state: str, rows: pa.RecordBatch, *, known: bool = False) -> None:
-        """Takes rows of a snapshot in. Only before the first record. All frozen versions are complete, so it is no matter
-        whether the rows are `known`."""
-        table = self._tables[state]
+    def load_rows(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
+        """All frozen versions are complete, so it is no matter whether the rows are `known`."""
+        table = self.cells[state]
         for start in range(0, rows.num_rows, LOADED_ROWS):
             some = rows.slice(start, LOADED_ROWS)
             batch = rocksdict.WriteBatch(raw_mode=True)
             table.load(self._spelling.spelled(some.column("key"), head=table.head), some.column("value"), batch)
             self.db.write(batch)
 
-    def rows(self, state: str) -> Iterator[pa.RecordBatch]:
-        """All rows of a state. For what is derived from state at a restore, before the first record."""
-        table = self._tables[state]
+    def all_rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        table = self.cells[state]
         assert not table.dirty
         return StateReader(self.db, table.info, table.head, self._spelling).rows(range(self.key_group_count))
 
-    def keys_from(self, state: str, place: bytes, count: int) -> tuple[list[Any], bytes]:
-        """The keys of up to `count` entries on disk from a place on, and the place behind them; b"" is the beginning, and
-        the end. For sweeping: what only the cache knows isn't among them, and what it knows better may be."""
-        head = self._tables[state].head
-        stop = (int.from_bytes(head) + 1).to_bytes(HEAD_BYTES)  # RocksDB looks at these very bytes: they have to stay
-        spelled = [key for key, _ in islice(scan_range(self.db, place or head, stop), count)]
-        if not spelled:
-            return [], b""
-        keys, _ = self._spelling.read(spelled, skip=HEAD_BYTES + GROUP_BYTES)
-        return list(dict.fromkeys(key_list(keys))), spelled[-1] + b"\0" if len(spelled) == count else b""
-
     def begin_batch(self, keys: Sequence[Any]) -> None:
-        """Before the user's function is called with records of these keys: fetches what isn't in the cache."""
+        """Fetches what isn't in the cache."""
         self._batch, self._spelled = keys, {}
         wanting = [table for table in self._prefetched if not table.complete]
         if not wanting:
@@ -218,32 +187,31 @@ class RocksBackend:
                 table.take_in(those, [next(found) for _ in those])
 
     def end_batch(self) -> None:
-        """After it: writes, and forgets, if there is too much."""
+        """Writes, and forgets, if there is too much."""
         self._batch, self._spelled = (), {}
         for table in self._prefetched:
             table.end_batch()
         self._make_room()
 
-    def maintain(self, budget: int) -> None:
-        """A small step of tidying up, between two batches."""
-        for table in self._tables.values():
+    def tidy(self, budget: int) -> None:
+        for table in self.cells.values():
             if table.waste:
                 table.throw_away(budget)
         self._make_room()
 
-    def freeze(self) -> FrozenRocks:
+    def freeze_rows(self) -> FrozenRocks:
         self.settle()
-        tables = list(self._tables.values())
-        self._flush([table for table in tables if isinstance(table, RocksList | RocksMap)])
+        tables = list(self.cells.values())
+        self._flush([table for table in tables if not table.prefetched])
         self._frozen_count += 1
         place = self._folder.place(f"frozen-{self._frozen_count}")
         last = rocksdict.WriteBatch(raw_mode=True)
         # After the tables, which take numbers.
-        self._meta.write(last, self._tables, number=next(self._numbers))
+        self._meta.write(last, self.cells, number=next(self._numbers))
         for table in tables:
             table.hand_over()
         self._settling = Settling(self.db, tables, last, place, self._folder)
-        heads = {name: table.head for name, table in self._tables.items()}
+        heads = {name: table.head for name, table in self.cells.items()}
         return FrozenRocks(self._settling, tuple(table.info for table in tables), heads, self._spelling, memory=self._memory)
 
     def settle(self) -> None:
@@ -257,7 +225,7 @@ class RocksBackend:
         self._memory.leave(self)
         with contextlib.suppress(Exception):  # whoever reads the frozen version is told
             self.settle()
-        for table in self._tables.values():
+        for table in self.cells.values():
             table.cache, table.older, table.dirty, table.frozen = {}, {}, {}, {}
         self._close_db()
         self._folder.remove_discarded()
@@ -279,6 +247,14 @@ class RocksBackend:
     def scan(self, start: bytes) -> Iterable[tuple[bytes, bytes]]:
         return scan_prefix(self.db, start)
 
+    def keys_from(self, head: bytes, place: bytes, count: int) -> tuple[list[Any], bytes]:
+        stop = (int.from_bytes(head) + 1).to_bytes(HEAD_BYTES)  # RocksDB looks at these very bytes: they have to stay
+        spelled = [key for key, _ in islice(scan_range(self.db, place or head, stop), count)]
+        if not spelled:
+            return [], b""
+        keys, _ = self._spelling.read(spelled, skip=HEAD_BYTES + GROUP_BYTES)
+        return list(dict.fromkeys(key_list(keys))), spelled[-1] + b"\0" if len(spelled) == count else b""
+
     def fault(self) -> None:
         self._faults += 1
         if self._faults % FAULTS_BETWEEN_CHECKS == 0:
@@ -296,14 +272,14 @@ class RocksBackend:
         self._spelled.update(zip(some, as_list(self.spelled(some, b"")), strict=True))
 
     def _make_room(self) -> None:
-        tables = self._tables.values()
+        tables = self.cells.values()
         allowed_bytes = self._memory.allowed(self, sum(table.held_bytes() for table in tables))
         if sum(table.young_bytes() for table in tables) > allowed_bytes / 2:
             for table in tables:
                 table.forget_older()
         fullness = max(
             sum(table.dirty_bytes() for table in tables) / (allowed_bytes * DIRTY_SHARE),
-            sum(table.changes for table in tables if isinstance(table, RocksList | RocksMap)) / MAX_CHANGES,
+            sum(table.changes for table in tables) / MAX_CHANGES,
         )
         if fullness <= 1 or (fullness <= 2 and self._settling is not None and not self._settling.done):
             return
@@ -373,7 +349,7 @@ def native_sections(
     folder = Folder(None)
     _put_files(native, folder.live)
     db = open_db(folder.live, memory, read_only=True)
-    meta = _Meta.read(db, key_type=key_type, key_group_count=key_group_count, native=native)
+    meta = Meta.read(db, key_type=key_type, key_group_count=key_group_count, native=native)
     db.close()
     known = {info.name: info for info in states if info.name in meta.states}
     stored = tuple(map(stored_info, known.values()))
@@ -412,67 +388,6 @@ def _sections(
             folder.remove()
 
 
-class _Meta:
-    """What a database says about itself: the states' types, by which their values are written, and the first two bytes of
-    their keys; and the largest number that was given to a chunk or a map's item."""
-
-    def __init__(self, key_type: pa.DataType, key_group_count: int) -> None:
-        self.key = _spelled_schema(pa.schema([pa.field("key", key_type)]))
-        self.key_group_count = key_group_count
-        self.number = 0
-        self.states: dict[str, tuple[int, str, str]] = {}  # the head, the shape, the schema
-
-    @classmethod
-    def read(cls, db: Any, *, key_type: pa.DataType, key_group_count: int, native: Path | None) -> _Meta:
-        meta = cls(key_type, key_group_count)
-        spelled = db.get(_META_KEY)
-        if spelled is None:
-            if native is not None:
-                raise RestoreError(f"{native} holds no state of a RocksDB backend")
-            return meta
-        found = json.loads(spelled)
-        if found["version"] != _META_VERSION:
-            raise RestoreError(f"{native} was written by another version of Tidegate ({found['version']})")
-        if found["key_group_count"] != key_group_count or not _same_types(found["key"], meta.key):
-            raise RestoreError(
-                f"{native} holds state of {found['key_group_count']} key-groups under another key: restore "
-                f"it from a savepoint"
-            )
-        meta.number = found["number"] + 1
-        meta.states = {name: (head, shape, schema) for name, (head, shape, schema) in found["states"].items()}
-        return meta
-
-    def head(self, info: StateInfo) -> bytes:
-        """What the keys of a state begin with."""
-        assert info.kind is StateKind.KEYED
-        schema = _spelled_schema(info.schema)
-        known = self.states.get(info.name)
-        if known is None:
-            taken = {head for head, _, _ in self.states.values()}
-            known = self.states[info.name] = (next(head for head in count(1) if head not in taken), info.shape, schema)
-        elif known[1] != info.shape or not _same_types(known[2], schema):
-            raise RestoreError(
-                f"state {info.name!r} is declared as {info.shape} {info.schema}, and RocksDB's files hold "
-                f"{known[1]} {_schema(known[2])}: restore it from a savepoint, which can be converted"
-            )
-        return known[0].to_bytes(HEAD_BYTES)
-
-    def write(self, batch: Any, tables: Iterable[str], *, number: int) -> None:
-        """Into a write-batch, in which what no table has is deleted."""
-        for name in self.states.keys() - set(tables):
-            head, _, _ = self.states.pop(name)
-            batch.delete_range(head.to_bytes(HEAD_BYTES), (head + 1).to_bytes(HEAD_BYTES))
-        batch[_META_KEY] = json.dumps(
-            {
-                "version": _META_VERSION,
-                "key": self.key,
-                "key_group_count": self.key_group_count,
-                "number": number,
-                "states": self.states,
-            }
-        ).encode()
-
-
 _NATIVE_NAME = re.compile(r"\d+\.sst|CURRENT|(MANIFEST|OPTIONS)-\d+")
 _UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 
@@ -496,18 +411,6 @@ def _close(db: Any, folder: Folder) -> None:
     again. What becomes of them is no matter any more."""
     with contextlib.suppress(Exception):
         db.close()
-
-
-def _spelled_schema(schema: pa.Schema) -> str:
-    return base64.b64encode(schema.serialize().to_pybytes()).decode()
-
-
-def _schema(spelled: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(spelled)))
-
-
-def _same_types(one: str, other: str) -> bool:
-    return bool(one == other or _schema(one).equals(_schema(other)))
 
 
 def _parse_bytes(text: str | int) -> int:

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from tidegate.errors import JobError
 from tidegate.state.calendar import Calendar
+from tidegate.state.cells import GONE, Cells
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import StateKind
 from tidegate.types import to_list
@@ -56,15 +57,16 @@ class TimerQueue:
         self.state = descriptor.name
         self._backend = backend
         self._cursor = backend.cursor
-        self._table = backend.table(descriptor)
+        self._cells: Cells = backend.table(descriptor).cells
         self._calendar = Calendar()
 
     def set(self, at_ms: int) -> None:
         """For the current key."""
-        times = self._table.get()
-        if at_ms not in times:
-            self._table.set([*times, at_ms])
-            self._calendar.add(at_ms, self._cursor.key)
+        key = self._cursor.key
+        times = self._cells.get(key)
+        if times is GONE or at_ms not in times:
+            self._cells.set(key, [at_ms] if times is GONE else [*times, at_ms])
+            self._calendar.add(at_ms, key)
 
     def delete(self, at_ms: int) -> None:
         if self._take(at_ms):
@@ -97,7 +99,8 @@ class TimerQueue:
 
     def times(self) -> list[int]:
         """Of the current key, in order."""
-        return sorted(self._table.get())
+        times = self._cells.get(self._cursor.key)
+        return [] if times is GONE else sorted(times)
 
     def next_ms(self) -> int | None:
         """When there is something due."""
@@ -119,18 +122,19 @@ class TimerQueue:
 
     def _take(self, at_ms: int) -> bool:
         """Takes a timer of the current key out of the state; whether it was there."""
-        times = self._table.get()
-        if at_ms not in times:
+        key = self._cursor.key
+        times = self._cells.get(key)
+        if times is GONE or at_ms not in times:
             return False
         if len(times) == 1:
-            self._table.clear()
+            self._cells.delete(key)
         else:
-            self._table.set([time for time in times if time != at_ms])
+            self._cells.set(key, [time for time in times if time != at_ms])
         return True
 
 
 def timers_descriptor(kind: TimeKind) -> Descriptor:
-    return Descriptor(kind=StateKind.KEYED, shape="timers", item=pa.int64(), default=(), name=f"__{kind.value}_timers")
+    return Descriptor(kind=StateKind.KEYED, shape="timers", item=pa.int64(), name=f"__{kind.value}_timers")
 
 
 def to_ms(at: int | datetime) -> int:

@@ -1,4 +1,4 @@
-"""How long state is kept: what a declaration says of it, and what is common to all backends.
+"""How long state is kept: what a declaration says of it, and what its rows in a snapshot look like.
 
 State with a ttl (time to live) forgets what wasn't written for that long, or neither written nor read
 (`ttl_refresh="read"`). Time is the slot's clock, in milliseconds since 1970. A value, an item of a list, an entry of a map
@@ -13,20 +13,26 @@ when it is taken in:
 - rows with it whose state has no ttl any more lose it. What had expired before stays forgotten;
 - a changed ttl holds for what is written from then on.
 
-Not here: the tables (heap_ttl.py).
+A backend knows nothing of all that. It holds `struct<value, expires>`, as a tuple, for a value, an item or an entry
+(`stored_info`), and its rows are put together and taken apart here.
+
+Not here: the live state (timed.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.errors import JobError
-from tidegate.types import parse_duration_ms, to_list
+from tidegate.state.columns import NestedParts, nested_parts
+from tidegate.state.sections import StateInfo
+from tidegate.types import parse_duration_ms
 
 EXPIRES = "expires"
 COLLECTIONS = ("list", "map")  # the shapes whose items have an end of their own
@@ -66,50 +72,102 @@ def expires_field(shape: str) -> pa.Field:
     return pa.field(EXPIRES, pa.list_(pa.int64()) if shape in COLLECTIONS else pa.int64())
 
 
-def expires_list(rows: pa.RecordBatch) -> list[Any] | None:
-    """The column `expires`, None where there is none. None in it: not known."""
-    return to_list(rows.column(EXPIRES)) if EXPIRES in rows.schema.names else None
+# ------------------------------------------------------------------------------------------------------------- rows
 
 
-def with_ends(values: Sequence[Any], expires: Sequence[Any] | None, *, shape: str, otherwise: int) -> list[Any]:
-    """What each row expires at: a number, or a list of numbers. `otherwise` is for what has no end yet."""
-    ends: list[Any] = list(expires) if expires is not None else [None] * len(values)
-    if shape not in COLLECTIONS:
-        return [otherwise if end is None else end for end in ends]
-    made = [[otherwise] * len(value) if end is None else end for value, end in zip(values, ends, strict=True)]
-    assert all(len(end) == len(value) for end, value in zip(made, values, strict=True)), "an end for each item"
-    return made
+def stored_info(info: StateInfo) -> StateInfo:
+    """What the backend holds of a state; the same where it has no ttl."""
+    if EXPIRES not in info.schema.names:
+        return info
+    kind = info.schema.field("value").type
+    if info.shape == "map":
+        kind = pa.map_(kind.key_type, _with_end(kind.item_type))
+    else:
+        kind = pa.list_(_with_end(kind.value_type)) if info.shape == "list" else _with_end(kind)
+    shape = info.shape if info.shape in COLLECTIONS else "value"
+    return StateInfo(info.name, info.kind, shape, pa.schema([info.schema.field("key"), pa.field("value", kind)]))
 
 
-def alive(value: Any, end: Any, *, shape: str, now_ms: int) -> tuple[Any, Any] | None:
-    """What is left of a row, value and end; None where that is nothing."""
-    if shape not in COLLECTIONS:
-        return (value, end) if end > now_ms else None
-    if not end or max(end) <= now_ms:
-        return None
-    if min(end) > now_ms:
-        return value, end
-    kept = [at > now_ms for at in end]
-    ends = [at for at in end if at > now_ms]
-    if shape == "map":
-        return {item: of_it for (item, of_it), stays in zip(value.items(), kept, strict=True) if stays}, ends
-    return [item for item, stays in zip(value, kept, strict=True) if stays], ends
+def taken_apart(rows: pa.RecordBatch, info: StateInfo) -> pa.RecordBatch:
+    """The backend's rows as a snapshot has them. `info` is the state's own; without a ttl nothing is changed."""
+    if EXPIRES not in info.schema.names:
+        return rows
+    held, kinds = rows.column("value"), info.schema
+    if info.shape not in COLLECTIONS:
+        value, ends = held.flatten()
+    else:
+        parts = nested_parts(held)
+        items, ends = parts.items.flatten()
+        value = parts._replace(items=items).joined(kinds.field("value").type)
+        ends = parts._replace(keys=None, items=ends).joined(kinds.field(EXPIRES).type)
+    return pa.RecordBatch.from_arrays([rows.column("key"), value, ends], schema=info.schema)
 
 
-def loaded(
-    keys: Sequence[Any], values: Sequence[Any], expires: Sequence[Any] | None, *, shape: str, ttl: Ttl | None, now_ms: int
-) -> tuple[list[tuple[Any, Any, Any]], list[Any]]:
-    """Rows of a snapshot as they are taken in: (key, value, end) of those that are left, and the keys that are not.
+def put_together(rows: pa.RecordBatch, info: StateInfo) -> pa.RecordBatch:
+    """The way back from `taken_apart`."""
+    schema = stored_info(info).schema
+    kind, value, ends = schema.field("value").type, rows.column("value"), rows.column(EXPIRES)
+    if info.shape not in COLLECTIONS:
+        held = pa.StructArray.from_arrays([value, ends], fields=list(kind))
+    else:
+        parts = nested_parts(value)
+        fields = list(kind.item_type if info.shape == "map" else kind.value_type)
+        pairs = pa.StructArray.from_arrays([parts.items, nested_parts(ends).items], fields=fields)
+        held = parts._replace(items=pairs).joined(kind)
+    return pa.RecordBatch.from_arrays([rows.column("key"), held], schema=schema)
 
-    Without a ttl the ends mean nothing.
-    """
-    ends = with_ends(values, expires, shape=shape, otherwise=now_ms + (1 if ttl is None else ttl.ms))
-    left: list[tuple[Any, Any, Any]] = []
-    gone: list[Any] = []
-    for key, value, end in zip(keys, values, ends, strict=True):
-        found = alive(value, end, shape=shape, now_ms=now_ms)
-        if found is None:
-            gone.append(key)
+
+def with_ends(rows: pa.RecordBatch, info: StateInfo, *, otherwise: int) -> pa.RecordBatch:
+    """Rows of a snapshot with an end for everything; `otherwise` is for what has none yet."""
+    value, field = rows.column("value"), expires_field(info.shape)
+    known = rows.column(EXPIRES) if EXPIRES in rows.schema.names else pa.nulls(rows.num_rows, field.type)
+    if info.shape not in COLLECTIONS:
+        ends = pc.fill_null(known, otherwise)
+    else:
+        lengths = nested_parts(value).lengths
+        flat = np.full(int(lengths.sum()), otherwise)
+        flat[np.repeat(np.asarray(known.is_valid()), lengths)] = np.asarray(known.flatten())
+        ends = NestedParts(lengths, None, pa.array(flat)).joined(field.type)
+    fields = [rows.schema.field("key"), rows.schema.field("value"), field]
+    return pa.RecordBatch.from_arrays([rows.column("key"), value, ends], schema=pa.schema(fields))
+
+
+def split_by_end(rows: pa.RecordBatch, info: StateInfo, now_ms: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """What is left of rows with ends, and the rows of which nothing is left, as they were."""
+    value, ends = rows.column("value"), rows.column(EXPIRES)
+    if info.shape not in COLLECTIONS:
+        is_left = np.asarray(ends) > now_ms
+        left = rows
+    else:
+        parts, all_ends = nested_parts(value), nested_parts(ends).items
+        alive = np.asarray(all_ends) > now_ms
+        before = np.concatenate(([0], np.cumsum(alive)))
+        stops = np.cumsum(parts.lengths)
+        lengths = before[stops] - before[stops - parts.lengths]
+        is_left = lengths > 0
+        if alive.all():
+            left = rows
         else:
-            left.append((key, *found))
-    return left, gone
+            stays = pa.array(alive)
+            keys = None if parts.keys is None else parts.keys.filter(stays)
+            value = NestedParts(lengths, keys, parts.items.filter(stays)).joined(value.type)
+            ends = NestedParts(lengths, None, all_ends.filter(stays)).joined(ends.type)
+            left = pa.RecordBatch.from_arrays([rows.column("key"), value, ends], schema=rows.schema)
+    if is_left.all():
+        return left, rows.slice(0, 0)
+    return left.filter(pa.array(is_left)), rows.filter(pa.array(~is_left))
+
+
+def soonest_ends(rows: pa.RecordBatch, info: StateInfo) -> list[int]:
+    """The first end of each row. None is without."""
+    ends: Any = rows.column(EXPIRES)
+    if info.shape in COLLECTIONS:
+        parts = nested_parts(ends)
+        starts = np.cumsum(parts.lengths) - parts.lengths
+        ends = np.minimum.reduceat(np.asarray(parts.items), starts) if len(starts) else starts
+    found: list[int] = np.asarray(ends).tolist()
+    return found
+
+
+def _with_end(item: pa.DataType) -> pa.DataType:
+    return pa.struct([pa.field("value", item), pa.field(EXPIRES, pa.int64())])

@@ -22,9 +22,10 @@ from tidegate.runtime.snapshots import PartWriter
 from tidegate.sinks import collect
 from tidegate.sources import rows as rows_source
 from tidegate.state import descriptors as tg
+from tidegate.state.columns import key_list
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.evolution import DeclaredState
-from tidegate.state.heap import HeapBackend, key_list
+from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import FrozenParts, OperatorStates
 from tidegate.state.pickled import pickled
 from tidegate.state.sections import StateInfo, StateKind

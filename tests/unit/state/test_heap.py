@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from tidegate.errors import SchemaError
 from tidegate.state import descriptors as tg
 from tidegate.state import heap, heap_layers
+from tidegate.state.columns import held_as_it_is, key_list
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.heap import FrozenHeap, HeapBackend, held_as_it_is, key_list
+from tidegate.state.heap import FrozenHeap, HeapBackend
 from tidegate.state.sections import Section, StateKind
 from tidegate.types import to_list
 
@@ -53,7 +54,7 @@ def held(backend: HeapBackend, state: Any) -> dict[int, Any]:
     """By the state's own reading, of the keys 0…100."""
     found = {}
     for backend.cursor.key in range(100):
-        if backend.cursor.key in state.entries():
+        if backend.cursor.key in state.cells.held():
             found[backend.cursor.key] = list(state.get()) if isinstance(state.get(), tuple) else state.get()
     return found
 
@@ -139,7 +140,11 @@ def test_layers_are_read_right_however_reader_and_loop_take_turns(
 
 def all_done(state: Any) -> bool:
     """Whether nothing is left of the layers."""
-    return not state.layers if isinstance(state, heap_layers.LayeredTable) else not state.shared and not state.unread
+    return (
+        not state.cells.layers
+        if isinstance(state.cells, heap_layers.LayeredTable)
+        else not state.cells.shared and not state.cells.unread
+    )
 
 
 def laid_over(found: dict[int, Any], sections: Iterable[Section]) -> dict[int, Any]:
@@ -155,9 +160,9 @@ def laid_over(found: dict[int, Any], sections: Iterable[Section]) -> dict[int, A
 
 def test_a_freeze_copies_nothing() -> None:
     backend, state = filled(1000)
-    main, fresh = state.main, state.fresh
+    main, fresh = state.cells.main, state.cells.fresh
     frozen = backend.freeze()
-    assert state.main is main and state.fresh == {} and state.layers[0].changes is fresh
+    assert state.cells.main is main and state.cells.fresh == {} and state.cells.layers[0].changes is fresh
     frozen.release()
 
 
@@ -204,21 +209,21 @@ def test_values_that_change_in_place_are_copied_only_while_someone_reads_them() 
     backend, state = backend_with(tg.list_("long"))
     backend.cursor.key = 1
     state.add(1)
-    (own,) = state.main.values()
+    (own,) = state.cells.main.values()
     state.add(2)
-    assert state.main == {1: [1, 2]} and state.main[1] is own
+    assert state.cells.main == {1: [1, 2]} and state.cells.main[1] is own
     frozen = backend.freeze()
     state.add(3)
     assert own == [1, 2], "the reader's"
-    copied = state.main[1]
+    copied = state.cells.main[1]
     state.add(4)
-    assert state.main[1] is copied == [1, 2, 3, 4], "copied once"
+    assert state.cells.main[1] is copied == [1, 2, 3, 4], "copied once"
     assert entries(frozen.sections()) == {1: [1, 2]}
     newer = backend.freeze()
     assert entries(newer.sections()) == {1: [1, 2, 3, 4]}
     backend.maintain(1)
     state.add(5)
-    assert state.main[1] is copied, "the layer was read"
+    assert state.cells.main[1] is copied, "the layer was read"
 
 
 @pytest.mark.parametrize("descriptor", [tg.value("long"), tg.list_("long")])
@@ -230,7 +235,7 @@ def test_a_layer_that_is_never_read_is_given_up_by_its_release(descriptor: Any) 
     frozen.release()
     backend.maintain(10)
     assert all_done(state)
-    assert len(state.main) == 10
+    assert len(state.cells.main) == 10
 
 
 def test_a_layer_of_what_changes_in_place_is_emptied_bit_by_bit_when_it_was_read() -> None:
@@ -238,7 +243,7 @@ def test_a_layer_of_what_changes_in_place_is_emptied_bit_by_bit_when_it_was_read
     for backend.cursor.key in range(5000):
         state.add(1)
     frozen = backend.freeze()
-    changes = state.unread[0].changes
+    changes = state.cells.unread[0].changes
     assert len(entries(frozen.sections())) == 5000 and changes == {}
 
 
@@ -247,22 +252,22 @@ def test_a_layer_of_values_is_moved_into_main_bit_by_bit_when_it_was_read(monkey
     backend, state = filled(50)
     list(backend.freeze().sections())
     backend.maintain(1)
-    assert len(state.main) == 50 and not state.layers, "into an empty main without moving anything"
+    assert len(state.cells.main) == 50 and not state.cells.layers, "into an empty main without moving anything"
     for backend.cursor.key in range(25):
         state.clear()
     for backend.cursor.key in range(25, 100):
         state.set(-1)
     frozen = backend.freeze()
     backend.maintain(1000)
-    assert len(state.layers[0].changes) == 100, "not before it was read"
+    assert len(state.cells.layers[0].changes) == 100, "not before it was read"
     list(frozen.sections())
     left = 100
-    while state.layers:
-        assert len(state.layers[0].changes) == left
+    while state.cells.layers:
+        assert len(state.cells.layers[0].changes) == left
         assert held(backend, state) == dict.fromkeys(range(25, 100), -1), "whatever is where"
         backend.maintain(7)
         left = max(0, left - 7)
-    assert state.main == dict.fromkeys(range(25, 100), -1) and not left
+    assert state.cells.main == dict.fromkeys(range(25, 100), -1) and not left
 
 
 def test_the_more_there_is_to_move_the_more_is_moved_in_a_step() -> None:
@@ -273,11 +278,11 @@ def test_the_more_there_is_to_move_the_more_is_moved_in_a_step() -> None:
         state.set(1)
     list(backend.freeze().sections())
     steps = 0
-    while state.layers:
+    while state.cells.layers:
         backend.maintain(512)
         steps += 1
     assert 60 < steps < 250
-    assert len(state.main) == 64_001
+    assert len(state.cells.main) == 64_001
 
 
 # --------------------------------------------------------------------------------------------------- what is kept
@@ -300,15 +305,15 @@ def read(backend: HeapBackend, frozen: FrozenHeap) -> dict[int, Any]:
 def test_what_changes_nearly_whole_is_kept_and_copied() -> None:
     backend, state = filled(64)
     read(backend, backend.freeze())
-    mine = state.fresh
-    assert state.kept_times == 0, "all was new, which tells nothing"
+    mine = state.cells.fresh
+    assert state.cells.kept_times == 0, "all was new, which tells nothing"
     frozen = changed(backend, state, range(60), 1)
-    assert state.fresh is mine and state.kept_times == 1
+    assert state.cells.fresh is mine and state.cells.kept_times == 1
     for backend.cursor.key in range(30):
         state.set(2)
     everything = dict.fromkeys(range(60), 1) | {key: key for key in range(60, 64)}
     assert read(backend, frozen) == everything and frozen.complete, "with the little that it lacks"
-    assert state.main == {} and len(state.fresh) == 64, "nothing is held twice"
+    assert state.cells.main == {} and len(state.cells.fresh) == 64, "nothing is held twice"
     frozen = changed(backend, state, [70], 3)
     assert read(backend, frozen) == everything | dict.fromkeys(range(30), 2) | {70: 3} and frozen.complete
     assert held(backend, state) == everything | dict.fromkeys(range(30), 2) | {70: 3}
@@ -319,36 +324,36 @@ def test_now_and_then_it_is_seen_how_much_changes() -> None:
     read(backend, backend.freeze())
     for number in range(heap_layers.MAX_KEPT_TIMES):
         assert len(read(backend, changed(backend, state, range(64), number))) == 64
-        assert state.kept_times == number + 1
+        assert state.cells.kept_times == number + 1
     assert len(read(backend, changed(backend, state, range(64), -1))) == 64
-    assert state.kept_times == 0 and state.fresh == {} and len(state.main) == 64
+    assert state.cells.kept_times == 0 and state.cells.fresh == {} and len(state.cells.main) == 64
     assert read(backend, changed(backend, state, [5], -2)) == {5: -2}, "little: it isn't kept"
-    assert state.kept_times == 0 and held(backend, state) == dict.fromkeys(range(64), -1) | {5: -2}
+    assert state.cells.kept_times == 0 and held(backend, state) == dict.fromkeys(range(64), -1) | {5: -2}
 
 
 def test_a_key_that_was_kept_and_is_deleted_is_news() -> None:
     backend, state = filled(8)
     read(backend, backend.freeze())
     read(backend, changed(backend, state, range(9), 1))
-    assert state.main == {} and state.kept_times == 1
+    assert state.cells.main == {} and state.cells.kept_times == 1
     backend.cursor.key = 8
     state.clear()
     assert state.get() is None
     frozen = backend.freeze()
     gone = [to_list(section.rows.column("key")) for section in frozen.sections() if section.deleted]
-    assert gone == [[8]] and state.kept_times == 0, "where something is deleted nothing is kept"
+    assert gone == [[8]] and state.cells.kept_times == 0, "where something is deleted nothing is kept"
     frozen.release()
     backend.maintain(100)
-    assert held(backend, state) == dict.fromkeys(range(8), 1) and 8 not in state.main
+    assert held(backend, state) == dict.fromkeys(range(8), 1) and 8 not in state.cells.main
 
 
 def test_what_is_large_is_never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap_layers, "MAX_KEPT_ENTRIES", 63)
     backend, state = filled(64)
     read(backend, backend.freeze())
-    changes = state.fresh
+    changes = state.cells.fresh
     frozen = changed(backend, state, range(64), 1)
-    assert state.layers[0].changes is changes and state.fresh == {}
+    assert state.cells.layers[0].changes is changes and state.cells.fresh == {}
     assert read(backend, frozen) == dict.fromkeys(range(64), 1) and frozen.complete
 
 
@@ -361,8 +366,8 @@ def test_a_row_is_a_tuple_in_memory_and_a_struct_in_a_snapshot() -> None:
     backend, state = rows_of("total long, name string")
     for backend.cursor.key, row in {1: (7, "a"), 2: [8, None], 3: (None, "c")}.items():
         state.set(row)
-    assert [state.entries()[key] for key in (1, 2, 3)] == [(7, "a"), (8, None), (None, "c")]
-    assert all(type(row) is tuple for row in state.entries().values())
+    assert [state.cells.held()[key] for key in (1, 2, 3)] == [(7, "a"), (8, None), (None, "c")]
+    assert all(type(row) is tuple for row in state.cells.held().values())
     frozen = backend.freeze()
     expected = {1: {"total": 7, "name": "a"}, 2: {"total": 8, "name": None}, 3: {"total": None, "name": "c"}}
     sections = list(frozen.sections())
@@ -370,7 +375,7 @@ def test_a_row_is_a_tuple_in_memory_and_a_struct_in_a_snapshot() -> None:
     other, restored = rows_of("total long, name string")
     for section in sections:
         other.load("state", section.rows)
-    assert restored.entries() == state.entries()
+    assert restored.cells.held() == state.cells.held()
     assert entries(other.freeze().sections()) == expected
 
 
@@ -405,7 +410,7 @@ def test_keys_that_come_and_go_between_two_freezes_leave_nothing() -> None:
     backend.cursor.key = 50
     state.set(1)
     state.clear()
-    assert state.fresh == {} and list(backend.freeze().sections()) == []
+    assert state.cells.fresh == {} and list(backend.freeze().sections()) == []
 
 
 def test_state_takes_at_most_twice_the_memory_of_a_dictionary_even_while_it_is_read() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.state import merging
+from tidegate.state.columns import key_list
 from tidegate.state.cutting import cut_by_group
-from tidegate.state.heap import key_list
 from tidegate.state.merging import LayerInMemory, key_codes, merged_sections, resolved_rows
 from tidegate.state.sections import Section, StateInfo, StateKind, deleted_schema
 from tidegate.types import parse_type

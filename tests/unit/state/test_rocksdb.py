@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from tidegate.errors import JobError, RestoreError, SchemaError
 from tidegate.state import descriptors as tg
+from tidegate.state.rocks_cells import RocksTable
 from tidegate.state.rocks_db import MIN_MEMORY_BYTES, SlotMemory
 from tidegate.state.rocks_folder import Folder
 from tidegate.state.rocks_settling import Settling
-from tidegate.state.rocks_tables import RocksTable
 from tidegate.state.rocksdb import FrozenRocks, RocksBackend, RocksSettings, native_sections
 from tidegate.state.sections import Section
 from tidegate.state.timers import TimeKind, TimerQueue
@@ -70,13 +70,13 @@ def native_copy(frozen: FrozenRocks, to: Path) -> Path:
 
 def write_all(backend: RocksBackend) -> None:
     backend.settle()
-    backend._flush(backend._tables.values())
+    backend._flush(backend.cells.values())
 
 
 def forget_all(backend: RocksBackend) -> None:
     """Everything is written and nothing is cached."""
     write_all(backend)
-    for table in backend._tables.values():
+    for table in backend.cells.values():
         table.forget_older()
         table.forget_older()
         table.complete = False
@@ -173,9 +173,9 @@ def test_a_state_larger_than_its_memory_stays_within_it() -> None:
         for backend.cursor.key in keys:
             total.set(total.get() + backend.cursor.key)
         backend.end_batch()
-        while backend._tables["total"].waste:
+        while backend.cells["total"].waste:
             backend.maintain(10_000)
-        largest = max(largest, backend._tables["total"].held_bytes())
+        largest = max(largest, backend.cells["total"].held_bytes())
     assert largest < 2 * memory.cache_bytes, "a batch may be over it"
     frozen = backend.freeze()
     assert held(frozen.sections()) == {"total": {key: 2 * key for key in range(20_000)}}
@@ -199,7 +199,7 @@ def test_what_isn_t_cached_is_fetched_before_a_batch_with_one_look_up(backend: R
 
 def test_timers_are_not_fetched_where_nobody_sets_any(backend: RocksBackend) -> None:
     TimerQueue(TimeKind.EVENT, backend)
-    times = backend._tables["__event_timers"]
+    times = backend.cells["__event_timers"]
     times.complete = False
     backend.begin_batch([1, 2, 3])
     assert not times.cache
@@ -242,7 +242,7 @@ def test_many_chunks_of_a_short_list_are_put_together(backend: RocksBackend) -> 
         items.add(number)
         write_all(backend)
     assert items.get() == tuple(range(100))
-    assert len(list(backend.scan(backend._tables["items"].head))) < 50
+    assert len(list(backend.scan(backend.cells["items"].head))) < 50
 
 
 # ----------------------------------------------------------------------------------------------------------- freezing
@@ -334,7 +334,7 @@ def test_work_goes_on_while_a_frozen_version_is_written(steps: list[tuple[str, i
                     go.clear()
                     versions.append((backend.freeze(), copy.deepcopy(now)))
                 case "forget", _:
-                    for table in [*backend._tables.values()] * 2:
+                    for table in [*backend.cells.values()] * 2:
                         table.forget_older()
                 case "go", _:
                     go.set()
@@ -364,8 +364,8 @@ def test_a_freeze_hands_over_however_much_was_changed(backend: RocksBackend) -> 
     fill(backend, table, {key: key for key in range(5000)})
     with held_up():
         frozen = backend.freeze()
-        assert len(backend._tables["n"].frozen) == 5000 and not backend._tables["n"].dirty
-    assert len(held(frozen.sections())["n"]) == 5000 and not backend._tables["n"].frozen
+        assert len(backend.cells["n"].frozen) == 5000 and not backend.cells["n"].dirty
+    assert len(held(frozen.sections())["n"]) == 5000 and not backend.cells["n"].frozen
 
 
 def test_the_loop_waits_for_a_freeze_when_there_is_too_much_that_is_not_written() -> None:
@@ -383,7 +383,7 @@ def test_the_loop_waits_for_a_freeze_when_there_is_too_much_that_is_not_written(
             count += 1
             fill(backend, table, {count: count})
             backend.end_batch()
-    assert memory.cache_bytes / 4 < count * backend._tables["n"].entry_bytes() < memory.cache_bytes
+    assert memory.cache_bytes / 4 < count * backend.cells["n"].entry_bytes() < memory.cache_bytes
     assert held(frozen.sections()) == {"n": {0: 0}}
     assert held(backend.freeze().sections()) == {"n": {key: key for key in range(count + 1)}}
     backend.close()

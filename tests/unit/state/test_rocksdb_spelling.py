@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tidegate.errors import SchemaError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
-from tidegate.state.heap import key_list, keys_to_arrow
+from tidegate.state.columns import key_list, keys_to_arrow
 from tidegate.state.rocks_keys import KeySpelling, as_list, in_order, read_column, spelled_column
 from tidegate.state.rocks_values import value_spelling
 from tidegate.types import parse_type, to_list

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tidegate.errors import JobError
 from tidegate.state import calendar, timers
-from tidegate.state.heap import HeapBackend, key_list
+from tidegate.state.columns import key_list
+from tidegate.state.heap import HeapBackend
 from tidegate.state.timers import MAX_MS, TimeKind, TimerQueue, to_ms
 
 

@@ -24,13 +24,14 @@ from tidegate.dataflow.functions import KeyedProcess
 from tidegate.dataflow.operators.process import KeyedProcessSpec
 from tidegate.errors import JobError
 from tidegate.state import descriptors as tg
+from tidegate.state.cells import GONE
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap import FrozenHeap, HeapBackend
-from tidegate.state.heap_layers import GONE
 from tidegate.state.merging import LayerInMemory, resolved_rows
 from tidegate.state.rocksdb import RocksSettings, native_sections
+from tidegate.state.timed import TimedCollection
 from tidegate.state.timers import TimeKind, TimerQueue
-from tidegate.state.ttl import EXPIRES, Ttl, alive, declared_ttl, loaded
+from tidegate.state.ttl import EXPIRES, Ttl, declared_ttl, split_by_end, with_ends
 from tidegate.types import to_list
 
 GROUPS = 4
@@ -66,6 +67,18 @@ def declared(shape: str, **ttl: Any) -> Descriptor:
 def _appended(items: list[int], item: int) -> list[int]:
     items.append(item)
     return items
+
+
+def alive(value: Any, end: Any, *, shape: str, now_ms: int) -> tuple[Any, Any] | None:
+    """What is left of a row, value and end; None where that is nothing."""
+    if shape not in ("list", "map"):
+        return (value, end) if end > now_ms else None
+    ends = [at for at in end if at > now_ms]
+    if shape == "map":
+        left: Any = {item: of_it for (item, of_it), at in zip(value.items(), end, strict=True) if at > now_ms}
+    else:
+        left = [item for item, at in zip(value, end, strict=True) if at > now_ms]
+    return (left, ends) if left else None
 
 
 SHAPES = ("value", "container", "list", "lists", "map", "maps", "reducing", "aggregating", "counting")
@@ -121,9 +134,14 @@ def keys_in(rows: Iterable[pa.RecordBatch]) -> set[int]:
 
 def check_lists(state: Any) -> None:
     """Each key is listed once, where it ends."""
-    listed = [(key, number) for number, keys in state.slices.items() for key in keys]
-    assert sorted(listed) == sorted((key, state.ends_at(entry) // state.slice_ms) for key, entry in state.main.items())
-    assert sorted(state.order) == sorted(state.slices)
+    timed = state.cells
+    index, held = timed.index, timed.cells.main
+    listed = [(key, number) for number, keys in index.keys.items() for key in keys]
+    ends = timed.soonest if isinstance(timed, TimedCollection) else {key: end for key, (_, end) in held.items()}
+    assert sorted(listed) == sorted((key, end // index.slice_ms) for key, end in ends.items()) and ends.keys() == held.keys()
+    assert sorted(index.order) == sorted(index.keys)
+    if isinstance(timed, TimedCollection):
+        assert all(ends[key] <= end for key, entry in held.items() for _, end in timed.pairs_in(entry))
 
 
 # ----------------------------------------------------------------------------------------------------- declaration
@@ -476,7 +494,7 @@ def test_timers_have_no_end() -> None:
     timers.set(5_000)
     clock.now_ms += 10 * TTL_MS
     backend.maintain(1000)
-    assert state.main == {} and list(timers.due(5_000)) == [5_000]
+    assert state.cells.cells.main == {} and list(timers.due(5_000)) == [5_000]
 
 
 # -------------------------------------------------------------------------------------------------------- cleaning up
@@ -492,13 +510,13 @@ def test_what_nobody_looks_at_is_cleaned_up_in_bounded_steps(shape: str) -> None
     backend.maintain(0)  # from here on nothing was listed
     clock.now_ms += TTL_MS + TTL_MS // 8
     steps = 0
-    while state.main:
-        before = len(state.main)
+    while state.cells.cells.main:
+        before = len(state.cells.cells.main)
         backend.maintain(64)
-        assert 0 < before - len(state.main) <= 64
+        assert 0 < before - len(state.cells.cells.main) <= 64
         steps += 1
     assert steps == -(-1000 // 64)
-    assert not state.slices and not state.order and set(state.fresh.values()) == {GONE}
+    assert not state.cells.index.keys and not state.cells.index.order and set(state.cells.cells.fresh.values()) == {GONE}
     sections = list(backend.freeze().sections())
     assert sum(section.rows.num_rows for section in sections) == 1000 and all(section.deleted for section in sections)
 
@@ -511,7 +529,7 @@ def test_cleaning_up_keeps_pace_with_what_is_written_whatever_its_budget() -> No
             state.set(1)
         clock.now_ms += 10
         backend.maintain(0)
-        assert len(state.main) <= 100 * (TTL_MS // 10 + 3)
+        assert len(state.cells.cells.main) <= 100 * (TTL_MS // 10 + 3)
 
 
 def test_a_key_that_is_written_all_the_time_is_listed_once() -> None:
@@ -521,13 +539,13 @@ def test_a_key_that_is_written_all_the_time_is_listed_once() -> None:
     for _ in range(1000):
         state.set(1)
         clock.now_ms += 1
-    assert sum(map(len, state.slices.values())) == 1
+    assert sum(map(len, state.cells.index.keys.values())) == 1
     for _ in range(100):
         state.clear()
         state.set(1)
     check_lists(state)
     backend.maintain(10)
-    assert len(state.slices) <= 17
+    assert len(state.cells.index.keys) <= 17
 
 
 def test_the_memory_of_what_expired_is_free_again() -> None:
@@ -549,10 +567,10 @@ def test_the_memory_of_what_expired_is_free_again() -> None:
             backend.freeze().release()
             backend.maintain(1)
         else:
-            assert state.fresh == {}, "nobody knows of these keys, so that they went isn't news"
+            assert state.cells.cells.fresh == {}, "nobody knows of these keys, so that they went isn't news"
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert state.main == {} and state.slices == {}
+        assert state.cells.cells.main == {} and state.cells.index.keys == {}
         return (after - before) * 100 // (full - before)
 
     assert held(frozen=True) < 10 and held(frozen=False) < 10, "in percent"
@@ -672,17 +690,28 @@ def test_another_ttl_holds_for_what_is_written_from_then_on() -> None:
     check_lists(again)
     clock.now_ms += 2 * TTL_MS
     second.maintain(100)
-    assert set(again.main) == {1}
+    assert set(again.cells.cells.main) == {1}
     clock.now_ms += 10 * TTL_MS
     second.maintain(100)
-    assert again.main == {}
+    assert again.cells.cells.main == {}
 
 
-def test_rows_are_taken_in_by_any_backend_with_these_functions() -> None:
-    left, gone = loaded([1, 2, 3], [[1, 2], [3], [4]], [[5, 15], [5], None], shape="list", ttl=Ttl(100), now_ms=10)
-    assert left == [(1, [2], [15]), (3, [4], [110])] and gone == [2]
-    assert alive({"a": 1, "b": 2}, [5, 15], shape="map", now_ms=5) == ({"b": 2}, [15])
-    assert alive(1, 5, shape="value", now_ms=4) == (1, 5) and alive(1, 5, shape="value", now_ms=5) is None
+def test_rows_are_split_by_their_ends_for_any_backend() -> None:
+    def split(shape: str, values: list[Any], ends: list[Any] | None, now_ms: int) -> tuple[list[Any], list[Any]]:
+        info = declared(shape, ttl=TTL_MS).info(pa.int64())
+        columns = {"key": list(range(1, len(values) + 1)), "value": values} | ({} if ends is None else {EXPIRES: ends})
+        fields = [field for field in info.schema if field.name in columns]
+        rows = pa.RecordBatch.from_arrays(
+            [pa.array(columns[field.name], field.type) for field in fields], schema=pa.schema(fields)
+        )
+        left, ended = split_by_end(with_ends(rows, info, otherwise=110), info, now_ms)
+        return [tuple(row) for row in zip(*map(to_list, left.columns), strict=True)], to_list(ended.column("key"))
+
+    assert split("list", [[1, 2], [3], [4]], [[5, 15], [5], None], 10) == ([(1, [2], [15]), (3, [4], [110])], [2])
+    assert split("list", [[1, 2]], None, 10) == ([(1, [1, 2], [110, 110])], [])
+    assert split("map", [{1: 1, 2: 2}], [[5, 15]], 5) == ([(1, {2: 2}, [15])], [])
+    assert split("value", [1], [5], 4) == ([(1, 1, 5)], []) and split("value", [1], [5], 5) == ([], [1])
+    assert split("value", [1, 2], [5, None], 5) == ([(2, 2, 110)], [1])
 
 
 def test_a_layer_keeps_its_lists_while_reading_renews_them() -> None:
@@ -718,9 +747,9 @@ def test_on_disk_what_nobody_looks_at_is_cleaned_up_in_bounded_steps(shape: str)
     clock.now_ms += 1
     at = backend.cursor.key = 5
     for _ in range(10):
-        before = len(state.inner.dirty)
+        before = len(state.cells.cells.dirty)
         backend.maintain(64)
-        assert len(state.inner.dirty) - before <= 64
+        assert len(state.cells.cells.dirty) - before <= 64
     assert backend.cursor.key == at
     clock.now_ms -= TTL_MS  # so that it is seen what was swept, and not only hidden
     found = set()

@@ -41,10 +41,11 @@ from tidegate.dataflow.operators.source import event_times_ms
 from tidegate.dataflow.operators.user_code import blaming
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, key_groups_of
+from tidegate.state.cells import NO_KEY
+from tidegate.state.columns import held_as_it_is, key_list
 from tidegate.state.cutting import in_runs
 from tidegate.state.descriptors import Descriptor, broadcast_map
 from tidegate.state.evolution import IN_A_CLASS, Advice
-from tidegate.state.heap import NO_KEY, held_as_it_is, key_list
 from tidegate.state.operator_state import FrozenParts, OperatorStates
 from tidegate.state.sections import FrozenState, StateInfo
 from tidegate.state.timers import TimeKind, TimerQueue, timers_descriptor

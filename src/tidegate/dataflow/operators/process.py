@@ -27,8 +27,9 @@ from tidegate.dataflow.operators.event_time import WATERMARK, OperatorTime
 from tidegate.dataflow.operators.returned import taker
 from tidegate.dataflow.operators.user_code import RAISED, blame, fit
 from tidegate.errors import GraphError, JobError
+from tidegate.state.cells import NO_KEY, Cursor
+from tidegate.state.columns import held_as_it_is, key_list, keys_to_arrow
 from tidegate.state.descriptors import descriptors_of
-from tidegate.state.heap import NO_KEY, Cursor, held_as_it_is, key_list, keys_to_arrow
 from tidegate.state.operator_state import FrozenParts, OperatorStates
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
 from tidegate.state.timers import TimeKind, TimerQueue, timers_descriptor, to_ms

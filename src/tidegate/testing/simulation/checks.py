@@ -22,7 +22,7 @@ from tidegate.protocol.recovery import Redistribution
 from tidegate.runtime.messages import Complete, Message
 from tidegate.runtime.restoring import restored_rows
 from tidegate.runtime.savepoints import SavepointOrder
-from tidegate.state.heap import key_list
+from tidegate.state.columns import key_list
 from tidegate.store import layout
 from tidegate.store.catalog import SnapshotCatalog, lineage
 from tidegate.store.committed import committable_count

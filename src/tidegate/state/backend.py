@@ -1,0 +1,183 @@
+"""A backend of keyed state over cells: all that backends have in common.
+
+To write a backend is to subclass `CellBackend`: to make cells of the three kinds (cells.py), to freeze what they hold, and
+to take rows in and give them out. Shapes of state and time to live come with it. What a whole backend promises is in
+tests/contract/test_backends.py; a small one that keeps it is in tests/contract/sqlite_backend.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from tidegate.state.cells import AnyCells, Cursor
+from tidegate.state.columns import key_list
+from tidegate.state.cutting import cut_by_group
+from tidegate.state.descriptors import Descriptor
+from tidegate.state.sections import FrozenState, Section, StateInfo, deleted_schema
+from tidegate.state.shapes import Shape, shape_of
+from tidegate.state.timed import Timed, TimedEntries, TimedItems, TimedThings
+from tidegate.state.ttl import EXPIRES, put_together, soonest_ends, split_by_end, stored_info, taken_apart, with_ends
+
+
+class CellBackend(ABC):
+    """The keyed states of one operator in one subtask. See `KeyedBackend` (dataflow/operators/base.py).
+
+    `now_ms` is the slot's clock. Only state with a ttl needs it.
+    """
+
+    # Specialised for a backend's cells, if a measurement says that it is worth it: shapes without a ttl, whose things aren't
+    # copied on their way out; and things with a ttl.
+    fast_shapes: ClassVar[Mapping[type[Shape], type[Shape]]] = {}
+    timed_things: ClassVar[type[TimedThings]] = TimedThings
+
+    def __init__(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int] | None = None) -> None:
+        self.cursor = Cursor()
+        self.key_type = key_type
+        self.key_group_count = key_group_count
+        self._now_ms = now_ms
+        self.cells: dict[str, Any] = {}  # what `make_cells` made, by the states' names
+        self._infos: dict[str, StateInfo] = {}  # as a manifest has them
+        self._timed: dict[str, Timed] = {}
+
+    # What a backend implements. Rows have the columns `key` and `value`, of the types in the state's `info`.
+
+    @abstractmethod
+    def make_cells(self, info: StateInfo, *, as_tuples: bool, in_place: bool) -> AnyCells:
+        """Make the cells of a state: `ListCells` if its shape is list, `MapCells` if it is map, else `Cells`. With
+        `in_place` things are changed in place, or read whenever they are written; without, they are replaced."""
+
+    @abstractmethod
+    def load_rows(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
+        """Take rows in. Before the first record. `known`: what is frozen next builds on the snapshot that they are of."""
+
+    @abstractmethod
+    def all_rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        """Return all rows of a state. Before the first record."""
+
+    @abstractmethod
+    def freeze_rows(self) -> FrozenState:
+        """Return what changed since the last freeze, or all of the state as it is now."""
+
+    def begin_batch(self, keys: Sequence[Any]) -> None:  # noqa: B027  (many have nothing to do)
+        """Records of these keys come next, in one go."""
+
+    def end_batch(self) -> None:  # noqa: B027
+        """They have come."""
+
+    def tidy(self, budget: int) -> None:  # noqa: B027
+        """A step of whatever is to be done now and then. `budget` is in entries."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    # What operators call.
+
+    def table(self, descriptor: Descriptor) -> Any:
+        """The state object for a descriptor, to be called by the user's function. A name stands for one state."""
+        info = descriptor.info(self.key_type)
+        assert info.name not in self._infos, f"two states are named {info.name!r}"
+        shape, ttl = shape_of(descriptor), descriptor.ttl
+        merges = descriptor.shape == "aggregating"
+        cells: Any = self.make_cells(
+            stored_info(info), as_tuples=descriptor.as_tuples or ttl is not None, in_place=merges or ttl is not None
+        )
+        self._infos[info.name], self.cells[info.name] = info, cells
+        if ttl is None:
+            if descriptor.as_tuples or descriptor.form.copied is None:
+                shape = self.fast_shapes.get(shape, shape)
+            return shape(descriptor, cells, self.cursor)
+        assert self._now_ms is not None, f"state {info.name!r} has a ttl, and the backend no clock"
+        if descriptor.shape == "list":
+            timed: Timed = TimedItems(cells, ttl, self._now_ms)
+        elif descriptor.shape == "map":
+            timed = TimedEntries(cells, ttl, self._now_ms, plain_key=descriptor.key_form.plain)
+        else:
+            timed = self.timed_things(cells, ttl, self._now_ms, copied=descriptor.form.copied if merges else None)
+        self._timed[info.name] = timed
+        return shape(descriptor, timed, self.cursor)
+
+    def load(self, state: str, rows: pa.RecordBatch, *, known: bool = False) -> None:
+        """Take rows of a snapshot in. Before the first record. `known`: what is frozen next builds on that snapshot."""
+        info, timed = self._infos[state], self._timed.get(state)
+        if timed is None and EXPIRES not in rows.schema.names:
+            self.load_rows(state, rows, known=known)
+            return
+        assert self._now_ms is not None, f"state {state!r} had a ttl when the snapshot was written, and the backend no clock"
+        now_ms = self._now_ms()
+        rows = with_ends(rows, info, otherwise=now_ms + (1 if timed is None else timed.ttl_ms))
+        left, ended = split_by_end(rows, info, now_ms)
+        if timed is None:
+            assert not known, "the state had a ttl when the snapshot was written"
+            self.load_rows(state, left.drop_columns([EXPIRES]).cast(info.schema), known=False)
+            return
+        self.load_rows(state, put_together(left, info), known=known)
+        timed.loaded(key_list(left.column("key")), soonest_ends(left, info))
+        if known and ended.num_rows:  # what is frozen next has to say that they are gone
+            self.load_rows(state, put_together(ended, info), known=True)
+            for key in key_list(ended.column("key")):
+                self.cells[state].delete(key)
+
+    def rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        """All rows of a state. For what is derived from state at a restore, before the first record."""
+        return (taken_apart(rows, self._infos[state]) for rows in self.all_rows(state))
+
+    def maintain(self, budget: int) -> None:
+        """A small step of tidying up, between two batches."""
+        for timed in self._timed.values():
+            timed.sweep(budget)
+        self.tidy(budget)
+
+    def freeze(self) -> FrozenState:
+        frozen = self.freeze_rows()
+        if not self._timed:
+            return frozen
+        assert self._now_ms is not None
+        return FrozenTimed(frozen, self._infos, self.key_group_count, self._now_ms())
+
+
+class FrozenTimed:
+    """A frozen version as a snapshot has it: with ends in a column of their own, and without what had ended at the freeze.
+    A backend's own files stay as they are."""
+
+    def __init__(self, frozen: FrozenState, infos: Mapping[str, StateInfo], key_group_count: int, now_ms: int) -> None:
+        self.states = tuple(infos[info.name] for info in frozen.states)
+        self.release = frozen.release
+        self._frozen = frozen
+        self._key_group_count = key_group_count
+        self._now_ms = now_ms
+        if hasattr(frozen, "files"):
+            self.native, self.files = frozen.native, frozen.files  # type: ignore[attr-defined]
+
+    @property
+    def complete(self) -> bool:
+        return self._frozen.complete
+
+    def sections(self) -> Iterator[Section]:
+        infos = {info.name: info for info in self.states}
+        gone: dict[str, list[pa.RecordBatch]] = {}
+        state = ""
+        for section in self._frozen.sections():
+            if section.state != state:
+                yield from self._deleted(state, gone)
+                state = section.state
+            info = infos[state]
+            if EXPIRES not in info.schema.names:
+                yield section
+            elif section.deleted:
+                gone.setdefault(state, []).append(section.rows)
+            else:
+                left, ended = split_by_end(taken_apart(section.rows, info), info, self._now_ms)
+                if left.num_rows:
+                    yield Section(state, section.groups, left)
+                if ended.num_rows and not self.complete:
+                    keys = pa.RecordBatch.from_arrays([ended.column("key")], schema=deleted_schema(info.schema))
+                    gone.setdefault(state, []).append(keys)
+        yield from self._deleted(state, gone)
+
+    def _deleted(self, state: str, gone: dict[str, list[pa.RecordBatch]]) -> Iterator[Section]:
+        """A state's last sections. What was deleted and what had ended are one, in the order of their key-groups."""
+        yield from cut_by_group(state, gone.pop(state, ()), self._key_group_count, deleted=True)

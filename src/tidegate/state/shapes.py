@@ -1,0 +1,220 @@
+"""The shapes of keyed state, each written once: what the user's function calls, over the cells of any backend (cells.py).
+
+A shape works on the key that the cursor is at. It brings what comes in into the form in which state holds it, and copies
+what goes out if that could be changed in place (values.py). It knows nothing of a time to live: cells with one are cells
+like any others (timed.py).
+
+The methods are those of the protocols in descriptors.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tidegate.state.cells import ABSENT, GONE, Cells, Cursor, ListCells, MapCells
+from tidegate.state.descriptors import Descriptor
+from tidegate.state.values import detached, form_of
+
+
+class Shape:
+    """What all shapes have in common."""
+
+    __slots__ = ("cells", "copied", "cursor", "keep", "plain")
+
+    def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
+        self.cells = cells
+        self.cursor = cursor
+        self.keep = descriptor.keeper()
+        self.plain = descriptor.form.plain
+        self.copied = descriptor.form.copied
+
+    def clear(self) -> None:
+        self.cells.delete(self.cursor.key)
+
+
+class Value(Shape):
+    __slots__ = ("default",)
+    cells: Cells
+
+    def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
+        super().__init__(descriptor, cells, cursor)
+        self.default = descriptor.default
+
+    def get(self) -> Any:
+        value = self.cells.get(self.cursor.key)
+        if value is GONE:
+            value = self.default
+        return value if self.copied is None else self.copied(value)
+
+    def set(self, value: Any) -> None:
+        if type(value) is not self.plain:
+            value = self.keep(value)
+        self.cells.set(self.cursor.key, value)
+
+
+class Row(Value):
+    """A struct of plain fields that is given and held as a tuple, which takes a third of a dict's memory, and no copies."""
+
+    __slots__ = ("types",)
+
+    def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
+        super().__init__(descriptor, cells, cursor)
+        self.types = tuple(form_of(field.type).plain for field in descriptor.item)
+        self.copied = None
+
+    def set(self, value: Any) -> None:
+        self.cells.set(self.cursor.key, self.row_of(value))
+
+    def row_of(self, value: Any) -> tuple[Any, ...]:
+        row = tuple(value)
+        return row if (*map(type, row),) == self.types else tuple(self.keep(row).values())
+
+
+class Reducing(Shape):
+    __slots__ = ("function",)
+    cells: Cells
+
+    def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
+        super().__init__(descriptor, cells, cursor)
+        assert descriptor.add is not None
+        self.function = descriptor.add
+
+    def get(self) -> Any:
+        merged = self.cells.get(self.cursor.key)
+        if merged is GONE:
+            return None
+        return merged if self.copied is None else self.copied(merged)
+
+    def add(self, item: Any) -> None:
+        key = self.cursor.key
+        merged = self.cells.get(key)
+        if merged is not GONE:
+            item = self.function(merged if self.copied is None else self.copied(merged), item)
+        if type(item) is not self.plain:
+            item = self.keep(item)
+        self.cells.set(key, item)
+
+
+class Aggregating(Shape):
+    """`add` may change an accumulator in place, unless a reader can see it: then it gets a copy."""
+
+    __slots__ = ("create", "function", "long", "result")
+    cells: Cells
+
+    def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
+        super().__init__(descriptor, cells, cursor)
+        assert descriptor.add is not None and descriptor.create is not None
+        self.create = descriptor.create
+        self.function = descriptor.add
+        self.result = descriptor.result
+        self.long = descriptor.form.long
+
+    def get(self) -> Any:
+        accumulator = self.cells.get(self.cursor.key)
+        if accumulator is GONE:
+            return None
+        if self.copied is not None:
+            accumulator = self.copied(accumulator)
+        return accumulator if self.result is None else self.result(accumulator)
+
+    def add(self, item: Any) -> None:
+        key = self.cursor.key
+        accumulator = self.cells.get(key)
+        if accumulator is GONE:
+            accumulator = self.keep(self.create())
+        elif self.copied is not None and not self.cells.owned(key):
+            accumulator = self.copied(accumulator)
+        accumulator = self.function(accumulator, item if self.copied is None else detached(item))
+        kind = type(accumulator)
+        if kind is not self.plain and kind is not self.long:
+            accumulator = self.keep(accumulator)
+        self.cells.set(key, accumulator)
+
+
+class List(Shape):
+    __slots__ = ()
+    cells: ListCells
+
+    def get(self) -> tuple[Any, ...]:
+        items = self.cells.items(self.cursor.key)
+        return tuple(items) if self.copied is None else tuple(map(self.copied, items))
+
+    def add(self, item: Any) -> None:
+        if type(item) is not self.plain:
+            item = self.keep(item)
+        self.cells.extend(self.cursor.key, (item,))
+
+    def extend(self, items: Iterable[Any]) -> None:
+        kept = list(map(self.keep, items))
+        if kept:
+            self.cells.extend(self.cursor.key, kept)
+
+    def replace(self, items: Iterable[Any]) -> None:
+        kept = list(map(self.keep, items))
+        if kept:
+            self.cells.replace(self.cursor.key, kept)
+        else:
+            self.clear()
+
+
+class Map(Shape):
+    __slots__ = ("keep_key", "plain_key")
+    cells: MapCells
+
+    def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
+        super().__init__(descriptor, cells, cursor)
+        self.keep_key = descriptor.key_keeper()
+        self.plain_key = descriptor.key_form.plain
+
+    def get(self, item: Any, default: Any = None) -> Any:
+        value = self.cells.get(self.cursor.key, item)
+        if value is ABSENT:
+            return default
+        return value if self.copied is None else self.copied(value)
+
+    def put(self, item: Any, value: Any) -> None:
+        if type(item) is not self.plain_key:
+            item = self.keep_key(item)
+        if type(value) is not self.plain:
+            value = self.keep(value)
+        self.cells.put(self.cursor.key, item, value)
+
+    def remove(self, item: Any) -> None:
+        self.cells.remove(self.cursor.key, item)
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        entries = self.cells.entries(self.cursor.key)
+        if self.copied is None:
+            return tuple(entries.items())
+        return tuple(zip(entries, map(self.copied, entries.values()), strict=True))
+
+    def keys(self) -> Iterable[Any]:
+        return tuple(self.cells.entries(self.cursor.key))
+
+    def values(self) -> Iterable[Any]:
+        values = self.cells.entries(self.cursor.key).values()
+        return tuple(values) if self.copied is None else tuple(map(self.copied, values))
+
+    def __contains__(self, item: Any) -> bool:
+        return self.cells.get(self.cursor.key, item) is not ABSENT
+
+    def __len__(self) -> int:
+        return self.cells.count(self.cursor.key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys())
+
+
+def shape_of(descriptor: Descriptor) -> type[Shape]:
+    return Row if descriptor.as_tuples else _SHAPES[descriptor.shape]
+
+
+_SHAPES: dict[str, type[Shape]] = {
+    "value": Value,
+    "list": List,
+    "map": Map,
+    "reducing": Reducing,
+    "aggregating": Aggregating,
+    "timers": Shape,  # timers.py uses the cells
+}

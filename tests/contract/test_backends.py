@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.contract.sqlite_backend import SqliteBackend
 from tidegate.dataflow.operators.base import KeyedBackend
 from tidegate.errors import JobError, SchemaError
 from tidegate.hashing import hash_columns
@@ -44,6 +45,7 @@ IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # thousands of sm
 BACKENDS: dict[str, Callable[[pa.DataType], KeyedBackend]] = {
     "heap": lambda key_type: HeapBackend(key_type=key_type, key_group_count=GROUPS),
     "rocksdb": lambda key_type: RocksSettings("16 MB", IN_MEMORY).create(key_type=key_type, key_group_count=GROUPS),
+    "sqlite": lambda key_type: SqliteBackend(key_type=key_type, key_group_count=GROUPS),
 }
 
 # For each type of key some keys, each in the spellings that mean the same key. Several columns are a struct.

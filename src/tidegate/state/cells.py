@@ -75,8 +75,8 @@ class AnyCells(ABC):
         """Forget all that the key has."""
 
     def keys_from(self, place: bytes, count: int) -> tuple[Sequence[Any], bytes]:
-        """Return up to `count` keys from a place on, and the place behind them. b"" is the beginning, and the end. It is for
-        sweeping: a key that was just written may be missing, and one that was just deleted may be there."""
+        """Return up to `count` keys (one at least) from a place on, and the place behind them. b"" is the beginning, and the
+        end. It is for sweeping: a key that was just written may be missing, and one that was just deleted may be there."""
         raise NotImplementedError
 
 

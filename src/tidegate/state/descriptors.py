@@ -93,9 +93,9 @@ class Descriptor:
     """A declared state. `item` is the Arrow type of a value, list item or map value; `map_key` that of a map's key.
 
     `aliases` are names that the state had, `changes` says how its type came to be. Of pickled items `item` is binary.
-    `as_tuples`: the state takes and gives its structs as tuples. That is for a value without lists or maps in it, and without
-    a ttl. `refuse` makes the error for a value that doesn't fit, of a text and that
-    value. `map_key_parts` are the types of which a map's key is made, where it is text that holds several values.
+    `as_tuples`: the state takes and gives its structs as tuples; that is for a value without lists or maps in it, and
+    without a ttl. `refuse` makes the error for a value that doesn't fit, of a text and that value. `map_key_parts` are the
+    types of which a map's key is made, where it is text that holds several values.
     """
 
     def __init__(

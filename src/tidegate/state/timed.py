@@ -94,7 +94,7 @@ class Timed(AnyCells):
         """Delete what has ended: of about `budget` entries, and as many as were listed since, so that they don't pile up."""
         now_ms = self.now_ms()
         if self.index is None:
-            if self._place or not 0 <= now_ms - self._began_ms < self.ttl_ms // ROUNDS:
+            if budget and (self._place or not 0 <= now_ms - self._began_ms < self.ttl_ms // ROUNDS):
                 self._began_ms = self._began_ms if self._place else now_ms
                 keys, self._place = self.cells.keys_from(self._place, min(budget, SWEPT_KEYS))
                 for key in keys:

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contract.sqlite_backend import SqliteBackend
 from tests.unit.operators.harness import Bench
 from tidegate.dataflow.functions import KeyedProcess
 from tidegate.dataflow.operators.process import KeyedProcessSpec
@@ -84,11 +85,14 @@ def alive(value: Any, end: Any, *, shape: str, now_ms: int) -> tuple[Any, Any] |
 SHAPES = ("value", "container", "list", "lists", "map", "maps", "reducing", "aggregating", "counting")
 shapes = pytest.mark.parametrize("shape", SHAPES)
 refreshes = pytest.mark.parametrize("refresh", ["write", "read"])
+backends = pytest.mark.parametrize("name", ["heap", "rocksdb", "sqlite"])
 
 
 def backend_with(descriptor: Descriptor, clock: Clock, name: str = "heap") -> tuple[Any, Any]:
     if name == "heap":
         backend: Any = HeapBackend(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
+    elif name == "sqlite":
+        backend = SqliteBackend(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
     else:
         backend = RocksSettings(memory="16 MB").create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=clock)
     return backend, backend.table(descriptor)
@@ -373,10 +377,13 @@ def test_state_is_what_an_oracle_with_ends_says(shape: str, refresh: str, steps:
 
 @shapes
 @refreshes
+@pytest.mark.parametrize("name", ["rocksdb", "sqlite"])
 @settings(max_examples=20)
 @given(steps=st.lists(_steps, max_size=50))
-def test_state_on_disk_is_what_the_oracle_says_too(shape: str, refresh: str, steps: list[tuple[Any, ...]]) -> None:
-    world = World(shape, refresh, "rocksdb")
+def test_state_elsewhere_is_what_the_oracle_says_too(
+    shape: str, refresh: str, name: str, steps: list[tuple[Any, ...]]
+) -> None:
+    world = World(shape, refresh, name)
     world.run([*steps, ("freeze",)])
     while world.frozen:
         world.take()
@@ -416,9 +423,10 @@ def test_a_clock_that_jumps_breaks_nothing_and_brings_nothing_back(
 
 
 @shapes
-def test_a_value_ends_exactly_when_its_time_is_over(shape: str) -> None:
+@backends
+def test_a_value_ends_exactly_when_its_time_is_over(shape: str, name: str) -> None:
     clock = Clock()
-    backend, state = backend_with(declared(shape, ttl=TTL_MS), clock)
+    backend, state = backend_with(declared(shape, ttl=TTL_MS), clock, name)
     backend.cursor.key = 1
     write(shape, state, 1)
     clock.now_ms += TTL_MS - 1
@@ -429,9 +437,10 @@ def test_a_value_ends_exactly_when_its_time_is_over(shape: str) -> None:
 
 @shapes
 @refreshes
-def test_reading_keeps_state_only_where_it_was_asked_for(shape: str, refresh: str) -> None:
+@backends
+def test_reading_keeps_state_only_where_it_was_asked_for(shape: str, refresh: str, name: str) -> None:
     clock = Clock()
-    backend, state = backend_with(declared(shape, ttl=TTL_MS, ttl_refresh=refresh), clock)
+    backend, state = backend_with(declared(shape, ttl=TTL_MS, ttl_refresh=refresh), clock, name)
     backend.cursor.key = 1
     write(shape, state, 1)
     for _ in range(3):
@@ -636,9 +645,10 @@ def test_what_expired_meanwhile_is_not_taken_in_and_leaves_the_chain(shape: str,
 
 
 @shapes
-def test_state_that_gets_a_ttl_begins_anew_when_it_is_loaded(shape: str) -> None:
+@backends
+def test_state_that_gets_a_ttl_begins_anew_when_it_is_loaded(shape: str, name: str) -> None:
     clock = Clock()
-    backend, state = backend_with(declared(shape), clock)
+    backend, state = backend_with(declared(shape), clock, name)
     backend.cursor.key = 1
     write(shape, state, 1)
     before = read(shape, state)
@@ -647,7 +657,7 @@ def test_state_that_gets_a_ttl_begins_anew_when_it_is_loaded(shape: str) -> None
     timed = declared(shape, ttl=TTL_MS)
     field = timed.info(pa.int64()).schema.field(EXPIRES)
     for given_rows in (rows, rows.append_column(field, pa.nulls(rows.num_rows, field.type))):
-        second, again = backend_with(timed, clock)
+        second, again = backend_with(timed, clock, name)
         second.load("state", given_rows, known=False)
         second.cursor.key = 1
         clock.now_ms += TTL_MS - 1
@@ -657,16 +667,17 @@ def test_state_that_gets_a_ttl_begins_anew_when_it_is_loaded(shape: str) -> None
 
 
 @shapes
-def test_state_that_loses_its_ttl_keeps_what_was_left_of_it(shape: str) -> None:
+@backends
+def test_state_that_loses_its_ttl_keeps_what_was_left_of_it(shape: str, name: str) -> None:
     clock = Clock()
-    backend, state = backend_with(declared(shape, ttl=TTL_MS), clock)
+    backend, state = backend_with(declared(shape, ttl=TTL_MS), clock, name)
     for backend.cursor.key in (1, 2):
         write(shape, state, 1)
         clock.now_ms += 40
     before = read(shape, state)
     rows = rows_of([backend.freeze()])
     clock.now_ms += 30
-    second, again = backend_with(declared(shape), clock)
+    second, again = backend_with(declared(shape), clock, name)
     for batch in rows:
         second.load("state", batch, known=False)
     clock.now_ms += 100 * TTL_MS
@@ -790,7 +801,9 @@ def test_on_disk_native_files_hold_the_ends_as_well(shape: str, tmp_path: Path) 
 
 
 @shapes
-@pytest.mark.parametrize(("one", "other"), [("heap", "rocksdb"), ("rocksdb", "heap")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("heap", "rocksdb"), ("rocksdb", "heap"), ("sqlite", "rocksdb"), ("heap", "sqlite")]
+)
 @pytest.mark.parametrize(("before", "after"), [(TTL_MS, TTL_MS), (TTL_MS, None), (None, TTL_MS)])
 def test_the_rows_of_a_backend_are_taken_in_by_the_other(
     shape: str, one: str, other: str, before: int | None, after: int | None

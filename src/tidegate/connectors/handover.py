@@ -34,8 +34,6 @@ from tidegate.dataflow.contracts import (
     SourceContext,
     SourceReader,
 )
-from tidegate.dataflow.operators.sink import SinkSpec
-from tidegate.dataflow.operators.source import SourceSpec
 from tidegate.dataflow.plan import Plan
 from tidegate.types import ddl_of, parse_schema
 
@@ -242,11 +240,7 @@ class _HandedWriter(SinkWriter):
 def handover_of(plan: Plan) -> Handover:
     """The one that all of the plan's sources and sinks refer to."""
     for node in plan.nodes:
-        end = (
-            node.spec.source
-            if isinstance(node.spec, SourceSpec)
-            else (node.spec.sink if isinstance(node.spec, SinkSpec) else None)
-        )
+        end = node.source or node.sink
         if isinstance(end, HandedSource | HandedSink):
             return end.handover
     raise AssertionError("a plan whose records aren't handed over")

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
 from tidegate.dataflow.loops import LogicalLoop, loops_in
-from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
-from tidegate.dataflow.operators.sink import SinkSpec
-from tidegate.dataflow.operators.source import SourceSpec, WatermarkSpec
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
 from tidegate.keygroups import key_groups_of
 from tidegate.state.descriptors import Descriptor, descriptors_of
@@ -79,18 +77,16 @@ def explain_physical(plan: Plan) -> str:
 
 def _what(graph: LogicalGraph, node: Node) -> str:
     """The kind of the operator, who does the work, and the parallelism where the user gave one."""
-    spec = node.spec
+    spec: Any = node.spec
     words = [spec.kind]
-    if isinstance(spec, WatermarkSpec):
+    if node.assigns_time:
         idle = "" if spec.idle_after_ms is None else f", idle after {_duration(spec.idle_after_ms)}"
         words.append(f"on {spec.column}, delay {_duration(spec.delay_ms)}{idle}")
-    elif isinstance(spec, SourceSpec):
-        words.append(type(spec.source).__name__)
-    elif isinstance(spec, SinkSpec):
-        words.append(type(spec.sink).__name__)
-    elif isinstance(spec, IterationTailSpec):
-        words.append(f"to [{spec.head}] {graph.node(spec.head).name}")
-    elif not isinstance(spec, IterationHeadSpec):
+    elif (end := node.source or node.sink) is not None:
+        words.append(type(end).__name__)
+    elif node.loop_head is not None:
+        words.append(f"to [{node.loop_head}] {graph.node(node.loop_head).name}")
+    elif not node.begins_loop:
         function = getattr(spec, "function", None)
         words.append(getattr(function, "__name__", type(function).__name__))
     if node.parallelism is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from tidegate.dataflow.contracts import Sink, Source
     from tidegate.dataflow.operators.base import Operator
     from tidegate.state.sections import StateInfo
 
@@ -66,6 +67,50 @@ class Node:
     parallelism: int | None = None  # None: the job's slots
     named_by_user: bool = False
     aliases: tuple[str, ...] = ()  # names under which older snapshots may have its state
+
+    # What the operator says of itself, so that nobody has to know its class.
+
+    @property
+    def source(self) -> Source | None:
+        """Where its records come from, if they come from outside."""
+        source: Source | None = getattr(self.spec, "source", None)
+        return source
+
+    @property
+    def sink(self) -> Sink | None:
+        """Where its records go to, if they leave the job here."""
+        sink: Sink | None = getattr(self.spec, "sink", None)
+        return sink
+
+    @property
+    def assigns_time(self) -> bool:
+        """Whether it makes watermarks."""
+        return getattr(self.spec, "assigns_time", False)
+
+    @property
+    def assigns_time_by_epoch(self) -> bool:
+        """Whether its watermarks move between two epochs only."""
+        return self.assigns_time and getattr(self.spec, "by_epoch", False)
+
+    @property
+    def begins_loop(self) -> bool:
+        return getattr(self.spec, "begins_loop", False)
+
+    @property
+    def loop_head(self) -> int | None:
+        """The node at which its records go round again, if it is the tail of a loop."""
+        head: int | None = getattr(self.spec, "head", None)
+        return head
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it holds its records back until their epoch ends."""
+        return getattr(self.spec, "gathers", False)
+
+    @property
+    def wakes(self) -> bool:
+        """Whether it may ask for an epoch though no record comes."""
+        return getattr(self.spec, "wakes", False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tidegate.dataflow.graph import Node
-from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +26,14 @@ class LogicalLoop:
 
 def loops_in(nodes: Sequence[Node]) -> tuple[LogicalLoop, ...]:
     """In the order of their heads, so that an enclosing loop comes before those in it."""
-    ends = sorted((node.spec.head, node.id) for node in nodes if isinstance(node.spec, IterationTailSpec))
+    ends = sorted(_ends(nodes))
     return tuple(LogicalLoop(nodes[head], nodes[tail], _between(nodes, ends, head, tail)) for head, tail in ends)
 
 
 def unfinished_loops(nodes: Sequence[Node]) -> list[Node]:
     """Heads without a tail: of loops whose bodies failed, or are still being built."""
-    finished = {node.spec.head for node in nodes if isinstance(node.spec, IterationTailSpec)}
-    return [node for node in nodes if isinstance(node.spec, IterationHeadSpec) and node.id not in finished]
+    finished = {node.loop_head for node in nodes}
+    return [node for node in nodes if node.begins_loop and node.id not in finished]
 
 
 def entered_sideways(nodes: Sequence[Node]) -> list[tuple[LogicalLoop, LogicalLoop]]:
@@ -51,8 +50,13 @@ def entered_sideways(nodes: Sequence[Node]) -> list[tuple[LogicalLoop, LogicalLo
 
 def reached_from(head: int, nodes: Sequence[Node]) -> frozenset[int]:
     """What gets records, sooner or later, of a head whose loop is being built; itself included."""
-    ends = [(node.spec.head, node.id) for node in nodes if isinstance(node.spec, IterationTailSpec)]
+    ends = _ends(nodes)
     return _reached(head, _links(nodes, [(inner, tail) for inner, tail in ends if inner > head]))
+
+
+def _ends(nodes: Iterable[Node]) -> list[tuple[int, int]]:
+    """The ids of the loops' heads and tails."""
+    return [(node.loop_head, node.id) for node in nodes if node.loop_head is not None]
 
 
 def _between(nodes: Sequence[Node], ends: Iterable[tuple[int, int]], head: int, tail: int) -> frozenset[int]:

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
 from tidegate.dataflow.loops import LogicalLoop, loops_in
-from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
-from tidegate.dataflow.operators.source import WatermarkSpec
 from tidegate.dataflow.plan import Loop, Plan, PlanEdge, Vertex
 from tidegate.errors import GraphError
 
@@ -33,7 +31,7 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
         parallelism.append(_parallelism_of(node, parallelism, slots=slots, key_group_count=key_group_count))
     heads: list[int] = []  # by node: the head of the chain it is in
     for node in graph.nodes:
-        chained = (chaining or isinstance(node.spec, WatermarkSpec)) and _continues_its_upstream(node, parallelism)
+        chained = (chaining or node.assigns_time) and _continues_its_upstream(node, parallelism)
         heads.append(heads[node.inputs[0].source] if chained else node.id)
     vertices = tuple(_vertex(index, head, graph, heads, parallelism[head]) for index, head in enumerate(sorted(set(heads))))
     vertex_of = {node.id: vertex.id for vertex in vertices for node in vertex.nodes}
@@ -86,8 +84,8 @@ def _parallelism_of(node: Node, upstream: list[int], *, slots: int, key_group_co
     """What the user asked for; else the upstream's where records are only passed on, so that their order is kept (dealing
     them out anew would let records of one key overtake each other); else all slots."""
     parallelism = node.parallelism
-    if isinstance(node.spec, IterationTailSpec):
-        return _parallelism_of_tail(node, upstream[node.spec.head])
+    if node.loop_head is not None:
+        return _parallelism_of_tail(node, upstream[node.loop_head])
     if parallelism is None:
         forwarded = node.inputs and all(edge.partitioning is Partitioning.FORWARD for edge in node.inputs)
         parallelism = max(upstream[edge.source] for edge in node.inputs) if forwarded else slots
@@ -116,7 +114,7 @@ def _parallelism_of_tail(node: Node, of_head: int) -> int:
 
 
 def _continues_its_upstream(node: Node, parallelism: list[int]) -> bool:
-    if isinstance(node.spec, IterationHeadSpec):
+    if node.begins_loop:
         return False
     return len(node.inputs) == 1 and _partitioning(node.inputs[0], node, parallelism) is Partitioning.FORWARD
 

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from tidegate.dataflow.operators.grouped import GroupedSpec
 from tidegate.dataflow.plan import Plan
 from tidegate.runtime.reports import wake_ms_of
 from tidegate.store.base import Store
@@ -66,7 +65,7 @@ class Alarm:
 def alarm_of(plan: Plan, store: Store, spark: SparkSession) -> tuple[Callable[[int | None], None], DataFrame | None]:
     """Return what sets the alarm of a query whose snapshots are in the store, and a stream that asks for a batch whenever it
     goes off; None if no operator wakes."""
-    if not any(isinstance(node.spec, GroupedSpec) and node.spec.wakes for node in plan.nodes):
+    if not any(node.wakes for node in plan.nodes):
         return _unheard, None
     alarm, stream = waking(spark)
     if spark.conf.get(ENABLED) != "true":

@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -159,6 +159,7 @@ class GroupedSpec:
     advice: Advice = IN_A_CLASS
     kind: str = "grouped process"
     stateful: bool = True
+    gathers: ClassVar[bool] = True
 
     @property
     def wakes(self) -> bool:

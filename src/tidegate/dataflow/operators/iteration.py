@@ -12,6 +12,7 @@ Event time comes from outside: the head passes the watermarks of its input on, t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -27,6 +28,7 @@ class IterationHeadSpec:
 
     kind: str = "iterate"
     stateful: bool = True
+    begins_loop: ClassVar[bool] = True
 
     def create(self, node: Node) -> Operator:
         return IterationHeadOperator(node)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -84,6 +85,7 @@ class WatermarkSpec:
     by_epoch: bool = False
     kind: str = "watermark"
     stateful: bool = True
+    assigns_time: ClassVar[bool] = True
 
     def create(self, node: Node) -> Operator:
         return WatermarkOperator(node, self)

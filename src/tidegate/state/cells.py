@@ -92,10 +92,14 @@ class Cells(AnyCells):
     @abstractmethod
     def set(self, key: Any, thing: Any) -> None: ...
 
+    def write_back(self, key: Any, thing: Any) -> None:
+        """As `set`, for a key that `get` was just asked for."""
+        self.set(key, thing)
+
     @abstractmethod
     def owned(self, key: Any) -> bool:
-        """Return whether what `get` returned may be changed in place, if it is set again afterwards: no reader of a frozen
-        version can see it."""
+        """Return whether what `get` returned may be changed in place, if it is written back: no reader of a frozen version
+        can see it."""
 
 
 class ListCells(AnyCells):

@@ -28,6 +28,8 @@ class HeapValues(LayeredTable, Cells):
     def set(self, key: Any, thing: Any) -> None:
         self.fresh[key] = thing
 
+    write_back = set
+
     def owned(self, key: Any) -> bool:
         return False
 
@@ -46,6 +48,8 @@ class HeapTimers(HeapValues):
             self.gone_count -= 1
             self.may_hold_gone = self.gone_count > 0
         self.fresh[key] = thing
+
+    write_back = set
 
     def delete(self, key: Any) -> None:
         super().delete(key)
@@ -67,6 +71,8 @@ class HeapThings(DoubledTable, Cells):
 
     def set(self, key: Any, thing: Any) -> None:
         self.main[key] = self.fresh[key] = thing
+
+    write_back = set
 
 
 class HeapItems(DoubledTable, ListCells):
@@ -167,16 +173,14 @@ class HeapTimedThings(TimedThings):
     index: Slices
 
     def get(self, key: Any) -> Any:
+        if (now := self.now_ms()) != self.now:
+            self.tick(now)
         pair = self.cells.main.get(key)
         if pair is None:
             return GONE
-        if self.by_reads or pair[1] <= self.now_ms():
-            return super().get(key)
-        return pair[0]
+        return self.renewed(key, pair) if pair[1] <= now or self.by_reads else pair[0]
 
-    def set(self, key: Any, thing: Any) -> None:
-        if (now := self.now_ms()) != self.now:
-            self._tick(now)
+    def write_back(self, key: Any, thing: Any) -> None:
         cells = self.cells
         old = cells.main.get(key)
         if old is None:

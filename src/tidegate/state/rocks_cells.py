@@ -275,6 +275,8 @@ class RocksThings(RocksTable, Cells):
     def set(self, key: Any, thing: Any) -> None:
         self.cache[key] = self.dirty[key] = thing
 
+    write_back = set
+
     def owned(self, key: Any) -> bool:
         return not self.frozen or key in self.dirty
 

@@ -93,7 +93,7 @@ class Reducing(Shape):
             item = self.function(merged if self.copied is None else self.copied(merged), item)
         if type(item) is not self.plain:
             item = self.keep(item)
-        self.cells.set(key, item)
+        self.cells.write_back(key, item)
 
 
 class Aggregating(Shape):
@@ -129,7 +129,7 @@ class Aggregating(Shape):
         kind = type(accumulator)
         if kind is not self.plain and kind is not self.long:
             accumulator = self.keep(accumulator)
-        self.cells.set(key, accumulator)
+        self.cells.write_back(key, accumulator)
 
 
 class List(Shape):

@@ -129,23 +129,20 @@ class TimedThings(Timed, Cells):
         self.now = self.end = self.start = self.stop = -1
 
     def get(self, key: Any) -> Any:
+        if (now := self.now_ms()) != self.now:
+            self.tick(now)
         pair = self.cells.get(key)
         if pair is GONE:
             return GONE
-        thing, end = pair
-        now = self.now_ms()
-        if end <= now:
-            self.delete(key)
-            return GONE
-        if self.by_reads and end != now + self.ttl_ms:
-            if self.copied is not None and not self.cells.owned(key):
-                thing = self.copied(thing)  # or else it would be owned, and a reader would see it
-            self.set(key, thing)
-        return thing
+        return self.renewed(key, pair) if pair[1] <= now or self.by_reads else pair[0]
 
     def set(self, key: Any, thing: Any) -> None:
         if (now := self.now_ms()) != self.now:
-            self._tick(now)
+            self.tick(now)
+        self.write_back(key, thing)
+
+    def write_back(self, key: Any, thing: Any) -> None:
+        """At the time of that `get`."""
         if self.index is not None:
             old = self.cells.get(key)
             if old is GONE:
@@ -153,6 +150,18 @@ class TimedThings(Timed, Cells):
             elif not self.start <= old[1] < self.stop:
                 self.index.move(key, old[1], self.end)
         self.cells.set(key, (thing, self.end))
+
+    def renewed(self, key: Any, pair: tuple[Any, int]) -> Any:
+        """Take a pair out that has ended, or write it again, because it was read."""
+        thing, end = pair
+        if end <= self.now:
+            self.delete(key)
+            return GONE
+        if end != self.end:
+            if self.copied is not None and not self.cells.owned(key):
+                thing = self.copied(thing)  # or else it would be owned, and a reader would see it
+            self.write_back(key, thing)
+        return thing
 
     def owned(self, key: Any) -> bool:
         return bool(self.cells.owned(key))
@@ -177,7 +186,7 @@ class TimedThings(Timed, Cells):
         self.cells.delete(key)
         return 1
 
-    def _tick(self, now: int) -> None:
+    def tick(self, now: int) -> None:
         """The clock shows another time than before."""
         self.now = now
         self.end = now + self.ttl_ms

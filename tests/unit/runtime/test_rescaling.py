@@ -151,14 +151,14 @@ def check(
     subtasks: list[Subtask], held: dict[int, int], timers: dict[int, set[int]], items: list[int], prepared: list[str]
 ) -> None:
     parallelism = len(subtasks)
-    found = [(key, value) for subtask in subtasks for key, value in subtask.total.entries().items()]
+    found = [(key, value) for subtask in subtasks for key, value in subtask.total.cells.held().items()]
     assert sorted(found) == sorted(held.items())
     for subtask in subtasks:
-        assert all(owner(key, parallelism) == subtask.index for key in subtask.total.entries())
+        assert all(owner(key, parallelism) == subtask.index for key in subtask.total.cells.held())
     due = []
     for subtask in subtasks:
-        table = subtask.backend._tables["__event_timers"]
-        due += [(key, set(times)) for key, times in table.entries().items()]
+        table = subtask.backend.cells["__event_timers"]
+        due += [(key, set(times)) for key, times in table.held().items()]
     assert sorted(due, key=str) == sorted(timers.items(), key=str)
     assert Counter(item for subtask in subtasks for item in subtask.split.get()) == Counter(items)
     lengths = [len(subtask.split.get()) for subtask in subtasks]

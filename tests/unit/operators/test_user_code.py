@@ -29,7 +29,7 @@ def raised(function: Any) -> Exception:
 
 def test_frames_of_the_engine_are_left_out() -> None:
     error = blamed(raised(lambda: parse_type("lomg")))
-    assert "test_user_code.py" in error.user_traceback and "types.py" not in error.user_traceback
+    assert "test_user_code.py" in error.user_traceback and "ddl.py" not in error.user_traceback
     assert error.user_traceback.startswith("Traceback (most recent call last):\n")
     assert "did you mean 'long'" in error.user_traceback
 
@@ -57,7 +57,7 @@ def test_what_led_to_an_error_is_told_too() -> None:
             raise KeyError("rule 5") from error
 
     told = blamed(raised(translate)).user_traceback
-    assert "direct cause" in told and "did you mean 'long'" in told and "types.py" not in told
+    assert "direct cause" in told and "did you mean 'long'" in told and "ddl.py" not in told
 
 
 def test_errors_that_refer_to_each_other_are_told_once() -> None:
@@ -113,4 +113,4 @@ def test_a_connector_s_error_is_the_user_s_and_the_engine_s_stays_as_it_is() -> 
 
 def test_the_python_traceback_has_everything() -> None:
     error = blamed(raised(lambda: parse_type("lomg")))
-    assert "types.py" in "".join(traceback.format_exception(error))
+    assert "ddl.py" in "".join(traceback.format_exception(error))

@@ -11,7 +11,7 @@ Invariants:
   A small one is copied out of the chunk it came in, so that it doesn't keep the chunk alive.
 - Payloads begin at an address that is a multiple of 16, as Arrow likes its buffers.
 
-What this does not do: I/O (`tcp.py`, `links.py`), checking every offset and character of a batch (peers have proved
+What this does not do: I/O (`tcp_ends.py`, `links.py`), checking every offset and character of a batch (peers have proved
 that they belong to the job; the check done is the one whose cost doesn't grow with the rows), dictionary-encoded
 columns (their dictionaries travel in messages of their own: decode them before an exchange).
 """

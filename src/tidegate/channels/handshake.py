@@ -61,6 +61,7 @@ _NONCE_BYTES = 32
 SOCKET_BUFFER_BYTES = 1 << 20
 LISTEN_BACKLOG = 4_096
 MAX_IN_LOBBY = 256
+HANDSHAKE_TIMEOUT_S = 10.0
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _log = logging.getLogger(__name__)

@@ -31,6 +31,7 @@ from typing import Any, TypeAlias
 from tidegate.channels import frames
 from tidegate.channels.frames import FrameAssembler, Kind, SendQueue
 from tidegate.channels.handshake import (
+    HANDSHAKE_TIMEOUT_S,
     READ,
     WRITE,
     Address,
@@ -45,7 +46,7 @@ from tidegate.channels.handshake import (
     serve,
     start_connecting,
 )
-from tidegate.channels.tcp import HANDSHAKE_TIMEOUT_S, receive, transmit
+from tidegate.channels.tcp_ends import receive, transmit
 from tidegate.errors import HandshakeError, ProtocolError
 
 MAX_QUEUED_BYTES = 2 * frames.MAX_MESSAGE_BYTES

@@ -25,7 +25,8 @@ import pyarrow as pa
 from tidegate.channels.handshake import Identity, WrongAttempt, serve
 from tidegate.channels.links import Link, LinkLost, LinkServer, connect_link
 from tidegate.channels.ports import Inlet, Outlet
-from tidegate.channels.tcp import ChannelLost, TcpNetwork
+from tidegate.channels.tcp import TcpNetwork
+from tidegate.channels.tcp_ends import ChannelLost
 from tidegate.connectors.printing import DeliveryPrinter, PrintSink
 from tidegate.dataflow.operators.sink import SinkSpec
 from tidegate.dataflow.operators.user_code import missing_module_advice

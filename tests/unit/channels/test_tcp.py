@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from tidegate.channels import frames, tcp
+from tidegate.channels import frames, tcp_ends
 from tidegate.channels.elements import Element, End, Marker
 from tidegate.channels.handshake import Identity, WrongAttempt
-from tidegate.channels.tcp import ChannelLost, TcpInlet, TcpNetwork, TcpOutlet
+from tidegate.channels.tcp import TcpNetwork
+from tidegate.channels.tcp_ends import ChannelLost, TcpInlet, TcpOutlet
 from tidegate.errors import HandshakeError, ProtocolError, SchemaError
 from tidegate.protocol.ids import ChannelId
 
@@ -340,7 +341,7 @@ def test_a_hurried_inlet_has_a_bound_too(
     pair: tuple[Slot, Slot, TcpOutlet, TcpInlet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, receiver, outlet, inlet = pair
-    monkeypatch.setattr(tcp, "MAX_HURRIED_ELEMENTS", 8_000)
+    monkeypatch.setattr(tcp_ends, "MAX_HURRIED_ELEMENTS", 8_000)
     for epoch in range(60_000):
         outlet.send(Marker(epoch))
     held = []

@@ -54,7 +54,7 @@ bench: $(READY) java  ## Every benchmark, as JSON lines, and its picture in docs
 
 .PHONY: simulate
 simulate: $(READY)  ## The simulation over SEEDS=2000 seeds; a failing one is printed and can be replayed
-	$(BIN)/python -m tidegate.testing.simulation --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 	TIDEGATE_MUTANTS=all $(BIN)/python -m pytest -n 2 --dist worksteal tests/simulation/test_mutants.py
 
 .PHONY: faults

@@ -10,8 +10,8 @@ import os
 
 import pytest
 
+from tests.simulation.mutants import MUTANTS
 from tidegate.testing.simulation import SimulationFailed
-from tidegate.testing.simulation.mutants import MUTANTS
 from tidegate.testing.simulation.simulation import MODES
 
 MOST_SEEDS = 80

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+from tests.simulation import steps
+from tests.simulation.random_graphs import Graph, Origin, RandomGraph, RandomLoops, Sink, interpreted
+from tests.simulation.steps import DDL, Record, Step
 from tidegate.connectors.rows import RowsSource
-from tidegate.testing.simulation import steps
-from tidegate.testing.simulation.random_graphs import Graph, Origin, RandomGraph, RandomLoops, Sink, interpreted
-from tidegate.testing.simulation.steps import DDL, Record, Step
 from tidegate.types import parse_schema
 
 DRAWN = 200

@@ -1,6 +1,6 @@
 """The real protocol, runtime, state and sink code in a simulated world where much goes wrong.
 
-`python -m tidegate.testing.simulation --seed N --trace` runs a seed again and tells all that happened.
+`python -m tests.simulation --seed N --trace` runs a seed again and tells all that happened.
 """
 
 from __future__ import annotations
@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tidegate.testing.simulation import NO_FAULTS, FaultRates, Simulation, SimulationFailed
-from tidegate.testing.simulation.__main__ import main
-from tidegate.testing.simulation.jobs import CYCLIC, JOBS
-from tidegate.testing.simulation.random_graphs import RandomGraph, RandomLoops
+from tests.simulation.__main__ import main
+from tests.simulation.jobs import CYCLIC, JOBS
+from tests.simulation.random_graphs import RandomGraph, RandomLoops
+from tests.simulation.scenarios import scenario
+from tidegate.testing.simulation import NO_FAULTS, FaultRates, SimulationFailed
 from tidegate.testing.simulation.simulation import MODES
 
+ROOT = Path(__file__).resolve().parents[2]
 SEEDS_PER_TEST = 15
 SEEDS_PER_MODE = 300
 
@@ -26,11 +29,11 @@ SEEDS_PER_MODE = 300
 def test_faults_do_not_change_what_is_committed(mode: str, first: int) -> None:
     """Or, with at_least_once, lose nothing of it."""
     for seed in range(first, first + SEEDS_PER_TEST):
-        Simulation(seed, mode=mode).run()  # the story of a failure tells its seed
+        scenario(seed, mode=mode).run()  # the story of a failure tells its seed
 
 
 def test_many_of_these_seeds_have_loops_and_many_have_random_graphs() -> None:
-    jobs = [type(Simulation(seed).job) for seed in range(SEEDS_PER_MODE)]
+    jobs = [type(scenario(seed).job) for seed in range(SEEDS_PER_MODE)]
     assert sum(job in CYCLIC for job in jobs) >= 100
     assert sum(job is RandomGraph for job in jobs) >= 40 and sum(job is RandomLoops for job in jobs) >= 40
 
@@ -38,44 +41,46 @@ def test_many_of_these_seeds_have_loops_and_many_have_random_graphs() -> None:
 @pytest.mark.parametrize("job", sorted(JOBS))
 @pytest.mark.parametrize("mode", sorted(MODES))
 def test_without_faults_every_job_finishes_and_every_record_counts_once(job: str, mode: str) -> None:
-    simulation = Simulation(1, job=job, mode=mode, rates=NO_FAULTS)
-    simulation.interruptions.clear()
+    simulation = scenario(1, job=job, mode=mode, rates=NO_FAULTS)
     simulation.exact = True
     outcome = simulation.run()
     assert not outcome.faults and outcome.epochs > 0 and outcome.attempts == 1
 
 
 def test_most_runs_have_several_faults_and_snapshots_to_go_back_to() -> None:
-    outcomes = [Simulation(seed).run() for seed in range(30)]
+    outcomes = [scenario(seed).run() for seed in range(30)]
     assert sum(len(outcome.faults) >= 2 for outcome in outcomes) > 12
     assert sum(outcome.epochs >= 2 for outcome in outcomes) > 20
     assert sum(outcome.attempts >= 2 for outcome in outcomes) > 15
 
 
 def test_one_seed_gives_one_trace() -> None:
-    assert [Simulation(seed).run() for seed in range(5)] == [Simulation(seed).run() for seed in range(5)]
+    assert [scenario(seed).run() for seed in range(5)] == [scenario(seed).run() for seed in range(5)]
 
 
 def test_one_seed_gives_one_trace_in_another_process() -> None:
     """Where hashes of strings differ."""
-    script = (
-        "from tidegate.testing.simulation import Simulation\nprint(*(Simulation(seed).run().digest for seed in range(3)))"
-    )
+    script = "from tests.simulation.scenarios import scenario\nprint(*(scenario(seed).run().digest for seed in range(3)))"
     there = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": "7"}, check=True, capture_output=True, text=True
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     ).stdout.split()
-    assert there == [Simulation(seed).run().digest for seed in range(3)]
+    assert there == [scenario(seed).run().digest for seed in range(3)]
 
 
 def test_two_seeds_give_two_traces() -> None:
-    assert Simulation(1).run().digest != Simulation(2).run().digest
+    assert scenario(1).run().digest != scenario(2).run().digest
 
 
 def test_a_job_whose_state_can_not_be_read_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every read of state has a wrong bit, for as long as it takes: no output is better than a wrong one."""
     monkeypatch.setattr("tidegate.testing.simulation.simulation.MOST_EVENTS", 20_000)
     monkeypatch.setattr("tidegate.testing.simulation.faults.Faults._heal", lambda faults: None)
-    simulation = Simulation(3, job="running sums", rates=FaultRates(kinds=("slot dies",), flip=1.0))
+    simulation = scenario(3, job="running sums", rates=FaultRates(kinds=("slot dies",), flip=1.0))
     with pytest.raises(SimulationFailed, match="doesn't come to its end"):
         simulation.run()
     assert "CorruptFile" in {failure.message.split(":")[0] for failure in simulation.coordinators[-1].coordinator.failures}
@@ -85,7 +90,7 @@ def test_a_failure_tells_its_story() -> None:
     def refuse(rows: object, state_of: object, *, exact: bool) -> None:
         raise AssertionError("as the test asked")
 
-    simulation = Simulation(4, job="running sums")
+    simulation = scenario(4, job="running sums")
     simulation.job.check = refuse  # type: ignore[method-assign]
     with pytest.raises(SimulationFailed) as failure:
         simulation.run()

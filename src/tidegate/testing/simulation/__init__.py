@@ -1,20 +1,19 @@
 """A deterministic simulation of the real protocol, runtime, state and sink code.
 
-    python -m tidegate.testing.simulation --seeds 300
+    outcome = Simulation(build, seed=17).run()      # `build` builds your job on the pipeline it is given
 
 Slots and coordinators do no I/O of their own; here they are given a simulated clock, network, store and background, under
-a seeded scheduler that lets processes crash, stop and linger, messages be late or lost, writes be torn. The seed draws
-the dataflow, among them random graphs with and without loops, and the mode of alignment. Whatever it lets happen, the
-committed output must be that of a sequential computation (where records may be processed twice: none of it may be
-missing), and a list of invariants must hold (checks.py). The same seed gives the same run.
+a seeded scheduler that lets processes crash, stop and linger, messages be late or lost, writes be torn. Whatever the
+seed lets happen, the committed output must be that of a run without faults (with at_least_once: none of it may be
+missing), and a list of invariants must hold (checks.py). The same seed gives the same run. docs/testing.md shows how to
+simulate a job of yours; the project's own scenarios are in tests/simulation.
 
-    world        time, chance, the trace            jobs         dataflows that are written down: what must come out
-    network      channels and control links         loops        those of them that have loops
-    background   coroutines for background work     random_graphs, steps   those that are drawn, with an interpreter
-    store        the store, as each process sees it site         where a job is built and compared
-    external     the world behind a two-phase sink  faults       what goes wrong, and when
-    processes    slots and drivers                  checks       what must hold, during a run and after it
-    simulation   one run from beginning to end      mutants      broken engines, which the simulation must catch
+    world        time, chance, the trace            site         where a job is built
+    network      channels and control links         own_job      how a user's job is placed in the simulated world
+    background   coroutines for background work     faults       what goes wrong, and when
+    store        the store, as each process sees it checks       what must hold, during a run and after it
+    external     the world behind a two-phase sink  simulation   one run from beginning to end
+    processes    slots and drivers
 """
 
 from __future__ import annotations

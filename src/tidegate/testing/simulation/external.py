@@ -56,6 +56,10 @@ class External:
         """What a reader sees, in the order in which it became visible."""
         return [row for transaction in self.committed.values() if transaction.sink == sink for row in transaction.rows]
 
+    def by_sink(self) -> dict[str, list[tuple[Any, ...]]]:
+        """The rows of every sink that has committed some."""
+        return {sink: self.rows(sink) for sink in sorted({transaction.sink for transaction in self.committed.values()})}
+
     def prepare(self, transaction: Transaction) -> None:
         if any(transaction.name in names for names in (self.prepared, self.committed, self.given_up)):
             self._world.violate(f"transaction {transaction.name} was prepared twice")

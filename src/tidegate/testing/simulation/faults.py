@@ -84,18 +84,21 @@ class Stage(Protocol):
 class FaultRates:
     """How much goes wrong in a run.
 
-    At most so many faults, of these kinds alike (None: of all kinds, the usual ones more often). In some runs also this
-    share of accesses to the store, or of deeds outside, fails. `flip` is the share of reads of state with a wrong bit.
+    At most `most_faults` faults, of these `kinds` alike (None: of all kinds, the usual ones more often). In some runs this
+    share of accesses to the store, or of prepares and commits outside, fails too. `flip` is the share of reads of state
+    with a wrong bit. At most `most_interruptions` times the job is stopped or cancelled, and resumed with other slots.
     """
 
     most_faults: int = 9
+    most_interruptions: int = 2
     store_error: float = 0.01
     outage: float = 0.01
     flip: float = 0.0
     kinds: tuple[str, ...] | None = None
 
 
-NO_FAULTS = FaultRates(most_faults=0, store_error=0.0, outage=0.0)
+DEFAULT_RATES = FaultRates()
+NO_FAULTS = FaultRates(most_faults=0, most_interruptions=0, store_error=0.0, outage=0.0)
 
 
 @dataclass(slots=True)

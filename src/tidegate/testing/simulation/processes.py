@@ -254,7 +254,7 @@ class SlotProcess(_Process):
         if isinstance(message, Failed):
             self._world.tell(f"{self.name}: failed: {message.message.splitlines()[0]}")
             if not message.message.startswith(KNOWN_FAILURES) and not any(
-                theirs in message.message for theirs in ("SimulatedFailure", "CommitError")
+                theirs in message.message for theirs in ("SimulatedFailure", "ScriptedCrash", "CommitError")
             ):
                 self._world.violate(
                     f"{self.name} failed with something that isn't a failure of the world: {message.message}"

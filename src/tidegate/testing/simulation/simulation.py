@@ -1,16 +1,19 @@
 """One simulated life of a job: from its first deployment to its end, with everything that a seed lets happen.
 
-    Simulation(17).run()        raises SimulationFailed, with the story, where something is wrong
+    simulation = Simulation(build, seed=17)
+    outcome = simulation.run()                  # raises SimulationFailed, with the story, if something is wrong
+    assert sorted(outcome.committed["out"]) == expected, simulation.story()
 
-The seed decides the job, its layout, what goes wrong, and whether it is stopped or cancelled half-way to go on with
-another number of slots. The run ends when the job has finished and every process, zombies included, is gone; then all
-checks are made.
+`build` is a function that builds your job on the pipeline it is given (own_job.py says what happens to its sources and
+sinks). The seed decides the job's layout, what goes wrong, and whether the job is stopped or cancelled half-way and
+started again with another number of slots. The run ends when the job has finished and every process, zombies included,
+is gone; then all checks are made (checks.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any
@@ -18,6 +21,7 @@ from typing import Any
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.plan import Plan
 from tidegate.dataflow.stream import Pipeline
+from tidegate.errors import JobError
 from tidegate.protocol.restart import FixedDelay
 from tidegate.runtime.messages import Message
 from tidegate.runtime.reports import Status
@@ -28,11 +32,11 @@ from tidegate.store.opening import forget_memory_store
 from tidegate.testing.simulation.background import Coroutines, heap_that_gives_way
 from tidegate.testing.simulation.checks import FinalState, Witness, check_outside, check_savepoint, check_store
 from tidegate.testing.simulation.external import External
-from tidegate.testing.simulation.faults import MOST_MISHAPS, FaultRates, Faults, Trip
-from tidegate.testing.simulation.jobs import JOBS
+from tidegate.testing.simulation.faults import DEFAULT_RATES, MOST_MISHAPS, FaultRates, Faults, Trip
 from tidegate.testing.simulation.network import Wiring
+from tidegate.testing.simulation.own_job import OwnJob
 from tidegate.testing.simulation.processes import CoordinatorProcess, SlotProcess
-from tidegate.testing.simulation.site import SimulatedJob, Site
+from tidegate.testing.simulation.site import Row, SimulatedJob, Site
 from tidegate.testing.simulation.store import ProcessStore, SharedMemory
 from tidegate.testing.simulation.world import MONOTONIC_START_US, Violation, World
 
@@ -55,8 +59,8 @@ MODES: dict[str, Callable[[Random], dict[str, Any]]] = {
     # Not too often, or nothing else would be done.
     "stop_the_world": lambda rng: {"experimental_protocol": "stop_the_world", "every": rng.choice((6, 15, 30))},
 }
-# A third of the seeds have a job that is written down, a third a random graph, a third a random graph with loops.
-DRAWN_JOBS = (*sorted(JOBS), *["random graph", "random loops"] * 4)
+# What is drawn for a job of a user: what jobs run with outside of experiments, and each record counts once.
+DRAWN_MODES = ("alignment_timeout", "exactly_once", "unaligned")
 
 
 class SimulationFailed(AssertionError):
@@ -82,32 +86,44 @@ class Outcome:
     attempts: int
     epochs: int
     faults: tuple[str, ...]
+    committed: Mapping[str, list[Row]] = field(repr=False)  # by sink: what a reader sees, in the order of commits
 
 
 class Simulation:
-    """`job`, `mode` and `rates` are drawn from the seed or the default unless given."""
+    """A run of `job`: a function that builds it on the pipeline it is given.
+
+    `mode` is one of `MODES`, drawn from the seed unless given: all but "at_least_once" count every record once. `rates`
+    say how much goes wrong; with `NO_FAULTS` the run gives the output to compare others with. `rng` lays the job out.
+    """
 
     def __init__(
-        self, seed: int, *, job: str | None = None, mode: str | None = None, rates: FaultRates | None = None
+        self,
+        job: SimulatedJob | Callable[[Pipeline], object],
+        *,
+        seed: int,
+        mode: str | None = None,
+        rates: FaultRates = DEFAULT_RATES,
+        rng: Random | None = None,
     ) -> None:
         self.seed = seed
         self.world = World(seed)
         self.coroutines = Coroutines()
         self.trip = Trip()
         self.shared = SharedMemory()
-        rng = self._rng = Random(f"scenario {seed}")
-        drawn, drawn_mode = rng.choice(DRAWN_JOBS), rng.choice(sorted(MODES))
-        self.mode = mode or drawn_mode
+        rng = self._rng = rng or Random(f"layout {seed}")
+        self.mode = rng.choice(DRAWN_MODES) if mode is None else mode
+        if self.mode not in MODES:
+            raise JobError(f"mode={mode!r}: it is one of {', '.join(MODES)}")
         self.exact = self.mode != "at_least_once"
-        self.job: SimulatedJob = JOBS[job or drawn](rng)
+        self.job = job if isinstance(job, SimulatedJob) else OwnJob(job)
         self.settings = _settings(rng, self.mode)
         self.witness = Witness(self.world, self.shared.memory, keeps_in_flight=self.settings.snapshots.keeps_in_flight)
         self.channel_elements = rng.choice((1, 3, 16))
-        self.interruptions = _interruptions(rng, self.job)
+        self.interruptions = _interruptions(rng, self.job)[: rates.most_interruptions]
         self.coordinators: list[CoordinatorProcess] = []
         self.savepoints: list[SavepointOrder] = []
         self.finished = False
-        self.faults = Faults(self, self.world.rng, rates or FaultRates(), span=self.job.span)
+        self.faults = Faults(self, self.world.rng, rates, span=self.job.span)
         if self.settings.snapshots.keeps_in_flight:
             self.world.slowness["channel"] = SLOW_CHANNELS
         self.external = External(self.world, outage=self.faults.outage, before_commit=self.witness.before_commit)
@@ -116,6 +132,8 @@ class Simulation:
         self._site = self._new_site(self._slots)
         self._interruption: Interruption | None = None  # that is asked for and has not happened yet
         self._starting = 0  # coordinators that are about to start
+        self.again = f"Simulation({self.job.name}, seed={seed}, mode={self.mode!r}, rates={rates})"
+        self._plan(self._site)  # what is wrong with the job is an error at this line
 
     # The run.
 
@@ -139,10 +157,11 @@ class Simulation:
             simulated_ms=(self.world.now_us - MONOTONIC_START_US) // 1000,
             epochs=len(self.witness.announced),
             attempts=self._attempts(),
+            committed=self.external.by_sink(),
         )
 
-    def story(self, what: str) -> str:
-        """What went wrong, in which run, after what."""
+    def story(self, what: str = "the output is wrong") -> str:
+        """Return what went wrong, in which run, and after what: for the message of an assertion."""
         return "\n".join(
             (
                 what,
@@ -152,8 +171,7 @@ class Simulation:
                 *(f"  {fault}" for fault in self.faults.struck),
                 f"the last of {self.world.trace.count} lines:",
                 *(f"  {line}" for line in self.world.trace.last_lines),
-                f"again: python -m tidegate.testing.simulation --seed {self.seed} "
-                f"--job {self.job.name!r} --mode {self.mode}",
+                f"again: {self.again}",
             )
         )
 
@@ -307,7 +325,10 @@ class Simulation:
             self.job.build(pipeline, site)
             tuning = self.settings.tuning
             site.plan = make_plan(
-                pipeline.build(), slots=site.slots, key_group_count=tuning.key_group_count, chaining=tuning.chaining
+                self.job.placed(pipeline.build(), site),
+                slots=site.slots,
+                key_group_count=tuning.key_group_count,
+                chaining=tuning.chaining,
             )
         return site.plan
 

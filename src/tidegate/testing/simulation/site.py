@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.rows import RowsSource
 from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
+from tidegate.dataflow.graph import LogicalGraph
 from tidegate.dataflow.plan import Plan
 from tidegate.dataflow.stream import Pipeline
 from tidegate.testing.simulation.external import External, TransactionalSink
@@ -28,21 +27,21 @@ StateOf = Callable[[str, str], list[Any]]
 class PacedSource(Source):
     """Rows that come bit by bit: a poll finds nothing or some, as chance has it."""
 
-    rows: RowsSource
+    source: Source
     world: World
     trip: Trip
     idle: float  # the share of polls that find nothing
 
     @property
     def schema(self) -> pa.Schema:
-        return self.rows.schema
+        return self.source.schema
 
     @property
     def bounded(self) -> bool:
         return True
 
     def open(self, context: SourceContext) -> SourceReader:
-        return _PacedReader(self.rows.open(context), self.world, self.trip, self.idle)
+        return _PacedReader(self.source.open(context), self.world, self.trip, self.idle)
 
 
 class _PacedReader(SourceReader):
@@ -64,6 +63,9 @@ class _PacedReader(SourceReader):
     @property
     def finished(self) -> bool:
         return self._reader.finished
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 @dataclass(slots=True)
@@ -89,8 +91,8 @@ class Site:
     def sink(self) -> TransactionalSink:
         return TransactionalSink(self.external, self.world)
 
-    def source(self, rows: RowsSource) -> PacedSource:
-        return PacedSource(rows, self.world, self.trip, self.idle)
+    def source(self, source: Source) -> PacedSource:
+        return PacedSource(source, self.world, self.trip, self.idle)
 
 
 class SimulatedJob(ABC):
@@ -104,6 +106,10 @@ class SimulatedJob(ABC):
     @abstractmethod
     def build(self, pipeline: Pipeline, site: Site) -> None: ...
 
+    def placed(self, graph: LogicalGraph, site: Site) -> LogicalGraph:
+        """The graph as it is run in the simulated world: by default as it was built."""
+        return graph
+
     @abstractmethod
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
         """`rows(sink)` is what was committed, in the order of commits. Asserts.
@@ -113,30 +119,3 @@ class SimulatedJob(ABC):
 
     def check_delivered(self, delivered: Mapping[str, list[str]], *, exact: bool) -> None:  # noqa: B027  (optional)
         """`delivered` is what the one driver of the whole run was given by sinks that end there. Asserts."""
-
-
-def expect_rows(what: str, got: Iterable[Any], expected: Iterable[Any], *, exact: bool = True) -> None:
-    """As multisets. Where not `exact`, there may be more than expected."""
-    found, wanted = Counter(got), Counter(expected)
-    lost, surplus = wanted - found, found - wanted if exact else Counter()
-    assert not lost and not surplus, (
-        f"{what}: {lost.total()} lost ({_some(lost)}), {surplus.total()} too many ({_some(surplus)}), of {wanted.total()}"
-    )
-
-
-def expect_order(what: str, rows: Iterable[Row], expected: Iterable[Row], key: Callable[[Row], Any]) -> None:
-    """The rows of each key, in order."""
-    found, wanted = _by_key(rows, key), _by_key(expected, key)
-    wrong = [each for each in wanted if found.get(each) != wanted[each]]
-    assert not wrong, f"{what}: key {wrong[0]!r} has {found.get(wrong[0])}, not {wanted[wrong[0]]}"
-
-
-def _by_key(rows: Iterable[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
-    grouped: defaultdict[Any, list[Row]] = defaultdict(list)
-    for row in rows:
-        grouped[key(row)].append(row)
-    return grouped
-
-
-def _some(counter: Counter[Any]) -> str:
-    return ", ".join(map(str, list(counter)[:6]))

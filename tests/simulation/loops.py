@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
+from tests.simulation.expected import expect_rows
 from tidegate.connectors.rows import RowsSource
 from tidegate.dataflow.functions import CoProcess, KeyedProcess, Process
 from tidegate.dataflow.stream import Pipeline, Stream
 from tidegate.state import descriptors as state
 from tidegate.testing.simulation.faults import Trip
-from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf, expect_rows
+from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf
 from tidegate.types import parse_schema
 
 LONG = 40  # laps of one record that goes round when everything else has ended

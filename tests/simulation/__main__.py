@@ -1,4 +1,4 @@
-"""`python -m tidegate.testing.simulation`: runs the simulation over many seeds, or one again.
+"""`python -m tests.simulation`: runs the simulation of our scenarios over many seeds, or one again.
 
     --seeds 2000            seeds 0 … 1999 (with --from 500: 500 … 2499)
     --seed 17 --trace       one seed, with all that happened
@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from tidegate.testing.simulation.jobs import JOBS
-from tidegate.testing.simulation.mutants import MUTANTS
+from tests.simulation.jobs import JOBS
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.scenarios import scenario
 from tidegate.testing.simulation.simulation import MODES, Outcome, Simulation, SimulationFailed
 
 SEEDS_PER_TURN = 10
@@ -40,7 +41,7 @@ class Scene:
     def simulation(self, seed: int) -> Simulation:
         if self.mutant is not None:
             return MUTANTS[self.mutant].simulation(seed, self.mode)
-        return Simulation(seed, job=self.job, mode=self.mode)
+        return scenario(seed, job=self.job, mode=self.mode)
 
     def broken(self) -> AbstractContextManager[None]:
         return nullcontext() if self.mutant is None else MUTANTS[self.mutant].applied()
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tidegate.testing.simulation",
+        prog="python -m tests.simulation",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -133,7 +134,7 @@ def _report(turns: Iterable[list[Finding]], total: int, scene: Scene) -> int:
     if failed:
         print(
             f"failed: {' '.join(map(str, sorted(failed)))}\n"
-            f"again:  python -m tidegate.testing.simulation --seed {min(failed)} --trace{scene.options()}"
+            f"again:  python -m tests.simulation --seed {min(failed)} --trace{scene.options()}"
         )
     return 1 if failed else 0
 

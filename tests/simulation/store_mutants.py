@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tests.simulation.mutant import RESTORES, Mutant
 from tidegate.dataflow.operators import event_time, sink, source
 from tidegate.errors import CommitError, CorruptFile
 from tidegate.protocol import epoch_coordinator, recovery
@@ -17,7 +18,6 @@ from tidegate.state import format as state_format
 from tidegate.state import heap_layers, operator_state, timers
 from tidegate.store import catalog
 from tidegate.testing.simulation.faults import FaultRates
-from tidegate.testing.simulation.mutant import RESTORES, Mutant
 
 # ------------------------------------------------------------------------------------------- store and state
 

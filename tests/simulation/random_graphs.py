@@ -15,11 +15,12 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from tests.simulation import steps
+from tests.simulation.expected import expect_order, expect_rows
+from tests.simulation.steps import Built, Loop, Memory, Record, Step
 from tidegate.connectors.rows import RowsSource
 from tidegate.dataflow.stream import Pipeline
-from tidegate.testing.simulation import steps
-from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf, expect_order, expect_rows
-from tidegate.testing.simulation.steps import Built, Loop, Memory, Record, Step
+from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf
 from tidegate.types import parse_schema
 
 MOST_LAPS = 4

@@ -17,11 +17,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tests.simulation.expected import expect_rows
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
 from tidegate.dataflow.stream import Pipeline, Stream
 from tidegate.state import descriptors as state
 from tidegate.testing.simulation.faults import Trip
-from tidegate.testing.simulation.site import Row, Site, StateOf, expect_rows
+from tidegate.testing.simulation.site import Row, Site, StateOf
 
 DDL = "id long, key long, n long, outer long, inner long"
 COPY = 1_000  # added to the id of what a step makes out of a record

@@ -1,7 +1,7 @@
-"""What a mutant is: an engine that breaks one rule, as somebody did before (FAULTS.md). The simulation must notice.
+"""What a mutant is: an engine that breaks one rule, as somebody did before (docs/promises.md). The simulation must notice.
 
 with MUTANTS["no alignment"].applied():
-    Simulation(seed).run()          # raises SimulationFailed, for one of the first seeds
+    scenario(seed).run()          # raises SimulationFailed, for one of the first seeds
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.testing.simulation.faults import FaultRates
-from tidegate.testing.simulation.simulation import Interruption, Simulation
+from tests.simulation.scenarios import scenario
+from tidegate.testing.simulation.faults import DEFAULT_RATES, FaultRates
+from tidegate.testing.simulation.simulation import MODES, Interruption, Simulation
+
+ALL = tuple(MODES)
 
 # For mutants that only show after a restore: more of what leads to one.
 RESTORES = FaultRates(kinds=("slot dies", "function raises", "dies at the store", "coordinator dies"), most_faults=12)
@@ -23,7 +26,7 @@ RESCALES = tuple(Interruption(90_000, "cancel", slots) for slots in 2 * (3, 2, 4
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`patches` are (owner, attribute, what to put there, given what was there). `row` is that of FAULTS.md.
+    """`patches` are (owner, attribute, what to put there, given what was there). `row` is that of docs/promises.md.
 
     `modes` are those in which it must be noticed. In the others it breaks nothing that they promise.
     """
@@ -32,7 +35,7 @@ class Mutant:
     why: str
     patches: tuple[tuple[Any, str, Callable[[Any], Any]], ...]
     row: int | None = None
-    rates: FaultRates | None = None
+    rates: FaultRates = DEFAULT_RATES
     job: str | None = None
     modes: tuple[str, ...] = ("exactly_once",)
     interruptions: tuple[Interruption, ...] = ()  # in place of those that are drawn
@@ -48,6 +51,6 @@ class Mutant:
 
     def simulation(self, seed: int, mode: str | None = None) -> Simulation:
         """One that may show it. To be run while the mutant is applied."""
-        simulation = Simulation(seed, job=self.job, mode=mode or self.modes[0], rates=self.rates)
+        simulation = scenario(seed, job=self.job, mode=mode or self.modes[0], rates=self.rates)
         simulation.interruptions = list(self.interruptions) or simulation.interruptions
         return simulation

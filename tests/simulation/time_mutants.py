@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.simulation.mutant import RESCALES, Mutant
 from tidegate.dataflow.operators import event_time
-from tidegate.testing.simulation.mutant import RESCALES, Mutant
 
 
 def _least_of_the_groups(original: Any) -> Any:

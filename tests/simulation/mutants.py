@@ -1,0 +1,17 @@
+"""Broken engines, by name. Each breaks one rule, as somebody did before (docs/promises.md); the simulation must notice.
+
+A simulation that can't fail proves nothing: a mutant that survives is a hole in the checks or in what is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.simulation.marker_mutants import MARKER_MUTANTS
+from tests.simulation.message_mutants import MESSAGE_MUTANTS
+from tests.simulation.mutant import Mutant
+from tests.simulation.store_mutants import STORE_MUTANTS
+from tests.simulation.time_mutants import TIME_MUTANTS
+
+_ALL = (*STORE_MUTANTS, *MARKER_MUTANTS, *MESSAGE_MUTANTS, *TIME_MUTANTS)
+MUTANTS: Mapping[str, Mutant] = {mutant.name: mutant for mutant in _ALL}

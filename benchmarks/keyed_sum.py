@@ -52,6 +52,9 @@ def bare_loop(rows: int) -> float:
     return rows / max(seconds)
 
 
+_ready: Any = None  # the barrier, in a process of the pool
+
+
 def _take_barrier(ready: Any) -> None:
     global _ready
     _ready = ready

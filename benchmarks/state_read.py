@@ -30,7 +30,8 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     tg.write_state(rows, f"{folder}/savepoint", operator="sum", state="total", parallelism=2)
 
     def ours() -> DataFrame:
-        return spark.read.format("tidegate").option("state", "total").load(f"{folder}/savepoint")
+        frame: DataFrame = spark.read.format("tidegate").option("state", "total").load(f"{folder}/savepoint")
+        return frame
 
     assert ours().count() == keys
     ours().write.parquet(f"{folder}/parquet")

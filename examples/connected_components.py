@@ -9,15 +9,20 @@ goes round the loop until nobody has any: then all nodes of a component have the
 itself when the edges have ended and no message is under way. What is under way at a snapshot is part of the snapshot.
 """
 
+from __future__ import annotations
+
 import random
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import tidegate as tg
+from tidegate.dataflow.stream import Stream
 
 NODES, EDGES = 3_000, 1_500  # about as many as it takes for the first large components
 MESSAGE = "node long, sender long, label long"
 
 
-def edge(number):
+def edge(number: int) -> list[int]:
     return random.Random(number).sample(range(NODES), 2)
 
 
@@ -25,7 +30,7 @@ class Label(tg.KeyedProcess):
     label = tg.value("long")
     neighbours = tg.map("long", "long")  # neighbour → the smallest label that it has, or was told from here
 
-    def process(self, message, ctx):
+    def process(self, message: Any, ctx: Any) -> Iterator[tuple[int, int, int]]:
         before = self.label.get()
         label = min(ctx.key if before is None else before, message.label)
         if label != before:
@@ -38,7 +43,7 @@ class Label(tg.KeyedProcess):
                 yield neighbour, ctx.key, label
 
 
-def spread(messages):
+def spread(messages: Stream) -> tuple[Stream, Stream]:
     """The body of the loop: what goes round again, and what leaves it."""
     labelled = messages.key_by("node").process(
         "label", Label(), returns=MESSAGE, side_outputs={"labels": "node long, label long"}
@@ -46,11 +51,11 @@ def spread(messages):
     return labelled, labelled.side_output("labels")
 
 
-def edges(**rest):
+def edges(**rest: Any) -> tg.Source:
     return tg.sources.generator(make_row=edge, schema="a long, b long", rows=EDGES, splits=2, **rest)
 
 
-def build(job, source):
+def build(job: tg.Job, source: tg.Source) -> tg.Job:
     (
         job.source("edges", source)
         .flat_map(lambda edge: [(edge.a, edge.b, edge.b), (edge.b, edge.a, edge.a)], returns=MESSAGE)
@@ -60,20 +65,20 @@ def build(job, source):
     return job
 
 
-def labels_of(rows):
+def labels_of(rows: Iterable[tuple[Any, ...]]) -> dict[int, int]:
     """The label of each node in the end: the last that it got. Each is smaller than the one before."""
-    labels = {}
+    labels: dict[int, int] = {}
     for node, label in rows:
         assert label < labels.get(node, NODES), f"node {node} has {labels[node]} already, and gets {label}"
         labels[node] = label
     return labels
 
 
-def in_sequence():
+def in_sequence() -> dict[int, int]:
     """The same by union-find, one edge after the other."""
-    parents = {}
+    parents: dict[int, int] = {}
 
-    def find(node):
+    def find(node: int) -> int:
         while parents.setdefault(node, node) != node:
             node = parents[node]
         return node
@@ -84,7 +89,7 @@ def in_sequence():
     return {node: find(node) for node in parents}
 
 
-def main():
+def main() -> None:
     handle = build(tg.Job("connected components", slots=2), edges()).start()
     handle.wait()
     labels = labels_of(handle.results("labels"))

@@ -10,16 +10,21 @@ transfer goes round as well, and is given up after some tries. Which transfers s
 don't, and no failure changes them: each transfer is decided once, and money on its way is neither lost nor doubled.
 """
 
+from __future__ import annotations
+
 import random
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tidegate as tg
+from tidegate.dataflow.stream import Stream
 
 ACCOUNTS, OPENING, TRANSFERS, TRIES = 100, 100, 2_000, 10
 VISIT = "account long, id long, payer long, payee long, amount long, tries long"
 
 
-def transfer(number):
+def transfer(number: int) -> tuple[int, ...]:
     """Its first visit is the payer's account."""
     chance = random.Random(number)
     payer, payee = chance.sample(range(ACCOUNTS), 2)
@@ -29,7 +34,7 @@ def transfer(number):
 class Account(tg.KeyedProcess):
     balance = tg.value("long", default=OPENING)
 
-    def process(self, visit, ctx):
+    def process(self, visit: Any, ctx: Any) -> Iterator[Any]:
         if visit.account == visit.payee:
             self.book(visit, visit.amount, ctx)
             ctx.side("decided", (visit.id, True, visit.tries))
@@ -41,17 +46,17 @@ class Account(tg.KeyedProcess):
         else:
             ctx.side("decided", (visit.id, False, visit.tries))
 
-    def book(self, visit, change, ctx):
+    def book(self, visit: Any, change: int, ctx: Any) -> None:
         self.balance.set(self.balance.get() + change)
         ctx.side("bookings", (visit.account, visit.id, change, self.balance.get()))
 
 
-def transfers(**rest):
+def transfers(**rest: Any) -> tg.Source:
     return tg.sources.generator(make_row=transfer, schema=VISIT, rows=TRANSFERS, splits=2, **rest)
 
 
-def build(job, source):
-    def visits(stream):
+def build(job: tg.Job, source: tg.Source) -> tg.Job:
+    def visits(stream: Stream) -> tuple[Stream, Stream]:
         """The body of the loop: what goes round again, and what leaves it."""
         visited = stream.key_by("account").process(
             "accounts",
@@ -69,10 +74,10 @@ def build(job, source):
     return job
 
 
-def prove(decided, bookings):
+def prove(decided: Sequence[Any], bookings: Sequence[Any]) -> dict[int, int]:
     """What has to hold, however the transfers met and whatever failed. Returns the balances in the end."""
     assert sorted(row.id for row in decided) == list(range(TRANSFERS)), "every transfer is decided, and once"
-    due = Counter()
+    due: Counter[tuple[int, int, int]] = Counter()
     for number in (row.id for row in decided if row.done):
         _, _, payer, payee, amount, _ = transfer(number)
         due.update([(payer, number, -amount), (payee, number, amount)])
@@ -85,10 +90,10 @@ def prove(decided, bookings):
     return balances
 
 
-def main():
+def main() -> None:
     handle = build(tg.Job("transaction retry", slots=2), transfers()).start()
     handle.wait()
-    decided = handle.results("decided")
+    decided: Sequence[Any] = handle.results("decided")
     balances = prove(decided, handle.results("bookings"))
     tries = [row.tries for row in decided if row.done]
     print(

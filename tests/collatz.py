@@ -17,6 +17,7 @@ from typing import Any
 import tidegate as tg
 from tests.jobs import GatedSource
 from tidegate.connectors.generator import GeneratorSource
+from tidegate.dataflow.stream import Stream
 from tidegate.runtime.job import Job
 
 NUMBER = "id long, n long, steps long"
@@ -63,7 +64,7 @@ def numbers(count: int, *, rate: float | None = None, gate: Path | None = None) 
     return GatedSource(generator=source, gate=str(gate))
 
 
-def rounds(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+def rounds(stream: Stream) -> tuple[Stream, Stream]:
     stepped = stream.key_by("id").process("step", Step(), returns=NUMBER, side_outputs={"done": DONE})
     return stepped, stepped.side_output("done")
 

@@ -177,7 +177,7 @@ def check_clean(snapshots: Path, job: str, out: Path | None = None) -> None:
 
 
 def until(
-    condition: Callable[[], Any], what: str, *, handle: tg.Handle | None = None, patience_s: float = PATIENCE_S
+    condition: Callable[..., Any], what: str, *, handle: tg.Handle | None = None, patience_s: float = PATIENCE_S
 ) -> Any:
     """Waits for something to be true (and gives it); not for a job that has ended meanwhile."""
     give_up_s = time.monotonic() + patience_s

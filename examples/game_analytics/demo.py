@@ -148,7 +148,7 @@ def tamper(how: str, folder: Path) -> None:
 
 
 def summary(watch: Watch, proof: Proof, out: Path) -> Panel:
-    crash, took = watch.crash, sorted(epoch.took_ms or 0 for epoch in watch.complete)
+    crash, took = watch.crash, sorted(epoch.took_ms for epoch in watch.complete)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", justify="right")
     table.add_column()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -15,7 +16,7 @@ from watch import Sample, Watch
 
 INK, SOFT, GRID = "#1f2933", "#616e7c", "#e4e7eb"
 WATER, DEEP, CRASH, RECOVERED = "#7cc4e8", "#1b6ca8", "#c53030", "#23744d"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 11,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -28,7 +29,11 @@ STYLE = {
     "grid.color": GRID,
     "axes.axisbelow": True,
 }
-CALL_OUT = {"va": "top", "fontweight": "bold", "bbox": {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 2}}
+CALL_OUT: dict[str, Any] = {
+    "va": "top",
+    "fontweight": "bold",
+    "bbox": {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 2},
+}
 SMOOTH_OVER = 3  # samples
 
 
@@ -89,7 +94,7 @@ def _breaks(watch: Watch) -> tuple[float, ...]:
 
 def _draw_rules(axes: Axes, watch: Watch, game: Game) -> None:
     """Each rule above the place where its first event was committed."""
-    place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+    place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
     axes.text(-0.01, 1.055, "new rules", ha="right", fontsize=10, color=SOFT, transform=axes.transAxes)
     for rule in RULES:
         first = (rule.since_ms(game) - START_MS) * game.rate / 1000

@@ -54,6 +54,15 @@ class Epoch:
         return None if self.completed_s is None else round((self.completed_s - self.triggered_s) * 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class CompleteEpoch(Epoch):
+    completed_s: float
+
+    @property
+    def took_ms(self) -> int:
+        return round((self.completed_s - self.triggered_s) * 1000)
+
+
 @dataclass(slots=True)
 class Watch:
     """Follows one job. Seconds are counted from when it first ran; before that there is nothing to see."""
@@ -105,8 +114,12 @@ class Watch:
         ]
 
     @property
-    def complete(self) -> list[Epoch]:
-        return [epoch for epoch in self.epochs if epoch.completed_s is not None]
+    def complete(self) -> list[CompleteEpoch]:
+        return [
+            CompleteEpoch(epoch.number, epoch.attempt, epoch.triggered_s, epoch.completed_s, epoch.state_bytes)
+            for epoch in self.epochs
+            if epoch.completed_s is not None
+        ]
 
     def _seconds(self, at_ms: float) -> float:
         return (at_ms - (self.running_since_ms or at_ms)) / 1000

@@ -143,8 +143,10 @@ class Killer:
             attempts = self.handle.attempts
             attempt = attempts[-1] if attempts else None
             failed = {failure.attempt for failure in self.handle.failures}
-            began = attempt and any(report.attempt == attempt.attempt for report in self.handle.epochs)
-            return attempt if began and attempt.attempt not in failed else None
+            if attempt is None or attempt.attempt in failed:
+                return None
+            began = any(report.attempt == attempt.attempt for report in self.handle.epochs)
+            return attempt if began else None
 
         return self._await(running, "an attempt that runs")
 
@@ -166,7 +168,7 @@ class Killer:
             }[phase]
             return report if is_in_phase else None
 
-        report = self._await(seen, f"an epoch in phase {phase}")
+        report: EpochReport = self._await(seen, f"an epoch in phase {phase}")
         if phase in ("marker", "committing", "final"):
             time.sleep(self.chance.uniform(0, DAWDLE_S))
         return report
@@ -269,7 +271,7 @@ def main() -> None:
     url, java_options, log4j_app = sys.argv[1:4]
     from tidegate.runtime import hosting
 
-    hosting.SnapshotCatalog = DawdlingCatalog  # type: ignore[misc]
+    setattr(hosting, "SnapshotCatalog", DawdlingCatalog)  # noqa: B010
     builder = SparkSession.builder.master(url).appName(log4j_app)
     for key, value in {
         "spark.ui.enabled": "false",

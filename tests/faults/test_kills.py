@@ -12,6 +12,7 @@ import json
 import os
 import random
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def plan_victims() -> list[Victim]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(len(plan_victims())))
 def test_kills_dont_change_the_committed_output(
-    driver: Driver, cluster: Cluster, tmp_path: Path, number: int, record_property: pytest.RecordProperty
+    driver: Driver, cluster: Cluster, tmp_path: Path, number: int, record_property: Callable[[str, object], None]
 ) -> None:
     victim = plan_victims()[number]
     print(f"TIDEGATE_FAULT_SEED={SEED} TIDEGATE_FAULT_KILLS={KILLS}, job {number}: {victim}")

@@ -78,13 +78,13 @@ class Violations(EitherWay):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         readings = [row.temperature for row in self.rows_of(rows) if not pd.isna(row.temperature)]
-        before = self.violations.get()[0] if self.violations.exists() else 0
+        before = held(self.violations.get())[0] if self.violations.exists() else 0
         self.violations.update((before + sum(reading > 100 for reading in readings),))
         try:
             scratch = str(self.scratch.exists())
         except PySparkRuntimeError:
             scratch = "refused"
-        yield from self.result((key[0], len(readings), self.violations.get()[0], scratch))
+        yield from self.result((key[0], len(readings), held(self.violations.get())[0], scratch))
 
 
 class Totals(EitherWay):
@@ -210,7 +210,7 @@ class Words(EitherWay):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         for word in sorted(row.word for row in self.rows_of(rows)):
-            n = self.counts.getValue((word,))[0] + 1 if self.counts.containsKey((word,)) else 1
+            n = held(self.counts.getValue((word,)))[0] + 1 if self.counts.containsKey((word,)) else 1
             self.counts.updateValue((word,), (n,))
             yield from self.result((key[0], word, n))
 
@@ -328,7 +328,12 @@ class Witness(EitherWay):
 # --- time --------------------------------------------------------------------------------------------------------------
 
 
-def ms_of(at: Any) -> int:
+def held(value: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    assert value is not None, "the state is said to exist"
+    return value
+
+
+def ms_of(at: datetime) -> int:
     return round(at.timestamp() * 1000)
 
 

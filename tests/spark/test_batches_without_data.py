@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,7 @@ class Sink:
             deadline = time.monotonic() + 240
             while len(self.rows) < rows:
                 assert time.monotonic() < deadline, self.batches
-                query.awaitTermination(0.05)  # raises where it has failed
+                query.awaitTermination(0.05)  # type: ignore[arg-type]  # raises where it has failed
         finally:
             query.stop()
 
@@ -152,11 +153,8 @@ def test_a_timer_fires_where_nothing_comes_any_more_as_in_spark(session: SparkSe
         .transformWithState(DeadSensors(500), SENSORS.output, "Append", "ProcessingTime"),
     }
     for engine, sink in sinks.items():
-        patiently(
-            lambda sink=sink, engine=engine: sink.run_until(
-                len(SAID), frames[engine], tmp_path / engine, begun=lambda: SENSORS.write(tmp_path / "in", range(1))
-            )
-        )
+        begun = partial(SENSORS.write, tmp_path / "in", range(1))
+        patiently(partial(sink.run_until, len(SAID), frames[engine], tmp_path / engine, begun=begun))
     assert sinks["ours"].rows == sinks["theirs"].rows == SAID
     # The first one, that with the data, and one for each slot's timers: none is in vain, unlike in Spark.
     assert len(sinks["ours"].batches) <= 4
@@ -195,7 +193,8 @@ def test_no_python_process_is_started_for_the_stream(session: SparkSession, tmp_
     try:
         SENSORS.write(tmp_path / "in", range(1))
         query.processAllAvailable()
-        assert query.lastProgress["batchId"] == 0
+        progress = query.lastProgress
+        assert progress is not None and progress["batchId"] == 0
         assert not [line for line in _command_lines() if "python_streaming_source_runner" in line]
     finally:
         query.stop()

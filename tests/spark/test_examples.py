@@ -20,6 +20,7 @@ import tidegate as tg
 from tests.conftest import ROOT
 from tests.jobs import GatedSource, completed, until
 from tests.modes import EXACT, MODES
+from tidegate.connectors.generator import GeneratorSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,6 +93,7 @@ def run_under_kills(
         snapshots=tg.Snapshots(to=str(folder / "snapshots"), every="100 ms", **MODES[mode]),
         tuning=tg.Tuning(heartbeat_ms=50),
     )
+    assert isinstance(source, GeneratorSource)
     handle = build(job, GatedSource(generator=source, gate=str(folder / "gate"))).start()
     try:
         for attempt in range(1, KILLS + 1):

@@ -155,7 +155,7 @@ def test_a_module_of_the_users_that_executors_dont_have_is_sent_along(
     module = tmp_path / "rates_of_mine.py"
     module.write_text("def double(n):\n    return 2 * n\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    import rates_of_mine
+    import rates_of_mine  # type: ignore[import-not-found]
 
     def doubled(stream: Any) -> Any:
         return stream.map(lambda record: (rates_of_mine.double(record[0]),), returns="n long", name="double")

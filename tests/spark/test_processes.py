@@ -76,6 +76,7 @@ def collected(spark: SparkSession) -> None:
     """What nothing refers to any more is gone, here and in Spark's JVM."""
     for _ in range(3):
         gc.collect()
+        assert spark._jvm is not None
         spark._jvm.System.gc()
         time.sleep(0.05)
 

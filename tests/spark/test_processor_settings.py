@@ -195,7 +195,7 @@ IN_MAKE_TEST = {
 }
 
 
-def some(cases: dict[str, Case]) -> Any:
+def some(cases: dict[str, Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "case", [pytest.param(case, id=name, marks=() if name in IN_MAKE_TEST else LONG) for name, case in cases.items()]
     )

@@ -197,7 +197,7 @@ def test_rows_are_sparks_with_fields_at_hand() -> None:
     same = Row("a", "count", "class", "a b", "__x")(1, 2, 3, 4, 5)
     assert row == same and repr(row) == repr(same) and row.asDict() == same.asDict() and isinstance(row, Row)
     assert (row.a, row["count"], row["a b"], row[4], getattr(row, "class")) == (1, 2, 4, 5, 3)
-    assert callable(row.count) and callable(same.count), "a tuple's method, in Spark as here"
+    assert all(callable(each.count) for each in (row, same)), "a tuple's method, in Spark as here"
     assert pickle.loads(pickle.dumps(row)) == row
     with pytest.raises(AttributeError):
         _ = row.b

@@ -4,7 +4,7 @@ fastest. What the processor is told, which rows are late and which timers fire i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_what_several_watermarks_come_to_is_sparks(session: SparkSession, tmp_pa
     for number, slots in ((5, 2), (len(CASE.batches), 1)):
         CASE.write(tmp_path / "in", range(number - 5, number))
         frame = CASE.frame(session, tmp_path / "in").groupBy("id")
-        killed: Callable[..., Any] = partial(KilledOnce, tmp_path)
+        killed: Any = partial(KilledOnce, tmp_path)
         ours = Engines(replace(CASE, processor=killed), pandas=False, session=session, folder=tmp_path)
         ours.outputs = both.outputs
         ours.query(

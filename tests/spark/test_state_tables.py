@@ -364,7 +364,7 @@ def test_what_can_not_be_written_is_told_and_leaves_nothing(session: SparkSessio
     with pytest.raises(JobError, match="'a' is there more than once"):
         tg.write_state(rows.union(rows), to, operator="counting", state="count")
     assert not Path(to).exists()
-    entries = {
+    entries: dict[str, tuple[str, list[tuple[Any, ...]], str]] = {
         "position": (
             r"position 1 of the key \(?'a'",
             [("a", 0, "x"), ("a", 1, "y"), ("b", 1, "y"), ("a", 1, "z")],

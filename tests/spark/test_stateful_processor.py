@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -429,7 +429,7 @@ def test_a_snapshot_that_a_slot_cant_write_isnt_a_batch_of_its_own(spark: SparkS
 def test_what_is_asked_for_wrongly_is_said_at_once(spark: SparkSession) -> None:
     data = spark.createDataFrame([("a", 1)], "key string, amount long")
     by_key = data.groupBy("key")
-    for match, call in [
+    calls: list[tuple[str, Callable[[], object]]] = [
         ("instance of a subclass", lambda: tg.transform_with_state(by_key, Sums, SUMS)),  # type: ignore[arg-type]
         ("'Append' or 'Update'", lambda: tg.transform_with_state(by_key, Sums(), SUMS, "Complete")),
         ("'None', 'ProcessingTime' or 'EventTime'", lambda: tg.transform_with_state(by_key, Sums(), SUMS, "Append", "Now")),
@@ -439,7 +439,8 @@ def test_what_is_asked_for_wrongly_is_said_at_once(spark: SparkSession) -> None:
         ("timeMode='ProcessingTime'", lambda: tg.transform_with_state(by_key, Forgets(), SUMS)),
         ("same types", lambda: tg.transform_with_state(by_key, Sums(), SUMS, "Append", "None", data.groupBy("amount"))),
         ("no argument 'x'|'x'", lambda: tg.transform_with_state(by_key, Sums(), SUMS, x=1)),
-    ]:
+    ]
+    for match, call in calls:
         with pytest.raises((JobError, TypeError), match=match):
             call()
     with pytest.raises(SchemaError, match="outputStructType"):

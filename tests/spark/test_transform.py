@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -297,7 +297,11 @@ def test_an_error_in_a_users_function_is_told_and_not_tried_again(spark: SparkSe
 def test_the_users_error_comes_first_whatever_the_action(spark: SparkSession) -> None:
     """In front of it stands what py4j and Spark say of any error, in two lines."""
     result = tg.transform(events(spark), lambda s: s.key_by("key").process("divide", Divides(), returns="r double"), slots=2)
-    for action in (lambda frame: frame.count(), lambda frame: frame.write.format("noop").mode("overwrite").save()):
+    actions: list[Callable[[DataFrame], object]] = [
+        lambda frame: frame.count(),
+        lambda frame: frame.write.format("noop").mode("overwrite").save(),
+    ]
+    for action in actions:
         with pytest.raises(FAILED) as failed:
             action(result)
         lines = str(failed.value).splitlines()
@@ -356,13 +360,13 @@ def test_what_cant_be_is_said_at_once(tmp_path: Path, spark: SparkSession) -> No
     with pytest.raises(GraphError, match=r"'output', a keyed stream; return it before key_by"):
         tg.transform(frame, lambda s: s.key_by("key"))
     with pytest.raises(GraphError, match=r"as 'a', None; return a stream"):
-        tg.transform(frame, lambda s: {"a": None})
+        tg.transform(frame, lambda s: {"a": None})  # type: ignore[arg-type, return-value]
     with pytest.raises(GraphError, match=r"sink 'out'.*return the stream instead"):
         tg.transform(frame, lambda s: (s.to("out", tg.sinks.collect()), s)[1])
     with pytest.raises(JobError, match=r"slots=9.*has 4 task slots"):
         tg.transform(frame, counted, slots=9)
     with pytest.raises(JobError, match=r"Spark Connect.*'input' is list"):
-        tg.transform([1, 2], counted)
+        tg.transform([1, 2], counted)  # type: ignore[call-overload]
     with pytest.raises(JobError, match=r"'my bids'.*choose a name that can be one"):
         tg.transform({"my bids": frame}, counted)
     with pytest.raises(SchemaError, match="twice"):

@@ -92,7 +92,10 @@ def counts_of(records: DataFrame, folder: str, *, slots: int, dies_at: int | Non
         events = stream.map(decoded, EVENT, name="decode")
         return events.key_by("key").process("count", function, returns=COUNTS)
 
-    return tg.transform(records, pipeline, name="counts", slots=slots, snapshots=tg.Snapshots(to=f"{folder}/snapshots"))
+    counts: DataFrame = tg.transform(
+        records, pipeline, name="counts", slots=slots, snapshots=tg.Snapshots(to=f"{folder}/snapshots")
+    )
+    return counts
 
 
 def start(frame: DataFrame, folder: str, format: str, options: dict[str, str], **trigger: Any) -> StreamingQuery:
@@ -110,6 +113,7 @@ def run(frame: DataFrame, folder: str, format: str, options: dict[str, str]) -> 
     query = start(frame, folder, format, options, availableNow=True)
     try:
         assert query.awaitTermination(ENDS_WITHIN_S), "it doesn't end"
+        assert query.lastProgress is not None
         return int(query.lastProgress.batchId)
     finally:
         query.stop()

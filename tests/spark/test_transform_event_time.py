@@ -16,6 +16,7 @@ import pytest
 
 import tidegate as tg
 from tests.spark.test_transform_streaming import batches, noted_runs
+from tidegate.runtime.settings import Backend
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +25,7 @@ MINUTE_MS, SECOND_MS = 60_000, 1_000
 KEYS = 3
 LATE = -1
 RECORD, OUT = "key long, at long", "key long, at long, n long"
-BACKENDS = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="16 MB")}
+BACKENDS: dict[str, Backend] = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="16 MB")}
 
 
 class Minutes(tg.KeyedProcess):

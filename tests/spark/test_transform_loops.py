@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidegate as tg
+from tidegate.runtime.settings import Backend
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 HOPS, LONGER_MS = 5, 2_000
 HOP, DONE = "id long, at long, hops long", "id long, at long"
 A_DAY_IN_2020_MS = 1_600_000_000_000
-BACKENDS = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="16 MB")}
+BACKENDS: dict[str, Backend] = {"heap": tg.heap(), "rocksdb": tg.rocksdb(memory="16 MB")}
 # By batch. Some are late when they come, some wait for a later batch, and the third batch moves no time.
 TIMES = [[0, 900, 2_500, 6_000], [100, 3_000, 5_500, 7_900], [50, 4_000], [8_000, 12_000], [20_000]]
 

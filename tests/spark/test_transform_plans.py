@@ -293,7 +293,8 @@ def test_any_operator_of_sparks_before_and_behind(
     operate = OPERATORS[operator]
 
     def transform(rows: DataFrame) -> DataFrame:
-        return ours.transform(data=rows).select("id", "key")
+        transformed: DataFrame = ours.transform(data=rows).select("id", "key")
+        return transformed
 
     def with_transform() -> DataFrame:
         if place == "before":

@@ -49,7 +49,7 @@ class House:
         self.now_s = 1000.0
         self.session = Session()
         monkeypatch.setattr(processes, "_places", [])
-        monkeypatch.setattr(processes.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr("tidegate.spark.processes.time.monotonic", lambda: self.now_s)
 
     def build(self, tenant: Tenant, *, slots: int = 2) -> int:
         return processes._place_for(processes._Let(tenant, slots, cast("Any", self.session)))

@@ -80,7 +80,7 @@ def alarm_of(plan: Plan, store: Store, spark: SparkSession) -> tuple[Callable[[i
 def waking(spark: SparkSession) -> tuple[AnyAlarm, DataFrame]:
     """An alarm that isn't set, and its stream."""
     if spark.version.startswith(KNOWN_SPARK):
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JError
 
         from tidegate.spark.waking_stream import waking_stream
 

@@ -98,7 +98,7 @@ class WakingStream:
 
     def stop(self) -> None:
         """Spark's thread calls it last."""
-        from py4j.java_gateway import JavaObject  # type: ignore[import-untyped]
+        from py4j.java_gateway import JavaObject
 
         _close_connections()
         with contextlib.suppress(Exception):  # a gateway that doesn't keep a connection for each thread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,10 @@ from tidegate.store.local import LocalStore
 from tidegate.store.savepoints import SavepointInfo, answer_request, open_requests
 from tidegate.testing.processes import ProcessJob
 
-BASE = {"count": {f"k{i}": i for i in range(300)}, "scores": {f"k{i}": {"a": i / 2} for i in range(50)}}
+BASE: dict[str, dict[str, Any]] = {
+    "count": {f"k{i}": i for i in range(300)},
+    "scores": {f"k{i}": {"a": i / 2} for i in range(50)},
+}
 
 
 @pytest.fixture

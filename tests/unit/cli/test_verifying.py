@@ -21,7 +21,10 @@ from tidegate.store.manifest import FileEntry, PieceEntry, StateEntry
 from tidegate.store.savepoints import export_snapshot
 from tidegate.testing.processes import ProcessJob
 
-BASE = {"count": {f"k{i}": i for i in range(200)}, "scores": {f"k{i}": {"a": i / 2} for i in range(50)}}
+BASE: dict[str, dict[str, Any]] = {
+    "count": {f"k{i}": i for i in range(200)},
+    "scores": {f"k{i}": {"a": i / 2} for i in range(50)},
+}
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import cloudpickle
 import pyarrow as pa
 
@@ -11,7 +13,7 @@ BIDS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("at", pa.
 RULES = pa.schema([pa.field("name", pa.string())])
 
 
-def handed(*rows: tuple[int, dict[str, object]], zone: str = "UTC") -> pa.RecordBatch:
+def handed(*rows: tuple[int, Mapping[str, object]], zone: str = "UTC") -> pa.RecordBatch:
     """As Spark gives them: in the session's time zone."""
 
     def column(of: int, name: str, kind: pa.DataType) -> pa.Array:
@@ -66,7 +68,7 @@ def test_nothing_is_pulled_while_much_waits_for_another_input() -> None:
     handover = Handover([BIDS, RULES])
     pulled = []
 
-    def batches():  # type: ignore[no-untyped-def]
+    def batches() -> Iterator[pa.RecordBatch]:
         for number in range(10):
             pulled.append(number)
             yield handed(*((0, {"id": number, "at": None}) for _ in range(10_000)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -101,7 +101,12 @@ def test_a_batch_whose_keys_have_several_watermarks_stays_whole() -> None:
     def noted(key_type: pa.DataType) -> Any:
         backend = make_backend(key_type)
         begin_batch = backend.begin_batch
-        backend.begin_batch = lambda keys: (begun.append(len(keys)), begin_batch(keys))  # type: ignore[method-assign]
+
+        def counted(keys: Sequence[Any]) -> None:
+            begun.append(len(keys))
+            begin_batch(keys)
+
+        backend.begin_batch = counted  # type: ignore[method-assign]
         return backend
 
     one.operator.open(dataclasses.replace(one.context, make_backend=noted))

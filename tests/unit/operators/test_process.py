@@ -142,8 +142,9 @@ class Timed(tg.KeyedProcess):
 
     fired_count = tg.value("long", default=0)
 
-    def process(self, record: Any, ctx: Any) -> None:
+    def process(self, record: Any, ctx: Any) -> Iterator[Any] | None:
         getattr(ctx.timers, record.call)(record.at)
+        return None
 
     def on_timer(self, at: int, ctx: Any) -> Iterator[Any]:
         self.fired_count.set(self.fired_count.get() + 1)
@@ -460,7 +461,7 @@ class Fails(tg.KeyedProcess):
 
     def helper(self, record: Any) -> None:
         try:
-            {}["price"]
+            dict[str, int]()["price"]
         except KeyError as error:
             raise ValueError(f"no price for {record.key}") from error
 

@@ -55,7 +55,8 @@ def test_map_batches_gives_a_batch_or_several(gives: Callable[[pa.RecordBatch], 
 
 
 def test_map_batches_may_give_nothing() -> None:
-    for gives in (lambda batch: None, lambda batch: []):
+    nothing: list[Callable[[pa.RecordBatch], Any]] = [lambda batch: None, lambda batch: []]
+    for gives in nothing:
         assert Bench(MapBatchesSpec(gives), IN, returns=IN).feed((1, "x")) == []
 
 

@@ -118,7 +118,8 @@ class Network:
     def run(self, steps: int = 800) -> None:
         for _ in range(steps):
             self.coordinate(abort=0.008)
-            self.random.choice([*self.moves(emit=True), lambda: None])()
+            nothing: Callable[[], object] = lambda: None  # noqa: E731
+            self.random.choice([*self.moves(emit=True), nothing])()
         while moves := self.moves(emit=False):
             self.random.choice(moves)()
         self.coordinate(abort=0.0)  # the last one: it is not aborted, so it completes

@@ -170,7 +170,7 @@ class Loop:
         self.edges: list[Edge] = []
         self.depth = self.random.randint(1, 3)
         self.head = self.grow(0, self.depth)[0]
-        self.queues: dict[ChannelId, deque[Record | Lap | End]] = {
+        self.queues: dict[ChannelId, deque[Record | Lap | End | EndOfTime]] = {
             ChannelId(edge.id, up, down): deque()
             for edge in self.edges
             for up in range(self.parallelism)
@@ -289,7 +289,11 @@ class Loop:
                 self.end_time(one, channel)
                 self.nodes[one].open_outside.remove(channel)
                 if not self.nodes[one].open_outside:
-                    self.follow(one, laps.on_input_ended() if isinstance(laps, LapOrigin) else laps.on_outside_ended())
+                    if isinstance(laps, LapOrigin):
+                        self.follow(one, laps.on_input_ended())
+                    else:
+                        laps.on_outside_ended()
+                        self.follow(one, None)
             case Lap(number, active) if isinstance(laps, LapOrigin):
                 self.follow(one, laps.on_lap(number, active))
             case Lap(number, active):

@@ -12,6 +12,7 @@ import pytest
 
 import tidegate as tg
 from tests.jobs import alive, build_ledger, until
+from tidegate.runtime.job import Job
 from tidegate.testing.processes import ProcessJob
 
 
@@ -58,12 +59,12 @@ class Bench:
     def open_gate(self) -> None:
         (self.folder / "gate").touch()
 
-    def start(self, job: ProcessJob) -> tg.Handle:
+    def start(self, job: Job) -> tg.Handle:
         handle = job.start()
         self.handles.append(handle)
         return handle
 
-    def finish(self, build: Callable[[ProcessJob], None], **rest: Any) -> tg.Handle:
+    def finish(self, build: Callable[[ProcessJob], object], **rest: Any) -> tg.Handle:
         """Runs a job of one's own to its end."""
         job = self.job(**rest)
         build(job)

@@ -48,7 +48,7 @@ def test_a_job_is_rescaled_by_a_final_snapshot_and_an_attempt_with_the_new_plan(
     world.coordinator.on_message(3, Heartbeat(3, {"v0[3]": {"records_in": 0}}))
     assert world.coordinator.attempts[-1].first_record_ms is None
     world.coordinator.on_message(3, Heartbeat(3, {"v0[3]": {"records_in": 8}}))
-    assert world.coordinator.attempts[-1].first_record_ms == new.running_ms + 30  # type: ignore[operator]
+    assert world.coordinator.attempts[-1].first_record_ms == new.running_ms + 30
     order = taken(world)
     savepoint = find_restore_point(order.to).manifest.savepoint
     assert savepoint is not None and savepoint.graph == "at 4"

@@ -1,4 +1,5 @@
-"""The exchange: a keyed record always goes to the owner of its key-group, in order within its key (FAULTS row 15)."""
+"""The exchange: a keyed record always goes to the owner of its key-group, in order within its key (docs/promises.md,
+row 15)."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_a_record_goes_to_the_owner_of_its_key_group_and_keys_keep_their_order(
 ) -> None:
     channels = outlets(parallelism)
     subject = writer(channels, Partitioning.HASH, key=key, groups=groups)
-    sent = []
+    sent: list[tuple[int | None, str | None]] = []
     for rows in batches:
         subject.on_batch(batch(rows, start=len(sent)), 0)
         sent += rows

@@ -17,7 +17,7 @@ import tidegate as tg
 from tests.jobs import alive, build_ledger, check_clean, check_ledger, check_order, committed, completed, ledger_of, until
 from tests.unit.runtime.conftest import Bench
 from tidegate.runtime import coordinator
-from tidegate.runtime.coordinator import Deployer
+from tidegate.runtime.deployment import Deployer
 from tidegate.runtime.hosting import SlotLaunch
 from tidegate.testing.processes import ProcessDeployer, ProcessDeployment, ProcessJob
 from tidegate.testing.scripted import AwaitSnapshot, Crash, Kill, Pause, ScriptedSource
@@ -127,7 +127,7 @@ def files_in(*folders: Path) -> dict[str, int]:
 
 
 def test_a_zombie_ends_itself_and_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULTS row 13: an old slot is stopped, the new attempt commits, then the old one goes on."""
+    """docs/promises.md, row 13: an old slot is stopped, the new attempt commits, then the old one goes on."""
     monkeypatch.setattr(coordinator, "GONE_TIMEOUT_MS", 200)
     rows = 20_000
     handle = bench.ledger(rows=rows, rate=5_000, tuning=QUICK, make=UnreachableJob, gated=True)

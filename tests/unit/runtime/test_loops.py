@@ -15,6 +15,7 @@ from tests.collatz import NUMBER, build_collatz, check_collatz, check_collatz_ke
 from tests.jobs import check_clean, committed, until
 from tests.modes import MODES
 from tests.unit.runtime.conftest import Bench
+from tidegate.dataflow.stream import Stream
 from tidegate.testing.processes import ProcessJob
 
 SMALL = tg.Tuning(max_batch_rows=64, heartbeat_ms=50)
@@ -111,7 +112,7 @@ def test_a_loop_waits_for_its_other_inputs_to_end(bench: Bench) -> None:
     def build_loop(job: ProcessJob) -> None:
         right = job.source("limits", limits, parallelism=1)
 
-        def body(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+        def body(stream: Stream) -> tuple[Stream, Stream]:
             met = (
                 stream.key_by("id")
                 .connect(right.key_by("id"))
@@ -129,11 +130,11 @@ def test_loops_in_loops(bench: Bench) -> None:
     """The inner one counts a record's n down to a multiple of 10, the outer one does that again until it is 0."""
     count = 400
 
-    def inner(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+    def inner(stream: Stream) -> tuple[Stream, Stream]:
         down = stream.rebalance().map(lambda r: (r.id, r.n - 1, r.steps + 1), returns=NUMBER, name="down")
         return (down.filter(lambda r: r.n % 10 != 0, name="again"), down.filter(lambda r: r.n % 10 == 0, name="tens"))
 
-    def outer(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+    def outer(stream: Stream) -> tuple[Stream, Stream]:
         tens = stream.key_by("id").process("pass", Pass(), returns=NUMBER).iterate("inner", inner)
         return tens.filter(lambda r: r.n > 0, name="more"), tens.filter(lambda r: r.n <= 0, name="zero")
 
@@ -156,7 +157,7 @@ class Pass(tg.KeyedProcess):
 def test_feedback_past_its_memory_goes_to_disk(bench: Bench) -> None:
     """Every record comes back five-fold a few times: far more than fits into the memory that it has."""
 
-    def body(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+    def body(stream: Stream) -> tuple[Stream, Stream]:
         many = stream.key_by("id").process("many", Many(), returns=NUMBER)
         return many.filter(lambda r: r.steps < 4, name="again"), many.filter(lambda r: r.steps == 4, name="enough")
 
@@ -203,7 +204,7 @@ def test_event_time_goes_on_in_a_loop_though_one_of_its_inputs_has_ended(bench: 
     """With one split, one of the two slots has nothing to read. It must not hold time back until the other has ended."""
     source = tg.sources.generator(make_row=lambda id: (id, id, 0), schema=NUMBER, rows=300, rate=300, splits=splits)
 
-    def body(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+    def body(stream: Stream) -> tuple[Stream, Stream]:
         waited = stream.key_by("n").process("wait", OnceRound(), returns=NUMBER, side_outputs={"done": "id long, at long"})
         return waited, waited.side_output("done")
 
@@ -230,7 +231,7 @@ def test_records_that_come_back_do_not_make_an_idle_slot_hold_time_back(bench: B
     with (bench.folder / "in" / "records.json").open("w") as lines:
         lines.writelines(json.dumps({"id": id, "n": id % 7, "steps": 0}) + "\n" for id in range(100))
 
-    def body(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+    def body(stream: Stream) -> tuple[Stream, Stream]:
         waited = stream.key_by("n").process("wait", RoundFirst(), returns=NUMBER, side_outputs={"done": "id long, at long"})
         return waited, waited.side_output("done")
 

@@ -45,8 +45,8 @@ class Subtask:
         """Another attempt, from the newest complete snapshot."""
         self.attempt += 1
         self.backend = HeapBackend(key_type=pa.int64(), key_group_count=GROUPS)
-        self.total = self.backend.table(tg.value("long", name="total"))
-        self.words = self.backend.table(tg.list_("long", name="words"))
+        self.total: Any = self.backend.table(tg.value("long", name="total"))
+        self.words: Any = self.backend.table(tg.list_("long", name="words"))
         self.operator_states = OperatorStates(attempt=self.attempt, subtask=0)
         self.items = self.operator_states.state(tg.operator_list("long", name="items"))
         restored: tuple[int, Chain] | None = None

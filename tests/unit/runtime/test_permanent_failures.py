@@ -23,7 +23,7 @@ RESTARTS = tg.FixedDelay(attempts=10, delay_ms=0)
 NUMBERS = tg.sources.rows([(number,) for number in range(10)], "number long")
 
 
-def run_to_failure(bench: Bench, build: Callable[[ProcessJob], None]) -> tuple[tg.Handle, JobFailed]:
+def run_to_failure(bench: Bench, build: Callable[[ProcessJob], object]) -> tuple[tg.Handle, JobFailed]:
     job = bench.job(restart=RESTARTS)
     build(job)
     handle = bench.start(job)
@@ -117,14 +117,14 @@ def test_a_sink_whose_folder_cant_be_written_ends_the_job_at_once(bench: Bench, 
 def test_a_folder_that_becomes_a_file_ends_a_job_that_reads_it_at_once(bench: Bench) -> None:
     (bench.folder / "in").touch()
     source = tg.sources.json(bench.folder / "in" / "logs", schema="number long")
-    handle, failed = run_to_failure(bench, lambda job: keep(job.source("in", source).to("out", tg.sinks.collect())))
+    handle, failed = run_to_failure(bench, lambda job: job.source("in", source).to("out", tg.sinks.collect()))
     assert len(handle.failures) == 1
     assert "NotADirectoryError" in str(failed) and "A part of the path is a file and not a folder" in str(failed)
 
 
 def test_a_folder_that_isnt_there_says_what_to_do(bench: Bench) -> None:
     source = tg.sources.json(bench.folder / "none", schema="number long", stop_at_end=True)
-    handle, failed = run_to_failure(bench, lambda job: keep(job.source("in", source).to("out", tg.sinks.collect())))
+    handle, failed = run_to_failure(bench, lambda job: job.source("in", source).to("out", tg.sinks.collect()))
     assert len(handle.failures) == 1
     assert f"there is no {bench.folder / 'none'} on host" in str(failed) and "leave stop_at_end out" in str(failed)
 
@@ -154,13 +154,9 @@ def test_a_full_disk_is_tried_again(bench: Bench) -> None:
         return tuple(record)
 
     handle = bench.finish(
-        lambda job: keep(job.source("in", NUMBERS).map(full_at_first, returns="number long").to("out", tg.sinks.collect()))
+        lambda job: job.source("in", NUMBERS).map(full_at_first, returns="number long").to("out", tg.sinks.collect())
     )
     assert [failure.permanent for failure in handle.failures] == [False]
-
-
-def keep(_: Any) -> None:
-    """For a lambda that is to return nothing."""
 
 
 GIVEN: dict[str, Any] = {"a number": 5, "a text": "five", "a dict": {"n": 5}, "one row": (5, 6)}

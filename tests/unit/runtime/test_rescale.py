@@ -171,7 +171,7 @@ def test_the_reports_tell_how_long_it_took(bench: Bench) -> None:
     stopped = next(report for report in handle.epochs if report.ending == "stop")
     times = [stopped.triggered_ms, stopped.completed_ms, old.ended_ms, old.gone_ms, new.claimed_ms, new.running_ms, first]
     assert None not in times
-    assert times == sorted(times), times  # type: ignore[type-var]
+    assert times == sorted(times), times
 
 
 def parallelism(bench: Bench, epoch: int) -> dict[str, int]:

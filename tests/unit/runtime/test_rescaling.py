@@ -1,6 +1,7 @@
 """What p subtasks wrote, q subtasks take in: nothing is lost, nothing is there twice, each key is where its records go.
 
-p and q are 1…8, pieces are chains of a base and deltas, and it is done twice over (p → q → r). FAULTS rows 11, 15 and 16.
+p and q are 1…8, pieces are chains of a base and deltas, and it is done twice over (p → q → r). docs/promises.md,
+rows 11, 15 and 16.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Subtask:
 
     def __post_init__(self) -> None:
         self.backend = HeapBackend(key_type=pa.int64(), key_group_count=GROUPS)
-        self.total = self.backend.table(tg.value("long", name="total"))
+        self.total: Any = self.backend.table(tg.value("long", name="total"))
         self.timers = TimerQueue(TimeKind.EVENT, self.backend)
         self.operator_states = OperatorStates(attempt=self.attempt, subtask=self.index)
         self.split = self.operator_states.state(tg.operator_list("long", name="split"))

@@ -407,11 +407,12 @@ OLD = {
 
 def written(store: MemoryStore, *, parallelism: int, keys: int) -> Manifest:
     """A snapshot of an operator 'sum' with the states above: key k has the total k."""
-    pieces, states = [], ()
+    pieces: list[PieceEntry] = []
+    states: tuple[StateEntry, ...] = ()
     for subtask in range(parallelism):
         backend = HeapBackend(key_type=LONG, key_group_count=GROUPS)
         owned = OperatorStates(attempt=1, subtask=subtask)
-        objects = {
+        objects: dict[str, Any] = {
             name: (backend.table if each.kind is StateKind.KEYED else owned.state)(each) for name, each in OLD.items()
         }
         owned.set_writable(True)

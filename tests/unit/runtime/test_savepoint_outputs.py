@@ -135,11 +135,13 @@ def consume(folder: Path, into: Path) -> None:
 def test_a_slot_is_killed_and_committed_files_are_taken_away_all_the_time(bench: Bench, backend: str) -> None:
     taken = bench.folder / "taken"
     handle = ledger(bench, bench.out, backend=backend, make=AttackedSink, memory=bench.folder / "marks")
+
+    def killed_twice_and_restored() -> bool:
+        consume(bench.out, taken)
+        return len(handle.failures) == 2 and completed(handle)[-1:] > [handle.attempts[-1].restored_epoch or 0]
+
     until(
-        lambda: (
-            consume(bench.out, taken)
-            or (len(handle.failures) == 2 and completed(handle)[-1:] > [handle.attempts[-1].restored_epoch or 0])
-        ),
+        killed_twice_and_restored,
         "two kills and a snapshot",
         handle=handle,
     )
@@ -248,7 +250,8 @@ def test_output_that_is_really_gone_is_an_error_at_once(bench: Bench) -> None:
         "savepoint", "export", bench.snapshots, bench.folder / "sp"
     ).stdout.replace("\n", " ")
     shutil.rmtree(bench.out / "_tidegate")
-    for to, rest in (("snapshots", {}), ("elsewhere", {"restore_from": str(bench.folder / "sp")})):
+    ways: list[tuple[str, dict[str, Any]]] = [("snapshots", {}), ("elsewhere", {"restore_from": str(bench.folder / "sp")})]
+    for to, rest in ways:
         handle = ledger(bench, bench.out, to=to, **rest)
         with pytest.raises(JobFailed, match=rf"can't commit part-out-3-.* in {bench.out}: its pending file .* is gone"):
             handle.wait(60)

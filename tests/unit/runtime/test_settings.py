@@ -34,7 +34,7 @@ def test_no_interval_means_only_final_snapshots_and_those_asked_for() -> None:
         (dict(tolerable_failures=-1), "tolerable_failures"),
     ],
 )
-def test_snapshots_that_cant_be_are_refused(wrong: dict[str, object], told: str) -> None:
+def test_snapshots_that_cant_be_are_refused(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises((JobError, SchemaError), match=told):
         tg.Snapshots(to="x", **wrong)
 
@@ -51,7 +51,7 @@ def test_snapshots_that_cant_be_are_refused(wrong: dict[str, object], told: str)
         (dict(deploy_timeout_ms=0), "deploy_timeout_ms=0"),
     ],
 )
-def test_tuning_that_cant_be_is_refused(wrong: dict[str, int], told: str) -> None:
+def test_tuning_that_cant_be_is_refused(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(JobError, match=told):
         tg.Tuning(**wrong)
 

@@ -121,7 +121,8 @@ def check(handle: tg.Handle) -> None:
     assert sorted(handle.results("united")) == sorted(united + [(k, 1 - n) for k, n in numbers])
     assert sorted(handle.results("small")) == sorted((k, n) for k, n in numbers if n < 500)
     assert sorted(handle.results("large")) == [(n,) for _, n in numbers if n >= 500]
-    ordered, paid = defaultdict(int), defaultdict(int)
+    ordered: defaultdict[int, int] = defaultdict(int)
+    paid: defaultdict[int, int] = defaultdict(int)
     for k, n in numbers:
         ordered[k] += n
     for k, amount in PAYMENTS:

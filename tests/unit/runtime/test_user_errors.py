@@ -43,7 +43,7 @@ class Fails(tg.KeyedProcess):
         if self.where == "service" and record == ("b", 42):
             raise ConnectionError("the prices are away")
         if self.where == "module" and record == ("b", 42):
-            import prices_of_yesterday  # noqa: F401  (there is none)
+            import prices_of_yesterday  # type: ignore[import-not-found]  # noqa: F401  (there is none)
         if self.where == "timer":
             ctx.timers.processing_time(ctx.now_ms())
         if self.where == "schema" and record.number == 42:
@@ -251,9 +251,10 @@ def test_a_restarting_job_is_stopped_at_once_with_the_reason(bench: Bench) -> No
 
 def test_a_restarting_job_cant_be_drained_nor_leave_a_savepoint_and_says_why(bench: Bench) -> None:
     handle = restarting(bench)
-    for asked in ({"drain": True}, {"savepoint": str(bench.folder / "savepoint")}):
+    asks: list[dict[str, Any]] = [{"drain": True}, {"savepoint": str(bench.folder / "savepoint")}]
+    for asked in asks:
         with pytest.raises(tg.JobError, match=r"(?s)while it is restarting.*the prices are away") as refused:
-            handle.stop(**asked)  # type: ignore[arg-type]
+            handle.stop(**asked)
         assert isinstance(refused.value.__cause__, JobFailed)
     assert handle.status is tg.Status.RESTARTING
     with pytest.raises(TimeoutError, match=r"(?s)still restarting after 0.1 s. Its last failure .*the prices are away"):

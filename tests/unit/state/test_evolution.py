@@ -270,9 +270,11 @@ def leaf_cases(draw: Any, path: str) -> Case:
 def cases(draw: Any, path: str = "", depth: int = 3) -> Case:
     kind = draw(st.sampled_from(["leaf", "list", "map", "struct", "struct"] if depth else ["leaf"]))
     if kind == "leaf":
-        return draw(leaf_cases(path))
+        leaf: Case = draw(leaf_cases(path))
+        return leaf
     if kind == "struct":
-        return draw(struct_cases(path, depth))
+        struct: Case = draw(struct_cases(path, depth))
+        return struct
     inner: Case = draw(cases(path, depth - 1))
     items = st.none() | inner.values
     if kind == "list":
@@ -299,8 +301,10 @@ def cases(draw: Any, path: str = "", depth: int = 3) -> Case:
 def struct_cases(draw: Any, path: str, depth: int) -> Case:
     old: list[pa.Field] = []
     new: list[pa.Field] = []
-    added, renamed, values = {}, {}, {}
-    parts: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
+    added: dict[str, Any] = {}
+    renamed: dict[str, str] = {}
+    values: dict[str, st.SearchStrategy[Any]] = {}
+    parts: list[tuple[str, Callable[..., Any]]] = []  # the first argument is the old row
     for index in range(draw(st.integers(1, 4))):
         fate = draw(st.sampled_from(["kept", "kept", "renamed", "dropped", "added", "added with a default"]))
         before, after = f"f{index}", f"new{index}" if fate == "renamed" else f"f{index}"
@@ -526,10 +530,11 @@ def test_every_shape_evolves(old: Descriptor, new: Descriptor, before: Any, afte
 
 
 def test_a_refusal_inside_operator_state_names_the_user_s_own_fields() -> None:
-    for declare in (
+    shapes: list[Callable[[str], Descriptor]] = [
         lambda item: tg.operator_list(item, redistribute="union"),
         lambda item: tg.broadcast_map("string", item),
-    ):
+    ]
+    for declare in shapes:
         with pytest.raises(RestoreError, match=r"^value\.a: long can't become int"):
             evolved(declare("struct<a: long>"), declare("struct<a: int>"))
         with pytest.raises(RestoreError, match=r"^value: long can't become int"):
@@ -631,7 +636,8 @@ def test_a_type_without_fields_has_none_to_add() -> None:
 
 
 def test_the_info_of_a_snapshot_is_not_touched_by_what_is_said_of_fields() -> None:
-    plain, evolving = (tg.value("struct<a: long>", name="s", **more) for more in ({}, dict(added={"a": 1}, alias="t")))
+    plain = tg.value("struct<a: long>", name="s")
+    evolving = tg.value("struct<a: long>", name="s", added={"a": 1}, alias="t")
     assert (
         plain.info(pa.int64())
         == evolving.info(pa.int64())

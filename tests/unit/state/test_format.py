@@ -1,10 +1,11 @@
-"""The state file: what goes in comes out, by ranges; what is damaged never does. FAULTS row 14."""
+"""The state file: what goes in comes out, by ranges; what is damaged never does. docs/promises.md, row 14."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -74,7 +75,7 @@ def _groups(reader: StateFileReader, state: str, groups: range) -> Iterator[pa.R
     return (section.rows for section in reader.read_sections(state, groups))
 
 
-def _values(batches: Iterator[pa.RecordBatch]) -> list[object]:
+def _values(batches: Iterator[pa.RecordBatch]) -> list[Any]:
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 

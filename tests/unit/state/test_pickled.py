@@ -56,7 +56,7 @@ def keyed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[
 def test_a_value_of_any_kind_is_given_back_equal_and_never_the_same(keyed: Any) -> None:
     state = keyed(tg.value(pickled()))
     assert state.get() is None
-    given = {"half": Fraction(1, 2), "seen": {1, 2}}
+    given: dict[str, Any] = {"half": Fraction(1, 2), "seen": {1, 2}}
     state.set(given)
     given["seen"].add(3)
     got = state.get()
@@ -347,7 +347,7 @@ def gone() -> Iterator[bytes]:
 
 def test_a_class_that_is_missing_is_named_at_the_restore(gone: bytes) -> None:
     assert taken_in(tg.value(FIRST), tg.value(FIRST), gone) == [gone]
-    del sys.modules["shop_models"].Model  # type: ignore[attr-defined]
+    del sys.modules["shop_models"].Model
     with pytest.raises(RestoreError, match=r"state 's' holds a value whose class shop_models\.Model is missing here"):
         taken_in(tg.value(FIRST), tg.value(FIRST), None, gone)
 

@@ -7,7 +7,7 @@ import gc
 import os
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -43,12 +43,18 @@ def settings() -> RocksSettings:
 
 @pytest.fixture
 def backend(settings: RocksSettings) -> Iterator[RocksBackend]:
-    backend = settings.create(key_type=pa.int64(), key_group_count=GROUPS)
+    backend = created(settings)
     yield backend
     backend.close()
 
 
-def held(sections: Iterator[Section]) -> Held:
+def created(settings: RocksSettings, native: Path | None = None) -> RocksBackend:
+    backend = settings.create(key_type=pa.int64(), key_group_count=GROUPS, native=native)
+    assert isinstance(backend, RocksBackend), "a time-to-live was declared"
+    return backend
+
+
+def held(sections: Iterable[Section]) -> Held:
     found: Held = {}
     for section in sections:
         keys, values = map(to_list, section.rows.columns)
@@ -94,7 +100,7 @@ _step = st.tuples(
 
 @given(steps=st.lists(_step, max_size=80))
 def test_a_state_that_is_forgotten_at_any_time_is_that_of_dictionaries(steps: list[tuple[str, str, int, int]]) -> None:
-    backend = RocksSettings("16 MB", IN_MEMORY).create(key_type=pa.int64(), key_group_count=GROUPS)
+    backend = created(RocksSettings("16 MB", IN_MEMORY))
     value, items = backend.table(tg.value("long", name="value")), backend.table(tg.list_("long", name="list"))
     mapped = backend.table(tg.map_("long", "long", name="map"))
     total = backend.table(tg.reducing("long", lambda a, b: a + b, name="sum"))
@@ -301,7 +307,7 @@ _late_step = st.tuples(
 @example(steps=[("value", 2, 1), ("freeze", 0, None), ("value", 2, 2), ("forget", 0, None), ("check", 0, None)])
 @example(steps=[("all", 1, 1), ("freeze", 0, None), ("all", 1, 2), ("all", 1, 3)])
 def test_work_goes_on_while_a_frozen_version_is_written(steps: list[tuple[str, int, int | None]]) -> None:
-    backend = RocksSettings("16 MB", IN_MEMORY).create(key_type=pa.int64(), key_group_count=GROUPS)
+    backend = created(RocksSettings("16 MB", IN_MEMORY))
     tables = {
         "value": backend.table(tg.value("long", name="value")),
         "list": backend.table(tg.list_("long", name="list")),
@@ -377,7 +383,12 @@ def test_the_loop_waits_for_a_freeze_when_there_is_too_much_that_is_not_written(
     settle = backend.settle
     with held_up() as go:
         frozen = backend.freeze()
-        wait = backend.settle = Mock(side_effect=lambda: (go.set(), settle()))  # type: ignore[method-assign]
+
+        def let_go() -> None:
+            go.set()
+            settle()
+
+        wait = backend.settle = Mock(side_effect=let_go)  # type: ignore[method-assign]
         count = 0
         while not wait.called and count < 10_000:
             count += 1
@@ -390,7 +401,7 @@ def test_the_loop_waits_for_a_freeze_when_there_is_too_much_that_is_not_written(
 
 
 def test_a_version_that_is_given_up_early_leaves_its_changes_and_no_files(tmp_path: Path) -> None:
-    backend = RocksSettings("16 MB", str(tmp_path)).create(key_type=pa.int64(), key_group_count=GROUPS)
+    backend = created(RocksSettings("16 MB", str(tmp_path)))
     table = backend.table(tg.value("long", name="n"))
     fill(backend, table, {1: 1})
     with held_up():
@@ -437,7 +448,7 @@ def open_with(backend: RocksBackend) -> tuple[Any, Any, Any]:
 
 
 def full(settings: RocksSettings) -> tuple[RocksBackend, Held]:
-    backend = settings.create(key_type=pa.int64(), key_group_count=GROUPS)
+    backend = created(settings)
     n, words, counts = open_with(backend)
     for key in range(500):
         backend.cursor.key = key
@@ -457,7 +468,7 @@ def test_a_backend_goes_on_from_native_files(settings: RocksSettings, tmp_path: 
     native = native_copy(first.freeze(), tmp_path / "native")
     first.close()
     before = {path.name: path.read_bytes() for path in native.iterdir()}
-    second = settings.create(key_type=pa.int64(), key_group_count=GROUPS, native=native)
+    second = created(settings, native=native)
     n, words, counts = open_with(second)
     second.cursor.key = 7
     assert (n.get(), words.get(), list(counts.items())) == (7, ("a", "7"), [("b", 7), ("a", 1)])
@@ -495,7 +506,7 @@ def test_native_files_are_read_by_key_groups(settings: RocksSettings, tmp_path: 
 
 def test_rows_of_a_restored_state_can_be_read_for_timers(settings: RocksSettings, tmp_path: Path) -> None:
     first, expected = full(settings)
-    second = settings.create(key_type=pa.int64(), key_group_count=GROUPS, native=native_copy(first.freeze(), tmp_path / "n"))
+    second = created(settings, native=native_copy(first.freeze(), tmp_path / "n"))
     open_with(second)
     rows = pa.Table.from_batches(second.rows("n"))
     assert dict(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)) == expected["n"]
@@ -505,7 +516,7 @@ def test_rows_of_a_restored_state_can_be_read_for_timers(settings: RocksSettings
 
 def test_a_state_that_nobody_declares_any_more_is_dropped_from_native_files(settings: RocksSettings, tmp_path: Path) -> None:
     first, expected = full(settings)
-    second = settings.create(key_type=pa.int64(), key_group_count=GROUPS, native=native_copy(first.freeze(), tmp_path / "n"))
+    second = created(settings, native=native_copy(first.freeze(), tmp_path / "n"))
     second.table(tg.value("long", name="n"))
     other = second.table(tg.value("string", name="other"))
     second.cursor.key = 1
@@ -513,7 +524,7 @@ def test_a_state_that_nobody_declares_any_more_is_dropped_from_native_files(sett
     assert held(second.freeze().sections()) == {"n": expected["n"], "other": {1: "x"}}
     second.freeze()
     second.settle()
-    assert sum(1 for _ in second.db.items()) == 502, "with the entry that says what is there"
+    assert len([*second.db.items()]) == 502, "with the entry that says what is there"
     first.close()
     second.close()
 
@@ -522,7 +533,7 @@ def test_a_state_that_nobody_declares_any_more_is_dropped_from_native_files(sett
 def test_native_files_of_another_type_are_refused(settings: RocksSettings, tmp_path: Path, declared: Any) -> None:
     first, _ = full(settings)
     native = native_copy(first.freeze(), tmp_path / "native")
-    second = settings.create(key_type=pa.int64(), key_group_count=GROUPS, native=native)
+    second = created(settings, native=native)
     with pytest.raises(RestoreError, match="'n'"):
         second.table(declared)
     with pytest.raises(RestoreError, match="16 key-groups"):
@@ -537,7 +548,7 @@ def test_native_files_of_another_type_are_refused(settings: RocksSettings, tmp_p
 
 
 def test_folders_are_gone_when_backends_are(tmp_path: Path) -> None:
-    backend = RocksSettings("16 MB", str(tmp_path)).create(key_type=pa.int64(), key_group_count=GROUPS)
+    backend = created(RocksSettings("16 MB", str(tmp_path)))
     table = backend.table(tg.value("long", name="n"))
     fill(backend, table, {1: 1})
     frozen = backend.freeze()
@@ -568,7 +579,7 @@ def test_memory_that_is_none_is_refused(memory: Any) -> None:
 def test_settings_travel_and_are_shared(settings: RocksSettings) -> None:
     twin = pickle.loads(pickle.dumps(RocksSettings("1.5 GB")))
     assert twin.memory_bytes == 3 << 29
-    backends: Sequence[RocksBackend] = [settings.create(key_type=pa.int64(), key_group_count=2) for _ in range(2)]
+    backends = [created(settings) for _ in range(2)]
     assert backends[0]._memory is backends[1]._memory, "one budget for the whole slot"
     for backend in backends:
         backend.close()

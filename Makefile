@@ -6,7 +6,16 @@
 .DELETE_ON_ERROR:
 SHELL := /bin/sh
 
-VENV   := .venv
+# `make PYTHON=/path/to/python …` works in an environment of that version: in `.venv` if that has it or isn't there yet,
+# or else in one beside it, such as .venv-3.12. (`VENV=` overrides it.) Without `PYTHON=` it is `.venv`.
+MINOR := import sys; print("%d.%d" % sys.version_info[:2])
+ifeq ($(origin PYTHON),undefined)
+VENV := .venv
+else
+VENV := $(shell wanted=$$("$(PYTHON)" -c '$(MINOR)' 2>/dev/null); here=$$(.venv/bin/python -c '$(MINOR)' 2>/dev/null); \
+	test -z "$$wanted" -o -z "$$here" -o "$$wanted" = "$$here" && echo .venv || echo ".venv-$$wanted")
+endif
+
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 EXTRAS := dev,plot,bench
@@ -16,6 +25,8 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	"$$python" -c '$(NEW_ENOUGH)' 2>/dev/null && echo "$$python" && exit; done; echo python3)
 
+VERSIONS := 3.11 3.12 3.13
+MATRIX ?= quick
 SEEDS ?= 2000
 KILLS ?= 200
 
@@ -32,17 +43,44 @@ help:  ## Lists the targets
 demo: $(READY) java  ## Live game analytics that kills one of its own slots and proves that nothing was lost
 	$(BIN)/python examples/game_analytics/demo.py
 
+# Without Spark: the second run of `test` has the rest.
+QUICK := tests/test_tidy.py tests/test_links.py tests/unit tests/contract tests/simulation
+
 .PHONY: test
-test: lint java jars  ## Lint, then every test: unit, contract, simulation, Spark, faults
-	$(BIN)/python -m pytest tests/test_tidy.py tests/unit tests/contract tests/simulation -n 3 --dist worksteal -m "not long"
+test: lint java jars quick  ## Lint, then every test: unit, contract, simulation, Spark, faults
 	$(BIN)/python -m pytest tests/faults tests/spark -n 3 --dist loadgroup -m "not long"
+
+.PHONY: quick
+quick: $(READY)  ## The tests that need no Spark: unit, contract, simulation
+	$(BIN)/python -m pytest $(QUICK) -n 3 --dist worksteal -m "not long"
 
 .PHONY: lint
 lint: $(READY)  ## ruff, mypy (strict), the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+.PHONY: matrix
+matrix:  ## `make quick` (or MATRIX=test) on each of Python 3.11, 3.12 and 3.13 that this machine has
+	@for version in $(VERSIONS); do \
+		found=; \
+		for python in "python$$version" "$${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version".*/bin/python; do \
+			if "$$python" -c '' 2>/dev/null; then found="$$python"; break; fi; \
+		done; \
+		if [ -z "$$found" ]; then result="not found"; \
+		elif $(MAKE) --no-print-directory PYTHON="$$found" $(MATRIX); then result=passed; \
+		else result=failed; failed=1; fi; \
+		report="$$report  Python $$version: $$result\n"; \
+	done; \
+	printf "make $(MATRIX)\n$$report"; test -z "$$failed"
+
+.PHONY: coverage
+coverage: $(READY)  ## The share of src/ that `make quick` runs, in all its processes
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest $(QUICK) -n 3 --dist worksteal -m "not long"
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --skip-covered
 
 .PHONY: long
 long: $(READY) java jars  ## The tests that `make test` leaves out because they take long
@@ -70,7 +108,7 @@ dist: $(READY)  ## The wheel, and the same as a zip for `spark-submit --py-files
 .PHONY: clean
 clean:  ## Removes what running left behind, but not .venv
 	rm -rf artifacts build dist demo-out out spark-warehouse metastore_db derby.log
-	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # --------------------------------------------------------------------------------------------------------- set-up

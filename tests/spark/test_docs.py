@@ -125,7 +125,16 @@ def test_the_snippets_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Pat
 
 
 def test_there_are_pages_with_snippets() -> None:
-    known = {"README.md", "guide.md", "operating-state.md", "consistency.md", "dataframes.md", "migrating.md", "context.md"}
+    known = {
+        "README.md",
+        "guide.md",
+        "testing.md",
+        "operating-state.md",
+        "consistency.md",
+        "dataframes.md",
+        "migrating.md",
+        "context.md",
+    }
     assert known <= {page.name for page in pages()}
 
 

@@ -75,10 +75,11 @@ matrix:  ## `make quick` (or MATRIX=test) on each of Python 3.11, 3.12 and 3.13 
 	done; \
 	printf "make $(MATRIX)\n$$report"; test -z "$$failed"
 
+# Measured code is several times slower, so a test that counts on its time may fail here. The figure is the same.
 .PHONY: coverage
 coverage: $(READY)  ## The share of src/ that `make quick` runs, in all its processes
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest $(QUICK) -n 3 --dist worksteal -m "not long"
+	-$(BIN)/python -m coverage run -m pytest $(QUICK) -n 3 --dist worksteal -m "not long"
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --skip-covered
 

@@ -1,4 +1,4 @@
-"""The jobs that benchmarks run: the keyed running sum of DESIGN section 10, and sinks that only count."""
+"""The jobs that benchmarks run: the keyed running sum (docs/benchmarks.md), and sinks that only count."""
 
 from __future__ import annotations
 

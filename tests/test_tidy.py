@@ -53,7 +53,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.~*})])/(?:work|root|home)/")
 LOCK_FILE = re.compile(r"(\.lock|-lock\.(json|yaml))$")
 
 # Pickle runs code: never on a socket, and users' functions travel on Spark's own closure path (security defaults 3
-# and 4 of the design). A file is added here with the way that its bytes take.
+# and 4 of docs/promises.md). A file is added here with the way that its bytes take.
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PICKLE_ALLOWED = {
     "src/tidegate/state/pickled.py",  # opt-in state of a job, from its own store
@@ -290,6 +290,13 @@ def test_the_glossary_has_the_words_of_the_design() -> None:
     rows = (ROOT / "docs/glossary.md").read_text("utf-8").splitlines()
     words = {row.split("|")[1].strip() for row in rows if row.startswith("|")}
     _none(sorted(GLOSSARY - words))
+
+
+def test_the_tests_that_the_promises_name_are_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/promises.md").read_text("utf-8")))
+    written = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert named
+    _none(sorted(name for name in named if f"def {name}(" not in written))
 
 
 def test_decisions_are_numbered_without_gaps() -> None:

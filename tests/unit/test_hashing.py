@@ -113,7 +113,7 @@ def test_a_struct_hashes_as_its_columns() -> None:
         assert hash_value(key, struct.type) == hash_columns(columns)[1]
 
 
-# FAULTS row 15: what Python or Unicode calls equal, or doesn't, must not decide where state is.
+# docs/promises.md, row 15: what Python or Unicode calls equal, or doesn't, must not decide where state is.
 
 
 def test_one_true_and_one_point_zero_are_one_key_only_where_the_type_says_so() -> None:

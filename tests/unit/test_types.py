@@ -357,7 +357,7 @@ def test_values_that_fit_exactly_are_taken(ddl: str, value: Any, expected: Any, 
 
 
 MISFITS: list[tuple[str, Any]] = [
-    # FAULTS row 15: what Python calls equal is not the same value of a type.
+    # docs/promises.md, row 15: what Python calls equal is not the same value of a type.
     ("long", True),
     ("long", np.True_),
     ("long", 1.0),

@@ -7,7 +7,8 @@ for it. The copy lists nothing to commit, so that it can be restored anywhere. I
 what was committed, and the order waits for an epoch of the next attempt.
 
 From its completion until it is copied the epoch is pinned: it is not released, and when it would have been is kept in mind.
-So savepoints change nothing in how many snapshots are retained, and none is dropped because of one (FAULTS row 3).
+So savepoints change nothing in how many snapshots are retained, and none is dropped because of one (docs/promises.md,
+row 3).
 
 Orders come from the handle, and from other processes as files in the job's store, which are looked for now and then; those
 are answered there. All methods run in the coordinator's thread.

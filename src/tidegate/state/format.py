@@ -9,8 +9,8 @@ Sections come state by state; keyed ones by growing key-group, then the deleted 
 hold several groups, and several sections may be of one. So a restore of some key-groups reads one stretch of the file from
 front to back, and leaves out what it doesn't want of the first and last section.
 
-Invariants: no byte is believed before its checksum was compared (FAULTS row 14). The manifest holds the checksum of the
-index, the index that of every section, and together they cover the file without a gap. The manifest also holds the
+Invariants: no byte is believed before its checksum was compared (docs/promises.md, row 14). The manifest holds the checksum
+of the index, the index that of every section, and together they cover the file without a gap. The manifest also holds the
 CRC-32 of the whole file, for whoever checks files without knowing what is in them.
 
 Encoding runs on a background thread that shares the interpreter with the hot loop. There is no Python per row; every

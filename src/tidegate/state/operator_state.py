@@ -60,7 +60,7 @@ class OperatorList:
 class UnionList(OperatorList):
     """A list that everyone gets whole at a restore, and writes whole at the next snapshot. Each item carries an id from
     where it was added, by which the copies are known for one: however often a job restarts, the list doesn't grow
-    (FAULTS row 16)."""
+    (docs/promises.md, row 16)."""
 
     def __init__(self, descriptor: Descriptor, *, origin: str) -> None:
         super().__init__(descriptor)

@@ -2,8 +2,8 @@
 
 Theory of operation. Attempts are numbered by exclusive creates, so each number has one claimant, and the highest is the
 current attempt. The check that one is current can't be made in one step with the create of a manifest, so a coordinator
-that was stopped between the two could complete an epoch behind the back of its successor (FAULTS rows 5 and 13). Two
-orders close that gap:
+that was stopped between the two could complete an epoch behind the back of its successor (docs/promises.md, rows 5 and
+13). Two orders close that gap:
 
     committing:   create the manifest  → look whether a newer attempt was claimed (FencedOff if so)
     claiming:     create the attempt   → look which epoch is the newest complete one, and record it as the origin

@@ -19,8 +19,8 @@ A savepoint is a store of its own, which can be moved as a whole:
     claimed.json                                              it is being deleted, by the job that claimed it
 
 Invariants: every name of a file that is not exclusively created carries its attempt, so no two attempts ever write one
-name (FAULTS row 13); each `parse_…` is the exact inverse of its maker and gives None for anything else, so that nobody
-deletes or believes a file that Tidegate did not name. User text enters a name only as a `slug`.
+name (docs/promises.md, row 13); each `parse_…` is the exact inverse of its maker and gives None for anything else, so that
+nobody deletes or believes a file that Tidegate did not name. User text enters a name only as a `slug`.
 
 This module does no I/O.
 """

@@ -1,4 +1,4 @@
-"""What the coordinator may delete, and what it must not (FAULTS rows 1, 2 and 4)."""
+"""What the coordinator may delete, and what it must not (docs/promises.md, rows 1, 2 and 4)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Died(BaseException):
 
 @pytest.mark.parametrize("survives", range(6))
 def test_a_driver_that_dies_between_superseding_and_deleting_leaves_every_snapshot_whole(survives: int) -> None:
-    """FAULTS row 1: it dies at any of its deletions; a late one of its own, after the successor began, does no harm."""
+    """docs/promises.md, row 1: it dies at any of its deletions; a late one, after the successor began, does no harm."""
     world = World(retain=1).run()
     world.complete(1_000)
     count = 0
@@ -79,7 +79,7 @@ def name_of(epoch: int, slot: int) -> str:
 
 
 def test_an_aborted_epoch_takes_no_file_with_it_that_another_one_needs() -> None:
-    """FAULTS row 2: epoch 2 is aborted while epoch 3, which builds on the same base, is under way."""
+    """docs/promises.md, row 2: epoch 2 is aborted while epoch 3, which builds on the same base, is under way."""
     world = World(tolerable_failures=5).run()
     bases = {slot: name_of(world.complete(1_000) if not slot else 1, slot) for slot in range(2)}
     world.turn(1_000)
@@ -118,7 +118,7 @@ def test_a_slot_that_builds_on_an_aborted_epoch_completes_nothing() -> None:
 
 
 def test_an_error_at_the_newest_manifest_fails_loudly() -> None:
-    """FAULTS row 4: there is an older snapshot, and it is not taken."""
+    """docs/promises.md, row 4: there is an older snapshot, and it is not taken."""
     world = World(retain=2).run()
     world.complete(1_000)
     world.complete(1_000)

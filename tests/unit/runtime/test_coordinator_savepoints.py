@@ -31,7 +31,7 @@ def test_a_savepoint_is_a_full_epoch_and_a_copy_of_it() -> None:
 
 
 def test_a_long_copy_holds_up_no_commit_and_its_epoch_is_kept_meanwhile() -> None:
-    """FAULTS row 3, retain 1: what is copied is not released, and nothing else because of it."""
+    """docs/promises.md, row 3, retain 1: what is copied is not released, and nothing else because of it."""
     world = World(retain=1).run()
     order = ordered(world)
     pinned = world.complete()

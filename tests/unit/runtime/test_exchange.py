@@ -1,4 +1,5 @@
-"""The exchange: a keyed record always goes to the owner of its key-group, in order within its key (FAULTS row 15)."""
+"""The exchange: a keyed record always goes to the owner of its key-group, in order within its key (docs/promises.md,
+row 15)."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def files_in(*folders: Path) -> dict[str, int]:
 
 
 def test_a_zombie_ends_itself_and_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FAULTS row 13: an old slot is stopped, the new attempt commits, then the old one goes on."""
+    """docs/promises.md, row 13: an old slot is stopped, the new attempt commits, then the old one goes on."""
     monkeypatch.setattr(coordinator, "GONE_TIMEOUT_MS", 200)
     rows = 20_000
     handle = bench.ledger(rows=rows, rate=5_000, tuning=QUICK, make=UnreachableJob, gated=True)

@@ -1,6 +1,7 @@
 """What p subtasks wrote, q subtasks take in: nothing is lost, nothing is there twice, each key is where its records go.
 
-p and q are 1…8, pieces are chains of a base and deltas, and it is done twice over (p → q → r). FAULTS rows 11, 15 and 16.
+p and q are 1…8, pieces are chains of a base and deltas, and it is done twice over (p → q → r). docs/promises.md,
+rows 11, 15 and 16.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def test_another_jobs_snapshots_can_be_begun_with(bench: Bench) -> None:
 
 
 def test_further_snapshots_and_failures_after_a_savepoint_change_nothing(bench: Bench) -> None:
-    """FAULTS row 3: retain 1; savepoint; incremental; restore."""
+    """docs/promises.md, row 3: retain 1; savepoint; incremental; restore."""
     handle = ledger(bench, retain=1)
     until(lambda: completed(handle), "a snapshot", handle=handle)
     info = handle.savepoint(str(bench.folder / "sp"))

@@ -279,7 +279,7 @@ def test_operator_lists_are_dealt_out_or_given_to_all_at_another_number_of_slots
 
 
 def test_metadata_doesnt_grow_with_the_number_of_restarts(bench: Bench) -> None:
-    """FAULTS row 16: union state must not multiply."""
+    """docs/promises.md, row 16: union state must not multiply."""
     sizes = [hoard(bench, rows=20, slots=2).epochs[-1].bytes for _ in range(3)]
     assert sizes[2] == sizes[1], sizes
 

@@ -1,4 +1,4 @@
-"""The state file: what goes in comes out, by ranges; what is damaged never does. FAULTS row 14."""
+"""The state file: what goes in comes out, by ranges; what is damaged never does. docs/promises.md, row 14."""
 
 from __future__ import annotations
 

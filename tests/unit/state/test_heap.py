@@ -409,7 +409,7 @@ def test_keys_that_come_and_go_between_two_freezes_leave_nothing() -> None:
 
 
 def test_state_takes_at_most_twice_the_memory_of_a_dictionary_even_while_it_is_read() -> None:
-    """DESIGN section 10. Half of the keys change before the reader has begun; it is quicker than that."""
+    """Half of the keys change before the reader has begun; it is quicker than that."""
     count = 20_000
 
     def plain() -> Any:

@@ -1,4 +1,4 @@
-"""The catalog over a store that fails, dies and interleaves. FAULTS rows 1, 2, 4, 5, 13 and 16."""
+"""The catalog over a store that fails, dies and interleaves. docs/promises.md, rows 1, 2, 4, 5, 13 and 16."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A source's state is the offset of every split it owns, as operator state that goes to everyone at a restore (`union`):
 the reader takes what it owns at the present parallelism. Offsets and emitted records move together in one thread, so the
-offsets at a marker are exactly those behind the last record before it (FAULTS row 7).
+offsets at a marker are exactly those behind the last record before it (docs/promises.md, row 7).
 
 A watermark operator begins a stream's event time: of what comes from above only the end of time passes it. In the chain of a
 source whose reader reports its splits, each split has a watermark of its own (protocol/watermarks.py): everything in a chain

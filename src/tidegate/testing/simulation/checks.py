@@ -1,4 +1,4 @@
-"""What must never happen, watched while a run goes on, and what must be true at its end (FAULTS.md).
+"""What must never happen, watched while a run goes on, and what must be true at its end (docs/promises.md).
 
 The witness sees every change of the store, every announcement of a coordinator and every commit outside. The checks at the
 end read the store as anybody could: through the catalogue, with the engine's own reading code, at other parallelisms

@@ -1,4 +1,4 @@
-"""Mutants of markers, logs, laps and control messages: rows 6 and 7 of FAULTS.md, in every mode of alignment.
+"""Mutants of markers, logs, laps and control messages: rows 6 and 7 of docs/promises.md, in every mode of alignment.
 
 Row 7, every record belongs to exactly one epoch: an engine that lets a record be on the wrong side of a marker, or loses
 or repeats what was under way. Row 6, control messages: one that believes a message of another epoch, doesn't bear one

@@ -1,4 +1,4 @@
-"""What a mutant is: an engine that breaks one rule, as somebody did before (FAULTS.md). The simulation must notice.
+"""What a mutant is: an engine that breaks one rule, as somebody did before (docs/promises.md). The simulation must notice.
 
 with MUTANTS["no alignment"].applied():
     Simulation(seed).run()          # raises SimulationFailed, for one of the first seeds
@@ -23,7 +23,7 @@ RESCALES = tuple(Interruption(90_000, "cancel", slots) for slots in 2 * (3, 2, 4
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`patches` are (owner, attribute, what to put there, given what was there). `row` is that of FAULTS.md.
+    """`patches` are (owner, attribute, what to put there, given what was there). `row` is that of docs/promises.md.
 
     `modes` are those in which it must be noticed. In the others it breaks nothing that they promise.
     """

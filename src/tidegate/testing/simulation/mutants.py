@@ -1,4 +1,4 @@
-"""Broken engines, by name. Each breaks one rule, as somebody did before (FAULTS.md); the simulation must notice.
+"""Broken engines, by name. Each breaks one rule, as somebody did before (docs/promises.md); the simulation must notice.
 
 A simulation that can't fail proves nothing: a mutant that survives is a hole in the checks or in what is simulated.
 """

@@ -4,8 +4,8 @@ Theory of operation. A piece is a chain of files: a base with all of the state, 
 epoch builds on the newest complete one that its marker names (`base`): the piece is that epoch's chain and one more delta,
 with everything that changed since then. What belongs to epochs that are not known to be complete is kept in memory, so
 that the changes of an aborted one are in the next; no piece refers to a file of an epoch that may be aborted
-(docs/promises.md, rows 1 and 2). The marker says it, and not what this subtask has heard itself, because an older chain than that may be
-deleted by the time the piece is listed.
+(docs/promises.md, rows 1 and 2). The marker says it, and not what this subtask has heard itself, because an older chain
+than that may be deleted by the time the piece is listed.
 
 Chains stay short. A layer that holds all of the state begins a new one. When the deltas are half as large as the base,
 they are merged with it to a new base; when they are many, with one another. Merging reads the files back.

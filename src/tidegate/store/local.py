@@ -1,9 +1,9 @@
 """Snapshots in a folder of a POSIX file system.
 
-Invariants: folders are 0700 and files 0600 (docs/promises.md, security default 7). `write` goes to the final name and syncs the
-file, then its folder. `create` fills a temporary file, syncs it, and gives it its name with `link`, which the kernel makes
-atomic and exclusive. Temporary names hold a `~`, which no store name can, so `list` never shows one. `delete` syncs the
-folder, so that deletions reach the disk in the order in which they were asked for: a manifest never outlives its files.
+Invariants: folders are 0700 and files 0600 (docs/promises.md, security default 7). `write` goes to the final name and syncs
+the file, then its folder. `create` fills a temporary file, syncs it, and gives it its name with `link`, which the kernel
+makes atomic and exclusive. Temporary names hold a `~`, which no store name can, so `list` never shows one. `delete` syncs
+the folder, so that deletions reach the disk in the order in which they were asked for: a manifest never outlives its files.
 
 It needs hard links and does not lock anything. An NFS export works as far as its `link` is atomic.
 """

@@ -12,11 +12,7 @@ class Count(tg.KeyedProcess):
 
 
 job = tg.Job("word count", slots=2)
-(
-    job.source("lines", tg.sources.rows([("the tide comes in",), ("the tide goes out",)], "line string"))
-    .flat_map(lambda record: [(word,) for word in record.line.split()], returns="word string")
-    .key_by("word")
-    .process("count", Count(), returns="word string, n long")
-    .to("counts", tg.sinks.print())
-)
+lines = job.source("lines", tg.sources.rows([("the tide comes in",), ("the tide goes out",)], "line string"))
+words = lines.flat_map(lambda record: [(word,) for word in record.line.split()], returns="word string")
+words.key_by("word").process("count", Count(), returns="word string, n long").to("counts", tg.sinks.print())
 job.run()

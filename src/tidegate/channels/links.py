@@ -73,10 +73,10 @@ class Link:
         self._sock = sock
         self._max_queued_bytes = max_queued_bytes
         self._queue = SendQueue()
-        self._assembler = FrameAssembler(frames.link_lengths())
+        self._assembler: FrameAssembler | None = FrameAssembler(frames.link_lengths())
         self._registration: Registration | None = None
-        self._on_message: Callable[[Link, Message], None]
-        self._on_lost: Callable[[Link, str], None]
+        self._on_message: Callable[[Link, Message], None] | None = None
+        self._on_lost: Callable[[Link, str], None] | None = None
         self._inbox: deque[Message] = deque()
         self._handling = False
         self._failure: str | None = None
@@ -160,11 +160,15 @@ class Link:
         self._let_go()
 
     def _let_go(self) -> None:
+        """Drop the callbacks and the registration, too, since their owners refer to the link, and the buffer: a closed link
+        keeps little, and is no part of a cycle."""
         self._closed = True
         if self._registration is not None:
             self._registration.watch(0)
         self._sock.close()
         self._queue.clear()
+        self._inbox.clear()
+        self._registration = self._on_message = self._on_lost = self._assembler = None
 
     def _watch(self) -> None:
         if self._registration is not None and not self._closed:
@@ -202,19 +206,22 @@ class Link:
             return
         self._deliver()
         if ended is not None and not self._closed:
+            on_lost = self._on_lost
             self._let_go()
-            self._on_lost(self, ended)
+            if on_lost is not None:
+                on_lost(self, ended)
 
     def _deliver(self) -> None:
         self._handling = True
         try:
-            while self._inbox and not self._closed:
+            while self._inbox and self._on_message is not None:     # which a close takes away
                 self._on_message(self, self._inbox.popleft())
         finally:
             self._handling = False
 
     def _read(self) -> str | None:
         """Put what one read brings into the inbox. Says why nothing more will come, if so."""
+        assert self._assembler is not None, "a closed link isn't read"
         try:
             arrived = receive(self._sock, self._assembler)
             if arrived is None:

@@ -158,24 +158,32 @@ _held: dict[str, _Held] = {}
 def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The body of a task."""
     _drop_what_has_ended()
-    held = _held.setdefault(offer.transform, _Held())
+    if offer.transform not in _held:
+        _held[offer.transform] = _Held()        # which has a file of its own open
+    held = _held[offer.transform]
     slot = held.take()
     try:
-        with interpreter_for_a_slot(fresh=slot is None), contextlib.closing(_Desk(invitation, held.selector)) as desk:
-            if slot is not None:
-                offer = replace(offer, attempt=slot.attempt, slot=slot.index)
-            assigned = desk.offer(offer)
-            if not assigned.goes_on:
+        with interpreter_for_a_slot(fresh=slot is None):
+            with contextlib.closing(_Desk(invitation, held.selector)) as desk:
                 if slot is not None:
-                    slot.rounds.close()
-                slot = _made(invitation, assigned, held.selector, desk)
-            assert slot is not None, "only who holds a slot is told to go on with it"
-            if slot.time is not None and assigned.now_ms is not None:
-                slot.time.set(assigned.now_ms, assigned.watermark_ms)
-            with process_title(slot.index, slot.job, slot.attempt):
-                yield from _drive(slot, desk, batches)
-            if offer.batch is not None and slot.host.alive:
-                held.slot, slot = slot, None
+                    offer = replace(offer, attempt=slot.attempt, slot=slot.index)
+                assigned = desk.offer(offer)
+                if not assigned.goes_on:
+                    if slot is not None:
+                        slot.rounds.close()
+                    slot = _made(invitation, assigned, held.selector, desk)
+                assert slot is not None, "only who holds a slot is told to go on with it"
+                if slot.time is not None and assigned.now_ms is not None:
+                    slot.time.set(assigned.now_ms, assigned.watermark_ms)
+                with process_title(slot.index, slot.job, slot.attempt):
+                    yield from _drive(slot, desk, batches)
+                if offer.batch is not None and slot.host.alive:
+                    held.slot, slot = slot, None
+            if held.slot is not None:
+                # Garbage that refers to itself has to go before it is frozen with the state. The state of earlier batches
+                # is frozen here, so only what this task made is walked.
+                del desk
+                gc.collect()
     finally:
         if slot is not None:
             slot.rounds.close()

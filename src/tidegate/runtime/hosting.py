@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import selectors
@@ -322,9 +323,11 @@ def interpreter_for_a_slot(*, fresh: bool = True) -> Iterator[None]:
         gc.unfreeze()
 
 
+@functools.cache
 def _keep_freed_memory() -> None:
-    """Asks glibc not to give freed memory back at once: batches come and go all the time, and each would be paged in anew
-    (8 % of the keyed sum's time, measured). Elsewhere it does nothing."""
+    """Ask glibc not to give freed memory back at once: batches come and go all the time, and each would be paged in again
+    (8 % of the keyed sum's time, measured). Elsewhere it does nothing. Once for a process: `ctypes` keeps memory for each
+    library that is opened."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):

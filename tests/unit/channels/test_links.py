@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import random
 import selectors
@@ -8,6 +9,7 @@ import string
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -104,6 +106,28 @@ def test_a_slot_that_connects_is_announced_with_its_hello(driver: Driver) -> Non
     assert peer.attempt == link.attempt == 1
     assert driver.server.links == {peer}
     link.close()
+
+
+@pytest.mark.parametrize("ended", ["closed", "lost"])
+def test_a_link_that_has_ended_keeps_nobody_alive(driver: Driver, ended: str) -> None:
+    """Not even until garbage is collected: a slot that holds state puts that off."""
+    slot = SlotEnd(driver)
+    owner, peer, lost = weakref.ref(slot), slot.peer, slot.lost
+    if ended == "lost":
+        peer.close()
+        driver.until(lambda: lost)
+    slot.link.close()
+    link, known = slot.link, weakref.ref(slot.link)
+    gc.collect()        # of what isn't the link's own
+    gc.disable()
+    try:
+        del slot
+        assert owner() is None, "whom the callbacks refer to"
+        del link
+        assert known() is None
+    finally:
+        gc.enable()
+    peer.close()
 
 
 def test_messages_go_both_ways_in_order(driver: Driver, slot: SlotEnd) -> None:

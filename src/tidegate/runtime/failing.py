@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from tidegate.dataflow.operators.user_code import final_advice
-from tidegate.errors import CommitError, JobError, RestoreError, SourceError, UserFunctionError
+from tidegate.errors import CommitError, FencedOff, JobError, RestoreError, SourceError, UserFunctionError
 from tidegate.protocol.restart import ErrorAtRecord, GiveUp, RestartAfter, RestartStrategy, decide, repeats
 from tidegate.runtime.messages import Failed
 from tidegate.runtime.reports import Failure
@@ -39,8 +39,9 @@ def described(error: BaseException) -> str:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether any other attempt would end in the same way: the program, its input or its surroundings are wrong."""
-    return isinstance(error, JobError | SourceError | RestoreError | ImportError) or lasts(error) or (
+    """Whether no other attempt should be made: it would end in the same way, since the program, its input or its
+    surroundings are wrong, or it would fence off a driver that has taken over."""
+    return isinstance(error, JobError | SourceError | RestoreError | FencedOff | ImportError) or lasts(error) or (
         isinstance(error, CommitError | UserFunctionError) and error.final)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from tidegate.dataflow.operators.source import SourceSpec
 from tidegate.dataflow.plan import Plan
-from tidegate.errors import CorruptFile, FencedOff, JobError, StoreError
+from tidegate.errors import CorruptFile, FencedOff, JobError, NotFound, StoreError
 from tidegate.protocol import coordinator as coordination
 from tidegate.protocol.coordinator import (
     AbortReason,
@@ -352,7 +352,8 @@ class Master:
             if self.attempts and may_come_back:
                 self._attempt_failed(Failure(why))       # it worked before
                 return
-            self._failed_for_good(why, permanent=error is not None and is_final(error))
+            self._failed_for_good(why, permanent=error is not None and (
+                is_final(error) or isinstance(error, CorruptFile | NotFound)))
             self._job_over("failed", cancel=True)
             self.status = Status.FAILED
             return
@@ -498,7 +499,7 @@ class Master:
             self._feed(ManifestCreated(manifest.epoch))
         elif isinstance(error, FencedOff):
             # Another driver runs this job now. To restart would be to fence it in turn, and so on.
-            self._failed_for_good(f"{type(error).__name__}: {error}")
+            self._failed_for_good(f"{type(error).__name__}: {error}", permanent=True)
             self._wind_down(Status.FAILED)
         elif is_final(error):
             self._failed_for_good(described(error), permanent=True)

@@ -23,9 +23,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidegate.dataflow.operators.grouped import GroupedSpec
-from tidegate.errors import JobFailed, RestoreError, TidegateError
+from tidegate.errors import JobError, JobFailed, RestoreError, TidegateError
 from tidegate.runtime.attempts import Restore, left_out
 from tidegate.runtime.exchange import Traffic
+from tidegate.runtime.failing import is_final
 from tidegate.runtime.gathering import Run, RunEnd
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.hosting import MasterHost
@@ -187,8 +188,9 @@ class MicroBatches:
                 self._conduct(run)
             except Exception as error:  # noqa: BLE001
                 live, self._live = self._live, None
-                final = live is None or not live.handle.attempts or any(
-                    failure.permanent or failure.user_traceback is not None for failure in live.handle.failures)
+                failures = [] if live is None else live.handle.failures
+                final = is_final(error) or any(
+                    failure.permanent or failure.user_traceback is not None for failure in failures)
                 if live is not None:
                     _give_up(live)
                 return RunEnd(told(error), final)
@@ -252,8 +254,8 @@ def _batch_of(offers: list[Offer]) -> MicroBatch:
     named = {(offer.query, offer.batch) for offer in offers}
     query, number = next(iter(named))
     if len(named) > 1 or query is None or number is None:
-        raise TidegateError(f"tasks of one stage say that they are of {sorted(map(str, named))}: a transform of a streaming "
-                            f"DataFrame runs in a streaming query, started with writeStream")
+        raise JobError(f"tasks of one stage say that they are of {sorted(map(str, named))}: a transform of a streaming "
+                       f"DataFrame runs in a streaming query, started with writeStream")
     return MicroBatch(query, number)
 
 

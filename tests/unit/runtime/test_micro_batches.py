@@ -5,19 +5,23 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import tidegate as tg
 from tests.unit.runtime.test_master import World
-from tidegate.errors import JobFailed, RestoreError, TidegateError
-from tidegate.runtime.attempts import batch_before
+from tidegate.errors import FencedOff, JobError, JobFailed, NotFound, RestoreError, StoreError, TidegateError
+from tidegate.runtime.attempts import Restore, batch_before
 from tidegate.runtime.exchange import Traffic
 from tidegate.runtime.handle import Handle
 from tidegate.runtime.messages import Decline, Failed
 from tidegate.runtime.micro_batches import MicroBatches, Stillness, _end_epoch
-from tidegate.runtime.queries import BatchTimes
+from tidegate.runtime.queries import BatchTimes, StoreHolders
+from tidegate.runtime.transforming import TransformJob
 from tidegate.store.catalog import SnapshotCatalog
 from tidegate.store.manifest import Manifest, MicroBatch
 from tidegate.store.memory import MemoryStore
@@ -165,6 +169,49 @@ def test_who_takes_the_place_of_a_transform_does_not_wait_for_its_batch() -> Non
         release.set()
         conducting.join(60)
     assert batches.move_out() and not batches.is_settled
+
+
+@pytest.mark.parametrize(("error", "final"), [
+    (StoreError("create attempts/2: connection reset by peer"), False),
+    (ConnectionError("the store is away"), False),
+    (RestoreError("another query's"), True),
+    (NotFound("there is no snapshot to restore from"), True),
+    (FencedOff("attempt 1 is over"), True),
+])
+def test_a_batch_whose_attempt_can_not_begin_is_final_only_if_no_other_can(
+        error: Exception, final: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any, **_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(SnapshotCatalog, "claim_attempt", fails)
+    end = batches_in(tmp_path).conduct(run_of_batch(0))
+    assert str(error) in str(end.error) and end.final is final
+
+
+@pytest.mark.parametrize(("error", "final"), [(StoreError("connection reset"), False), (JobError("two transforms"), True)])
+def test_a_batch_that_has_no_attempt_yet_is_final_only_if_the_program_is_wrong(
+        error: Exception, final: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(StoreHolders, "take", fails)
+    end = batches_in(tmp_path).conduct(run_of_batch(0))
+    assert str(error) in str(end.error) and end.final is final
+
+
+def batches_in(folder: Path) -> MicroBatches:
+    job = TransformJob("t", {"input": pa.schema([("n", pa.int64())])}, slots=1, keeps_state=True,
+                       snapshots=tg.Snapshots(to=str(folder), every=None))
+    job.take_outputs(job.inputs["input"].map(lambda row: (row.n,), returns="n long"))
+    queries: Any = SimpleNamespace(batch_times=lambda batch: BatchTimes(1000, 0), transforms_of=lambda *_: set(),
+                                   run_of=lambda query: "r")
+    return MicroBatches(job, transform="x", store=folder.as_uri(), restore=Restore(), queries=queries,
+                        holders=StoreHolders(), observed_as="o")
+
+
+def run_of_batch(number: int) -> Any:
+    offers = [SimpleNamespace(query="q", batch=number, task=0, attempt=None, slot=None)]
+    return SimpleNamespace(offers=offers, read=False, moved=threading.Event(), ended=lambda: None)
 
 
 class Script:

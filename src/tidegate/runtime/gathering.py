@@ -92,6 +92,7 @@ class Run:
         self._members = dict(members)
         self._post = post
         self._over: str | None = None
+        self.is_closed = False              # whether its conductor is done with it
         self.moved = threading.Event()      # something was said or lost since this was cleared
 
     @property
@@ -131,6 +132,7 @@ class Run:
         """Every task may end."""
         for member in self._members.values():
             self._send(member, Verdict(error))
+        self.is_closed = True
 
     def ended(self) -> str | None:
         lost = next((member.lost for member in self._members.values() if member.lost is not None), None)
@@ -204,6 +206,7 @@ class Gathering:
     def remove(self, transform: str) -> None:
         """No task of it will ever come."""
         self._transforms.pop(transform, None)
+        self._post(lambda: self._forget_stages_of(transform))
 
     def close(self) -> None:
         """Tasks that are still there lose their links."""
@@ -257,6 +260,7 @@ class Gathering:
         if stage is not None and stage.waiting.get(member.offer.task) is member:
             del stage.waiting[member.offer.task]
         self._tell_run(member)
+        self._forget_one((member.offer.transform, member.offer.stage))
 
     def _offered(self, member: _Member) -> None:
         offer = member.offer
@@ -290,8 +294,8 @@ class Gathering:
     def _send_away(self) -> None:
         """Those whose others don't come."""
         now_s = time.monotonic()
-        for (name, _), stage in self._stages.items():
-            transform = self._transforms.get(name)
+        for key, stage in list(self._stages.items()):
+            transform = self._transforms.get(key[0])
             if transform is None:
                 continue
             for task, member in list(stage.waiting.items()):
@@ -300,6 +304,7 @@ class Gathering:
                     self._refuse(member.link, f"{len(stage.waiting) + 1} of {transform.slots} tasks were there after "
                                               f"{transform.patience_s:.0f} s, and they work only together: are there task "
                                               f"slots for all of them, and are they free?")
+                    self._forget_one(key)
 
     def _conduct(self, transform: _Transform, stage: _Stage, run: Run) -> None:
         end = transform.conduct(run)
@@ -312,12 +317,27 @@ class Gathering:
 
     def _forget_stages(self) -> None:
         """A stage's number is used once. What is in order is forgotten; of failures the last ones are kept."""
-        settled = [key for key, stage in self._stages.items() if stage.run is not None and not stage.waiting
-                   and all(link not in self._members for link in self._links_of(stage.run))]
+        settled = [key for key, stage in self._stages.items() if self._is_settled(stage)]
         failed = [key for key in settled if self._stages[key].failure is not None]
         for key in settled:
             if key not in failed[-REMEMBERED_FAILURES:]:
                 del self._stages[key]
+
+    def _forget_one(self, key: tuple[str, int]) -> None:
+        """The stage, unless Spark may try it again and the reason why it failed has to be known."""
+        stage = self._stages.get(key)
+        if stage is not None and self._is_settled(stage) and (stage.failure is None or key[0] not in self._transforms):
+            del self._stages[key]
+
+    def _forget_stages_of(self, transform: str) -> None:
+        for key in [key for key in self._stages if key[0] == transform]:
+            self._forget_one(key)
+
+    def _is_settled(self, stage: _Stage) -> bool:
+        """Whether nobody is there of it: no task waits, and the conductor and all tasks of the last run are done."""
+        run = stage.run
+        return not stage.waiting and (run is None or (
+            run.is_closed and all(link not in self._members for link in self._links_of(run))))
 
     def _links_of(self, run: Run) -> list[Link]:
         return [member.link for member in run._members.values()]

@@ -179,3 +179,41 @@ def test_what_is_the_programs_fault_fails_at_once_the_next_time(gathering: Gathe
 def test_strangers_are_told_so(gathering: Gathering, conductor: Conductor) -> None:
     assert "doesn't know the transform" in str(Task(gathering, 0, 1, transform="other").hears())
     assert "doesn't know the transform" in str(Task(gathering, 5, 1).hears())
+
+
+def test_stages_whose_tasks_never_all_came_are_forgotten(gathering: Gathering, conductor: Conductor) -> None:
+    """They were lost, or sent away."""
+    lost = Task(gathering, 0, 1, stage=1)
+    until(lambda: len(gathering._stages) == 1)
+    lost.close()
+    until(lambda: not gathering._stages)
+    gathering.add("t", 2, conductor.conduct, patience_s=0.1)
+    assert isinstance(Task(gathering, 0, 2, stage=2).hears(), Verdict)
+    until(lambda: not gathering._stages)
+
+
+def test_a_stage_is_forgotten_when_its_last_task_has_gone(gathering: Gathering, conductor: Conductor) -> None:
+    tasks = [Task(gathering, task, task) for task in range(2)]
+    for task in tasks:
+        assert isinstance(task.hears(), Assign)
+        task.say(InputRead())
+    for task in tasks:
+        assert task.hears() == Verdict(None)
+        task.close()
+    until(lambda: not gathering._stages)
+
+
+def test_the_failures_of_a_transform_go_with_it(gathering: Gathering, conductor: Conductor) -> None:
+    conductor.failure = "division by zero"
+    tasks = [Task(gathering, task, task) for task in range(2)]
+    for task in tasks:
+        task.hears()
+        task.say(InputRead())
+    for task in tasks:
+        assert task.hears() == Verdict("division by zero")
+        task.close()
+    until(lambda: not gathering._members)
+    time.sleep(0.2)
+    assert len(gathering._stages) == 1, "Spark may try it again"
+    gathering.remove("t")
+    until(lambda: not gathering._stages)

@@ -15,6 +15,10 @@ from typing import Any
 from tidegate.errors import SchemaError
 from tidegate.types import shown
 
+# Libraries and their classes of which one object is a whole table, and gives no rows if it is iterated over.
+FRAMES = {("pandas", "DataFrame"), ("pyspark", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"),
+          ("pyarrow", "RecordBatch")}
+
 
 def taker(function: Callable[..., Any], out: list[Any], *, item: str = "row") -> Callable[[Any], None]:
     """What puts into `out` that which the function returned, if that isn't None."""
@@ -33,14 +37,21 @@ def _check(function: Callable[..., Any], given: Any, item: str) -> None:
     if _is_one(given) or isinstance(given, Mapping) or (
             isinstance(given, tuple) and len(given) > 0 and _is_value(given[0])):
         name = str(getattr(function, "__qualname__", type(function).__name__)).rpartition("<locals>.")[2]
-        what = f"one {type(given).__name__}" if hasattr(given, "columns") else shown(given)
+        what = f"one {type(given).__name__}" if _is_frame(given) else shown(given)
         raise SchemaError(f"{name} returned {what}, and not several {item}s. Give each {item} with `yield {item}`, "
                           f"all of them with `return [{item}, …]`, or none with `return`")
 
 
 def _is_one(given: Any) -> bool:
     """Whether there are no rows in it, or it is a single DataFrame, which would be taken for the names of its columns."""
-    return _is_value(given) or hasattr(given, "columns")
+    return _is_value(given) or _is_frame(given)
+
+
+def _is_frame(given: Any) -> bool:
+    """By its class, since none of the libraries may be imported for this. What else has columns may well be rows: the result
+    of a query to a database."""
+    return hasattr(given, "columns") and any((each.__module__.partition(".")[0], each.__name__) in FRAMES
+                                             for each in type(given).__mro__)
 
 
 def _is_value(given: Any) -> bool:

@@ -168,6 +168,17 @@ def test_only_who_has_settled_or_never_began_leaves_a_place_at_once(rent: Callab
     assert rent(Resident(is_settled=False)) == never
 
 
+def test_a_place_whose_tenant_can_not_be_ended_stays_the_tenants(rent: Callable[..., int]) -> None:
+    class Stuck(Resident):
+        def move_out(self) -> bool:
+            raise RuntimeError("can't start new thread")
+
+    stuck = Stuck()
+    place = rent(stuck)
+    assert rent(Resident(is_settled=False)) != place
+    assert processes._places[place].tenant is stuck
+
+
 @pytest.mark.long
 def test_a_transform_takes_the_processes_of_one_whose_query_is_over(tmp_path: Path, spark: SparkSession) -> None:
     first, second, third = (Own(tmp_path / name, spark) for name in ("first", "second", "third"))
@@ -214,3 +225,37 @@ def test_the_driver_keeps_nothing_of_transforms_that_nobody_can_run(spark: Spark
     for _ in range(3):
         after = counted()       # what is garbage may be found out one transform later
     assert after[0] <= before[0] + 1 and after[1] <= before[1]
+
+
+@pytest.mark.parametrize("fails", ["to pack it", "to unite its inputs", "in Spark"])
+def test_the_driver_keeps_nothing_of_a_transform_that_can_not_be_built(
+        spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    transform: Any = sys.modules["tidegate.spark.transform"]
+    lock = threading.Lock()
+
+    def pipeline(rows: Any) -> Any:
+        if fails == "to pack it":
+            return rows.key_by("key").process("count", CountsInItsProcess(lock), returns=COUNTS)  # type: ignore[arg-type]
+        return rows
+
+    def raises(*_: Any, **__: Any) -> Any:
+        raise tg.JobError("can't be sent to its slots")
+
+    class Frame:
+        mapInArrow = raises  # noqa: N815  (Spark's name)
+
+    tg.transform(spark.range(3), doubled, slots=2)      # so that there is a gathering
+    if fails == "to unite its inputs":
+        monkeypatch.setattr(transform, "_together", raises)
+    elif fails == "in Spark":
+        monkeypatch.setattr(transform, "_together", lambda *_, **__: Frame())
+
+    def known() -> tuple[set[str], set[str]]:
+        return ({each for gathering in transform._gatherings.values() for each in gathering._transforms},
+                set(unused_batches._watched))
+
+    before = known()
+    stream = Own(tmp_path / "own", spark)
+    with pytest.raises(tg.JobError, match="can't be sent to its slots"):
+        Desk.transform(stream, pipeline)
+    assert known()[0] <= before[0] and known()[1] <= before[1]

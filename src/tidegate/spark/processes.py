@@ -23,6 +23,7 @@ slower, not wrong. A transform that is built again gets a place of its own.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -71,6 +72,8 @@ _places: list[_Let] = []        # never fewer
 _lock = threading.Lock()        # of the places
 _making = threading.Lock()      # of the context's variables
 
+_logger = logging.getLogger(__name__)
+
 
 def in_own_processes(spark: SparkSession, tenant: Tenant | None, slots: int, make: Callable[[], DataFrame]) -> DataFrame:
     """Return the DataFrame that `make` makes by `mapInArrow`. Its function has the tenant's processes; without a tenant,
@@ -103,7 +106,12 @@ def _place_for(new: _Let) -> int:
                 continue
             _places[place] = new        # nobody else takes it
         # To end slots takes a moment, in which others may find a place.
-        if let.tenant.move_out():
+        try:
+            is_empty = let.tenant.move_out()
+        except Exception:
+            _logger.exception("The slots of a query that is over could not be ended. Another place is taken")
+            is_empty = False
+        if is_empty:
             return place
         _places[place] = let
     with _lock:

@@ -120,6 +120,10 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     restore = Restore(path=None if start_from is None else resolved(start_from))
     if restore.path is not None and not streaming:
         find_restore_point(restore.path)
+    launch = job.launch()
+    payload = launch.packed()       # this may fail, and nothing has to be undone yet
+    gathering = _gathering_at(launch.settings.tuning.master_listening)
+    invitation = Invitation(payload, gathering.address, gathering.identity.secret)
     transform_id = uuid.uuid4().hex
     tenant: MicroBatches | None = None
     observed_as: str | None = None
@@ -129,10 +133,9 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
         store = open_store(job_address(kept.to, name))
         check_writable(store)
         set_alarm, ticks = alarm_of(job.plan(), store, spark)
-        tenant = MicroBatches(job, transform=transform_id, store=store.address, restore=restore,
-                              queries=SparkQueries(spark), holders=_holders, set_alarm=set_alarm, observed_as=observed)
+        tenant = MicroBatches(job, transform=transform_id, store=store.address, restore=restore, queries=SparkQueries(spark),
+                              holders=_holders, set_alarm=set_alarm, observed_as=observed)
         conduct = tenant.conduct
-        watch(spark, observed_as, name, tenant)
     else:
         # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
         ticks = spark.range(0, slots, 1, slots)
@@ -140,16 +143,15 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
             check_empty(open_store(savepoint_to := resolved(savepoint_to)))
         conduct = Bounded(job=job, restore=restore, drain=savepoint_to is None if drain is None else drain,
                           savepoint_to=savepoint_to).conduct
-    launch = job.launch()
-    gathering = _gathering_at(launch.settings.tuning.master_listening)
-    gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
-                  abandon=functools.partial(abandon_stage, spark), begun=None if tenant is None else tenant.begin)
-    invitation = Invitation(launch.packed(), gathering.address, gathering.identity.secret)
     together = _together(inputs, ticks, slots, observed_as=observed_as)
     task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
     handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
     forget_when(unreferenced(spark, handed), functools.partial(gathering.remove, transform_id),
                 functools.partial(unwatch, observed_as or ""))
+    gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
+                  abandon=functools.partial(abandon_stage, spark), begun=None if tenant is None else tenant.begin)
+    if tenant is not None and observed_as is not None:
+        watch(spark, observed_as, name, tenant)
     # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
     given = handed.repartitionById(slots, SLOT)
     if outputs is None:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,8 +19,9 @@ from pyspark.errors import StreamingQueryException
 
 import tidegate as tg
 from tests.spark.processors import EitherWay
+from tests.spark.test_processes import collected
 from tests.spark.test_processors_on_both_engines import CASES, Case, Engines, patiently, run_query
-from tidegate.spark import waking
+from tidegate.spark import waking, waking_source
 from tidegate.spark.waking import Alarm
 from tidegate.spark.waking_source import FORMAT, AlarmFile, WakingReader, source_stream
 from tidegate.spark.waking_stream import NAME
@@ -98,11 +101,11 @@ def session(spark: SparkSession) -> SparkSession:
 
 
 def dead_sensors(session: SparkSession, folder: Path, *, time_mode: str = "ProcessingTime",
-                 patience_ms: int = SOON_MS) -> DataFrame:
-    (folder / "in").mkdir(exist_ok=True)
+                 patience_ms: int = SOON_MS, start_from: str | None = None) -> DataFrame:
+    (folder / "in").mkdir(parents=True, exist_ok=True)
     return tg.transform_with_state(
         SENSORS.frame(session, folder / "in").groupBy("id"), DeadSensors(patience_ms), SENSORS.output, "Append", time_mode,
-        name="sensors", slots=2, snapshots=tg.Snapshots(to=str(folder / "state")))
+        name="sensors", slots=2, snapshots=tg.Snapshots(to=str(folder / "state")), start_from=start_from)
 
 
 @pytest.mark.long
@@ -150,6 +153,18 @@ def test_what_is_due_when_a_query_begins_is_available_now(session: SparkSession,
     before = len(sink.batches)
     sink.run(dead_sensors(session, tmp_path), tmp_path / "query")
     assert len(sink.batches) == before, "there is nothing to do"
+
+
+def test_what_is_due_in_the_state_that_a_query_begins_with_is_available_now(session: SparkSession, tmp_path: Path) -> None:
+    """It never gets data of its own."""
+    SENSORS.write(tmp_path / "in", range(1))
+    first, second = Sink(), Sink()
+    first.run(dead_sensors(session, tmp_path), tmp_path / "query")
+    time.sleep(SOON_MS / 1000)
+    state = str(tmp_path / "state" / "sensors")
+    second.run(dead_sensors(session, tmp_path / "second", start_from=state), tmp_path / "second" / "query")
+    assert second.rows == [("a", "dead"), ("b", "dead")]
+    assert sorted([*first.rows, *second.rows]) == SAID
 
 
 def test_nothing_is_added_to_a_query_without_time(session: SparkSession, tmp_path: Path) -> None:
@@ -237,6 +252,45 @@ def test_the_reader_has_a_row_when_the_alarm_goes_off() -> None:
     assert reader.read(begun)[1] != begun, "files for a while may be tidied away"
     alarm.set(None)
     assert reader.read(begun)[1] == begun
+
+
+def test_an_alarm_that_can_not_be_written_goes_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot of the batch is complete by then, so it must not fail."""
+    alarm = AlarmFile()
+    reader = WakingReader(alarm.path)
+    _, begun = reader.read(reader.initialOffset())
+
+    def is_full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", is_full)
+        alarm.set(int(time.time() * 1000) + 3_600_000)
+    assert reader.read(begun)[1] != begun
+    alarm.set(None)
+    assert reader.read(begun)[1] == begun
+
+
+def test_the_file_of_an_alarm_goes_with_its_transform(session: SparkSession, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waking, "KNOWN_SPARK", ())
+    made: list[AlarmFile] = []
+    monkeypatch.setattr(waking_source, "AlarmFile", lambda: made.append(AlarmFile()) or made[-1])
+    frame = dead_sensors(session, tmp_path)
+    assert made[0].path.exists()
+    del frame
+    for _ in range(3):
+        collected(session)
+        dead_sensors(session, tmp_path)         # whoever builds one looks through the others
+    assert not made[0].path.exists()
+    monkeypatch.setattr(transform_module(), "_together", lambda *_, **__: pytest.fail("no such column"))
+    with pytest.raises(pytest.fail.Exception):
+        dead_sensors(session, tmp_path)
+    assert not made[-1].path.exists(), "of one that can't be built, at once"
+
+
+def transform_module() -> Any:
+    return sys.modules["tidegate.spark.transform"]
 
 
 def _count(batches: Iterator[Any]) -> int:

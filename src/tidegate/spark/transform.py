@@ -14,6 +14,7 @@ the slots' stage one that Spark tries again when a task is lost, where it would 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import threading
@@ -43,7 +44,7 @@ from tidegate.spark.processes import in_own_processes, unreferenced
 from tidegate.spark.processor_settings import has_ntz
 from tidegate.spark.queries import SparkQueries, abandon_stage, transforms_in
 from tidegate.spark.unused_batches import unwatch, watch
-from tidegate.spark.waking import alarm_of
+from tidegate.spark.waking import waking_of
 from tidegate.store.layout import job_address, shown
 from tidegate.store.opening import open_store
 from tidegate.store.savepoints import check_empty, find_restore_point, resolved
@@ -127,14 +128,17 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
     transform_id = uuid.uuid4().hex
     tenant: MicroBatches | None = None
     observed_as: str | None = None
+    undo = contextlib.ExitStack()
     if streaming:
         observed = _observed_in(inputs, name, shown(kept.to))
         observed_as = f"{observed}{transform_id[:8]}"
         store = open_store(job_address(kept.to, name))
         check_writable(store)
-        set_alarm, ticks = alarm_of(job.plan(), store, spark)
+        waking = waking_of(job.plan(), store, restore, spark)
+        undo.callback(waking.forget)
+        ticks = waking.stream
         tenant = MicroBatches(job, transform=transform_id, store=store.address, restore=restore, queries=SparkQueries(spark),
-                              holders=_holders, set_alarm=set_alarm, observed_as=observed)
+                              holders=_holders, set_alarm=waking.set_alarm, observed_as=observed)
         conduct = tenant.conduct
     else:
         # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
@@ -143,11 +147,12 @@ def transform(data: DataFrame | Mapping[str, DataFrame], pipeline: Callable[...,
             check_empty(open_store(savepoint_to := resolved(savepoint_to)))
         conduct = Bounded(job=job, restore=restore, drain=savepoint_to is None if drain is None else drain,
                           savepoint_to=savepoint_to).conduct
-    together = _together(inputs, ticks, slots, observed_as=observed_as)
-    task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
-    handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
-    forget_when(unreferenced(spark, handed), functools.partial(gathering.remove, transform_id),
-                functools.partial(unwatch, observed_as or ""))
+    with undo:
+        together = _together(inputs, ticks, slots, observed_as=observed_as)
+        task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
+        handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
+        forget_when(unreferenced(spark, handed), undo.pop_all().close, functools.partial(gathering.remove, transform_id),
+                    functools.partial(unwatch, observed_as or ""))
     gathering.add(transform_id, slots, conduct, patience_s=launch.settings.tuning.deploy_timeout_ms / 1000,
                   abandon=functools.partial(abandon_stage, spark), begun=None if tenant is None else tenant.begin)
     if tenant is not None and observed_as is not None:

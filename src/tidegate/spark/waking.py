@@ -9,8 +9,8 @@ of its operators. So if an operator of the pipeline wakes (`Operator.wake_ms`), 
 Spark's log says which batches it asked for, so a batch that runs again is the same one.
 
 The alarm is set before a batch can end, so that whoever asks for the next one knows of it. When a query is built it is set
-from the newest snapshot. If it is wrong after all, one batch too many is run, or a timer waits for data: the next batch sets
-it again.
+from the newest snapshot. A query that begins with the state of something else has its first batch at once, since timers may
+be due. If the alarm is wrong after all, one batch too many is run, or a timer waits for data: the next batch sets it again.
 
 The stream is an object of the driver's own (waking_stream.py), or a Python data source (waking_source.py) with a version of
 Spark of which it isn't known that it takes such objects.
@@ -23,10 +23,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from tidegate.dataflow.operators.base import AT_ONCE_MS
 from tidegate.dataflow.operators.grouped import GroupedSpec
 from tidegate.dataflow.plan import Plan
+from tidegate.runtime.attempts import Restore
 from tidegate.runtime.reports import wake_ms_of
 from tidegate.store.base import Store
 from tidegate.store.catalog import SnapshotCatalog
@@ -48,6 +50,9 @@ class AnyAlarm(Protocol):
     def set(self, at_ms: int | None) -> None:
         """By the time of day; None: not before there is data."""
 
+    def forget(self) -> None:
+        """No query can ask for it any more."""
+
 
 class Alarm:
     """An alarm that the driver looks at. One thread sets it and another one asks: it is one reference, which is replaced."""
@@ -58,23 +63,36 @@ class Alarm:
     def set(self, at_ms: int | None) -> None:
         self._at_ms = at_ms
 
+    def forget(self) -> None:
+        """It goes with the object."""
+
     def goes_off(self) -> bool:
         at_ms = self._at_ms
         return at_ms is not None and time.time() * 1000 >= at_ms
 
 
-def alarm_of(plan: Plan, store: Store, spark: SparkSession) -> tuple[Callable[[int | None], None], DataFrame | None]:
-    """Return what sets the alarm of a query whose snapshots are in the store, and a stream that asks for a batch whenever it
-    goes off; None if no operator wakes."""
+class Waking(NamedTuple):
+    """What wakes a query: how its alarm is set, the stream that asks for a batch whenever it goes off (None if no operator
+    wakes), and what to call when no query can have the stream any more."""
+
+    set_alarm: Callable[[int | None], None]
+    stream: DataFrame | None
+    forget: Callable[[], None]
+
+
+def waking_of(plan: Plan, store: Store, restore: Restore, spark: SparkSession) -> Waking:
+    """Return what wakes a query whose snapshots are in the store; before its first one it begins with `restore`."""
     if not any(isinstance(node.spec, GroupedSpec) and node.spec.wakes for node in plan.nodes):
-        return _unheard, None
+        return Waking(_unheard, None, _nothing)
     alarm, stream = waking(spark)
     if spark.conf.get(ENABLED) != "true":
-        return _unheard, stream
+        return Waking(_unheard, stream, alarm.forget)
     of_batches = [each for each in SnapshotCatalog(store).manifests() if each.micro_batch is not None]
     if of_batches:
         alarm.set(wake_ms_of(max(of_batches, key=lambda each: each.epoch).stats.get("subtasks", {})))
-    return alarm.set, stream
+    elif restore.path is not None:
+        alarm.set(AT_ONCE_MS)       # it may bring timers that are due; the first batch finds out
+    return Waking(alarm.set, stream, alarm.forget)
 
 
 def waking(spark: SparkSession) -> tuple[AnyAlarm, DataFrame]:
@@ -95,3 +113,7 @@ def waking(spark: SparkSession) -> tuple[AnyAlarm, DataFrame]:
 
 def _unheard(at_ms: int | None) -> None:
     """Nobody is to be woken."""
+
+
+def _nothing() -> None:
+    """There is nothing to forget."""

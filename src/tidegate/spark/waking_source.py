@@ -13,6 +13,8 @@ imports Tidegate or pandas: each of the two takes longer to import than everythi
 from __future__ import annotations
 
 import atexit
+import contextlib
+import logging
 import os
 import shutil
 import sys
@@ -41,6 +43,7 @@ NEVER = "never"
 
 _registered: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 _lock = threading.Lock()
+_logger = logging.getLogger(__name__)
 _folder: Path | None = None
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -100,7 +103,8 @@ class AlarmFile:
     """An alarm that a reader in another process looks at.
 
     The file is in a folder of the driver's own, which goes with its process. It is replaced as a whole. If it is gone
-    (some machines tidy such folders up) a reader takes the alarm to go off, and the batch that follows sets it again.
+    (some machines tidy such folders up) a reader takes the alarm to go off, and the batch that follows sets it again. So a
+    file that can't be written is removed: a batch too many does less harm than an error in a batch that is complete.
     """
 
     def __init__(self) -> None:
@@ -108,10 +112,19 @@ class AlarmFile:
         self.set(None)
 
     def set(self, at_ms: int | None) -> None:
-        self.path.parent.mkdir(mode=0o700, exist_ok=True)
         written = self.path.with_suffix(".new")
-        written.write_text(NEVER if at_ms is None else str(at_ms))
-        os.replace(written, self.path)
+        try:
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
+            written.write_text(NEVER if at_ms is None else str(at_ms))
+            os.replace(written, self.path)
+        except OSError as error:
+            _logger.warning("The alarm of a query can't be written to %s: %s. It goes off at once", self.path, error)
+            self.forget()
+
+    def forget(self) -> None:
+        for path in (self.path, self.path.with_suffix(".new")):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def source_stream(alarm: AlarmFile, spark: SparkSession) -> DataFrame:

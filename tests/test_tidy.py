@@ -49,7 +49,6 @@ IMPURE_BUILTINS = {"open", "print", "input", "exec", "eval", "hash", "id", "__im
 
 BANNED_CLASS_NAMES = re.compile(r"(Manager|Helper|Util|Impl|Base)s?$")
 THEIR_WORDS_ALLOWED = ("src/tidegate/spark/", "src/tidegate/state/rocks_db.py")  # those who call Spark and RocksDB
-SPARKS_WORDS = re.compile(r"checkpoint|barrier", re.IGNORECASE)
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.~*})])/(?:work|root|home)/")
 LOCK_FILE = re.compile(r"(\.lock|-lock\.(json|yaml))$")
@@ -61,23 +60,6 @@ PICKLE_ALLOWED = {
     "src/tidegate/state/pickled.py",  # opt-in state of a job, from its own store
     "src/tidegate/spark/interpreters.py",  # packs a task into Spark's closure
     "src/tidegate/control/launch.py",  # unpacks it in the slot's process
-}
-
-GLOSSARY = {
-    "marker",
-    "epoch",
-    "snapshot",
-    "savepoint",
-    "key-group",
-    "vertex",
-    "subtask",
-    "slot",
-    "channel",
-    "coordinator",
-    "attempt",
-    "alignment",
-    "backend",
-    "store",
 }
 
 
@@ -149,8 +131,9 @@ def sparks_words_stay_in_spark(module: Module) -> Iterator[str]:
     if module.path.startswith(THEIR_WORDS_ALLOWED):
         return
     for node, name in _identifiers(module):
-        if SPARKS_WORDS.search(name):
-            yield _at(module, node, f"{name}: here it is a snapshot, an epoch or a marker (docs/glossary.md)")
+        for theirs, ours in _sparks_words().items():
+            if theirs in name.lower():
+                yield _at(module, node, f"{name}: here it is {ours!r} (docs/glossary.md)")
 
 
 def pickle_is_for_deploying_only(module: Module) -> Iterator[str]:
@@ -198,6 +181,7 @@ VIOLATIONS: list[tuple[Rule, str, str]] = [
     (class_names_say_something, _ANYWHERE, "def f():\n    class StoreUtils: ..."),
     (sparks_words_stay_in_spark, _ANYWHERE, "def f(checkpoint_id): ..."),
     (sparks_words_stay_in_spark, _ANYWHERE, "class BarrierAligner: ..."),
+    (sparks_words_stay_in_spark, _ANYWHERE, "on_master = 1"),
     (sparks_words_stay_in_spark, _ANYWHERE, "x.last_checkpoint = 1"),
     (sparks_words_stay_in_spark, _ANYWHERE, "f(barrier=True)"),
     (sparks_words_stay_in_spark, _ANYWHERE, "from a import b as barrier"),
@@ -299,10 +283,17 @@ def test_there_are_no_lock_files() -> None:
     _none([path for path in _tracked() if LOCK_FILE.search(path)])
 
 
-def test_the_glossary_has_the_words_of_the_design() -> None:
-    rows = (ROOT / "docs/glossary.md").read_text("utf-8").splitlines()
-    words = {row.split("|")[1].strip() for row in rows if row.startswith("|")}
-    _none(sorted(GLOSSARY - words))
+def test_the_words_that_the_glossary_leaves_to_spark_are_known() -> None:
+    assert {"barrier", "checkpoint", "master"} <= _sparks_words().keys()
+
+
+def test_every_word_of_the_glossary_is_used_in_the_source() -> None:
+    words = {word.strip() for row in _glossary() for word in row[0].split(",")}
+    assert len(words) > 50
+    source = "\n".join(module.text for module in _source()).lower()
+    _none(
+        sorted(word for word in words if not re.search(rf"\b{word.lower().replace('-', '.?').replace(' ', '.?')}", source))
+    )
 
 
 def test_the_tests_that_the_promises_name_are_there() -> None:
@@ -318,6 +309,21 @@ def test_decisions_are_numbered_without_gaps() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- the means
+
+
+@cache
+def _glossary() -> tuple[tuple[str, ...], ...]:
+    """The rows of its tables: the word, what it means, and in the first table what it is not."""
+    lines = (ROOT / "docs/glossary.md").read_text("utf-8").splitlines()
+    rows = (tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in lines if line.startswith("| "))
+    return tuple(row for row in rows if row[0] != "word")
+
+
+@cache
+def _sparks_words() -> dict[str, str]:
+    """By each word that the glossary leaves to Spark, ours for it."""
+    found = ((re.fullmatch(r"(\w+) \(Spark's word\)", row[2]), row[0]) for row in _glossary() if len(row) > 2)
+    return {theirs[1]: ours for theirs, ours in found if theirs is not None}
 
 
 def _none(complaints: Iterable[str]) -> None:

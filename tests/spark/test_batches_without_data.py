@@ -186,7 +186,12 @@ def test_what_is_due_in_the_state_that_a_query_begins_with_is_available_now(sess
     """It never gets data of its own."""
     SENSORS.write(tmp_path / "in", range(1))
     first, second = Sink(), Sink()
-    first.run(dead_sensors(session, tmp_path), tmp_path / "query")
+    # However long it takes, the first query fires no timer: nothing asks for a batch without data.
+    session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    try:
+        first.run(dead_sensors(session, tmp_path), tmp_path / "query")
+    finally:
+        session.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
     time.sleep(SOON_MS / 1000)
     state = str(tmp_path / "state" / "sensors")
     second.run(dead_sensors(session, tmp_path / "second", restore_from=state), tmp_path / "second" / "query")

@@ -282,7 +282,7 @@ def test_the_key_of_a_map_stays_what_it_was(query: Query) -> None:
             {"nosuch": tg.Evolution()},
             "evolve= has 'nosuch', and init of the processor of 'accounts' declares 'account', 'items'",
         ),
-        ({"account": {"added": {}}}, r"give tg\.evolved\(…\)"),
+        ({"account": {"added": {}}}, r"give tg\.Evolution\(…\)"),
         (
             {"account": tg.Evolution(added={"nosuch": 1})},
             r"evolve=\{'account': …\}: added=\{'nosuch': …\}: .* no such field",

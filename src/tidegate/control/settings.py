@@ -237,13 +237,17 @@ class JobSettings:
             isinstance(self.restart, NoRestart | FixedDelay | Exponential),
             "tg.NoRestart(), tg.FixedDelay(attempts=3, delay='1 s') or tg.Exponential(…)",
         )
-        _check("tuning", self.tuning, isinstance(self.tuning, Tuning), "tg.Tuning(…)")
+        check_tuning(self.tuning)
         is_backend = all(hasattr(self.backend, name) for name in ("native", "folder", "create"))
         _check("backend", self.backend, is_backend and not isinstance(self.backend, type), "tg.Heap() or tg.RocksDB()")
 
 
 def check_snapshots(snapshots: object) -> None:
     _check("snapshots", snapshots, isinstance(snapshots, Snapshots), 'tg.Snapshots(to="snapshots/")')
+
+
+def check_tuning(tuning: object) -> None:
+    _check("tuning", tuning, isinstance(tuning, Tuning), "tg.Tuning(…)")
 
 
 def check_slots(slots: object) -> None:

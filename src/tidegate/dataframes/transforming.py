@@ -25,7 +25,7 @@ import pyarrow as pa
 from tidegate.connectors.handover import HandedSink, HandedSource, Handover
 from tidegate.control.clock import SystemClock
 from tidegate.control.launch import SlotLaunch
-from tidegate.control.settings import Tuning
+from tidegate.control.settings import Tuning, check_tuning
 from tidegate.dataflow.keyed_stream import BroadcastStream, KeyedStream
 from tidegate.dataflow.stream import Stream
 from tidegate.dataframes.gathering import Run, RunEnd
@@ -136,6 +136,7 @@ class TransformJob(job.Job):
 def _for_tasks(tuning: Tuning) -> Tuning:
     """With what suits a transform, where the user has chosen nothing else. No source lingers: Spark's records are waited for
     where they are read, and come in batches."""
+    check_tuning(tuning)
     usual = Tuning()
     suited: dict[str, Any] = {"heartbeat_timeout": HEARTBEAT_TIMEOUT, "linger": 0}
     return replace(

@@ -60,7 +60,7 @@ class Idle:
 @dataclass(frozen=True, slots=True)
 class Held:
     """The channel's part of a loop has no more input, but records may still leave the loop: the end of event time is held
-    back until the loop is quiet. Travels inside that loop only."""
+    back until the loop is quiet. Travels inside that loop, and out of it to the next subtasks."""
 
     loop: int
 

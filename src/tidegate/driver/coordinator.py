@@ -431,7 +431,7 @@ class Coordinator:
             replace(failure, attempt=self.attempt, at_ms=self._clock.now_ms()),
             now_ms=now_ms,
             epoch=self._epochs.newest,
-            expected=self._epochs.batches.parked,
+            expected=self._epochs.batches.parked and failure.user_traceback is None and not failure.permanent,
         )
         if isinstance(decision, GiveUp):
             self._wind_down(Status.FAILED)

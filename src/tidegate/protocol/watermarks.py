@@ -16,7 +16,8 @@ Invariants: what is promised never decreases, except that a promise may be repea
   out of the minimum like idle ones, and the merge reaches the maximum only when all channels have ended.
 - A channel inside a loop is *held* when that part of the loop has no more input, but records may still leave the loop. While
   another channel is live it is left out, so that the parts of the loop that have input move on; otherwise the merge stays
-  where it is. It is not idle then: what is behind the loop has to wait.
+  where it is. On its way out of the loop it is left out only while another channel of the same edge is live: that is another
+  part of the loop. Otherwise it counts with what it promised last, since what is behind the loop has to wait.
 - A channel that wakes up behind the merged watermark holds it where it is until it has caught up, rather than letting
   the others run further ahead and make more of its records late.
 - A split that is discovered later can't lower what was promised: it holds the stream there until it has caught up.
@@ -74,7 +75,7 @@ class WatermarkMerge:
         self._at_ms = dict.fromkeys((*channels, *self._untimed), MIN_WATERMARK_MS)
         assert self._at_ms, "a subtask without inputs has nothing to merge"
         self._idle: set[ChannelId] = set()
-        self._held: set[ChannelId] = set()
+        self._held: dict[ChannelId, bool] = {}  # whether that is of a loop around this subtask
         self._current_ms = MIN_WATERMARK_MS
         self._said: BecameIdle | BecameHeld | None = None  # the last outcome, if downstream doesn't wait
 
@@ -89,7 +90,7 @@ class WatermarkMerge:
             return None
         self._at_ms[channel] = max(at_ms, self._at_ms[channel])
         self._idle.discard(channel)
-        self._held.discard(channel)
+        self._held.pop(channel, None)
         return self._progress()
 
     def on_end(self, channel: ChannelId) -> Progress:
@@ -98,12 +99,13 @@ class WatermarkMerge:
     def on_idle(self, channel: ChannelId) -> Progress:
         assert channel in self._at_ms, f"{channel} is no input of this subtask"
         self._idle.add(channel)
-        self._held.discard(channel)
+        self._held.pop(channel, None)
         return self._progress()
 
-    def on_held(self, channel: ChannelId) -> Progress:
+    def on_held(self, channel: ChannelId, *, inside: bool = True) -> Progress:
+        """`inside`: the loop is one that this subtask is in."""
         assert channel in self._at_ms, f"{channel} is no input of this subtask"
-        self._held.add(channel)
+        self._held[channel] = inside
         self._idle.discard(channel)
         return self._progress()
 
@@ -115,16 +117,19 @@ class WatermarkMerge:
 
     def _progress(self) -> Progress:
         ahead = {channel: at_ms for channel, at_ms in self._at_ms.items() if at_ms != MAX_WATERMARK_MS}
-        live = [
-            at_ms
+        live = {
+            channel: at_ms
             for channel, at_ms in ahead.items()
             if channel not in self._idle and channel not in self._held and channel not in self._untimed
-        ]
-        if ahead and not live:
+        }
+        moving = {channel.edge for channel in live}
+        waiting = [channel for channel, inside in self._held.items() if not inside and channel.edge not in moving]
+        promised = [*live.values(), *(ahead[channel] for channel in waiting if channel in ahead)]
+        if ahead and not promised:
             before, self._said = self._said, BecameHeld() if self._held else BecameIdle()
             return None if self._said == before else self._said
         woke_up, self._said = self._said is not None, None
-        promised_ms = min(live, default=MAX_WATERMARK_MS)
+        promised_ms = min(promised, default=MAX_WATERMARK_MS)
         if promised_ms <= self._current_ms and not woke_up:
             return None
         self._current_ms = max(promised_ms, self._current_ms)

@@ -171,8 +171,9 @@ class InnerSubtask(Subtask):
                 self._advance(self._watermarks.on_idle(channel))
         elif isinstance(element, Held):
             if channel in self._timed:
-                self._held_in = element.loop
-                self._advance(self._watermarks.on_held(channel))
+                inside = self._laps is not None and self._laps.inside(element.loop)
+                self._held_in = element.loop if inside else self._held_in
+                self._advance(self._watermarks.on_held(channel, inside=inside))
         elif isinstance(element, Lap):
             assert self._laps is not None, f"{element} outside of its loop"
             self._on_lap(self._laps.on_lap(channel, element, self._monotonic_ms(), self._writers))

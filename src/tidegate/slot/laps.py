@@ -90,12 +90,16 @@ class Laps:
         return True
 
     def hold_time(self, writers: Iterable[EdgeWriter], loop: int | None = None) -> None:
-        """Tells the rest of a loop that time is held here: of this one, or of the one in which that was heard."""
+        """Tells the rest of a loop, and what is behind it, that time is held here: of this one, or of the one in which that
+        was heard."""
         loop = self._loop if loop is None else loop
         assert loop is not None
         for writer in writers:
-            if loop in writer.loops:
-                writer.send(Held(loop))
+            writer.send(Held(loop))
+
+    def inside(self, loop: int) -> bool:
+        """Whether this subtask is in that loop."""
+        return loop == self._loop or loop in self._relays
 
     def on_feedback_records(self) -> None:
         if self._origin is not None:

@@ -219,6 +219,38 @@ def test_event_time_goes_on_in_a_loop_though_one_of_its_inputs_has_ended(bench: 
     assert len({at_ms for _, at_ms in rows}) > 5, "timers fire when they are due, and not all at the end"
 
 
+class EveryTime(tg.KeyedProcess):
+    def process(self, record: Any, ctx: Any) -> None:
+        ctx.timers.event_time(record.id)
+
+    def on_timer(self, at: int, ctx: Any) -> Any:
+        yield at, ctx.watermark_ms
+
+
+def test_event_time_goes_on_behind_the_head_of_a_loop_though_one_of_its_inputs_has_ended(bench: Bench) -> None:
+    """With one split, one of the two slots has nothing to read. What leaves the loop comes from the head itself."""
+    source = tg.sources.generator(make_row=lambda id: (id, id, 0), schema=NUMBER, rows=300, rate=300, splits=1)
+
+    def body(stream: tg.Stream) -> tuple[tg.Stream, tg.Stream]:
+        round_once = stream.filter(lambda record: record.steps == 0).key_by("n").process("once", Once(), returns=NUMBER)
+        return round_once, stream.filter(lambda record: record.steps > 0)
+
+    def build(job: ProcessJob) -> None:
+        looped = job.source("in", source).with_watermark("id", 0).iterate("round", body)
+        timed = looped.key_by("id").process("time", EveryTime(), returns="id long, at long")
+        timed.to("out", tg.sinks.parquet(bench.out))
+
+    bench.finish(build)
+    rows = committed(bench.out)
+    assert sorted(id for id, _ in rows) == list(range(300))
+    assert len({at_ms for _, at_ms in rows}) > 5, "timers fire when they are due, and not all at the end"
+
+
+class Once(tg.KeyedProcess):
+    def process(self, record: Any, ctx: Any) -> Any:
+        yield record.id, record.n, 1
+
+
 class RoundFirst(OnceRound):
     def process(self, record: Any, ctx: Any) -> Any:
         if record.steps:

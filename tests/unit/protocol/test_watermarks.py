@@ -130,6 +130,19 @@ def test_a_held_channel_is_left_out_while_another_is_live_and_stops_the_merge_wh
     assert merge.on_end(B) == Advanced(MAX_WATERMARK_MS)
 
 
+def test_behind_a_loop_a_held_channel_waits_unless_another_part_of_the_loop_is_live() -> None:
+    other = ChannelId(edge=1, upstream=0, downstream=0)
+    merge = WatermarkMerge([A, B, other])
+    for channel, at_ms in ((A, 10), (B, 20), (other, 500)):
+        merge.on_watermark(channel, at_ms)
+    assert merge.on_held(A, inside=False) == Advanced(20), "B is of the same loop"
+    assert merge.on_watermark(B, 30) == Advanced(30)
+    assert merge.on_held(B, inside=False) is None, "now records of both may still come"
+    assert merge.on_watermark(other, 600) is None and merge.current_ms == 30
+    assert merge.on_end(A) is None
+    assert merge.on_end(B) == Advanced(600)
+
+
 def test_held_goes_before_idle() -> None:
     merge = WatermarkMerge([A, B])
     merge.on_watermark(A, 10)

@@ -15,6 +15,7 @@ import dis
 import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping
+from types import CodeType
 from typing import Any
 
 from tidegate.errors import SchemaError
@@ -64,8 +65,15 @@ def _may_return(function: Callable[..., Any]) -> bool:
     """Whether the function's code has a `return` with something else than None."""
     while isinstance(function, functools.partial):
         function = function.func
+    code: CodeType | None = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and _returns_something(code)
+
+
+@functools.cache
+def _returns_something(code: CodeType) -> bool:
+    """It takes some hundred microseconds, and is asked for every batch."""
     before = None
-    for each in dis.get_instructions(inspect.unwrap(function)):
+    for each in dis.get_instructions(code):
         if each.opname == "RETURN_CONST" and each.argval is not None:
             return True
         if each.opname == "RETURN_VALUE" and (

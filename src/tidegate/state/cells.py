@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from tidegate.errors import JobError
 
@@ -68,7 +68,7 @@ class AnyCells(ABC):
     all keys. Cells for which it is False implement `keys_from`."""
 
     __slots__ = ()
-    in_memory: ClassVar[bool] = False
+    in_memory: bool = False
 
     @abstractmethod
     def delete(self, key: Any) -> None:

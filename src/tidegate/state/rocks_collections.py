@@ -260,7 +260,7 @@ class RocksEntries(RocksCollection, MapCells):
             values = self._whole(key).values
             if item not in values:
                 return
-            item = next(each for each in values if each == item)
+            item = next(each for each in values if each is item or each == item)
         entry = self._own(key)
         if entry.values.pop(item, ABSENT) is not ABSENT:
             del entry.numbers[item]

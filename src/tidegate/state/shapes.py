@@ -14,7 +14,7 @@ from typing import Any
 
 from tidegate.state.cells import ABSENT, GONE, Cells, Cursor, ListCells, MapCells
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.values import detached, form_of
+from tidegate.state.values import NoSuchValue, detached, form_of
 
 
 class Shape:
@@ -108,7 +108,9 @@ class Aggregating(Shape):
         self.create = descriptor.create
         self.function = descriptor.add
         self.result = descriptor.result
-        self.long = descriptor.form.long
+        # What functions have put into a list or dictionary is checked when memory becomes rows. Elsewhere it is now, or
+        # bytes would be written that no other reader can take for the declared type.
+        self.long = descriptor.form.long if cells.in_memory else NoSuchValue
 
     def get(self) -> Any:
         accumulator = self.cells.get(self.cursor.key)

@@ -76,6 +76,7 @@ class Timed(AnyCells):
 
     def __init__(self, cells: Any, ttl: Ttl, now_ms: Callable[[], int]) -> None:
         self.cells = cells
+        self.in_memory = cells.in_memory
         self.ttl_ms = ttl.ms
         self.by_reads = ttl.by_reads
         self.now_ms = now_ms
@@ -287,6 +288,8 @@ class TimedItems(TimedCollection, ListCells):
 
     def without_ended(self, key: Any, there: Any, now_ms: int) -> Any:
         left = [pair for pair in there if pair[1] > now_ms]
+        if not there:
+            return left  # to look for what isn't there must not be a write
         if not left:
             self.cells.delete(key)
         elif len(left) < len(there):
@@ -309,8 +312,8 @@ class TimedEntries(TimedCollection, MapCells):
             return ABSENT
         end = now_ms + self.ttl_ms
         if self.by_reads and pair[1] != end:
-            if type(item) is not self.plain_key:  # only equal to the one that is there, perhaps
-                item = next(each for each in self.cells.entries(key) if each == item)
+            if type(item) is not self.plain_key and not self.in_memory:  # only equal to the one that is there, perhaps
+                item = next((each for each in self.cells.entries(key) if each is item or each == item), item)
             self.list_at(key, end)
             self.cells.put(key, item, (pair[0], end))
         return pair[0]

@@ -23,7 +23,7 @@ from tests.contract.sqlite_backend import SqliteBackend
 from tests.unit.operators.harness import Bench
 from tidegate.dataflow.functions import KeyedProcess
 from tidegate.dataflow.operators.process import KeyedProcessSpec
-from tidegate.errors import JobError
+from tidegate.errors import JobError, SchemaError
 from tidegate.state import declaring as tg
 from tidegate.state.cells import GONE
 from tidegate.state.descriptors import Descriptor
@@ -867,3 +867,44 @@ def test_an_operator_forgets_what_was_quiet_and_its_snapshots_too() -> None:
     restored = bench.freeze()
     assert [key for rows in restored["number"] for key in to_list(rows.column("key"))] == ["a"]
     assert bench.feed(("a", 4), ("b", 2)) == [("a", 4, 2), ("b", 1, 1)]
+
+
+@pytest.mark.parametrize("ttl", [None, "1 s"])
+@pytest.mark.parametrize("name", ["rocksdb", "sqlite"])
+def test_what_a_function_puts_into_an_accumulator_is_checked_before_it_becomes_bytes(name: str, ttl: str | None) -> None:
+    """On the heap it is when it becomes rows."""
+
+    def add(numbers: list[Any], item: int) -> list[Any]:
+        numbers.append("one" if item == 1 else item)
+        return numbers
+
+    numbers: Any = tg.aggregating("array<bigint>", create=list, add=add, name="state", ttl=ttl)
+    backend, state = backend_with(numbers, Clock(), name)
+    backend.cursor.key = 1
+    state.add(2)
+    with pytest.raises(SchemaError, match="'one'"):
+        state.add(1)
+    backend.close()
+
+
+@pytest.mark.parametrize("name", ["heap", "rocksdb"])
+def test_a_key_that_is_no_number_is_read_and_removed_like_any_other(name: str) -> None:
+    map_state: Any = tg.map_("double", "long", name="state", ttl="1 s", ttl_refresh="read")
+    backend, state = backend_with(map_state, Clock(), name)
+    backend.cursor.key = 1
+    state.put(float("nan"), 7)
+    (key,) = state.keys()
+    assert state.get(key) == 7
+    state.remove(key)
+    assert not state.keys()
+    backend.close()
+
+
+def test_to_look_for_a_list_that_is_not_there_changes_nothing() -> None:
+    list_state: Any = tg.list_("long", name="state", ttl="1 s")
+    backend, state = backend_with(list_state, Clock(), "rocksdb")
+    for backend.cursor.key in range(10):
+        assert state.get() == ()
+    cells = backend.cells["state"]
+    assert not cells.dirty and not cells.changes
+    backend.close()

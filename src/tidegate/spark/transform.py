@@ -156,12 +156,13 @@ def transform(
     outputs = job.take_outputs(pipeline(*job.inputs.values()) if set(inputs) == {DEFAULT_INPUT} else pipeline(**job.inputs))
     check_task_slots(spark, job.slots)
     restore = Restore(path=None if restore_from is None else resolved(restore_from))
-    payload = job.launch().packed()  # this may fail, and nothing has to be undone yet
+    launch = job.launch()
+    payload = launch.packed()  # this may fail, and nothing has to be undone yet
     if streaming:
         conducted = _streaming(spark, job, inputs, restore, kept)
     else:
         conducted = _bounded(spark, job, restore, savepoint_to=savepoint_to, drain=drain)
-    given = _handed(spark, job, inputs, conducted, payload)
+    given = _handed(spark, job, inputs, conducted, payload, launch.settings.tuning)
     if outputs is None:
         return _only(given, 0, job.output_columns[0])
     return Outputs(given, dict(zip(outputs, job.output_columns, strict=True)))
@@ -217,11 +218,15 @@ def _bounded(
 
 
 def _handed(
-    spark: SparkSession, job: _SparkTransformJob, inputs: Mapping[str, DataFrame], conducted: _Conducted, payload: bytes
+    spark: SparkSession,
+    job: _SparkTransformJob,
+    inputs: Mapping[str, DataFrame],
+    conducted: _Conducted,
+    payload: bytes,
+    tuning: Tuning,
 ) -> DataFrame:
     """What the slots hand to Spark, all outputs as one DataFrame. Nothing is kept of a transform that can't be built."""
     slots, transform_id, tenant, observed_as = job.slots, conducted.transform, conducted.tenant, conducted.observed_as
-    tuning = job.launch().settings.tuning
     gathering = _gathering_at(tuning.coordinator_listening)
     invitation = Invitation(payload, gathering.address, gathering.identity.secret)
     with contextlib.ExitStack() as undo:

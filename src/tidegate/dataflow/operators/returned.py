@@ -69,7 +69,7 @@ def _may_return(function: Callable[..., Any]) -> bool:
     return code is not None and _returns_something(code)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)  # Spark's processes live long, and get other code with every job
 def _returns_something(code: CodeType) -> bool:
     """It takes some hundred microseconds, and is asked for every batch."""
     before = None

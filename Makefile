@@ -85,7 +85,7 @@ coverage: $(READY)  ## The share of src/ that `make quick` runs, in all its proc
 
 .PHONY: long
 long: $(READY) java jars  ## The tests that `make test` leaves out because they take long
-	$(BIN)/python -m pytest tests -m long
+	$(BIN)/python -m pytest tests -n 2 --dist loadgroup -m long
 
 .PHONY: bench
 bench: $(READY) java  ## Every benchmark, as JSON lines, and its picture in docs/img where it has one

@@ -110,7 +110,7 @@ def run(spark: SparkSession, game: Game, out: Path, screen: Screen) -> Watch:
         tuning=tg.Tuning(linger="20 ms", heartbeat="50 ms"),
     )
     app.build(job, game, out)
-    vertex = next(vertex.id for vertex in job.plan().vertices if vertex.head.name == "play")
+    vertex = next(vertex.id for vertex in job.plan().vertices if vertex.first.name == "play")
     handle = job.start()
     watch = Watch(handle, vertex, out)
     try:

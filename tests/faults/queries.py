@@ -94,8 +94,16 @@ def run_driver(cluster: Cluster | OneProcess, module: str, folder: Path, *words:
 
 
 def strike_once(folder: str | Path, place: str, victim: str) -> None:
-    """Called in a slot, or in a task behind it. The victim is this "process", its "executor" or the "driver"."""
-    if not _is_first(folder, place):
+    """Called in a slot, or in a task behind it. The victim is this "process", its "executor" or the "driver".
+
+    A driver dies once, so if two slots come to such places at the same moment, one of them leaves its place for the next
+    driver.
+    """
+    if Path(folder, STRUCK, place).exists():
+        return
+    if victim == "driver" and not _is_first(folder, "", f"killed-{_driver_of(folder)}"):
+        return
+    if not _is_first(folder, STRUCK, place):
         return
     if victim == "driver":
         strike_driver(folder)
@@ -105,14 +113,14 @@ def strike_once(folder: str | Path, place: str, victim: str) -> None:
 
 def strike_slot_once(folder: str | Path, place: str, victim: str, slots: list[int]) -> None:
     """Called in the driver, with the Python processes of slots: the first that lives is the victim, or its executor."""
-    if _is_first(folder, place):
+    if _is_first(folder, STRUCK, place):
         process = next(pid for pid in slots if alive(pid) and pid != os.getpid())  # a processor's init runs here, too
         os.kill(process if victim == "process" else executor_of(process), signal.SIGKILL)
 
 
 def fail_write_once(folder: str | Path, place: str) -> None:
     """Called in a slot: its next file in a store isn't written, as on a disk that is full for a moment. Nobody dies."""
-    if not _is_first(folder, place):
+    if not _is_first(folder, STRUCK, place):
         return
     write = LocalStore.write
 
@@ -125,7 +133,11 @@ def fail_write_once(folder: str | Path, place: str) -> None:
 
 def strike_driver(folder: str | Path) -> None:
     """And its JVM, at the same moment."""
-    os.killpg(int((Path(folder) / DRIVER).read_text()), signal.SIGKILL)
+    os.killpg(_driver_of(folder), signal.SIGKILL)
+
+
+def _driver_of(folder: str | Path) -> int:
+    return int((Path(folder) / DRIVER).read_text())
 
 
 def struck(folder: Path) -> set[str]:
@@ -133,10 +145,11 @@ def struck(folder: Path) -> set[str]:
     return {path.name for path in (folder / STRUCK).iterdir()}
 
 
-def _is_first(folder: str | Path, place: str) -> bool:
-    os.makedirs(f"{folder}/{STRUCK}", exist_ok=True)
+def _is_first(folder: str | Path, under: str, name: str) -> bool:
+    path = Path(folder, under, name)
+    path.parent.mkdir(exist_ok=True)
     try:
-        os.close(os.open(f"{folder}/{STRUCK}/{place}", os.O_CREAT | os.O_EXCL))
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
     return True

@@ -243,7 +243,7 @@ def _forget_changes(original: Any) -> Any:
 
 
 def _supersede(original: Any) -> Any:
-    def copied(self: savepoints.SavepointDesk, order: Any, info: Any, error: Any) -> None:
+    def copied(self: savepoints.SavepointRequests, order: Any, info: Any, error: Any) -> None:
         original(self, order, info, error)
         if info is not None:
             self._release([info.epoch])  # it is in the savepoint, isn't it
@@ -288,7 +288,7 @@ STORE_MUTANTS = (
         "savepoints supersede",
         "the snapshot that a savepoint was made of is dropped",
         row=3,
-        patches=((savepoints.SavepointDesk, "_copied", _supersede),),
+        patches=((savepoints.SavepointRequests, "_copied", _supersede),),
     ),
     Mutant(
         "deleted keys come back",
@@ -298,7 +298,7 @@ STORE_MUTANTS = (
             (
                 writing,
                 "merged_sections",
-                lambda original: lambda *what, keep_deleted, **rest: original(*what, keep_deleted=False, **rest),
+                lambda original: lambda *what, with_deleted, **rest: original(*what, with_deleted=False, **rest),
             ),
         ),
     ),

@@ -22,10 +22,11 @@ import tidegate as tg
 from tests.spark.processors import ROCKSDB_STATE_STORE, EitherWay
 from tests.spark.test_processes import collected
 from tests.spark.test_processors_on_both_engines import CASES, Case, Engines, patiently, run_query
-from tidegate.spark import waking, waking_source
-from tidegate.spark.waking import Alarm
-from tidegate.spark.waking_source import FORMAT, AlarmFile, WakingReader, source_stream
-from tidegate.spark.waking_stream import NAME
+from tidegate.spark import alarm as alarms
+from tidegate.spark import alarm_source
+from tidegate.spark.alarm import Alarm
+from tidegate.spark.alarm_source import FORMAT, AlarmFile, AlarmReader, source_stream
+from tidegate.spark.alarm_stream import NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -227,7 +228,7 @@ def test_no_python_process_is_started_for_the_stream(session: SparkSession, tmp_
 
 
 def test_queries_that_are_over_leave_no_connection(session: SparkSession, tmp_path: Path) -> None:
-    _, stream = waking.waking(session)
+    _, stream = alarms.alarm_and_stream(session)
     server: Any = session.sparkContext._gateway._callback_server  # type: ignore[union-attr]
     open_after = []
     for number in range(4):
@@ -259,10 +260,10 @@ def test_a_query_continues_whichever_stream_wakes_it(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a version of Spark that may not take an object of the driver's the stream is a Python data source."""
-    sink, known = Sink(), waking.KNOWN_SPARK
+    sink, known = Sink(), alarms.KNOWN_SPARK
     sensors = replace(SENSORS, batches=[*SENSORS.batches, [("a",)]])
     for file, versions, rows in ((0, (), 2), (None, known, 4), (1, known, 5), (None, (), 6)):
-        monkeypatch.setattr(waking, "KNOWN_SPARK", versions)
+        monkeypatch.setattr(alarms, "KNOWN_SPARK", versions)
         if file is not None:
             sensors.write(tmp_path / "in", range(file, file + 1))
         frame = dead_sensors(session, tmp_path, patience_ms=1000)
@@ -284,7 +285,7 @@ def test_the_alarm_goes_off_when_its_time_has_come() -> None:
 
 def test_the_reader_has_a_row_when_the_alarm_goes_off() -> None:
     alarm = AlarmFile()
-    reader = WakingReader(alarm.path)
+    reader = AlarmReader(alarm.path)
     rows, begun = reader.read(reader.initialOffset())
     assert _count(rows) == 1, "Spark runs a first batch in any case"
     now_ms = int(time.time() * 1000)
@@ -302,7 +303,7 @@ def test_the_reader_has_a_row_when_the_alarm_goes_off() -> None:
 def test_an_alarm_that_can_not_be_written_goes_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The snapshot of the batch is complete by then, so it must not fail."""
     alarm = AlarmFile()
-    reader = WakingReader(alarm.path)
+    reader = AlarmReader(alarm.path)
     _, begun = reader.read(reader.initialOffset())
 
     def is_full(*_: Any) -> None:
@@ -319,14 +320,14 @@ def test_an_alarm_that_can_not_be_written_goes_off(monkeypatch: pytest.MonkeyPat
 def test_the_file_of_an_alarm_goes_with_its_transform(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waking, "KNOWN_SPARK", ())
+    monkeypatch.setattr(alarms, "KNOWN_SPARK", ())
     made: list[AlarmFile] = []
 
     def alarm_file() -> AlarmFile:
         made.append(AlarmFile())
         return made[-1]
 
-    monkeypatch.setattr(waking_source, "AlarmFile", alarm_file)
+    monkeypatch.setattr(alarm_source, "AlarmFile", alarm_file)
     frame = dead_sensors(session, tmp_path)
     assert made[0].path.exists()
     del frame

@@ -22,7 +22,7 @@ from tests.servers.spark_process import SparkProcess
 from tests.spark.test_batches_without_data import SAID, SENSORS, dead_sensors
 from tests.spark.test_transform import Count, DiesOnce, check_counts, counted
 from tests.spark.test_transform_connectors import rows_in, run
-from tidegate.spark.waking_stream import NAME
+from tidegate.spark.alarm_stream import NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -295,7 +295,7 @@ class SendQueue:
                 self._buffers.append(buffer)
                 self.byte_count += len(buffer)
 
-    def head(self) -> list[Buffer]:
+    def front(self) -> list[Buffer]:
         """The oldest buffers, as many as one write should take."""
         return list(islice(self._buffers, MAX_BUFFERS_PER_WRITE))
 

@@ -62,7 +62,7 @@ def transmit(sock: socket.socket, queue: SendQueue) -> None:
     """Write what the socket takes."""
     try:
         while queue:
-            queue.advance(sock.sendmsg(queue.head()))
+            queue.advance(sock.sendmsg(queue.front()))
     except BlockingIOError:
         return
 

@@ -91,7 +91,7 @@ class Snapshots:
         return None if self.alignment_timeout is None else self._ms("alignment_timeout")
 
     @property
-    def keeps_in_flight(self) -> bool:
+    def logs_in_flight(self) -> bool:
         """Whether snapshots may hold records that were under way."""
         return self.hurry_after_ms is not None or self.alignment_mode is AlignmentMode.LOGGING
 
@@ -224,7 +224,7 @@ class JobSettings:
     tuning: Tuning = field(default_factory=Tuning)
     backend: Backend = field(default_factory=Heap)
     drop_state: tuple[str, ...] = ()
-    keeps_state: bool = True  # False: epochs end as ever, and nothing is written of their state
+    writes_state: bool = True  # False: epochs end as ever, and nothing is written of their state
     writers_rest: bool = True  # False: nothing is processed while a snapshot is written, so nobody needs to give way
     at_the_end: str = "the job ends"  # what the log says follows a failure after which there is no restart
 

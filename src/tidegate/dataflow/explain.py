@@ -170,7 +170,7 @@ def _plan_input(plan: Plan, edge: PlanEdge) -> tuple[str, str]:
     way = _way(edge.partitioning, edge.key)
     if edge.partitioning is Partitioning.REBALANCE:
         way += f" {plan.vertices[edge.source_vertex].parallelism} → {target.parallelism}"
-    return _port(target.head, edge.port), f"v{edge.source_vertex} {source.name}{side}, {way}: {_wrappable(schema)}"
+    return _port(target.first, edge.port), f"v{edge.source_vertex} {source.name}{side}, {way}: {_wrappable(schema)}"
 
 
 def _tree(vertex: Vertex) -> Iterator[tuple[str, Node]]:
@@ -187,7 +187,7 @@ def _tree(vertex: Vertex) -> Iterator[tuple[str, Node]]:
             branch = ("└─ " if last else "├─ ") + ("" if tag is None else f"({tag}) ")
             yield from walk(child, indent + branch, indent + ("   " if last else "│  "))
 
-    return walk(vertex.head, "", "")
+    return walk(vertex.first, "", "")
 
 
 # ------------------------------------------------------------------------------------------------- slots, channels
@@ -210,7 +210,7 @@ def _slot_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def _key_groups(plan: Plan, vertex: Vertex, subtask: int) -> str:
-    if not any(edge.partitioning is Partitioning.HASH for edge in vertex.head.inputs):
+    if not any(edge.partitioning is Partitioning.HASH for edge in vertex.first.inputs):
         return ""
     groups = key_groups_of(subtask, parallelism=vertex.parallelism, key_group_count=plan.key_group_count)
     return f"[{groups.start}, {groups.stop})"
@@ -222,7 +222,7 @@ def _edge_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         total, local = _channel_counts(plan, edge)
         way = _FEEDBACK if edge.feedback else _way(edge.partitioning, edge.key)
         side = "" if edge.tag is None else f" ({edge.tag})"
-        port = f" {_port(target.head, edge.port)}" if len(target.head.input_schemas) > 1 else ""
+        port = f" {_port(target.first, edge.port)}" if len(target.first.input_schemas) > 1 else ""
         yield (
             f"e{edge.id}",
             f"v{source.id} × {source.parallelism}{side}",

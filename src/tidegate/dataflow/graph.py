@@ -108,9 +108,9 @@ class Node:
         return getattr(self.spec, "gathers", False)
 
     @property
-    def wakes(self) -> bool:
+    def sets_alarm(self) -> bool:
         """Whether it may ask for an epoch though no record comes."""
-        return getattr(self.spec, "wakes", False)
+        return getattr(self.spec, "sets_alarm", False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ chain of a source it knows of which split a record is.
 The head of a loop is never chained to what is before it, since what comes back enters there too. The tail is as parallel
 as the head, so that subtask i of one has subtask i of the other beside it, and is chained like any other node.
 
-Invariants: every node is in exactly one vertex; the vertices are in the order of their heads, which is a topological
+Invariants: every node is in exactly one vertex; the vertices are in the order of their first nodes, which is a topological
 order; nothing but a vertex's head has an edge from another vertex. State belongs to operators, by their names: vertices
 and their ids may change with every plan.
 """
@@ -29,11 +29,13 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
     parallelism: list[int] = []
     for node in graph.nodes:
         parallelism.append(_parallelism_of(node, parallelism, slots=slots, key_group_count=key_group_count))
-    heads: list[int] = []  # by node: the head of the chain it is in
+    firsts: list[int] = []  # by node: the first node of its chain
     for node in graph.nodes:
         chained = (chaining or node.assigns_time) and _continues_its_upstream(node, parallelism)
-        heads.append(heads[node.inputs[0].source] if chained else node.id)
-    vertices = tuple(_vertex(index, head, graph, heads, parallelism[head]) for index, head in enumerate(sorted(set(heads))))
+        firsts.append(firsts[node.inputs[0].source] if chained else node.id)
+    vertices = tuple(
+        _vertex(index, first, graph, firsts, parallelism[first]) for index, first in enumerate(sorted(set(firsts)))
+    )
     vertex_of = {node.id: vertex.id for vertex in vertices for node in vertex.nodes}
     edges = [
         PlanEdge(
@@ -43,11 +45,11 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
             tag=edge.tag,
             target_vertex=vertex.id,
             port=edge.port,
-            partitioning=_partitioning(edge, vertex.head, parallelism),
+            partitioning=_partitioning(edge, vertex.first, parallelism),
             key=edge.key,
             refuses_nulls=edge.refuses_nulls,
         )
-        for index, (vertex, edge) in enumerate((vertex, edge) for vertex in vertices for edge in vertex.head.inputs)
+        for index, (vertex, edge) in enumerate((vertex, edge) for vertex in vertices for edge in vertex.first.inputs)
     ]
     loops: list[Loop] = []
     for found in loops_in(graph.nodes):
@@ -126,6 +128,6 @@ def _partitioning(edge: Edge, target: Node, parallelism: list[int]) -> Partition
     return edge.partitioning
 
 
-def _vertex(index: int, head: int, graph: LogicalGraph, heads: list[int], parallelism: int) -> Vertex:
-    nodes = tuple(node for node in graph.nodes if heads[node.id] == head)
+def _vertex(index: int, first: int, graph: LogicalGraph, firsts: list[int], parallelism: int) -> Vertex:
+    nodes = tuple(node for node in graph.nodes if firsts[node.id] == first)
     return Vertex(id=index, name=" → ".join(node.name for node in nodes), parallelism=parallelism, nodes=nodes)

@@ -1,13 +1,13 @@
 """The physical plan: vertices (chains of nodes), the edges between them, and who runs where.
 
-Subtask i of every vertex runs in slot i. Inside a vertex, `nodes` are in topological order: the first is the head,
-which takes the vertex's input; every other has exactly one input edge, from a node of the same vertex. Edges between
+Subtask i of every vertex runs in slot i. Inside a vertex, `nodes` are in topological order: the first one
+takes the vertex's input; every other has exactly one input edge, from a node of the same vertex. Edges between
 vertices become channels. This module is pure arithmetic over those; `optimiser.py` decides what is chained.
 
 Vertices are in topological order of all edges but the feedback edges. Such an edge goes from the tail of a loop, wherever
-it is chained, to its head, which is a vertex's head; there is one for each loop. Laps, which find out whether a loop has
-ended, go along the edges inside it: those between two of its vertices, its own feedback edge and those of the loops in it
-included.
+it is chained, to its head, which is the first node of a vertex; there is one for each loop. Laps, which find out whether a
+loop has ended, go along the edges inside it: those between two of its vertices, its own feedback edge and those of the
+loops in it included.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Vertex:
     nodes: tuple[Node, ...]
 
     @property
-    def head(self) -> Node:
+    def first(self) -> Node:
         return self.nodes[0]
 
 

@@ -58,7 +58,7 @@ class Invitation:
     secret: bytes = field(repr=False)
 
 
-class _Desk:
+class _Driver:
     """A task's link to the driver."""
 
     def __init__(self, invitation: Invitation, selector: selectors.BaseSelector) -> None:
@@ -166,25 +166,25 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
     slot = held.take()
     try:
         with interpreter_for_a_slot(fresh=slot is None):
-            with contextlib.closing(_Desk(invitation, held.selector)) as desk:
+            with contextlib.closing(_Driver(invitation, held.selector)) as driver:
                 if slot is not None:
                     offer = replace(offer, attempt=slot.attempt, slot=slot.index)
-                assigned = desk.offer(offer)
+                assigned = driver.offer(offer)
                 if not assigned.goes_on:
                     if slot is not None:
                         slot.rounds.close()
-                    slot = _made(invitation, assigned, held.selector, desk)
+                    slot = _made(invitation, assigned, held.selector, driver)
                 assert slot is not None, "only who holds a slot is told to go on with it"
                 if slot.time is not None and assigned.now_ms is not None:
                     slot.time.set(assigned.now_ms, assigned.watermark_ms)
                 with process_title(slot.index, slot.job, slot.attempt):
-                    yield from _drive(slot, desk, batches)
+                    yield from _drive(slot, driver, batches)
                 if offer.batch is not None and slot.host.alive:
                     held.slot, slot = slot, None
             if held.slot is not None:
                 # Garbage that refers to itself has to go before it is frozen with the state. The state of earlier batches
                 # is frozen here, so only what this task made is walked.
-                del desk
+                del driver
                 gc.collect()
     finally:
         if slot is not None:
@@ -196,15 +196,15 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
             gc.freeze()  # Spark collects garbage after every task, and would walk all of the state
 
 
-def _made(invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector, desk: _Desk) -> _HeldSlot:
+def _made(invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector, driver: _Driver) -> _HeldSlot:
     """Where it can't be, the coordinator knows, and its verdict is what the task fails with. Where another slot has told it
     so before, the coordinator may be gone already, and the verdict is on its way."""
     try:
         return _HeldSlot.made(invitation, assigned, selector)
     except TidegateError as error:
-        desk.tell(Left())
-        desk.wait(None if isinstance(error, JobError) else VERDICT_TIMEOUT_S)
-        desk.check()
+        driver.tell(Left())
+        driver.wait(None if isinstance(error, JobError) else VERDICT_TIMEOUT_S)
+        driver.check()
         raise
 
 
@@ -221,27 +221,27 @@ def _drop_what_has_ended() -> None:
             gc.unfreeze()
 
 
-def _drive(slot: _HeldSlot, desk: _Desk, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _drive(slot: _HeldSlot, driver: _Driver, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Runs the slot until the verdict."""
     handover = slot.handover
     handover.begin(batches)
     is_told = False
-    while desk.verdict is None:
+    while driver.verdict is None:
         if next(slot.rounds, _OVER) is _OVER:
-            desk.tell(Left())
-            desk.wait()
-        desk.check()
+            driver.tell(Left())
+            driver.wait()
+        driver.check()
         if handover.read and not is_told:
             is_told = True
-            desk.tell(InputRead())
-        while desk.asked:
-            _answer(desk.asked.popleft(), slot.host, desk)
+            driver.tell(InputRead())
+        while driver.asked:
+            _answer(driver.asked.popleft(), slot.host, driver)
         yield from handover.take()
 
 
-def _answer(asked: Probe | MoveTime, host: SlotHost, desk: _Desk) -> None:
+def _answer(asked: Probe | MoveTime, host: SlotHost, driver: _Driver) -> None:
     if isinstance(asked, MoveTime):
         host.move_time(asked)
         return
     traffic = host.traffic()
-    desk.tell(Counted(asked.number, traffic.sent, traffic.taken, traffic.replays))
+    driver.tell(Counted(asked.number, traffic.sent, traffic.taken, traffic.replays))

@@ -246,7 +246,7 @@ class MicroBatches:
             self._check_none_was_left_out(batch)
             live = self._live = self._begin(run, batch, times)
         rest = Rest(run, Stillness(run), self._moves) if self._has_loops else None
-        self._set_alarm(_end_batch(run, live, rest, once=self._ends_once).wake_ms)
+        self._set_alarm(_end_batch(run, live, rest, once=self._ends_once).alarm_ms)
         live.done = self._done = batch
         live.slots.run = None
         self.is_settled = is_held

@@ -65,11 +65,11 @@ class TransformJob(job.Job):
         *,
         slots: int,
         tuning: Tuning | None = None,
-        keeps_state: bool,
+        writes_state: bool,
         **rest: Any,
     ) -> None:
         super().__init__(name, slots=slots, restart=NoRestart(), tuning=_for_tasks(tuning or Tuning()), **rest)
-        self._settings = replace(self._settings, keeps_state=keeps_state, writers_rest=False, at_the_end=AT_THE_END)
+        self._settings = replace(self._settings, writes_state=writes_state, writers_rest=False, at_the_end=AT_THE_END)
         self._handover = Handover(list(inputs.values()))
         self.inputs = {
             each: self.source(each, HandedSource(self._handover, index, schema))

@@ -13,21 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tidegate.driver.reports import EpochReport, wake_ms_of
+from tidegate.driver.reports import EpochReport, alarm_ms_of
 from tidegate.snapshots.manifest import MicroBatch
 
 
 @dataclass(slots=True, eq=False)
 class BatchEnd:
     """The order to end a micro-batch. When `done`, its snapshot is complete, or `error` says why it has to run again; other
-    threads may look, and `then` is called. `wake_ms` is when the next batch is wanted though there may be no data.
+    threads may look, and `then` is called. `alarm_ms` is when the next batch is wanted though there may be no data.
 
     `once`: operators do their work when an epoch ends (grouped.py). A second end would be a second batch to those that saw
     the first, so an aborted epoch isn't tried again."""
 
     once: bool
     then: Callable[[], None]
-    wake_ms: int | None = None
+    alarm_ms: int | None = None
     error: str | None = None
     done: bool = False
 
@@ -61,7 +61,7 @@ class Batches:
 
     def on_complete(self, report: EpochReport) -> None:
         if self._end is not None:
-            self.parked, self._end.wake_ms = True, wake_ms_of(report.subtasks)
+            self.parked, self._end.alarm_ms = True, alarm_ms_of(report.subtasks)
             self._settle(self._end)
 
     def on_aborted(self, why: str) -> None:

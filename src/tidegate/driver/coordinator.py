@@ -121,7 +121,7 @@ class Coordinator:
             versions=versions or {},
             micro_batch=micro_batch,
         )
-        self._desk = self._epochs.desk
+        self._savepoints = self._epochs.savepoints
         self._rescales = Rescales()
         self._has_own = False  # a snapshot, so that it doesn't matter what it began with
         self._claim = Claim(self._restore, catalog=catalog, background=self._copies)
@@ -168,7 +168,7 @@ class Coordinator:
         """With a savepoint only if there can be one. A job that is restarting has nothing that could end with a final
         snapshot: it ends at once, where it would have been restarted from."""
         if savepoint is not None:
-            self._desk.take(savepoint, partial(self._stop_with_savepoint, drain, savepoint))
+            self._savepoints.take(savepoint, partial(self._stop_with_savepoint, drain, savepoint))
             return
         if self.status is Status.RESTARTING and self._final is None and not drain:
             self._failures.stopped(self._epochs.newest)
@@ -191,10 +191,10 @@ class Coordinator:
         self.tick()
 
     def savepoint(self, order: SavepointOrder) -> None:
-        self._desk.take(order)
+        self._savepoints.take(order)
 
     def withdraw(self, order: SavepointOrder, error: BaseException) -> None:
-        self._desk.withdraw(order, error)
+        self._savepoints.withdraw(order, error)
 
     def rescale(self, rescaling: Rescaling) -> None:
         if self._rescales.ask(rescaling, at_its_end=self._final is not None or self.status.terminal):
@@ -215,7 +215,7 @@ class Coordinator:
             )
             return
         self.stop(drain=drain)
-        if self._desk.wanted:
+        if self._savepoints.wanted:
             self._want_full_epoch()
 
     def _want_full_epoch(self) -> None:
@@ -310,7 +310,7 @@ class Coordinator:
                 if wanted:
                     self._epochs.feed(SnapshotRequested())
                 if self._epochs.batches.current is None:  # else an epoch ends where a micro-batch does, and nowhere else
-                    self._desk.look_for_requests(self.attempt)
+                    self._savepoints.look_for_requests(self.attempt)
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
             missing = sorted(set(range(self.plan.slots)) - self._roster.ready)
             self.failed(
@@ -397,7 +397,7 @@ class Coordinator:
         self._rescales.on_ready(self._layout, self._clock.monotonic_ms())
         if self._stop_asked is not None or self._rescales.wanted is not None:
             self._epochs.feed(StopRequested(bool(self._stop_asked)))
-        if self._desk.wanted:
+        if self._savepoints.wanted:
             self._want_full_epoch()
 
     # What the epochs say (epochs.Attempt).
@@ -462,7 +462,7 @@ class Coordinator:
 
     def _job_over(self, how: str, *, cancel: bool) -> None:
         """What was asked for and never will be is told so."""
-        self._desk.on_job_over(f"the job {self._settings.name!r} has {_PAST[how]}", cancel=cancel)
+        self._savepoints.on_job_over(f"the job {self._settings.name!r} has {_PAST[how]}", cancel=cancel)
         self._rescales.give_up(f"it has {_PAST[how]} before")
 
     def _let_go(self, now_ms: int, *, cancel: bool = True) -> None:
@@ -481,7 +481,7 @@ class Coordinator:
         if self.attempts and self.attempts[-1].gone_ms is None:
             self.attempts[-1] = replace(self.attempts[-1], gone_ms=self._clock.now_ms())
         if self._final is not None:
-            if self._desk.copying and self._final is not Status.CANCELLED:
+            if self._savepoints.copying and self._final is not Status.CANCELLED:
                 return  # the job is over when its savepoints are
             self.status = self._final
             self._gone_by_ms = None

@@ -22,7 +22,7 @@ from tidegate.driver.attempts import Opened
 from tidegate.driver.batches import Batches
 from tidegate.driver.committing import Commits
 from tidegate.driver.reports import EpochReport, EpochReports, Failure
-from tidegate.driver.savepoints import SavepointDesk
+from tidegate.driver.savepoints import SavepointRequests
 from tidegate.errors import FencedOff
 from tidegate.protocol import epoch_coordinator
 from tidegate.protocol.epoch_coordinator import (
@@ -90,8 +90,10 @@ class Epochs:
         self.reports = EpochReports()
         self.newest: int | None = None
         self.batches = Batches(micro_batch)
-        self.desk = SavepointDesk(catalog=catalog, background=copies, clock=clock, want=want_full, release=self._release)
-        self.commits = Commits(catalog, background, self.desk.on_committed)
+        self.savepoints = SavepointRequests(
+            catalog=catalog, background=copies, clock=clock, want=want_full, release=self._release
+        )
+        self.commits = Commits(catalog, background, self.savepoints.on_committed)
         self._attempt = attempt
         self._settings = settings
         self._catalog = catalog
@@ -128,7 +130,7 @@ class Epochs:
         assert self._opened is not None
         subtasks = frozenset(SubtaskId(vertex.id, index) for vertex in plan.vertices for index in range(vertex.parallelism))
         heads = {loop.head_vertex for loop in plan.loops}
-        self._sources = frozenset(each for each in subtasks if plan.vertices[each.vertex].head.source is not None)
+        self._sources = frozenset(each for each in subtasks if plan.vertices[each.vertex].first.source is not None)
         self._key_group_count, self._graph = plan.key_group_count, graph
         self._coordinator = EpochCoordinator(
             subtasks=subtasks,
@@ -145,7 +147,7 @@ class Epochs:
         """End the epochs of the attempt."""
         self.reports.attempt_over()
         self._coordinator = None
-        self.desk.on_attempt_over()
+        self.savepoints.on_attempt_over()
         self.batches.on_attempt_over()
 
     def tick(self, now_ms: int) -> None:
@@ -158,7 +160,7 @@ class Epochs:
         """Ask for a full epoch, for a savepoint. The attempt runs."""
         assert self._coordinator is not None
         if self._coordinator.active_epoch is not None and self.reports[-1].ending is not None:
-            self.desk.on_triggered(self.reports[-1].epoch)  # nothing follows it: it holds all that there will be
+            self.savepoints.on_triggered(self.reports[-1].epoch)  # nothing follows it: it holds all that there will be
         else:
             self.feed(SnapshotRequested(full=True))
 
@@ -183,7 +185,7 @@ class Epochs:
                 name = None if ending is None else ending.value
                 self.reports.triggered(EpochReport(epoch, self._number, self._clock.now_ms(), name, full))
                 if full:
-                    self.desk.on_triggered(epoch)
+                    self.savepoints.on_triggered(epoch)
                 self._attempt.tell_all(Trigger(epoch, name, full, base))
             case epoch_coordinator.EndInput():
                 self._attempt.tell_all(EndInput())
@@ -206,7 +208,7 @@ class Epochs:
                     self._background.submit(partial(self._catalog.sweep, self._number), _forget)
             case NotifyAborted(epoch, reason, message):
                 self.reports.of(epoch).aborted = f"{reason.value}: {message}"
-                self.desk.on_aborted(epoch)
+                self.savepoints.on_aborted(epoch)
                 self.batches.on_aborted(f"{reason.value}: {message}")
                 self._attempt.tell_all(Abort(epoch))
                 self._attempt.aborted(epoch)
@@ -230,7 +232,7 @@ class Epochs:
 
     def _release(self, epochs: Collection[int]) -> None:
         """Release all but those that a savepoint is being copied from; these come here again."""
-        free = self.desk.releasable(epochs)
+        free = self.savepoints.releasable(epochs)
         if free:
             self._background.submit(partial(self._catalog.release, free, attempt=self._number), _forget)
 
@@ -263,7 +265,7 @@ class Epochs:
             return
         if error is None:
             self.commits.on_complete(manifest)
-            self.desk.on_complete(manifest, graph=self._graph, versions=self._versions)
+            self.savepoints.on_complete(manifest, graph=self._graph, versions=self._versions)
             self.feed(ManifestCreated(manifest.epoch))
         elif isinstance(error, FencedOff):
             # Another driver runs this job now. To restart would be to fence it in turn, and so on.

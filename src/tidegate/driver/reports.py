@@ -123,9 +123,9 @@ def measured(subtasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def wake_ms_of(subtasks: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """When the first of them wants the next epoch to end though no record may come (`Operator.wake_ms`)."""
-    return min((of["wake_ms"] for of in subtasks.values() if "wake_ms" in of), default=None)
+def alarm_ms_of(subtasks: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """When the first of them wants the next epoch to end though no record may come (`Operator.alarm_ms`)."""
+    return min((of["alarm_ms"] for of in subtasks.values() if "alarm_ms" in of), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class _Complete:
     versions: dict[str, str]
 
 
-class SavepointDesk:
+class SavepointRequests:
     """`want` asks for a full epoch; `release` is told of epochs whose release was held back by a copy."""
 
     def __init__(

@@ -8,7 +8,7 @@ written by p subtasks of an operator and is read by q:
 - *keyed* state is cut into key-groups, and subtask i of q owns a contiguous range of them. A range of groups is a
   sequential read within each of the old pieces it touches, at any p and q.
 - *split* operator state is one list, scattered over the pieces: laid end to end in piece order and dealt out again in
-  contiguous runs whose lengths differ by at most one. Its order survives any number of changes of the parallelism.
+  contiguous ranges whose lengths differ by at most one. Its order survives any number of changes of the parallelism.
 - *whole* state stays together: what one old subtask wrote goes to one new subtask, in its order. Committables of sinks
   are of this kind: output of several epochs of one key may be waiting to be committed, all of it in one piece, and it
   must become visible in the order of its epochs.
@@ -187,7 +187,7 @@ def _check_tiling(pieces: Sequence[Piece], key_group_count: int) -> None:
     written = Counter(group for piece in pieces for group in piece.key_groups)
     everything = range(key_group_count)
     complaints = [
-        f"{what}: {_runs(groups)}"
+        f"{what}: {_ranges(groups)}"
         for what, groups in (
             ("missing", [group for group in everything if not written[group]]),
             ("written by more than one subtask", sorted(group for group in written if written[group] > 1)),
@@ -203,12 +203,12 @@ def _check_tiling(pieces: Sequence[Piece], key_group_count: int) -> None:
         )
 
 
-def _runs(groups: Sequence[int]) -> str:
+def _ranges(groups: Sequence[int]) -> str:
     """[3, 4, 5, 9] → "3-5, 9"."""
-    runs: list[range] = []
+    ranges: list[range] = []
     for group in groups:
-        if runs and runs[-1].stop == group:
-            runs[-1] = range(runs[-1].start, group + 1)
+        if ranges and ranges[-1].stop == group:
+            ranges[-1] = range(ranges[-1].start, group + 1)
         else:
-            runs.append(range(group, group + 1))
-    return ", ".join(str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in runs)
+            ranges.append(range(group, group + 1))
+    return ", ".join(str(each.start) if len(each) == 1 else f"{each.start}-{each.stop - 1}" for each in ranges)

@@ -152,8 +152,8 @@ class SplitWatermarks:
         self._delay_ms = delay_ms
         self._idle_after_ms = idle_after_ms
         self._live: dict[str, _Split] = {}
-        self._awake: list[tuple[int, str]] = []  # a heap; entries that no longer hold are passed over
-        self._awake_count = 0
+        self._active: list[tuple[int, str]] = []  # a heap; entries that no longer hold are passed over
+        self._active_count = 0
         self._quiet: dict[str, _Split] = {}  # awake ones that may become idle, the longest quiet one first
         self._quiet_since_ms = now_ms  # of the stream
         self._current_ms = MIN_WATERMARK_MS
@@ -179,16 +179,16 @@ class SplitWatermarks:
         each. `latest_ms`: the latest event time of those of which something was read in an earlier life of the job."""
         for split, has_records in splits.items():
             if split in self._live:
-                self._wake(split, self._live[split], now_ms)
+                self._activate(split, self._live[split], now_ms)
                 continue
             before_ms = None if latest_ms is None else latest_ms.get(split)
             found = _Split(MIN_WATERMARK_MS if before_ms is None else self._promise(before_ms), now_ms, has_records)
             self._live[split] = found
-            self._awake_count += 1
+            self._active_count += 1
             self._enter(split, found, now_ms)
         return self._progress()
 
-    def on_awake(self) -> Progress:
+    def on_active(self) -> Progress:
         """A batch with event times comes: what is to be said ahead of it. `on_batch` follows."""
         if not self._is_idle:
             return None
@@ -204,7 +204,7 @@ class SplitWatermarks:
         if at_ms == found.at_ms and not found.is_idle and split not in self._quiet:
             return None
         found.at_ms = at_ms
-        self._wake(split, found, now_ms)
+        self._activate(split, found, now_ms)
         return self._progress()
 
     def on_finished(self, split: str, now_ms: int) -> Progress:
@@ -213,7 +213,7 @@ class SplitWatermarks:
             return None
         self._quiet_since_ms = now_ms
         self._quiet.pop(split, None)
-        self._awake_count -= not found.is_idle
+        self._active_count -= not found.is_idle
         return self._progress()
 
     def on_idle(self, split: str) -> Progress:
@@ -222,7 +222,7 @@ class SplitWatermarks:
         if found.is_idle:
             return None
         found.is_idle = True
-        self._awake_count -= 1
+        self._active_count -= 1
         self._quiet.pop(split, None)
         return self._progress()
 
@@ -249,10 +249,10 @@ class SplitWatermarks:
         # A record exactly `delay_ms` behind is still in time, and a watermark excludes its own instant: hence the 1.
         return max(latest_ms - self._delay_ms - 1, MIN_WATERMARK_MS)
 
-    def _wake(self, split: str, found: _Split, now_ms: int) -> None:
+    def _activate(self, split: str, found: _Split, now_ms: int) -> None:
         if found.is_idle:
             found.is_idle = False
-            self._awake_count += 1
+            self._active_count += 1
         self._enter(split, found, now_ms)
 
     def _enter(self, split: str, found: _Split, now_ms: int) -> None:
@@ -260,21 +260,21 @@ class SplitWatermarks:
         if self._idle_after_ms is not None and not found.has_records:
             self._quiet.pop(split, None)
             self._quiet[split] = found
-        heapq.heappush(self._awake, (found.at_ms, split))
-        if len(self._awake) > 2 * len(self._live) + 64:
-            self._awake = [(each.at_ms, name) for name, each in self._live.items() if not each.is_idle]
-            heapq.heapify(self._awake)
+        heapq.heappush(self._active, (found.at_ms, split))
+        if len(self._active) > 2 * len(self._live) + 64:
+            self._active = [(each.at_ms, name) for name, each in self._live.items() if not each.is_idle]
+            heapq.heapify(self._active)
 
     def _least_ms(self) -> int:
         while True:
-            at_ms, split = self._awake[0]
+            at_ms, split = self._active[0]
             found = self._live.get(split)
             if found is not None and not found.is_idle and found.at_ms == at_ms:
                 return at_ms
-            heapq.heappop(self._awake)
+            heapq.heappop(self._active)
 
     def _progress(self) -> Progress:
-        if not self._awake_count:
+        if not self._active_count:
             if not self._live or self._is_idle:  # without live splits there is a time to wait out
                 return None
             self._is_idle = True

@@ -36,7 +36,7 @@ from tidegate.slot.exchange import EdgeWriter
 from tidegate.slot.in_flight import Replay, own_records, waits_in
 from tidegate.slot.inner import InnerSubtask, Input
 from tidegate.slot.laps import Laps
-from tidegate.slot.subtask import SourceSubtask, Subtask, TakeParts
+from tidegate.slot.subtask import SourceSubtask, Subtask, TakeFrozen
 from tidegate.slot.untimed import untimed_operators, warning_of
 from tidegate.slot.world import Network, SlotWorld
 from tidegate.snapshots.manifest import FileEntry
@@ -85,7 +85,7 @@ class Assembly:
         world: SlotWorld,
         addresses: Sequence[tuple[str, int]],
         restored: RestoredState | None,
-        take_parts: TakeParts,
+        take_frozen: TakeFrozen,
     ) -> None:
         self.index = index
         self.writers: dict[str, PartWriter] = {}
@@ -94,7 +94,7 @@ class Assembly:
         self._attempt = attempt
         self._world = world
         self._restored = restored
-        self._take_parts = take_parts
+        self._take_frozen = take_frozen
         self._channels = _Channels(
             plan, index, world.network, addresses, loop_memory_bytes=settings.tuning.loop_memory_bytes
         )
@@ -116,8 +116,8 @@ class Assembly:
             _attach(operators[edge.source], edge.tag, operators[node.id])
         writers = self._edge_writers(vertex, operators)
         follow_splits(list(operators.values()))
-        keeps = self._keeps_in_flight(vertex)
-        places = {(place.operator, place.info.name): place for place in self._places(vertex, of_head=keeps)}
+        keeps = self._logs_in_flight(vertex)
+        places = {(place.operator, place.info.name): place for place in self._places(vertex, of_first=keeps)}
         tuning, clock = self._settings.tuning, self._world.clock
         rest: dict[str, Any] = dict(
             vertex=vertex,
@@ -126,19 +126,19 @@ class Assembly:
             writers=writers,
             replay=self._opened(vertex, operators, places.values()),
             places=list(places.values()),
-            take_parts=self._take_parts,
+            take_frozen=self._take_frozen,
             max_batch_rows=tuning.max_batch_rows,
             monotonic_ms=clock.monotonic_ms,
             on_done=lambda done: self._world.tell(InputEnded(done.id.vertex, done.id.subtask)),
         )
-        if vertex.head.source is not None:
+        if vertex.first.source is not None:
             return SourceSubtask(linger_ms=tuning.linger_ms, halts=self._settings.snapshots.halts_sources, **rest)
         inputs = [
             Input(
                 self._channels.inlet(edge, channel),
                 edge.port,
                 edge.source_vertex in self._timed and not edge.feedback,
-                places.get((vertex.head.name, waits_in(edge))),
+                places.get((vertex.first.name, waits_in(edge))),
             )
             for edge in self._plan.inputs_of(vertex)
             for channel in self._plan.origins(edge, self.index)
@@ -163,7 +163,7 @@ class Assembly:
                 key_group_count=self._plan.key_group_count,
                 first=self.index,
                 loops=frozenset(loop.id for loop in self._plan.loops if self._plan.edge_inside(loop, out)),
-                refuses_nulls_for=self._plan.vertices[out.target_vertex].head.name if out.refuses_nulls else None,
+                refuses_nulls_for=self._plan.vertices[out.target_vertex].first.name if out.refuses_nulls else None,
             )
             writers.append(writer)
             _attach(operators[out.source_node], out.tag, writer)
@@ -192,23 +192,23 @@ class Assembly:
                 )
         return replay
 
-    def _keeps_in_flight(self, vertex: Vertex) -> bool:
+    def _logs_in_flight(self, vertex: Vertex) -> bool:
         """Whether records under way to the vertex may be part of snapshots. Not where they were broadcast or passed on
         from subtask to subtask: nobody could say to whom they belong at another parallelism. Nor above such a vertex: it
         would block the channel of a marker that has overtaken, and with it whoever sent it, and wait for others behind."""
-        return self._settings.snapshots.keeps_in_flight and all(
+        return self._settings.snapshots.logs_in_flight and all(
             edge.feedback or edge.partitioning in (Partitioning.HASH, Partitioning.REBALANCE)
             for each in (vertex.id, *self._plan.below(vertex))
             for edge in self._plan.inputs_of(self._plan.vertices[each])
         )
 
-    def _places(self, vertex: Vertex, *, of_head: bool) -> Iterator[Place]:
+    def _places(self, vertex: Vertex, *, of_first: bool) -> Iterator[Place]:
         """Those that every snapshot of this vertex has a log of: its head's if so, and those of what it began with."""
         for node in vertex.nodes:
             planned = None if self._restored is None else self._restored.plan.of(node.name)
             held = () if planned is None else [state.name for state in planned.states if state.taken_in]
             for place in places_of(node):
-                if place.is_feedback or place.info.name in held or (of_head and node is vertex.head):
+                if place.is_feedback or place.info.name in held or (of_first and node is vertex.first):
                     yield place
 
     def _context(self, vertex: Vertex, node: Node) -> OperatorContext:
@@ -331,7 +331,7 @@ class _Channels:
 def edge_schema(plan: Plan, edge: PlanEdge) -> pa.Schema:
     """What travels on an edge."""
     if edge.feedback:
-        return plan.vertices[edge.target_vertex].head.schema
+        return plan.vertices[edge.target_vertex].first.schema
     node = next(node for node in plan.vertices[edge.source_vertex].nodes if node.id == edge.source_node)
     return node.schema if edge.tag is None else node.side_schemas[edge.tag]
 

@@ -63,7 +63,7 @@ def run_slot(index: int, payload: bytes, attempt: int, coordinator: tuple[str, i
 def interpreter_for_a_slot(*, fresh: bool = True) -> Iterator[None]:
     """Spark may use the process for something else afterwards, so what is set is set back. `fresh`: there is no state yet
     that would be walked for garbage."""
-    _keep_freed_memory()
+    _hold_freed_memory()
     interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if fresh:
@@ -80,7 +80,7 @@ def interpreter_for_a_slot(*, fresh: bool = True) -> Iterator[None]:
 
 
 @functools.cache
-def _keep_freed_memory() -> None:
+def _hold_freed_memory() -> None:
     """Ask glibc not to give freed memory back at once: batches come and go all the time, and each would be paged in again
     (8 % of the keyed sum's time, measured). Elsewhere it does nothing. Once for a process: `ctypes` keeps memory for each
     library that is opened."""

@@ -148,7 +148,7 @@ class InnerSubtask(Subtask):
         return True
 
     def _dispatch(self, source: Input, element: Element) -> None:
-        head, channel = self.operators[0], source.inlet.channel
+        first, channel = self.operators[0], source.inlet.channel
         self.counters.taken += 1
         if isinstance(element, pa.RecordBatch):
             batch = self._joined(source.inlet, element)
@@ -160,7 +160,7 @@ class InnerSubtask(Subtask):
                 self._laps.on_feedback_records()
             if channel in self._logged:
                 self._log(channel, batch)
-            head.on_batch(batch, source.port)
+            first.on_batch(batch, source.port)
         elif isinstance(element, Marker):
             self._on_marker(channel, element, overtook=False)
         elif isinstance(element, Watermark):
@@ -183,7 +183,7 @@ class InnerSubtask(Subtask):
             if self._laps is not None:
                 self._laps.on_end(channel, self._writers)
             if self._ended == self._regular and (self._laps is None or not self._laps.is_head):
-                head.on_end()
+                first.on_end()
 
     def _joined(self, inlet: Inlet, first: pa.RecordBatch) -> pa.RecordBatch:
         """The first batch and those that wait right behind it, up to the batch size: big batches under load, none at

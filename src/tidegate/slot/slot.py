@@ -41,7 +41,7 @@ from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.slot.assembly import Assembly, RestoredState
 from tidegate.slot.inner import InnerSubtask
 from tidegate.slot.step_times import StepTimes
-from tidegate.slot.subtask import Part, SourceSubtask, Subtask
+from tidegate.slot.subtask import Frozen, SourceSubtask, Subtask
 from tidegate.slot.world import SlotWorld
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.finding import find_snapshot
@@ -200,12 +200,12 @@ class Slot:
 
     # Snapshots.
 
-    def _take_parts(self, subtask: Subtask, marker: Marker, parts: Sequence[Part]) -> None:
+    def _take_frozen(self, subtask: Subtask, marker: Marker, parts: Sequence[Frozen]) -> None:
         """Writes the frozen parts in the background, then acknowledges."""
         stats = dict(subtask.counters.last)
-        if (wake_ms := subtask.wake_ms()) is not None:
-            stats["wake_ms"] = wake_ms
-        if not self._settings.keeps_state:
+        if (alarm_ms := subtask.alarm_ms()) is not None:
+            stats["alarm_ms"] = alarm_ms
+        if not self._settings.writes_state:
             for part in parts:
                 part.frozen.release()
             self._world.tell(Acknowledge(subtask.id.vertex, subtask.id.subtask, marker.epoch, {}, stats))
@@ -235,7 +235,7 @@ class Slot:
         self,
         subtask: Subtask,
         epoch: int,
-        parts: Sequence[Part],
+        parts: Sequence[Frozen],
         stats: dict[str, Any],
         written: dict[str, OperatorEntry] | None,
         error: BaseException | None,
@@ -269,7 +269,7 @@ class Slot:
             world=self._world,
             addresses=addresses,
             restored=restored,
-            take_parts=self._take_parts,
+            take_frozen=self._take_frozen,
         )
         self._subtasks = self._assembly.build()
         if restored is None:

@@ -36,7 +36,7 @@ from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.protocol.ids import ChannelId, SubtaskId
 from tidegate.slot.exchange import EdgeWriter
 from tidegate.slot.in_flight import Logs, Replay
-from tidegate.state.operator_state import FrozenParts, parts_of
+from tidegate.state.operator_state import FrozenTogether, frozen_in
 from tidegate.state.sections import FrozenState
 
 # Entries that a backend may tidy up after every unit of work.
@@ -44,7 +44,7 @@ MAINTENANCE_BUDGET = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Frozen:
     """One operator's share of a snapshot, frozen and not yet written."""
 
     operator: str
@@ -73,7 +73,7 @@ class _Taken:
     times: dict[str, float]
 
 
-TakeParts = Callable[["Subtask", Marker, Sequence[Part]], None]
+TakeFrozen = Callable[["Subtask", Marker, Sequence[Frozen]], None]
 
 
 class Subtask:
@@ -86,7 +86,7 @@ class Subtask:
         index: int,
         operators: Sequence[Operator],
         writers: Sequence[EdgeWriter],
-        take_parts: TakeParts,
+        take_frozen: TakeFrozen,
         places: Sequence[Place],
         replay: Replay,
     ) -> None:
@@ -94,9 +94,9 @@ class Subtask:
         self.vertex = vertex
         self.operators = tuple(operators)
         self.counters = Counters()
-        self._timed_operators = [each for each in operators if type(each).deadline_ms is not Operator.deadline_ms]
+        self._with_deadlines = [each for each in operators if type(each).deadline_ms is not Operator.deadline_ms]
         self._writers = tuple(writers)
-        self._take_parts = take_parts
+        self._take_frozen = take_frozen
         self._places = tuple(places)
         self._replay = replay
         self._alignment: Alignment
@@ -135,7 +135,7 @@ class Subtask:
     def on_time(self, now_ms: int) -> bool:
         """Whether it was time for any operator."""
         called = False
-        for operator in self._timed_operators:
+        for operator in self._with_deadlines:
             deadline_ms = operator.deadline_ms()
             if deadline_ms is not None and deadline_ms <= now_ms:
                 operator.on_time(now_ms)
@@ -144,11 +144,11 @@ class Subtask:
 
     def deadline_ms(self) -> int | None:
         """The next moment, by the time of day, that an operator waits for."""
-        return min((at for operator in self._timed_operators if (at := operator.deadline_ms()) is not None), default=None)
+        return min((at for operator in self._with_deadlines if (at := operator.deadline_ms()) is not None), default=None)
 
-    def wake_ms(self) -> int | None:
+    def alarm_ms(self) -> int | None:
         """When an operator wants the next epoch to end though no record may come."""
-        return min((at for operator in self.operators if (at := operator.wake_ms()) is not None), default=None)
+        return min((at for operator in self.operators if (at := operator.alarm_ms()) is not None), default=None)
 
     def close(self) -> None:
         self._replay.close()
@@ -163,7 +163,7 @@ class Subtask:
         return False
 
     def traffic(self) -> Traffic:
-        due = any(operator.deadline_ms() == AT_ONCE_MS for operator in self._timed_operators)
+        due = any(operator.deadline_ms() == AT_ONCE_MS for operator in self._with_deadlines)
         return Traffic(sum(writer.sent_count for writer in self._writers), self.counters.taken, bool(self._replay) or due)
 
     def move_time(self, order: MoveTime) -> None:
@@ -213,7 +213,7 @@ class Subtask:
         for operator in self.operators:
             operator.before_snapshot()
         started = time.perf_counter()
-        frozen = {operator.name: list(parts_of(operator.freeze(epoch))) for operator in self.operators}
+        frozen = {operator.name: list(frozen_in(operator.freeze(epoch))) for operator in self.operators}
         logs = Logs(self._places)
         self._replay.log(logs)
         taken = time.perf_counter()
@@ -231,11 +231,11 @@ class Subtask:
         taken.times["logging_ms"] = (time.perf_counter() - taken.taken_s) * 1000
         self.counters.last = {name: round(took_ms, 3) for name, took_ms in taken.times.items()} | taken.logs.byte_counts()
         parts = [
-            Part(name, FrozenParts(*whole))
+            Frozen(name, FrozenTogether(*whole))
             for name, frozen in taken.frozen.items()
             if (whole := [*frozen, *taken.logs.of(name)])
         ]
-        self._take_parts(self, taken.marker, parts)
+        self._take_frozen(self, taken.marker, parts)
 
 
 class SourceSubtask(Subtask):

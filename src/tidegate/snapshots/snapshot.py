@@ -153,7 +153,7 @@ class PieceReader:
         elif self._is_native:
             yield from in_order(info.name, self.keyed(info.name, range(*self._piece.key_groups)), self._key_group_count)
         else:
-            yield from merged_sections(info, self._layers, key_group_count=self._key_group_count, keep_deleted=False)
+            yield from merged_sections(info, self._layers, key_group_count=self._key_group_count, with_deleted=False)
 
 
 def in_order(state: str, batches: Iterable[pa.RecordBatch], key_group_count: int) -> Iterator[Section]:

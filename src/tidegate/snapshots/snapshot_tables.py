@@ -18,7 +18,7 @@ from tidegate.snapshots.finding import find_snapshot
 from tidegate.snapshots.manifest import ROWS, Manifest, OperatorEntry, StateEntry
 from tidegate.snapshots.row_files import row_reader
 from tidegate.snapshots.snapshot import Snapshot
-from tidegate.snapshots.state_tables import MOMENT, Part
+from tidegate.snapshots.state_tables import MOMENT, GroupRanges
 from tidegate.state.ttl import EXPIRES
 from tidegate.store import layout
 from tidegate.store.base import Store
@@ -43,10 +43,10 @@ class SnapshotTable:
         self._snapshot = snapshot
         self._path = path
 
-    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
+    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
         return [()]
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
         columns = list(zip(*self._rows(self._snapshot, self._path), strict=True))
         if columns:
             yield pa.RecordBatch.from_arrays(

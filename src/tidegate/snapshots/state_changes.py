@@ -25,9 +25,9 @@ from tidegate.snapshots.manifest import StateEntry
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.state_tables import (
     KEY_GROUP,
+    GroupRanges,
     KeyColumns,
     KeyedRows,
-    Part,
     Table,
     find_state,
     item_rows,
@@ -76,7 +76,7 @@ class KeyedChanges:
             ]
         )
 
-    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
+    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
         if self._group_counts[0] != self._group_counts[1]:
             return [((0, max(self._group_counts)),)]
         # Pieces without files are in nobody's parts, and the other side may have some there.
@@ -85,7 +85,7 @@ class KeyedChanges:
         wanted = range(self._group_counts[1]) if groups is None else groups
         return [*parts, *self._before.parts(set(wanted) - covered, count=count)]
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
         before, after = (_together(rows.read(part), rows.schema) for rows in (self._before, self._after))
         keys = pa.concat_arrays([before.column("key"), after.column("key")])
         if not len(keys):
@@ -126,10 +126,10 @@ class ItemChanges:
         types = [state.arrow_schema().field("value").type for state in (was, now)]
         self.schema = table_schema([pa.field(CHANGE, pa.string()), pa.field(BEFORE, types[0]), pa.field(AFTER, types[1])])
 
-    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
+    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
         return [()]
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
         before, after = (_items(*side) for side in self._sides)
         was, now = _codes_of_both(before, after)
         removed, added = _more_often(was, now), _more_often(now, was)

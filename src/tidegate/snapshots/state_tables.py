@@ -37,7 +37,7 @@ from tidegate.types import ddl_of
 PART_BYTES = 12 * 1024 * 1024
 
 # Key-groups, as half-open ranges.
-Part: TypeAlias = tuple[tuple[int, int], ...]
+GroupRanges: TypeAlias = tuple[tuple[int, int], ...]
 
 KEY_GROUP, EPOCH, SUBTASK, POSITION = "key_group", "epoch", "subtask", "position"
 MAP_KEY, VALUE, AT_MS = "map_key", "value", "at_ms"
@@ -54,10 +54,10 @@ class Table(Protocol):
     def keys(self) -> KeyColumns | None:
         """Of a table that is cut by key-group."""
 
-    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
+    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
         """Of these key-groups (None: all). `count` is how many are wished for; there may be more or fewer."""
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]: ...
+    def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]: ...
 
 
 # Finding a state in a snapshot.
@@ -234,10 +234,10 @@ class KeyedTable:
             [*self.keys.fields(), *self._entries.fields(), pa.field(KEY_GROUP, pa.int32()), pa.field(EPOCH, pa.int64())]
         )
 
-    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
+    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
         return self._rows.parts(groups, count=count)
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
         for whole in self._rows.read(part):
             for rows in self._entries.alike(whole):
                 batch = self._batch(rows)
@@ -280,10 +280,10 @@ class ItemsTable:
             [pa.field(SUBTASK, pa.int32()), pa.field(POSITION, pa.int64()), *fields, pa.field(EPOCH, pa.int64())]
         )
 
-    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
+    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
         return [()]
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
         for piece in self._pieces:
             position = 0
             for rows in item_rows(self._snapshot, self._operator, piece, self._state):
@@ -323,11 +323,11 @@ class KeyedRows:
         self._state = state.name
         self.schema = state.arrow_schema()
 
-    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[Part]:
+    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
         wanted = range(self._snapshot.manifest.key_group_count) if groups is None else sorted(set(groups))
         return planned_parts(self._entry.pieces, wanted, count=count)
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
         for piece in self._entry.pieces:
             shares = [share for bounds in part if (share := _overlap(range(*bounds), range(*piece.key_groups)))]
             if shares and piece.files:
@@ -358,11 +358,11 @@ def still_there(snapshot: Snapshot, rows: Iterable[pa.RecordBatch]) -> Iterator[
         raise NotFound(f"{error}{released}") from error
 
 
-def planned_parts(pieces: Sequence[PieceEntry], wanted: Sequence[int], *, count: int | None = None) -> list[Part]:
+def planned_parts(pieces: Sequence[PieceEntry], wanted: Sequence[int], *, count: int | None = None) -> list[GroupRanges]:
     """The wanted key-groups, cut along the pieces and by size; `count` instead of a size."""
     sizes = {piece.subtask: sum(file.bytes for file in piece.files) for piece in pieces}
     part_bytes = max(1, sum(sizes.values()) // count) if count else PART_BYTES
-    parts: list[Part] = []
+    parts: list[GroupRanges] = []
     filled: list[tuple[int, int]] = []
     filled_bytes = 0.0
     for piece in pieces:
@@ -377,20 +377,20 @@ def planned_parts(pieces: Sequence[PieceEntry], wanted: Sequence[int], *, count:
             if filled and filled_bytes + len(some) * group_bytes > part_bytes:
                 parts.append(tuple(filled))
                 filled, filled_bytes = [], 0.0
-            filled += _runs(some)
+            filled += _ranges(some)
             filled_bytes += len(some) * group_bytes
     return [*parts, tuple(filled)] if filled else parts
 
 
-def _runs(groups: Sequence[int]) -> list[tuple[int, int]]:
+def _ranges(groups: Sequence[int]) -> list[tuple[int, int]]:
     """[3, 4, 5, 9] → [(3, 6), (9, 10)]."""
-    runs: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for group in groups:
-        if runs and runs[-1][1] == group:
-            runs[-1] = (runs[-1][0], group + 1)
+        if ranges and ranges[-1][1] == group:
+            ranges[-1] = (ranges[-1][0], group + 1)
         else:
-            runs.append((group, group + 1))
-    return runs
+            ranges.append((group, group + 1))
+    return ranges
 
 
 def _overlap(one: range, other: range) -> range:

@@ -207,7 +207,7 @@ def declared_info(
     key: pa.DataType,
     value: pa.DataType,
     shape: str | None,
-    timed: bool,
+    expiring: bool,
 ) -> StateInfo:
     """What the state is: as the program declares it, else as the base has it, else as the rows are."""
     if isinstance(state, Descriptor):
@@ -231,7 +231,7 @@ def declared_info(
     if shape not in (None, *SHAPES):
         raise JobError(f"shape={shape!r}: there are {', '.join(map(repr, SHAPES))}")
     shape = shape or "value"
-    fields = [pa.field("key", key), pa.field("value", value), *([expires_field(shape)] if timed else [])]
+    fields = [pa.field("key", key), pa.field("value", value), *([expires_field(shape)] if expiring else [])]
     return StateInfo(state, StateKind.KEYED, shape, pa.schema(fields))
 
 

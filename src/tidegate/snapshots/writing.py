@@ -29,7 +29,7 @@ from tidegate.snapshots.row_files import Chain, row_reader, write_rows
 from tidegate.state.cutting import rested
 from tidegate.state.format import StateFileReader
 from tidegate.state.merging import LayerInMemory, merged_sections
-from tidegate.state.operator_state import parts_of
+from tidegate.state.operator_state import frozen_in
 from tidegate.state.sections import FrozenFiles, FrozenState, Section, SectionReader, StateInfo, StateKind
 from tidegate.store.base import Store
 from tidegate.store.layout import state_file_name
@@ -91,7 +91,7 @@ class PartWriter:
             chain, layers = self._links(layer, complete=frozen.complete, base=base, full=full)
             if keyed:
                 self._pending[epoch] = layer
-            content = itertools.chain(self._merged(states, layers, keep_deleted=bool(chain)), items)
+            content = itertools.chain(self._merged(states, layers, with_deleted=bool(chain)), items)
         files = chain + self._write_file(epoch, states, iter(content))
         self._written[epoch] = files
         # Without keyed state the key-groups mean nothing, and there may be more subtasks than groups.
@@ -139,11 +139,11 @@ class PartWriter:
         return chain, layers
 
     def _merged(
-        self, states: Sequence[StateInfo], layers: Sequence[SectionReader], *, keep_deleted: bool
+        self, states: Sequence[StateInfo], layers: Sequence[SectionReader], *, with_deleted: bool
     ) -> Iterator[Section]:
         for info in states:
             if info.kind is StateKind.KEYED:
-                yield from merged_sections(info, layers, key_group_count=self._key_group_count, keep_deleted=keep_deleted)
+                yield from merged_sections(info, layers, key_group_count=self._key_group_count, with_deleted=with_deleted)
 
     def _write_file(self, epoch: int, states: Sequence[StateInfo], sections: Iterator[Section]) -> Chain:
         return write_rows(self._store, self._name(epoch), states, rested(sections), key_group_count=self._key_group_count)
@@ -189,6 +189,6 @@ def _counted(parts: Iterable[FrozenState], counts: Counter[str]) -> Iterator[Sec
 
 
 def _native_and_rest(frozen: FrozenState) -> tuple[FrozenFiles | None, list[FrozenState]]:
-    parts = parts_of(frozen)
+    parts = frozen_in(frozen)
     native = next((part for part in parts if hasattr(part, "native") and isinstance(part, FrozenFiles)), None)
     return native, [part for part in parts if part is not native]

@@ -144,7 +144,7 @@ def _prepared(
     fields = [pa.field(name, nullable(schema.field(name).type)) for name in names]
     key_type = fields[0].type if len(fields) == 1 else pa.struct(fields)
     value_type = nullable(schema.field(VALUE).type)
-    timed = EXPIRES in whole.columns
+    expiring = EXPIRES in whole.columns
     info = declared_info(
         base,
         operator,
@@ -152,16 +152,16 @@ def _prepared(
         key=key_type,
         value=value_type,
         shape=shape or (shape_of_entries if not isinstance(state, Descriptor) and not state.startswith("__") else None),
-        timed=timed,
+        expiring=expiring,
     )
     if info.shape == "timers" and not pa.types.is_list(value_type):
         return _prepared(_listed(whole, names), base, operator, state, key=names, shape=None)
     if isinstance(state, Descriptor) and shape_of_entries not in (None, info.shape):
         raise SchemaError(f"state {info.name!r} is a {info.shape}, and the rows are the entries of a {shape_of_entries}")
     check_rows(info, key=key_type, value=value_type)
-    if timed and EXPIRES not in info.schema.names:
+    if expiring and EXPIRES not in info.schema.names:
         raise SchemaError(f"the rows have a column {EXPIRES!r}, and state {info.name!r} has no ttl: drop the column")
-    if timed:
+    if expiring:
         moments = pa.list_(MOMENT) if info.shape in COLLECTIONS else MOMENT
         if nullable(schema.field(EXPIRES).type) != moments:
             raise SchemaError(
@@ -204,8 +204,8 @@ def _whole(df: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str | None]:
     if shape is None:
         return df.drop(KEY_GROUP, EPOCH), None
     place = MAP_KEY if shape == "map" else POSITION
-    timed = [EXPIRES] if EXPIRES in df.columns else []
-    gathered = df.groupBy(*names).agg(F.collect_list(F.struct(place, VALUE, *timed)).alias("entries"))
+    expiring = [EXPIRES] if EXPIRES in df.columns else []
+    gathered = df.groupBy(*names).agg(F.collect_list(F.struct(place, VALUE, *expiring)).alias("entries"))
     entries = F.col("entries")
     complaint = _complaint(F.transform(entries, lambda entry: entry[place]), f"the {place}")
     if shape == "list":
@@ -221,7 +221,7 @@ def _whole(df: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str | None]:
             complaint.isNull(),
             F.map_from_entries(F.transform(entries, lambda entry: F.struct(entry[MAP_KEY], entry[VALUE]))),
         )
-    ends = [F.transform(entries, lambda entry: entry[EXPIRES]).alias(EXPIRES)] if timed else []
+    ends = [F.transform(entries, lambda entry: entry[EXPIRES]).alias(EXPIRES)] if expiring else []
     return gathered.select(*names, value.alias(VALUE), *ends, complaint.alias(COMPLAINT)), shape
 
 

@@ -41,6 +41,7 @@ from tidegate.errors import JobError, JobFailed, TidegateError
 from tidegate.protocol.alignment import AlignmentMode
 from tidegate.snapshots.finding import find_snapshot, resolved
 from tidegate.snapshots.savepoints import check_empty
+from tidegate.spark.alarm import alarm_of
 from tidegate.spark.deploy import check_task_slots, placed
 from tidegate.spark.forgetting import forget_when
 from tidegate.spark.interpreters import SlotTask, guarded
@@ -48,7 +49,6 @@ from tidegate.spark.processes import in_own_processes, unreferenced
 from tidegate.spark.processor_settings import has_ntz
 from tidegate.spark.queries import SparkQueries, abandon_stage, transforms_in
 from tidegate.spark.unused_batches import unwatch, watch
-from tidegate.spark.waking import waking_of
 from tidegate.store.layout import job_address, shown
 from tidegate.store.opening import open_store
 from tidegate.store.writable import check_writable
@@ -149,7 +149,7 @@ def transform(
         tuning=tuning,
         backend=backend,
         drop_state=drop_state,
-        keeps_state=streaming or savepoint_to is not None,
+        writes_state=streaming or savepoint_to is not None,
         snapshots=kept,
     )
     job.place(spark)
@@ -189,7 +189,7 @@ def _streaming(
     observed_as = f"{observed}{transform_id[:8]}"
     store = open_store(job_address(kept.to, job.name))
     check_writable(store)
-    waking = waking_of(job.plan(), store, restore, spark)
+    alarm = alarm_of(job.plan(), store, restore, spark)
     tenant = MicroBatches(
         job,
         transform=transform_id,
@@ -197,10 +197,10 @@ def _streaming(
         restore=restore,
         queries=SparkQueries(spark),
         holders=_holders,
-        set_alarm=waking.set_alarm,
+        set_alarm=alarm.set_alarm,
         observed_as=observed,
     )
-    return _Conducted(transform_id, tenant.conduct, waking.stream, waking.forget, tenant, observed_as)
+    return _Conducted(transform_id, tenant.conduct, alarm.stream, alarm.forget, tenant, observed_as)
 
 
 def _bounded(
@@ -382,7 +382,7 @@ def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None,
             "savepoint_to= and drain= are for batch DataFrames: a streaming query has no end. To take its state "
             "elsewhere, stop it and give its folder of snapshots as restore_from="
         )
-    if snapshots.alignment_mode is not AlignmentMode.EXACTLY_ONCE or snapshots.keeps_in_flight or snapshots.halts_sources:
+    if snapshots.alignment_mode is not AlignmentMode.EXACTLY_ONCE or snapshots.logs_in_flight or snapshots.halts_sources:
         raise JobError(
             "a micro-batch ends when all its records have been processed, so its snapshots are aligned: leave "
             "mode and alignment_timeout out"

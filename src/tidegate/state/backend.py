@@ -17,9 +17,9 @@ from tidegate.state.cells import AnyCells, Cursor
 from tidegate.state.columns import key_list
 from tidegate.state.cutting import cut_by_group
 from tidegate.state.descriptors import Descriptor
+from tidegate.state.expiring import Expiring, ExpiringEntries, ExpiringItems, ExpiringThings
 from tidegate.state.sections import FrozenState, Section, StateInfo, deleted_schema
 from tidegate.state.shapes import Shape, shape_of
-from tidegate.state.timed import Timed, TimedEntries, TimedItems, TimedThings
 from tidegate.state.ttl import EXPIRES, put_together, soonest_ends, split_by_end, stored_info, taken_apart, with_ends
 
 
@@ -32,7 +32,7 @@ class CellBackend(ABC):
     # Specialised for a backend's cells, if a measurement says that it is worth it: shapes without a ttl, whose things aren't
     # copied on their way out; and things with a ttl.
     fast_shapes: ClassVar[Mapping[type[Shape], type[Shape]]] = {}
-    timed_things: ClassVar[type[TimedThings]] = TimedThings
+    expiring_things: ClassVar[type[ExpiringThings]] = ExpiringThings
 
     def __init__(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int] | None = None) -> None:
         self.cursor = Cursor()
@@ -41,7 +41,7 @@ class CellBackend(ABC):
         self._now_ms = now_ms
         self.cells: dict[str, Any] = {}  # what `make_cells` made, by the states' names
         self._infos: dict[str, StateInfo] = {}  # as a manifest has them
-        self._timed: dict[str, Timed] = {}
+        self._expiring: dict[str, Expiring] = {}
 
     # What a backend implements. Rows have the columns `key` and `value`, of the types in the state's `info`.
 
@@ -92,30 +92,30 @@ class CellBackend(ABC):
             return shape(descriptor, cells, self.cursor)
         assert self._now_ms is not None, f"state {info.name!r} has a ttl, and the backend no clock"
         if descriptor.shape == "list":
-            timed: Timed = TimedItems(cells, ttl, self._now_ms)
+            expiring: Expiring = ExpiringItems(cells, ttl, self._now_ms)
         elif descriptor.shape == "map":
-            timed = TimedEntries(cells, ttl, self._now_ms, plain_key=descriptor.key_form.plain)
+            expiring = ExpiringEntries(cells, ttl, self._now_ms, plain_key=descriptor.key_form.plain)
         else:
-            timed = self.timed_things(cells, ttl, self._now_ms, copied=descriptor.form.copied if merges else None)
-        self._timed[info.name] = timed
-        return shape(descriptor, timed, self.cursor)
+            expiring = self.expiring_things(cells, ttl, self._now_ms, copied=descriptor.form.copied if merges else None)
+        self._expiring[info.name] = expiring
+        return shape(descriptor, expiring, self.cursor)
 
     def load(self, state: str, rows: pa.RecordBatch, *, known: bool = False) -> None:
         """Take rows of a snapshot in. Before the first record. `known`: what is frozen next builds on that snapshot."""
-        info, timed = self._infos[state], self._timed.get(state)
-        if timed is None and EXPIRES not in rows.schema.names:
+        info, expiring = self._infos[state], self._expiring.get(state)
+        if expiring is None and EXPIRES not in rows.schema.names:
             self.load_rows(state, rows, known=known)
             return
         assert self._now_ms is not None, f"state {state!r} had a ttl when the snapshot was written, and the backend no clock"
         now_ms = self._now_ms()
-        rows = with_ends(rows, info, otherwise=now_ms + (1 if timed is None else timed.ttl_ms))
+        rows = with_ends(rows, info, otherwise=now_ms + (1 if expiring is None else expiring.ttl_ms))
         left, ended = split_by_end(rows, info, now_ms)
-        if timed is None:
+        if expiring is None:
             assert not known, "the state had a ttl when the snapshot was written"
             self.load_rows(state, left.drop_columns([EXPIRES]).cast(info.schema), known=False)
             return
         self.load_rows(state, put_together(left, info), known=known)
-        timed.loaded(key_list(left.column("key")), soonest_ends(left, info))
+        expiring.loaded(key_list(left.column("key")), soonest_ends(left, info))
         if known and ended.num_rows:  # what is frozen next has to say that they are gone
             self.load_rows(state, put_together(ended, info), known=True)
             for key in key_list(ended.column("key")):
@@ -127,19 +127,19 @@ class CellBackend(ABC):
 
     def maintain(self, budget: int) -> None:
         """A small step of tidying up, between two batches."""
-        for timed in self._timed.values():
-            timed.sweep(budget)
+        for expiring in self._expiring.values():
+            expiring.sweep(budget)
         self.tidy(budget)
 
     def freeze(self) -> FrozenState:
         frozen = self.freeze_rows()
-        if not self._timed:
+        if not self._expiring:
             return frozen
         assert self._now_ms is not None
-        return FrozenTimed(frozen, self._infos, self.key_group_count, self._now_ms())
+        return FrozenExpiring(frozen, self._infos, self.key_group_count, self._now_ms())
 
 
-class FrozenTimed:
+class FrozenExpiring:
     """A frozen version as a snapshot has it: with ends in a column of their own, and without what had ended at the freeze.
     A backend's own files stay as they are."""
 

@@ -1,5 +1,5 @@
-"""Cells: what a backend gives for each keyed state. The shapes of state (shapes.py) and time to live (timed.py) are written
-once over them, so a backend implements the three kinds of cells here, and `CellBackend` (backend.py) around them.
+"""Cells: what a backend gives for each keyed state. The shapes of state (shapes.py) and time to live (expiring.py) are
+written once over them, so a backend implements the three kinds of cells here, and `CellBackend` (backend.py) around them.
 
 - `Cells` hold one thing for each key: a value, an accumulator, a key's timers.
 - `ListCells` hold a list for each key. A list grows without being read.

@@ -4,11 +4,11 @@ Whoever writes a snapshot shares the interpreter's lock with the loop that proce
 how large the state is. So the work is cut into pieces of bounded size:
 
 - Python objects become Arrow columns in *chunks* of about `TURN_S` of work (`Pace`), with rests between them;
-- chunks are put together to *runs* of about `RUN_ROWS` rows, which are hashed and sorted by key-group. That is done by
-  numpy and Arrow without the lock. Taking the lock back has its price, too, so runs are larger than chunks; but where there
+- chunks are put together to *batches* of about `BATCH_ROWS` rows, which are hashed and sorted by key-group. That is done by
+  numpy and Arrow without the lock. Taking the lock back has its price, too, so batches are larger than chunks; but if there
   are as many loops as processors, a thread without the lock takes the processor from a loop, so there are rests as well;
-- sections are cut from the sorted runs: a group of its own where there are many rows, several groups together up to
-  `SECTION_ROWS` where there are few, and about `RUN_ROWS` rows at most.
+- sections are cut from the sorted batches: a group of its own where there are many rows, several groups together up to
+  `SECTION_ROWS` where there are few, and about `BATCH_ROWS` rows at most.
 
 No call that holds the lock takes longer the more state there is, and nothing large is freed at once.
 
@@ -33,13 +33,13 @@ from tidegate.state.sections import Section
 TURN_S = 0.001  # how long the writer works before it rests
 REST = 1.0  # as long as the work before it, times this
 MIN_CHUNK_ENTRIES, MAX_CHUNK_ENTRIES = 64, 8192
-RUN_ROWS = 1 << 14
+BATCH_ROWS = 1 << 14
 SECTION_ROWS = 1 << 12
 
 T = TypeVar("T")
 
 # Rows in order of their key-groups, and where each group starts in them (one more than there are groups).
-SortedRun: TypeAlias = tuple[pa.RecordBatch, np.ndarray[Any, Any]]
+SortedRows: TypeAlias = tuple[pa.RecordBatch, np.ndarray[Any, Any]]
 
 
 class _Thread(threading.local):
@@ -95,41 +95,41 @@ def cut_by_group(
     state: str, chunks: Iterable[pa.RecordBatch], key_group_count: int, *, deleted: bool = False
 ) -> Iterator[Section]:
     """The rows of all chunks as sections, by growing key-group. The rows of a key stay in the order they came in."""
-    runs = [_sorted(pa.concat_batches(run), key_group_count) for run in rested(_runs(chunks))]
-    if not runs:
+    batches = [_sorted(pa.concat_batches(batch), key_group_count) for batch in rested(_batches(chunks))]
+    if not batches:
         return
-    ends = np.sum([starts for _, starts in runs], axis=0)  # ends[g]: rows in the groups before g
+    ends = np.sum([starts for _, starts in batches], axis=0)  # ends[g]: rows in the groups before g
     first = int(np.searchsorted(ends, 0, side="right")) - 1  # the first group that has any
     while ends[first] < ends[-1]:
         stop = int(np.searchsorted(ends, min(ends[first] + SECTION_ROWS, ends[-1]), side="left"))
         stop = max(stop, first + 1)
-        for rows in in_runs(rows.slice(starts[first], starts[stop] - starts[first]) for rows, starts in runs):
+        for rows in in_batches(rows.slice(starts[first], starts[stop] - starts[first]) for rows, starts in batches):
             yield Section(state, range(first, stop), rows, deleted)
         first = stop
-    while runs:
-        runs.pop()  # one by one, so that the lock can change hands in between
+    while batches:
+        batches.pop()  # one by one, so that the lock can change hands in between
 
 
-def in_runs(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of all parts, in batches of about `RUN_ROWS` at most. None of them is empty."""
-    for run in _runs(part for part in parts if part.num_rows):
-        yield run[0] if len(run) == 1 else pa.concat_batches(run)
+def in_batches(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of all parts, in batches of about `BATCH_ROWS` at most. None of them is empty."""
+    for batch in _batches(part for part in parts if part.num_rows):
+        yield batch[0] if len(batch) == 1 else pa.concat_batches(batch)
 
 
-def _runs(chunks: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    run: list[pa.RecordBatch] = []
+def _batches(chunks: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    batch: list[pa.RecordBatch] = []
     row_count = 0
     for chunk in chunks:
-        run.append(chunk)
+        batch.append(chunk)
         row_count += chunk.num_rows
-        if row_count >= RUN_ROWS:
-            yield run
-            run, row_count = [], 0
-    if run:
-        yield run
+        if row_count >= BATCH_ROWS:
+            yield batch
+            batch, row_count = [], 0
+    if batch:
+        yield batch
 
 
-def _sorted(rows: pa.RecordBatch, key_group_count: int) -> SortedRun:
+def _sorted(rows: pa.RecordBatch, key_group_count: int) -> SortedRows:
     groups: Any = groups_of(hash_columns([rows.column("key")]), key_group_count).astype(np.uint16)
     order = np.argsort(groups, kind="stable")  # a radix sort, for numbers of 16 bits
     starts = np.zeros(key_group_count + 1, dtype=np.int64)

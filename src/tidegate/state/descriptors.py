@@ -82,7 +82,7 @@ class Descriptor:
         self.default = default
         if default is not None and shape == "value":
             what = f"a state has default={default!r} and is declared with {self._item_text!r}"
-            self.default = _keeper(self.form, what)(default)
+            self.default = _converter(self.form, what)(default)
         self.add = add
         self.create = create
         self.result = result
@@ -122,14 +122,14 @@ class Descriptor:
         assert self.map_key is not None
         return form_of(self.map_key)
 
-    def keeper(self) -> Callable[[Any], Any]:
+    def converter(self) -> Callable[[Any], Any]:
         """A function that brings a value, list item or map value into the form in which it is held."""
-        return _keeper(self.form, f"state {self.name!r} is declared with {self._item_text!r}", refuse=self.refuse)
+        return _converter(self.form, f"state {self.name!r} is declared with {self._item_text!r}", refuse=self.refuse)
 
-    def key_keeper(self) -> Callable[[Any], Any]:
+    def key_converter(self) -> Callable[[Any], Any]:
         """The same for a map's keys."""
         assert self.map_key is not None
-        return _keeper(
+        return _converter(
             self.key_form,
             f"state {self.name!r} is declared with keys of {ddl_of(self.map_key)!r}",
             none_allowed=False,
@@ -181,7 +181,7 @@ def _refused(text: str, given: Any) -> SchemaError:
     return SchemaError(text)
 
 
-def _keeper(
+def _converter(
     form: Form, declared: str, *, none_allowed: bool = True, refuse: Callable[[str, Any], SchemaError] = _refused
 ) -> Callable[[Any], Any]:
     kept = form.kept

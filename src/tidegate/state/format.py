@@ -159,7 +159,7 @@ class StateFileReader:
             mine = index.sections_of(state, keyed=True, deleted=deleted)
             first = int(np.searchsorted(index.stop[mine], groups.start, side="right"))
             last = int(np.searchsorted(index.group[mine], groups.stop, side="left"))
-            for position, rows in self._read_run(mine.start + first, mine.start + last):
+            for position, rows in self._read_adjacent(mine.start + first, mine.start + last):
                 found = range(int(index.group[position]), int(index.stop[position]))
                 section = within(Section(state, found, rows, deleted), groups, key_group_count=index.key_group_count)
                 if section.rows.num_rows:
@@ -175,7 +175,7 @@ class StateFileReader:
         first = int(np.searchsorted(ends, start, side="right"))
         last = int(np.searchsorted(ends, stop, side="left")) + 1 if start < stop else first
         begin = int(ends[first - 1]) if first else 0
-        for _, rows in self._read_run(mine.start + first, mine.start + last):
+        for _, rows in self._read_adjacent(mine.start + first, mine.start + last):
             low, high = max(start - begin, 0), min(stop - begin, rows.num_rows)
             yield rows.slice(low, high - low)
             begin += rows.num_rows
@@ -213,7 +213,7 @@ class StateFileReader:
         except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
             raise self._corrupt(f"the index can't be read: {error}") from error
 
-    def _read_run(self, first: int, last: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _read_adjacent(self, first: int, last: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Sections first…last (half-open) of the file, verified, in as few reads as the bound on one allows."""
         index = self._index
         while first < last:

@@ -22,7 +22,7 @@ from tidegate.state.backend import CellBackend
 from tidegate.state.cells import GONE
 from tidegate.state.columns import column_of, held_list, key_list, keys_to_arrow
 from tidegate.state.cutting import REST, Pace, cut_by_group
-from tidegate.state.heap_cells import FAST_SHAPES, HeapTimedThings, make_heap_cells
+from tidegate.state.heap_cells import FAST_SHAPES, HeapExpiringThings, make_heap_cells
 from tidegate.state.heap_layers import MAX_KEPT_ENTRIES, MAX_MISSING_SHARE, HeapTable, nearly_covers
 from tidegate.state.sections import Section, StateInfo, deleted_schema
 from tidegate.types import ddl_of
@@ -34,7 +34,7 @@ class HeapBackend(CellBackend):
     """The keyed states of one operator in one subtask."""
 
     fast_shapes = FAST_SHAPES
-    timed_things = HeapTimedThings
+    expiring_things = HeapExpiringThings
 
     def make_cells(self, info: StateInfo, *, as_tuples: bool, in_place: bool) -> HeapTable:
         return make_heap_cells(info, as_tuples=as_tuples, in_place=in_place)

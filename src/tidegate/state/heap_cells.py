@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidegate.state.cells import ABSENT, GONE, Cells, ListCells, MapCells
+from tidegate.state.expiring import ExpiringThings, Slices
 from tidegate.state.heap_layers import DoubledTable, HeapTable, Layer, LayeredTable
 from tidegate.state.sections import StateInfo
 from tidegate.state.shapes import Row, Shape, Value
-from tidegate.state.timed import Slices, TimedThings
 
 _NOTHING: dict[Any, Any] = {}  # never written to
 
@@ -152,7 +152,7 @@ class HeapValue(Value):
 
     def set(self, value: Any) -> None:
         if type(value) is not self.plain:
-            value = self.keep(value)
+            value = self.convert(value)
         self.cells.fresh[self.cursor.key] = value
 
 
@@ -166,7 +166,7 @@ class HeapRow(Row, HeapValue):
         self.cells.fresh[self.cursor.key] = row if (*map(type, row),) == self.types else self.row_of(row)
 
 
-class HeapTimedThings(TimedThings):
+class HeapExpiringThings(ExpiringThings):
     """Things with a ttl, in the same way."""
 
     cells: HeapThings

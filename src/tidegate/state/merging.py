@@ -54,18 +54,18 @@ def resolved_rows(state: str, layers: Sequence[SectionReader], groups: range) ->
 
 
 def merged_sections(
-    info: StateInfo, layers: Sequence[SectionReader], *, key_group_count: int, keep_deleted: bool
+    info: StateInfo, layers: Sequence[SectionReader], *, key_group_count: int, with_deleted: bool
 ) -> Iterator[Section]:
-    """The layers as one. `keep_deleted` where it will lie on others."""
+    """The layers as one. `with_deleted` where it will lie on others."""
     gone: list[pa.RecordBatch] = []
     groups = range(key_group_count)
     if len(layers) == 1:
-        yield from (part for part in layers[0].read_sections(info.name, groups) if keep_deleted or not part.deleted)
+        yield from (part for part in layers[0].read_sections(info.name, groups) if with_deleted or not part.deleted)
         return
     for rows, deleted in _blocks(info.name, layers, groups):
         yield from cut_by_group(info.name, rows, key_group_count)
         gone += deleted
-    if keep_deleted and gone:
+    if with_deleted and gone:
         yield from cut_by_group(info.name, gone, key_group_count, deleted=True)
 
 

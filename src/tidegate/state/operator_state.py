@@ -25,7 +25,7 @@ class OperatorList:
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.info = descriptor.info()
-        self._keep = descriptor.keeper()
+        self._convert = descriptor.converter()
         self._copied = descriptor.form.copied
         self._items: list[Any] = []
 
@@ -33,13 +33,13 @@ class OperatorList:
         return tuple(self._items) if self._copied is None else tuple(map(self._copied, self._items))
 
     def add(self, item: Any) -> None:
-        self._items.append(self._keep(item))
+        self._items.append(self._convert(item))
 
     def extend(self, items: Iterable[Any]) -> None:
-        self._items.extend(list(map(self._keep, items)))
+        self._items.extend(list(map(self._convert, items)))
 
     def replace(self, items: Iterable[Any]) -> None:
-        self._items = list(map(self._keep, items))
+        self._items = list(map(self._convert, items))
 
     def clear(self) -> None:
         self._items = []
@@ -108,8 +108,8 @@ class BroadcastMap:
     def __init__(self, descriptor: Descriptor) -> None:
         self.info = descriptor.info()
         self.writable = False
-        self._keep = descriptor.keeper()
-        self._keep_key = descriptor.key_keeper()
+        self._convert = descriptor.converter()
+        self._convert_key = descriptor.key_converter()
         self._copied = descriptor.form.copied
         self._items: dict[Any, Any] = {}
 
@@ -121,7 +121,7 @@ class BroadcastMap:
 
     def put(self, item: Any, value: Any) -> None:
         self._check_writable()
-        self._items[self._keep_key(item)] = self._keep(value)
+        self._items[self._convert_key(item)] = self._convert(value)
 
     def remove(self, item: Any) -> None:
         self._check_writable()
@@ -231,7 +231,7 @@ class FrozenItems:
         """Nothing is shared with the live state."""
 
 
-class FrozenParts:
+class FrozenTogether:
     """Several frozen states as one, in order."""
 
     def __init__(self, *parts: FrozenState) -> None:
@@ -254,8 +254,8 @@ class FrozenParts:
             part.release()
 
 
-def parts_of(frozen: FrozenState | None) -> tuple[FrozenState, ...]:
+def frozen_in(frozen: FrozenState | None) -> tuple[FrozenState, ...]:
     """What it is made of; nothing where there is none."""
     if frozen is None:
         return ()
-    return frozen.parts if isinstance(frozen, FrozenParts) else (frozen,)
+    return frozen.parts if isinstance(frozen, FrozenTogether) else (frozen,)

@@ -14,7 +14,7 @@ Invariants:
 - the first of `cache`, `older`, `dirty`, `frozen` and RocksDB that has a key is right, and so is every later one that it
   was forgotten from;
 - what is in `frozen` never changes. Only accumulators are changed in place, and they are copied first;
-- nothing is forgotten, and nothing written, between a look-up here and the use of what it found: `host.fault()`, which
+- nothing is forgotten, and nothing written, between a look-up here and the use of what it found: `host.missed()`, which
   may do both, comes before what is looked for is put into the cache.
 
 Lists and dictionaries of a key are in rocks_collections.py.
@@ -43,7 +43,7 @@ from tidegate.types import ddl_of
 ENTRY_BYTES, PLACE_BYTES = 220, 100
 # Every so many batches a table is not prefetched, to see whether it is read at all; and it isn't worth it if less than
 # a quarter of what could be prefetched is read.
-PROBE_EVERY, WORTH, MANY_FAULTS = 64, 4, 8
+PROBE_EVERY, WORTH, MANY_MISSES = 64, 4, 8
 
 
 class TableHost(Protocol):
@@ -51,19 +51,19 @@ class TableHost(Protocol):
 
     db: Any
 
-    def spelled(self, keys: Sequence[Any], head: bytes) -> Spelled:
-        """Keys as bytes, behind `head`."""
+    def spelled(self, keys: Sequence[Any], prefix: bytes) -> Spelled:
+        """Keys as bytes, behind `prefix`."""
 
     def spelled_one(self, key: Any) -> bytes:
-        """One key, without a head. Those of a batch are spelled together."""
+        """One key, without a prefix. Those of a batch are spelled together."""
 
     def scan(self, start: bytes) -> Iterable[tuple[bytes, bytes]]:
         """What RocksDB has under keys that begin like this, in order."""
 
-    def keys_from(self, head: bytes, place: bytes, count: int) -> tuple[Sequence[Any], bytes]:
-        """As in cells.py, of what RocksDB has behind a head."""
+    def keys_from(self, prefix: bytes, place: bytes, count: int) -> tuple[Sequence[Any], bytes]:
+        """As in cells.py, of what RocksDB has behind a prefix."""
 
-    def fault(self) -> None:
+    def missed(self) -> None:
         """Called before something is read that wasn't in a cache. Makes room now and then."""
 
     def next_number(self) -> int:
@@ -71,7 +71,7 @@ class TableHost(Protocol):
 
 
 class RocksTable(AnyCells):
-    """The cache of one state. `head` is what its keys in RocksDB begin with."""
+    """The cache of one state. `prefix` is what its keys in RocksDB begin with."""
 
     __slots__ = (
         "as_tuples",
@@ -79,9 +79,9 @@ class RocksTable(AnyCells):
         "changes",
         "complete",
         "dirty",
-        "faults",
+        "misses",
         "frozen",
-        "head",
+        "prefix",
         "host",
         "info",
         "older",
@@ -94,10 +94,10 @@ class RocksTable(AnyCells):
     )
     prefetched: ClassVar[bool] = True
 
-    def __init__(self, info: StateInfo, host: TableHost, head: bytes, *, complete: bool, as_tuples: bool = False) -> None:
+    def __init__(self, info: StateInfo, host: TableHost, prefix: bytes, *, complete: bool, as_tuples: bool = False) -> None:
         self.info = info
         self.host = host
-        self.head = head
+        self.prefix = prefix
         self.complete = complete
         self.as_tuples = as_tuples
         self.cache: dict[Any, Any] = {}
@@ -109,7 +109,7 @@ class RocksTable(AnyCells):
         # As long as nothing is known. A guess that is too high costs a write too early, one too low memory.
         self.spelled_bytes = 8.0 if pa.types.is_primitive(self.stored_type) else 1024.0
         self.wanted = info.shape != "timers"  # until it is seen that there are timers
-        self.turn = self.faults = self.probed = 0
+        self.turn = self.misses = self.probed = 0
         self.changes = 0  # of lists and maps: items that were added, put or removed and aren't written, about
 
     @property
@@ -125,11 +125,11 @@ class RocksTable(AnyCells):
         if value is ABSENT:
             if self.complete:
                 return GONE
-            self.faults += 1
-            self.host.fault()
+            self.misses += 1
+            self.host.missed()
             value = self.unwritten(key)
             if value is ABSENT:
-                spelled = self.host.db.get(self.head + self.host.spelled_one(key))
+                spelled = self.host.db.get(self.prefix + self.host.spelled_one(key))
                 value = GONE if spelled is None else self.spelling.value(spelled)
         self.cache[key] = value
         return value
@@ -146,15 +146,15 @@ class RocksTable(AnyCells):
 
     def keys_from(self, place: bytes, count: int) -> tuple[Sequence[Any], bytes]:
         """Of what is on disk."""
-        return self.host.keys_from(self.head, place, count)
+        return self.host.keys_from(self.prefix, place, count)
 
     # What the backend calls.
 
     def to_prefetch(self, keys: set[Any]) -> set[Any]:
         """Those of the keys that are to be fetched before a batch."""
         self.turn += 1
-        if self.complete or not (self.wanted or self.faults >= MANY_FAULTS):
-            self.faults = 0
+        if self.complete or not (self.wanted or self.misses >= MANY_MISSES):
+            self.misses = 0
             return set()
         missing = keys.difference(self.cache)
         for elsewhere in (self.older, self.dirty, self.frozen):
@@ -166,7 +166,7 @@ class RocksTable(AnyCells):
                 }
                 self.cache.update(found)
                 missing.difference_update(found)
-        self.faults = 0
+        self.misses = 0
         if self.wanted and self.turn % PROBE_EVERY:
             return missing
         self.probed = len(missing)
@@ -182,7 +182,7 @@ class RocksTable(AnyCells):
 
     def end_batch(self) -> None:
         if self.probed:
-            self.wanted = self.faults * WORTH >= self.probed
+            self.wanted = self.misses * WORTH >= self.probed
             self.probed = 0
 
     def flush(self, batch: Any, share: float) -> None:
@@ -203,7 +203,7 @@ class RocksTable(AnyCells):
     def spelled_entries(self, entries: Sequence[tuple[Any, Any]]) -> tuple[list[bytes], list[bytes], list[bytes]]:
         """Keys to be deleted; keys to be put, sorted, and their values. Called by that thread, too."""
         gone = [key for key, value in entries if value is GONE]
-        deleted = as_list(self.host.spelled(gone, self.head)) if gone else []
+        deleted = as_list(self.host.spelled(gone, self.prefix)) if gone else []
         if gone:
             entries = [entry for entry in entries if entry[1] is not GONE]
         if not entries:
@@ -211,7 +211,7 @@ class RocksTable(AnyCells):
         keys, values = zip(*entries, strict=True)
         spelled = self.spell(values)
         self.measure(spelled)
-        places, order = in_order(self.host.spelled(keys, self.head))
+        places, order = in_order(self.host.spelled(keys, self.prefix))
         return deleted, places, list(map(spelled.__getitem__, order))
 
     def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
@@ -296,7 +296,7 @@ class RocksValue(Value):
 
     def set(self, value: Any) -> None:
         if type(value) is not self.plain:
-            value = self.keep(value)
+            value = self.convert(value)
         key, cells = self.cursor.key, self.cells
         cells.cache[key] = cells.dirty[key] = value
 

@@ -46,8 +46,8 @@ class RocksCollection(RocksTable):
     __slots__ = ("item_count", "older_bytes")
     prefetched: ClassVar[bool] = False
 
-    def __init__(self, info: StateInfo, host: TableHost, head: bytes, *, complete: bool, as_tuples: bool = False) -> None:
-        super().__init__(info, host, head, complete=complete, as_tuples=as_tuples)
+    def __init__(self, info: StateInfo, host: TableHost, prefix: bytes, *, complete: bool, as_tuples: bool = False) -> None:
+        super().__init__(info, host, prefix, complete=complete, as_tuples=as_tuples)
         self.item_count = 0  # in `cache`, about
         self.older_bytes = 0.0
         self.wanted = False
@@ -63,8 +63,8 @@ class RocksCollection(RocksTable):
 
     def scan(self, key: Any) -> list[tuple[bytes, bytes]]:
         """What RocksDB has behind the key: the rest of each key, and the value."""
-        self.faults += 1
-        start = self.head + self.host.spelled_one(key)
+        self.misses += 1
+        start = self.prefix + self.host.spelled_one(key)
         return [(spelled[len(start) :], value) for spelled, value in self.host.scan(start)]
 
     def flush(self, batch: Any, share: float) -> None:
@@ -138,7 +138,7 @@ class RocksItems(RocksCollection, ListCells):
         keys = list(self.dirty)
         added: list[list[Any]] = []
         places: list[bytes] = []
-        for key, start in zip(keys, as_list(self.host.spelled(keys, self.head)), strict=True):
+        for key, start in zip(keys, as_list(self.host.spelled(keys, self.prefix)), strict=True):
             entry: ListEntry = self.cache[key]
             if entry.chunks is not None and len(entry.chunks) > MANY_CHUNKS and len(entry.items) <= SHORT_LIST:
                 entry.doomed, entry.written = True, 0
@@ -190,7 +190,7 @@ class RocksItems(RocksCollection, ListCells):
             return ListEntry([], [])
         if entry is not None and entry.whole:
             return entry  # type: ignore[no-any-return]
-        self.host.fault()
+        self.host.missed()
         found = self.scan(key)
         items = list(chain.from_iterable(self.spelling.values([value for _, value in found])))
         whole = ListEntry(items, [number for number, _ in found])
@@ -220,8 +220,8 @@ class MapEntry:
 class RocksEntries(RocksCollection, MapCells):
     __slots__ = ("key_kind", "plain_key")
 
-    def __init__(self, info: StateInfo, host: TableHost, head: bytes, *, complete: bool, as_tuples: bool = False) -> None:
-        super().__init__(info, host, head, complete=complete, as_tuples=as_tuples)
+    def __init__(self, info: StateInfo, host: TableHost, prefix: bytes, *, complete: bool, as_tuples: bool = False) -> None:
+        super().__init__(info, host, prefix, complete=complete, as_tuples=as_tuples)
         self.key_kind = info.schema.field("value").type.key_type
         self.plain_key = form_of(self.key_kind).plain
 
@@ -294,7 +294,7 @@ class RocksEntries(RocksCollection, MapCells):
         behind: list[bytes] = []  # the key of each of them
         written: list[tuple[MapEntry, Any]] = []
         places: list[bytes] = []
-        for key, start in zip(keys, as_list(self.host.spelled(keys, self.head)), strict=True):
+        for key, start in zip(keys, as_list(self.host.spelled(keys, self.prefix)), strict=True):
             entry: MapEntry = self.cache[key]
             if entry.doomed:
                 delete_all(batch, [start + rest for rest, _ in self.scan(key)])
@@ -360,9 +360,9 @@ class RocksEntries(RocksCollection, MapCells):
             spelled = spelled_column(from_list([item], self.key_kind))[0]
         except SchemaError:
             return ABSENT  # a number too large for the type is no key
-        self.host.fault()
-        self.faults += 1
-        found = self.host.db.get(self.head + self.host.spelled_one(key) + spelled)
+        self.host.missed()
+        self.misses += 1
+        found = self.host.db.get(self.prefix + self.host.spelled_one(key) + spelled)
         if found is None:
             return ABSENT
         entry = self.entry(key)
@@ -387,7 +387,7 @@ class RocksEntries(RocksCollection, MapCells):
             return entry  # type: ignore[no-any-return]
         if entry is None and self.complete:
             return MapEntry(whole=True)
-        self.host.fault()
+        self.host.missed()
         found = self.scan(key)
         entry = self.entry(key)  # again: it may have been written since
         if entry is None:

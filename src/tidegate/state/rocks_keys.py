@@ -47,12 +47,12 @@ class KeySpelling:
         self.key_type = key_type
         self.key_group_count = key_group_count
 
-    def spelled(self, keys: pa.Array, *, head: bytes = b"") -> Spelled:
-        """`head`, the key-group, the key: for each key."""
+    def spelled(self, keys: pa.Array, *, prefix: bytes = b"") -> Spelled:
+        """`prefix`, the key-group, the key: for each key."""
         groups: Any = groups_of(hash_columns([keys]), self.key_group_count)
-        start = np.empty((len(keys), len(head) + GROUP_BYTES), np.uint8)
-        start[:, : len(head)] = np.frombuffer(head, np.uint8)
-        start[:, len(head) :] = groups.astype(">u2").view(np.uint8).reshape(-1, GROUP_BYTES)
+        start = np.empty((len(keys), len(prefix) + GROUP_BYTES), np.uint8)
+        start[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
+        start[:, len(prefix) :] = groups.astype(">u2").view(np.uint8).reshape(-1, GROUP_BYTES)
         return _joined([start, *_pieces(keys)])
 
     def read(self, spelled: Sequence[bytes], *, skip: int) -> tuple[pa.Array, list[int]]:

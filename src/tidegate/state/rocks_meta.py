@@ -14,8 +14,8 @@ import pyarrow as pa
 from tidegate.errors import RestoreError
 from tidegate.state.sections import StateInfo, StateKind
 
-HEAD_BYTES = 2
-_KEY = bytes(HEAD_BYTES)  # the first key there is; states begin with 1
+PREFIX_BYTES = 2
+_KEY = bytes(PREFIX_BYTES)  # the first key there is; states begin with 1
 _VERSION = 1
 
 
@@ -27,7 +27,7 @@ class Meta:
         self.key = _spelled_schema(pa.schema([pa.field("key", key_type)]))
         self.key_group_count = key_group_count
         self.number = 0
-        self.states: dict[str, tuple[int, str, str]] = {}  # the head, the shape, the schema
+        self.states: dict[str, tuple[int, str, str]] = {}  # the prefix, the shape, the schema
 
     @classmethod
     def read(cls, db: Any, *, key_type: pa.DataType, key_group_count: int, native: Path | None) -> Meta:
@@ -46,29 +46,29 @@ class Meta:
                 f"it from a savepoint"
             )
         meta.number = found["number"] + 1
-        meta.states = {name: (head, shape, schema) for name, (head, shape, schema) in found["states"].items()}
+        meta.states = {name: (prefix, shape, schema) for name, (prefix, shape, schema) in found["states"].items()}
         return meta
 
-    def head(self, info: StateInfo) -> bytes:
+    def prefix(self, info: StateInfo) -> bytes:
         """What the keys of a state begin with."""
         assert info.kind is StateKind.KEYED
         schema = _spelled_schema(info.schema)
         known = self.states.get(info.name)
         if known is None:
-            taken = {head for head, _, _ in self.states.values()}
-            known = self.states[info.name] = (next(head for head in count(1) if head not in taken), info.shape, schema)
+            taken = {prefix for prefix, _, _ in self.states.values()}
+            known = self.states[info.name] = (next(prefix for prefix in count(1) if prefix not in taken), info.shape, schema)
         elif known[1] != info.shape or not _same_types(known[2], schema):
             raise RestoreError(
                 f"state {info.name!r} is declared as {info.shape} {info.schema}, and RocksDB's files hold "
                 f"{known[1]} {_schema(known[2])}: restore it from a savepoint, which can be converted"
             )
-        return known[0].to_bytes(HEAD_BYTES)
+        return known[0].to_bytes(PREFIX_BYTES)
 
     def write(self, batch: Any, tables: Iterable[str], *, number: int) -> None:
         """Into a write-batch, in which what no table has is deleted."""
         for name in self.states.keys() - set(tables):
-            head, _, _ = self.states.pop(name)
-            batch.delete_range(head.to_bytes(HEAD_BYTES), (head + 1).to_bytes(HEAD_BYTES))
+            prefix, _, _ = self.states.pop(name)
+            batch.delete_range(prefix.to_bytes(PREFIX_BYTES), (prefix + 1).to_bytes(PREFIX_BYTES))
         batch[_KEY] = json.dumps(
             {
                 "version": _VERSION,

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from tidegate.errors import SchemaError
-from tidegate.state.cutting import RUN_ROWS, SECTION_ROWS, Pace
+from tidegate.state.cutting import BATCH_ROWS, SECTION_ROWS, Pace
 from tidegate.state.rocks_collections import NUMBER_BYTES
 from tidegate.state.rocks_db import scan_range
 from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, group_bounds, read_column
@@ -28,13 +28,13 @@ Entry: TypeAlias = tuple[bytes, bytes]
 
 
 class StateReader:
-    """Reads one state. `head` is what its keys begin with; `rest_factor` is 0 where no loop is busy beside it."""
+    """Reads one state. `prefix` is what its keys begin with; `rest_factor` is 0 where no loop is busy beside it."""
 
-    def __init__(self, db: Any, info: StateInfo, head: bytes, spelling: KeySpelling, *, rest_factor: float = REST) -> None:
+    def __init__(self, db: Any, info: StateInfo, prefix: bytes, spelling: KeySpelling, *, rest_factor: float = REST) -> None:
         self._db = db
         self._info = info
-        self._head = head
-        self._skip = len(head) + GROUP_BYTES
+        self._prefix = prefix
+        self._skip = len(prefix) + GROUP_BYTES
         self._spelling = spelling
         self._rest_factor = rest_factor
         self._value_type = info.schema.field("value").type
@@ -48,7 +48,7 @@ class StateReader:
 
     def _pieces(self, groups: range) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Rows, and their key-group."""
-        start, stop = (self._head + group.to_bytes(GROUP_BYTES) for group in (groups.start, groups.stop))
+        start, stop = (self._prefix + group.to_bytes(GROUP_BYTES) for group in (groups.start, groups.stop))
         entries = scan_range(self._db, start, stop)
         make = {"list": self._lists, "map": self._maps}.get(self._info.shape, self._values)
         split = self._info.shape in ("list", "map")
@@ -66,7 +66,7 @@ class StateReader:
             yield from self._by_group(*make(rest))
 
     def _by_group(self, keys: Sequence[bytes], rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        for group, start, stop in group_bounds(keys, skip=len(self._head)):
+        for group, start, stop in group_bounds(keys, skip=len(self._prefix)):
             yield group, rows.slice(start, stop - start)
 
     def _whole_keys(self, entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
@@ -148,7 +148,7 @@ def _cut(state: str, pieces: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[S
         if rows is not None:
             parts.append(rows)
             part_count += rows.num_rows
-            if part_count >= RUN_ROWS:
+            if part_count >= BATCH_ROWS:
                 if whole:
                     yield made(whole, range(first, last + 1))
                     whole, row_count = [], 0

@@ -28,7 +28,7 @@ from tidegate.state.rocks_db import link_files, rocksdict
 from tidegate.state.rocks_folder import Folder
 
 # What is sorted together is written quicker; a batch is written in half a millisecond or so.
-RUN_ENTRIES, BATCH_ENTRIES = 16_384, 1024
+CHUNK_ENTRIES, BATCH_ENTRIES = 16_384, 1024
 
 
 class Settling:
@@ -82,7 +82,7 @@ class Settling:
         frozen = table.frozen
         pace = Pace(rest_factor=REST)
         while frozen:
-            entries = list(islice(reversed(frozen.items()), RUN_ENTRIES))
+            entries = list(islice(reversed(frozen.items()), CHUNK_ENTRIES))
             deleted, places, values = table.spelled_entries(entries)
             for start in range(0, max(len(deleted), len(places)), BATCH_ENTRIES):
                 part = slice(start, start + BATCH_ENTRIES)

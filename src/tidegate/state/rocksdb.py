@@ -52,7 +52,7 @@ from tidegate.state.rocks_db import (
 )
 from tidegate.state.rocks_folder import Folder
 from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, Spelled, as_list
-from tidegate.state.rocks_meta import HEAD_BYTES, Meta
+from tidegate.state.rocks_meta import PREFIX_BYTES, Meta
 from tidegate.state.rocks_reading import REST, StateReader
 from tidegate.state.rocks_settling import Settling
 from tidegate.state.sections import NativeFile, Section, StateInfo
@@ -69,8 +69,8 @@ WRITTEN_ENTRIES = 8192
 # More changes of lists and maps than this are written at the end of a batch. A freeze writes them while the loop waits, in
 # 2 µs each or so.
 MAX_CHANGES = 4096
-# Between batches there may be many faults too, when timers fire.
-FAULTS_BETWEEN_CHECKS = 1024
+# Between batches there may be many misses too, when timers fire.
+MISSES_BETWEEN_CHECKS = 1024
 LOADED_ROWS = 65_536
 MAX_SPELLED_KEYS = 65_536
 
@@ -145,15 +145,15 @@ class RocksBackend(CellBackend):
         self._prefetched: list[RocksTable] = []
         self._batch: Sequence[Any] = ()  # keys that are not spelled yet
         self._spelled: dict[Any, bytes] = {}
-        self._faults = 0
+        self._misses = 0
         self._frozen_count = 0
         self._settling: Settling | None = None
 
     def make_cells(self, info: StateInfo, *, as_tuples: bool, in_place: bool) -> RocksTable:
         kind = _CELLS.get(info.shape, RocksThings)
-        head = self._meta.head(info)
-        is_empty = next(iter(scan_prefix(self.db, head)), None) is None
-        table = kind(info, self, head, complete=is_empty, as_tuples=as_tuples)
+        prefix = self._meta.prefix(info)
+        is_empty = next(iter(scan_prefix(self.db, prefix)), None) is None
+        table = kind(info, self, prefix, complete=is_empty, as_tuples=as_tuples)
         if kind.prefetched:
             self._prefetched.append(table)
         return table
@@ -164,13 +164,13 @@ class RocksBackend(CellBackend):
         for start in range(0, rows.num_rows, LOADED_ROWS):
             some = rows.slice(start, LOADED_ROWS)
             batch = rocksdict.WriteBatch(raw_mode=True)
-            table.load(self._spelling.spelled(some.column("key"), head=table.head), some.column("value"), batch)
+            table.load(self._spelling.spelled(some.column("key"), prefix=table.prefix), some.column("value"), batch)
             self.db.write(batch)
 
     def all_rows(self, state: str) -> Iterator[pa.RecordBatch]:
         table = self.cells[state]
         assert not table.dirty
-        return StateReader(self.db, table.info, table.head, self._spelling).rows(range(self.key_group_count))
+        return StateReader(self.db, table.info, table.prefix, self._spelling).rows(range(self.key_group_count))
 
     def begin_batch(self, keys: Sequence[Any]) -> None:
         """Fetches what isn't in the cache."""
@@ -183,7 +183,7 @@ class RocksBackend(CellBackend):
         if not any(those for _, those in missing):
             return
         self._spell({key for _, those in missing for key in those})
-        places = [table.head + self._spelled[key] for table, those in missing for key in those]
+        places = [table.prefix + self._spelled[key] for table, those in missing for key in those]
         found = iter(self.db.get(places))
         for table, those in missing:
             if those:
@@ -214,8 +214,10 @@ class RocksBackend(CellBackend):
         for table in tables:
             table.hand_over()
         self._settling = Settling(self.db, tables, last, place, self._folder)
-        heads = {name: table.head for name, table in self.cells.items()}
-        return FrozenRocks(self._settling, tuple(table.info for table in tables), heads, self._spelling, memory=self._memory)
+        prefixes = {name: table.prefix for name, table in self.cells.items()}
+        return FrozenRocks(
+            self._settling, tuple(table.info for table in tables), prefixes, self._spelling, memory=self._memory
+        )
 
     def settle(self) -> None:
         """Waits until what the last freeze handed over is written."""
@@ -236,8 +238,8 @@ class RocksBackend(CellBackend):
 
     # What the tables call.
 
-    def spelled(self, keys: Sequence[Any], head: bytes) -> Spelled:
-        return self._spelling.spelled(keys_to_arrow(keys, self.key_type), head=head)
+    def spelled(self, keys: Sequence[Any], prefix: bytes) -> Spelled:
+        return self._spelling.spelled(keys_to_arrow(keys, self.key_type), prefix=prefix)
 
     def spelled_one(self, key: Any) -> bytes:
         found = self._spelled.get(key)
@@ -250,17 +252,17 @@ class RocksBackend(CellBackend):
     def scan(self, start: bytes) -> Iterable[tuple[bytes, bytes]]:
         return scan_prefix(self.db, start)
 
-    def keys_from(self, head: bytes, place: bytes, count: int) -> tuple[list[Any], bytes]:
-        stop = (int.from_bytes(head) + 1).to_bytes(HEAD_BYTES)  # RocksDB looks at these very bytes: they have to stay
-        spelled = [key for key, _ in islice(scan_range(self.db, place or head, stop), count)]
+    def keys_from(self, prefix: bytes, place: bytes, count: int) -> tuple[list[Any], bytes]:
+        stop = (int.from_bytes(prefix) + 1).to_bytes(PREFIX_BYTES)  # RocksDB looks at these very bytes: they have to stay
+        spelled = [key for key, _ in islice(scan_range(self.db, place or prefix, stop), count)]
         if not spelled:
             return [], b""
-        keys, _ = self._spelling.read(spelled, skip=HEAD_BYTES + GROUP_BYTES)
+        keys, _ = self._spelling.read(spelled, skip=PREFIX_BYTES + GROUP_BYTES)
         return list(dict.fromkeys(key_list(keys))), spelled[-1] + b"\0" if len(spelled) == count else b""
 
-    def fault(self) -> None:
-        self._faults += 1
-        if self._faults % FAULTS_BETWEEN_CHECKS == 0:
+    def missed(self) -> None:
+        self._misses += 1
+        if self._misses % MISSES_BETWEEN_CHECKS == 0:
             self._make_room()
 
     def next_number(self) -> int:
@@ -308,14 +310,14 @@ class FrozenRocks:
         self,
         settling: Settling,
         states: tuple[StateInfo, ...],
-        heads: dict[str, bytes],
+        prefixes: dict[str, bytes],
         spelling: KeySpelling,
         *,
         memory: SlotMemory,
     ) -> None:
         self.states = states
         self._settling = settling
-        self._heads = heads
+        self._prefixes = prefixes
         self._spelling = spelling
         self._memory = memory
 
@@ -331,7 +333,7 @@ class FrozenRocks:
             self._settling.wait(),
             self._memory,
             self.states,
-            self._heads,
+            self._prefixes,
             self._spelling,
             range(self._spelling.key_group_count),
         )
@@ -360,7 +362,7 @@ def native_sections(
         folder.live,
         memory,
         stored,
-        {info.name: meta.head(info) for info in stored},
+        {info.name: meta.prefix(info) for info in stored},
         spelling,
         groups,
         folder=folder,
@@ -373,7 +375,7 @@ def _sections(
     place: Path,
     memory: SlotMemory,
     states: Sequence[StateInfo],
-    heads: dict[str, bytes],
+    prefixes: dict[str, bytes],
     spelling: KeySpelling,
     groups: range,
     *,
@@ -384,7 +386,7 @@ def _sections(
     db = open_db(place, memory, read_only=True)
     try:
         for info in states:
-            yield from StateReader(db, info, heads[info.name], spelling, rest_factor=rest_factor).sections(groups)
+            yield from StateReader(db, info, prefixes[info.name], spelling, rest_factor=rest_factor).sections(groups)
     finally:
         db.close()
         if folder is not None:

@@ -2,7 +2,7 @@
 
 A shape works on the key that the cursor is at. It brings what comes in into the form in which state holds it, and copies
 what goes out if that could be changed in place (values.py). It knows nothing of a time to live: cells with one are cells
-like any others (timed.py).
+like any others (expiring.py).
 
 The methods are those of the protocols in descriptors.py.
 """
@@ -20,12 +20,12 @@ from tidegate.state.values import NoSuchValue, detached, form_of
 class Shape:
     """What all shapes have in common."""
 
-    __slots__ = ("cells", "copied", "cursor", "keep", "plain")
+    __slots__ = ("cells", "copied", "cursor", "convert", "plain")
 
     def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
         self.cells = cells
         self.cursor = cursor
-        self.keep = descriptor.keeper()
+        self.convert = descriptor.converter()
         self.plain = descriptor.form.plain
         self.copied = descriptor.form.copied
 
@@ -49,7 +49,7 @@ class Value(Shape):
 
     def set(self, value: Any) -> None:
         if type(value) is not self.plain:
-            value = self.keep(value)
+            value = self.convert(value)
         self.cells.set(self.cursor.key, value)
 
 
@@ -68,7 +68,7 @@ class Row(Value):
 
     def row_of(self, value: Any) -> tuple[Any, ...]:
         row = tuple(value)
-        return row if (*map(type, row),) == self.types else tuple(self.keep(row).values())
+        return row if (*map(type, row),) == self.types else tuple(self.convert(row).values())
 
 
 class Reducing(Shape):
@@ -92,7 +92,7 @@ class Reducing(Shape):
         if merged is not GONE:
             item = self.function(merged if self.copied is None else self.copied(merged), item)
         if type(item) is not self.plain:
-            item = self.keep(item)
+            item = self.convert(item)
         self.cells.write_back(key, item)
 
 
@@ -124,13 +124,13 @@ class Aggregating(Shape):
         key = self.cursor.key
         accumulator = self.cells.get(key)
         if accumulator is GONE:
-            accumulator = self.keep(self.create())
+            accumulator = self.convert(self.create())
         elif self.copied is not None and not self.cells.owned(key):
             accumulator = self.copied(accumulator)
         accumulator = self.function(accumulator, item if self.copied is None else detached(item))
         kind = type(accumulator)
         if kind is not self.plain and kind is not self.long:
-            accumulator = self.keep(accumulator)
+            accumulator = self.convert(accumulator)
         self.cells.write_back(key, accumulator)
 
 
@@ -144,16 +144,16 @@ class List(Shape):
 
     def add(self, item: Any) -> None:
         if type(item) is not self.plain:
-            item = self.keep(item)
+            item = self.convert(item)
         self.cells.extend(self.cursor.key, (item,))
 
     def extend(self, items: Iterable[Any]) -> None:
-        kept = list(map(self.keep, items))
+        kept = list(map(self.convert, items))
         if kept:
             self.cells.extend(self.cursor.key, kept)
 
     def replace(self, items: Iterable[Any]) -> None:
-        kept = list(map(self.keep, items))
+        kept = list(map(self.convert, items))
         if kept:
             self.cells.replace(self.cursor.key, kept)
         else:
@@ -161,12 +161,12 @@ class List(Shape):
 
 
 class Map(Shape):
-    __slots__ = ("keep_key", "plain_key")
+    __slots__ = ("convert_key", "plain_key")
     cells: MapCells
 
     def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
         super().__init__(descriptor, cells, cursor)
-        self.keep_key = descriptor.key_keeper()
+        self.convert_key = descriptor.key_converter()
         self.plain_key = descriptor.key_form.plain
 
     def get(self, item: Any, default: Any = None) -> Any:
@@ -177,9 +177,9 @@ class Map(Shape):
 
     def put(self, item: Any, value: Any) -> None:
         if type(item) is not self.plain_key:
-            item = self.keep_key(item)
+            item = self.convert_key(item)
         if type(value) is not self.plain:
-            value = self.keep(value)
+            value = self.convert(value)
         self.cells.put(self.cursor.key, item, value)
 
     def remove(self, item: Any) -> None:

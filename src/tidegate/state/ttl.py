@@ -16,7 +16,7 @@ when it is taken in:
 A backend knows nothing of all that. It holds `struct<value, expires>`, as a tuple, for a value, an item or an entry
 (`stored_info`), and its rows are put together and taken apart here.
 
-Not here: the live state (timed.py).
+Not here: the live state (expiring.py).
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class LocalCopyStore:
         are the files listed are used from now on; all other copies of this store go. Returns the bytes adopted."""
         listed = {file.name: file for file in files if _is_copied(file.name)}
         self._listed_bytes = {name: file.bytes for name, file in listed.items()}
-        self.keep_only(listed)
+        self.retain(listed)
         for name, file in listed.items():
             with self._lock:
                 if name in self._copies:
@@ -181,7 +181,7 @@ class LocalCopyStore:
         with self._lock:
             return sum(self._copies[name].size_bytes for name in listed if name in self._copies)
 
-    def keep_only(self, names: Collection[str]) -> None:
+    def retain(self, names: Collection[str]) -> None:
         """Removes the copies of all other files of this store. Others' on the same host are among `names` as well, or
         they lose them."""
         for entry in _entries(self._folder):

@@ -297,9 +297,9 @@ def test_a_send_queue_gives_every_byte_once_and_in_order(buffers: list[bytes], w
     queue.extend(buffers)
     assert queue.byte_count == sum(map(len, buffers))
     while queue:
-        head = b"".join(map(bytes, queue.head()))
+        head = b"".join(map(bytes, queue.front()))
         count = min(writes[turn % len(writes)], len(head))
-        assert len(queue.head()) <= frames.MAX_BUFFERS_PER_WRITE
+        assert len(queue.front()) <= frames.MAX_BUFFERS_PER_WRITE
         assert count > 0
         written += head[:count]
         queue.advance(count)

@@ -70,12 +70,12 @@ def check_invariants(plan: Plan, pipeline: Pipeline) -> None:
     assert sorted(node.id for vertex in plan.vertices for node in vertex.nodes) == list(range(len(graph.nodes)))
     chained_edge_count = 0
     for vertex in plan.vertices:
-        seen = {vertex.head.id}
+        seen = {vertex.first.id}
         for node in vertex.nodes[1:]:
             assert [edge.source in seen and edge.partitioning is Partitioning.FORWARD for edge in node.inputs] == [True]
             seen.add(node.id)
             chained_edge_count += 1
-        assert sum(not edge.feedback for edge in plan.inputs_of(vertex)) == len(vertex.head.inputs)
+        assert sum(not edge.feedback for edge in plan.inputs_of(vertex)) == len(vertex.first.inputs)
     regular = [edge for edge in plan.edges if not edge.feedback]
     assert chained_edge_count + len(regular) == sum(len(node.inputs) for node in graph.nodes)
     assert plan.edges[: len(regular)] == tuple(regular)
@@ -94,12 +94,13 @@ def check_loops(plan: Plan) -> None:
     assert [(edge.source_vertex, edge.target_vertex) for edge in back] == [
         (loop.tail_vertex, loop.head_vertex) for loop in plan.loops
     ]
-    heads = [vertex.id for vertex in plan.vertices if isinstance(vertex.head.spec, IterationHeadSpec)]
+    heads = [vertex.id for vertex in plan.vertices if isinstance(vertex.first.spec, IterationHeadSpec)]
     assert heads == [loop.head_vertex for loop in plan.loops]
     for loop, edge in zip(plan.loops, back, strict=True):
         head = plan.vertices[loop.head_vertex]
         (tail,) = [node for node in plan.vertices[loop.tail_vertex].nodes if node.id == edge.source_node]
-        assert isinstance(tail.spec, IterationTailSpec) and tail.spec.head == head.head.id and head.head.name == loop.name
+        assert isinstance(tail.spec, IterationTailSpec)
+        assert tail.spec.head == head.first.id and head.first.name == loop.name
         assert (edge.partitioning, edge.port, edge.tag, edge.key) == (Partitioning.FORWARD, 0, None, ())
         assert loop.vertices == on_the_way(plan, loop)
         inside = [edge for edge in plan.edges if plan.edge_inside(loop, edge)]

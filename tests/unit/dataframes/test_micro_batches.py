@@ -217,7 +217,7 @@ def batches_in(folder: Path) -> MicroBatches:
         "t",
         {"input": pa.schema([("n", pa.int64())])},
         slots=1,
-        keeps_state=True,
+        writes_state=True,
         snapshots=tg.Snapshots(to=str(folder), every=None),
     )
     job.take_outputs(job.inputs["input"].map(lambda row: (row.n,), returns="n long"))

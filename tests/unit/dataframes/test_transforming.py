@@ -23,7 +23,7 @@ def test_a_transform_waits_long_for_a_heartbeat_unless_told_otherwise(tuning: tg
         {"input": pa.schema([("n", pa.int64())])},
         slots=1,
         tuning=tuning,
-        keeps_state=False,
+        writes_state=False,
         snapshots=tg.Snapshots(to="memory://t", every=None),
     )
     job.take_outputs(job.inputs["input"])

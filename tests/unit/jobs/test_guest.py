@@ -90,7 +90,9 @@ class Seen:
 
 def run_batches(process: tg.KeyedProcess, batches: int, folder: Path, *, trace: bool = False) -> Seen:
     """Return what a process saw whose slot was held from each batch to the next."""
-    job = TransformJob("t", {"input": SCHEMA}, slots=1, keeps_state=True, snapshots=tg.Snapshots(to=str(folder), every=None))
+    job = TransformJob(
+        "t", {"input": SCHEMA}, slots=1, writes_state=True, snapshots=tg.Snapshots(to=str(folder), every=None)
+    )
     job.take_outputs(job.inputs["input"].key_by("n").process("count", process, returns="n long, m long"))
     conductor = MicroBatches(
         job,

@@ -67,11 +67,11 @@ def test_a_job_needs_a_name_and_a_slot(name: str, slots: int, told: str) -> None
 def test_the_mode_of_snapshots() -> None:
     aligned = tg.Snapshots(to="x")
     assert aligned.alignment_mode is AlignmentMode.EXACTLY_ONCE
-    assert aligned.hurry_after_ms is None and not aligned.keeps_in_flight
+    assert aligned.hurry_after_ms is None and not aligned.logs_in_flight
     assert tg.Snapshots(to="x", mode="unaligned").hurry_after_ms == 0
     assert tg.Snapshots(to="x", alignment_timeout="200 ms").hurry_after_ms == 200
     assert tg.Snapshots(to="x", mode="at_least_once").alignment_mode is AlignmentMode.AT_LEAST_ONCE
-    assert ExperimentalSnapshots(to="x", protocol="chandy_lamport").keeps_in_flight
+    assert ExperimentalSnapshots(to="x", protocol="chandy_lamport").logs_in_flight
     assert ExperimentalSnapshots(to="x", protocol="stop_the_world").halts_sources
 
 

@@ -239,7 +239,7 @@ def test_the_next_epoch_is_wanted_when_the_first_timer_of_processing_time_is_due
         bench.feed(*rows)
         bench.clock.now_ms = now_ms
         end_epoch(bench)
-        found.append(bench.operator.wake_ms())
+        found.append(bench.operator.alarm_ms())
     assert found == [None, 50, 51, None]
 
 
@@ -250,7 +250,7 @@ def test_the_next_epoch_is_wanted_at_once_when_the_watermark_has_moved() -> None
         if latest_s is not None:
             bench.feed((latest_s * 1000,), port=1)
         end_epoch(bench)
-        found.append(bench.operator.wake_ms())
+        found.append(bench.operator.alarm_ms())
     assert found == [None, 0, None, 0, None]
 
 
@@ -258,7 +258,7 @@ def test_an_operator_without_timers_wants_no_epoch() -> None:
     bench = summing()
     bench.feed(("a", 1))
     end_epoch(bench)
-    assert bench.operator.wake_ms() is None
+    assert bench.operator.alarm_ms() is None
 
 
 def test_event_time_goes_on_after_a_restore_on_every_subtask() -> None:

@@ -24,7 +24,7 @@ from tidegate.snapshots.row_files import Chain
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter, chain_to_go_on_from
 from tidegate.state.heap import HeapBackend
-from tidegate.state.operator_state import FrozenParts, OperatorStates
+from tidegate.state.operator_state import FrozenTogether, OperatorStates
 from tidegate.store.memory import MemoryStore
 
 GROUPS = 8
@@ -91,7 +91,7 @@ class Subtask:
     def snapshot(self, *, completes: bool = True, full: bool = False) -> PieceEntry | None:
         """Takes an epoch's snapshot; None where the store fails."""
         self.epoch += 1
-        frozen = FrozenParts(self.backend.freeze(), self.operator_states.freeze())
+        frozen = FrozenTogether(self.backend.freeze(), self.operator_states.freeze())
         expected = copy.deepcopy(self.oracle)
         try:
             entry = self.writer.write(frozen, epoch=self.epoch, base=self.complete, full=full)

@@ -22,7 +22,7 @@ from tidegate.snapshots.manifest import Manifest, OperatorEntry
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PartWriter
 from tidegate.state.heap import HeapBackend
-from tidegate.state.operator_state import FrozenItems, FrozenParts, OperatorStates
+from tidegate.state.operator_state import FrozenItems, FrozenTogether, OperatorStates
 from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.store.memory import MemoryStore
 
@@ -85,7 +85,7 @@ class Subtask:
     def write(self, epoch: int, base: int) -> OperatorEntry:
         committables = FrozenItems()
         committables.put(COMMITTABLES, list(self.committables))
-        frozen = FrozenParts(self.backend.freeze(), self.operator_states.freeze(), committables)
+        frozen = FrozenTogether(self.backend.freeze(), self.operator_states.freeze(), committables)
         written = self.writer.write(frozen, epoch=epoch, base=base, full=False)
         frozen.release()
         self.backend.maintain(1)

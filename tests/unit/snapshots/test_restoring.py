@@ -27,7 +27,7 @@ from tidegate.state.descriptors import Descriptor
 from tidegate.state.event_time import SPLIT_WATERMARKS, WATERMARK
 from tidegate.state.evolution import DeclaredState
 from tidegate.state.heap import HeapBackend
-from tidegate.state.operator_state import FrozenParts, OperatorStates
+from tidegate.state.operator_state import FrozenTogether, OperatorStates
 from tidegate.state.pickled import pickled
 from tidegate.state.sections import StateInfo, StateKind
 from tidegate.store.memory import MemoryStore
@@ -426,7 +426,7 @@ def written(store: MemoryStore, *, parallelism: int, keys: int) -> Manifest:
             objects["waiting"].add(key)
         objects["rules"].put("factor", 3)
         writer = PartWriter("sum", store=store, attempt=1, subtask=subtask, parallelism=parallelism, key_group_count=GROUPS)
-        told = writer.write(FrozenParts(backend.freeze(), owned.freeze()), epoch=1, base=0, full=True)
+        told = writer.write(FrozenTogether(backend.freeze(), owned.freeze()), epoch=1, base=0, full=True)
         pieces += told.pieces
         states = told.states
     return Manifest(

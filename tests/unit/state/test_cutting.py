@@ -58,7 +58,7 @@ def test_every_row_is_in_the_section_of_its_group_in_the_order_it_came(
         chunks.append(chunk(list(range(count, count + size)), first_value=count))
         count += size
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cutting, "RUN_ROWS", run_rows)
+        patched.setattr(cutting, "BATCH_ROWS", run_rows)
         patched.setattr(cutting, "SECTION_ROWS", section_rows)
         sections = list(cut_by_group("state", iter(chunks), groups))
     of_key = groups_of(hash_columns([pa.array(range(count), pa.int64())]), groups).tolist() if count else []
@@ -83,7 +83,7 @@ def test_sections_begin_and_end_where_there_are_rows() -> None:
 
 
 def test_a_section_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "RUN_ROWS", 10)
+    monkeypatch.setattr(cutting, "BATCH_ROWS", 10)
     sections = list(cut_by_group("state", (chunk([number] * 4) for number in range(50)), 1))
     assert sum(section.rows.num_rows for section in sections) == 200
     assert max(section.rows.num_rows for section in sections) < 10 + 4

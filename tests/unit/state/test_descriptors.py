@@ -107,7 +107,7 @@ def test_a_wrong_type_is_refused_where_it_is_written() -> None:
 
 
 def test_what_is_kept_is_refused_by_the_state_s_name() -> None:
-    keep = descriptors_of(Counts())["count"].keeper()
+    keep = descriptors_of(Counts())["count"].converter()
     assert keep(5) == 5
     with pytest.raises(SchemaError, match=r"state 'count' is declared with 'long'.*'five'"):
         keep("five")
@@ -115,9 +115,9 @@ def test_what_is_kept_is_refused_by_the_state_s_name() -> None:
 
 def test_the_key_of_a_map_is_no_null() -> None:
     declared = tg.map_("string", "long", name="counts")
-    assert declared.key_keeper()("a") == "a"
+    assert declared.key_converter()("a") == "a"
     with pytest.raises(SchemaError, match=r"state 'counts' is declared with keys of 'string'.*None"):
-        declared.key_keeper()(None)
+        declared.key_converter()(None)
 
 
 def test_functions_with_states_travel_to_the_slots() -> None:

@@ -95,15 +95,15 @@ def test_it_makes_no_difference_which_layers_are_merged_first(
     key_type: str, changes: list[dict[int, int | None]], cut: int
 ) -> None:
     layers = [layer(each, key_type) for each in changes]
-    base = merged(layers[:cut], key_type, keep_deleted=False) if cut else []
-    deltas = merged(layers[cut:], key_type, keep_deleted=True) if layers[cut:] else []
+    base = merged(layers[:cut], key_type, with_deleted=False) if cut else []
+    deltas = merged(layers[cut:], key_type, with_deleted=True) if layers[cut:] else []
     chain = [LayerInMemory(sections, key_group_count=GROUPS) for sections in (base, deltas)]
     assert entries(list(resolved_rows("state", chain, range(GROUPS))), key_type) == laid_over(changes, key_type)
     assert not any(section.deleted for section in base)
 
 
-def merged(layers: list[LayerInMemory], key_type: str, *, keep_deleted: bool) -> list[Section]:
-    sections = list(merged_sections(info(key_type), layers, key_group_count=GROUPS, keep_deleted=keep_deleted))
+def merged(layers: list[LayerInMemory], key_type: str, *, with_deleted: bool) -> list[Section]:
+    sections = list(merged_sections(info(key_type), layers, key_group_count=GROUPS, with_deleted=with_deleted))
     places = [(section.deleted, section.groups.start) for section in sections if section.groups is not None]
     assert places == sorted(places) and len(places) == len(sections), "as a file wants them"
     return sections

@@ -12,7 +12,7 @@ import pytest
 from tests import declaring as tg
 from tidegate.errors import JobError, SchemaError
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.operator_state import FrozenParts, OperatorStates
+from tidegate.state.operator_state import FrozenTogether, OperatorStates
 from tidegate.state.sections import Section, StateInfo
 
 
@@ -214,7 +214,7 @@ def test_parts_are_one_after_the_other() -> None:
         def release(self) -> None:
             released.append(self.info.name)
 
-    parts = FrozenParts(Part("a"), Part("b"))
+    parts = FrozenTogether(Part("a"), Part("b"))
     assert [info.name for info in parts.states] == [section.state for section in parts.sections()] == ["a", "b"]
     parts.release()
     assert released == ["a", "b"]

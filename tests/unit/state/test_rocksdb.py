@@ -254,7 +254,7 @@ def test_many_chunks_of_a_short_list_are_put_together(backend: RocksBackend) -> 
         items.add(number)
         write_all(backend)
     assert items.get() == tuple(range(100))
-    assert len(list(backend.scan(backend.cells["items"].head))) < 50
+    assert len(list(backend.scan(backend.cells["items"].prefix))) < 50
 
 
 # ----------------------------------------------------------------------------------------------------------- freezing
@@ -428,7 +428,7 @@ def test_what_fails_behind_a_freeze_is_told_to_its_reader_and_to_the_loop(backen
 
 
 def test_sections_are_of_growing_groups_and_bounded(backend: RocksBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.state.rocks_reading.RUN_ROWS", 300)
+    monkeypatch.setattr("tidegate.state.rocks_reading.BATCH_ROWS", 300)
     monkeypatch.setattr("tidegate.state.rocks_reading.SECTION_ROWS", 100)
     table = backend.table(tg.value("long", name="n"))
     fill(backend, table, {key: key for key in range(3000)})

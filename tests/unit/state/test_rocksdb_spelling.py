@@ -70,7 +70,7 @@ def test_bytes_are_equal_where_keys_are_and_no_key_begins_with_another(kind: str
     column = pa.array([_as_dicts(key, parse_type(kind)) for key in given_keys], parse_type(kind))
     held = key_list(column)
     spelling = KeySpelling(column.type, GROUPS)
-    spelled = as_list(spelling.spelled(column, head=b"\0\1"))
+    spelled = as_list(spelling.spelled(column, prefix=b"\0\1"))
     for one, its in zip(held, spelled, strict=True):
         for other, others in zip(held, spelled, strict=True):
             same = one is other or one == other
@@ -78,9 +78,9 @@ def test_bytes_are_equal_where_keys_are_and_no_key_begins_with_another(kind: str
             assert same or not others.startswith(its)
     groups = groups_of(hash_columns([column]), GROUPS).tolist()
     assert [int.from_bytes(each[2:4]) for each in spelled] == groups
-    places, order = in_order(spelling.spelled(column, head=b"\0\1"))
+    places, order = in_order(spelling.spelled(column, prefix=b"\0\1"))
     assert places == sorted(spelled) == [spelled[place] for place in order]
-    assert as_list(spelling.spelled(keys_to_arrow(held, column.type), head=b"\0\1")) == spelled, "as the tables hold them"
+    assert as_list(spelling.spelled(keys_to_arrow(held, column.type), prefix=b"\0\1")) == spelled, "as the tables hold them"
     back, ends = spelling.read([each + b"behind" for each in spelled], skip=4)
     assert back.type == column.type and repr(key_list(back)) == repr(held)
     assert ends == list(map(len, spelled))

@@ -27,10 +27,10 @@ from tidegate.errors import JobError, SchemaError
 from tidegate.state import declaring as tg
 from tidegate.state.cells import GONE
 from tidegate.state.descriptors import Descriptor
+from tidegate.state.expiring import ExpiringCollection
 from tidegate.state.heap import FrozenHeap, HeapBackend
 from tidegate.state.merging import LayerInMemory, resolved_rows
 from tidegate.state.rocksdb import RocksDB, native_sections
-from tidegate.state.timed import TimedCollection
 from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.state.ttl import EXPIRES, Ttl, declared_ttl, split_by_end, with_ends
 from tidegate.types import to_list
@@ -138,14 +138,14 @@ def keys_in(rows: Iterable[pa.RecordBatch]) -> set[int]:
 
 def check_lists(state: Any) -> None:
     """Each key is listed once, where it ends."""
-    timed = state.cells
-    index, held = timed.index, timed.cells.main
+    expiring = state.cells
+    index, held = expiring.index, expiring.cells.main
     listed = [(key, number) for number, keys in index.keys.items() for key in keys]
-    ends = timed.soonest if isinstance(timed, TimedCollection) else {key: end for key, (_, end) in held.items()}
+    ends = expiring.soonest if isinstance(expiring, ExpiringCollection) else {key: end for key, (_, end) in held.items()}
     assert sorted(listed) == sorted((key, end // index.slice_ms) for key, end in ends.items()) and ends.keys() == held.keys()
     assert sorted(index.order) == sorted(index.keys)
-    if isinstance(timed, TimedCollection):
-        assert all(ends[key] <= end for key, entry in held.items() for _, end in timed.pairs_in(entry))
+    if isinstance(expiring, ExpiringCollection):
+        assert all(ends[key] <= end for key, entry in held.items() for _, end in expiring.pairs_in(entry))
 
 
 # ----------------------------------------------------------------------------------------------------- declaration
@@ -176,9 +176,9 @@ def test_a_ttl_that_makes_no_sense_is_refused(ttl: Any, refresh: str, told: str)
 
 @shapes
 def test_only_state_with_a_ttl_has_a_column_of_ends(shape: str) -> None:
-    plain, timed = declared(shape).info(pa.int64()), declared(shape, ttl="1 s").info(pa.int64())
-    assert plain.schema.names == ["key", "value"] and timed.schema.names == ["key", "value", "expires"]
-    assert timed.schema.field("expires").type == (pa.list_(pa.int64()) if plain.shape in ("list", "map") else pa.int64())
+    plain, expiring = declared(shape).info(pa.int64()), declared(shape, ttl="1 s").info(pa.int64())
+    assert plain.schema.names == ["key", "value"] and expiring.schema.names == ["key", "value", "expires"]
+    assert expiring.schema.field("expires").type == (pa.list_(pa.int64()) if plain.shape in ("list", "map") else pa.int64())
 
 
 def test_a_backend_without_a_clock_takes_no_state_with_a_ttl() -> None:
@@ -654,10 +654,10 @@ def test_state_that_gets_a_ttl_begins_anew_when_it_is_loaded(shape: str, name: s
     before = read(shape, state)
     (rows,) = rows_of([backend.freeze()])
     clock.now_ms += 100 * TTL_MS
-    timed = declared(shape, ttl=TTL_MS)
-    field = timed.info(pa.int64()).schema.field(EXPIRES)
+    expiring = declared(shape, ttl=TTL_MS)
+    field = expiring.info(pa.int64()).schema.field(EXPIRES)
     for given_rows in (rows, rows.append_column(field, pa.nulls(rows.num_rows, field.type))):
-        second, again = backend_with(timed, clock, name)
+        second, again = backend_with(expiring, clock, name)
         second.load("state", given_rows, known=False)
         second.cursor.key = 1
         clock.now_ms += TTL_MS - 1

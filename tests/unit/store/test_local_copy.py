@@ -264,7 +264,7 @@ def test_a_folder_that_can_not_be_made_fails_nothing(beneath: MemoryStore, tmp_p
     store = open_copies(beneath, tmp_path / "file" / "copies")
     store.write(NAME, [b"abc"])
     assert store.adopt([entry(NAME, b"abc")]) == 0
-    store.keep_only([])
+    store.retain([])
     assert store.read(NAME) == b"abc"
     store.delete(NAME)
     assert beneath.files == {}
@@ -321,7 +321,7 @@ def test_only_old_temporary_files_are_leftovers(beneath: MemoryStore, folder: Pa
     for path in (old, young):
         path.write_bytes(b"torn")
     os.utime(old, (1, 1))
-    store.keep_only([])
+    store.retain([])
     assert (old.exists(), young.exists()) == (False, True)
 
 

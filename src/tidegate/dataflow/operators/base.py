@@ -143,7 +143,7 @@ class Operator:
     def deadline_ms(self) -> int | None:
         return None
 
-    def wake_ms(self) -> int | None:
+    def alarm_ms(self) -> int | None:
         """When, by the time of day, it wants the next epoch to end though no record may come; None: not before one comes.
         Asked when it has been frozen, where epochs are the micro-batches of a query."""
         return None

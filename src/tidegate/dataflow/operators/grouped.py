@@ -43,10 +43,10 @@ from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, key_groups_of
 from tidegate.state.cells import NO_KEY
 from tidegate.state.columns import held_as_it_is, key_list
-from tidegate.state.cutting import in_runs
+from tidegate.state.cutting import in_batches
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.evolution import IN_A_CLASS, Advice
-from tidegate.state.operator_state import FrozenParts, OperatorStates
+from tidegate.state.operator_state import FrozenTogether, OperatorStates
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
 from tidegate.state.timers import TimeKind, TimerQueue, timers_descriptor
 from tidegate.store.opening import open_store
@@ -162,8 +162,8 @@ class GroupedSpec:
     gathers: ClassVar[bool] = True
 
     @property
-    def wakes(self) -> bool:
-        """Whether its operator's `wake_ms` may ever say something."""
+    def sets_alarm(self) -> bool:
+        """Whether its operator's `alarm_ms` may ever say something."""
         return self.timers is not None and not self.is_bounded
 
     def create(self, node: Node) -> Operator:
@@ -276,7 +276,7 @@ class GroupedOperator(Operator):
         self.forward_watermark(MAX_WATERMARK_MS)
         super().on_end()
 
-    def wake_ms(self) -> int | None:
+    def alarm_ms(self) -> int | None:
         """As in Spark, event time wants another epoch when the watermark has moved, whether or not it made a timer due: by
         that epoch's watermark the records of the next one are late."""
         if self._timers is None:
@@ -289,7 +289,7 @@ class GroupedOperator(Operator):
         self._backend.maintain(budget)
 
     def freeze(self, epoch: int) -> FrozenState:
-        return FrozenParts(self._backend.freeze(), self._operator_states.freeze())
+        return FrozenTogether(self._backend.freeze(), self._operator_states.freeze())
 
     def close(self) -> None:
         self._call(self._function.close)
@@ -328,7 +328,7 @@ class GroupedOperator(Operator):
         return max(self._progress.watermark_ms, of_query())
 
     def _emit_all(self, batches: Iterable[pa.RecordBatch]) -> None:
-        for batch in in_runs(batches):
+        for batch in in_batches(batches):
             self.emit(batch)
 
     def _grouped(self, batches: list[pa.RecordBatch], key: tuple[str, ...]) -> Iterator[Groups]:

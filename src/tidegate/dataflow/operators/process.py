@@ -31,7 +31,7 @@ from tidegate.state.cells import NO_KEY, Cursor
 from tidegate.state.columns import held_as_it_is, key_list, keys_to_arrow
 from tidegate.state.descriptors import descriptors_of
 from tidegate.state.event_time import WATERMARK
-from tidegate.state.operator_state import FrozenParts, OperatorStates
+from tidegate.state.operator_state import FrozenTogether, OperatorStates
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
 from tidegate.state.timers import TimeKind, TimerQueue, timers_descriptor, to_ms
 from tidegate.types import row_class, to_list
@@ -258,7 +258,7 @@ class ProcessOperator(Operator):
 
     def freeze(self, epoch: int) -> FrozenState | None:
         items = (self._operator_states.freeze(), self._time.freeze())
-        return FrozenParts(*items) if self._backend is None else FrozenParts(self._backend.freeze(), *items)
+        return FrozenTogether(*items) if self._backend is None else FrozenTogether(self._backend.freeze(), *items)
 
     def on_complete(self, epoch: int) -> None:
         self._call(self._function.on_snapshot_complete, epoch)

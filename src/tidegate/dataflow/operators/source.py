@@ -217,7 +217,7 @@ class WatermarkOperator(Operator):
         if latest_ms is None:
             self.emit(batch)
             return
-        self._act(self._clock.on_awake())
+        self._act(self._clock.on_active())
         self.emit(batch)
         if self._by_epoch:
             if self._is_told:

@@ -40,7 +40,7 @@ IN_FLIGHT = "__in_flight_"
 class Witness:
     """Watches a run."""
 
-    def __init__(self, world: World, memory: MemoryStore, *, keeps_in_flight: bool) -> None:
+    def __init__(self, world: World, memory: MemoryStore, *, logs_in_flight: bool) -> None:
         self.completed: list[tuple[int, int]] = []  # (epoch, attempt) of manifests, in the order of creation
         self.announced: list[tuple[int, int]] = []
         self.announced_us: list[int] = []
@@ -48,7 +48,7 @@ class Witness:
         self.origins: list[OriginName] = []
         self._world = world
         self._memory = memory
-        self._keeps_in_flight = keeps_in_flight
+        self._logs_in_flight = logs_in_flight
         self._written: set[str] = set()
         self._needed: frozenset[str] | None = None
         self._listed: dict[str, frozenset[str]] = {}
@@ -116,7 +116,7 @@ class Witness:
         """Records under way are in a snapshot only in the modes that say so, and in none that ends the job."""
         ended = manifest.ending in (Ending.INPUT_ENDED.value, Ending.DRAIN.value)
         for operator, state in _records_under_way(manifest):
-            kept = not ended if state == FEEDBACK else self._keeps_in_flight and manifest.ending is None
+            kept = not ended if state == FEEDBACK else self._logs_in_flight and manifest.ending is None
             if not kept:
                 self._world.violate(
                     f"the snapshot of epoch {manifest.epoch} ({manifest.ending}) has records in {state} of {operator}"

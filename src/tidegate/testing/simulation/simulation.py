@@ -118,14 +118,14 @@ class Simulation:
         self.exact = self.mode != "at_least_once"
         self.job = job if isinstance(job, SimulatedJob) else OwnJob(job)
         self.settings = _settings(rng, self.mode)
-        self.witness = Witness(self.world, self.shared.memory, keeps_in_flight=self.settings.snapshots.keeps_in_flight)
+        self.witness = Witness(self.world, self.shared.memory, logs_in_flight=self.settings.snapshots.logs_in_flight)
         self.channel_elements = rng.choice((1, 3, 16))
         self.interruptions = _interruptions(rng, self.job)[: rates.most_interruptions]
         self.coordinators: list[CoordinatorProcess] = []
         self.savepoints: list[SavepointOrder] = []
         self.finished = False
         self.faults = Faults(self, self.world.rng, rates, span=self.job.span)
-        if self.settings.snapshots.keeps_in_flight:
+        if self.settings.snapshots.logs_in_flight:
             self.world.slowness["channel"] = SLOW_CHANNELS
         self.external = External(self.world, outage=self.faults.outage, before_commit=self.witness.before_commit)
         self.witness.external = self.external
@@ -316,7 +316,7 @@ class Simulation:
             trip=self.trip,
             slots=slots,
             exact=self.exact,
-            idle=BUSY if self.settings.snapshots.keeps_in_flight else QUIET,
+            idle=BUSY if self.settings.snapshots.logs_in_flight else QUIET,
             rng=self._rng,
         )
 

@@ -6,7 +6,7 @@ counts the rows that were given. A query's very first batch has a row in any cas
 source that it doesn't know.
 
 A query waits half a second for that process, and the first one of a session two more for three others. A version of Spark
-that takes an object of the driver's has no need of them (waking_stream.py). The code travels by value, and uses nothing that
+that takes an object of the driver's has no need of them (alarm_stream.py). The code travels by value, and uses nothing that
 imports Tidegate or pandas: each of the two takes longer to import than everything that the process does.
 """
 
@@ -31,7 +31,7 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-from tidegate.spark.waking import COLUMN, COUNT, SCHEMA
+from tidegate.spark.alarm import COLUMN, COUNT, SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,10 +49,10 @@ _folder: Path | None = None
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def waking_source(name: str) -> type[DataSource]:
+def alarm_source(name: str) -> type[DataSource]:
     """Under a name of its own."""
 
-    class Named(WakingSource):
+    class Named(AlarmSource):
         @classmethod
         def name(cls) -> str:
             return f"{FORMAT}_{name}"
@@ -60,15 +60,15 @@ def waking_source(name: str) -> type[DataSource]:
     return Named
 
 
-class WakingSource(DataSource):
+class AlarmSource(DataSource):
     def schema(self) -> str:
         return SCHEMA
 
-    def simpleStreamReader(self, schema: StructType) -> WakingReader:
-        return WakingReader(Path(self.options[ALARM]))
+    def simpleStreamReader(self, schema: StructType) -> AlarmReader:
+        return AlarmReader(Path(self.options[ALARM]))
 
 
-class WakingReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
+class AlarmReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, alarm: Path) -> None:
         self._alarm = alarm
 
@@ -134,7 +134,7 @@ def source_stream(alarm: AlarmFile, spark: SparkSession) -> DataFrame:
         if spark not in _registered:
             # A name of its own for each session: Spark 4.3.0 neither knows what another session has registered, nor lets it
             # be registered once more, where the other one is the first of its process.
-            source = waking_source(uuid.uuid4().hex)
+            source = alarm_source(uuid.uuid4().hex)
             spark.dataSource.register(source)
             _registered[spark] = source.name()
     return spark.readStream.format(_registered[spark]).schema(SCHEMA).option(ALARM, str(alarm.path)).load()

@@ -71,7 +71,7 @@ class Slices:
         return GONE
 
 
-class Timed(AnyCells):
+class Expiring(AnyCells):
     """What the three kinds have in common. `cells` hold the pairs."""
 
     def __init__(self, cells: Any, ttl: Ttl, now_ms: Callable[[], int]) -> None:
@@ -118,7 +118,7 @@ class Timed(AnyCells):
         raise AssertionError("of the subclass")
 
 
-class TimedThings(Timed, Cells):
+class ExpiringThings(Expiring, Cells):
     """`copied`: of things that are changed in place. `end` is when a thing ends that is set now, by the clock as it was last
     read; it lies in the slice from `start` to `stop`."""
 
@@ -196,7 +196,7 @@ class TimedThings(Timed, Cells):
             self.stop = self.start + self.index.slice_ms
 
 
-class TimedCollection(Timed):
+class ExpiringCollection(Expiring):
     """Lists and maps: many ends for a key. Those in memory have their `soonest`."""
 
     def __init__(self, cells: Any, ttl: Ttl, now_ms: Callable[[], int]) -> None:
@@ -257,7 +257,7 @@ class TimedCollection(Timed):
             self.index.remove(key, end)
 
 
-class TimedItems(TimedCollection, ListCells):
+class ExpiringItems(ExpiringCollection, ListCells):
     def items(self, key: Any) -> Sequence[Any]:
         now_ms = self.now_ms()
         pairs = self.cells.items(key) if self.soonest.get(key, now_ms) > now_ms else self.prune(key, now_ms)
@@ -297,7 +297,7 @@ class TimedItems(TimedCollection, ListCells):
         return left
 
 
-class TimedEntries(TimedCollection, MapCells):
+class ExpiringEntries(ExpiringCollection, MapCells):
     def __init__(self, cells: Any, ttl: Ttl, now_ms: Callable[[], int], *, plain_key: type) -> None:
         super().__init__(cells, ttl, now_ms)
         self.plain_key = plain_key

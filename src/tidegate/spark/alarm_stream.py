@@ -4,8 +4,8 @@
 Spark's JVM calls it through the gateway, as it calls the function of a `foreachBatch`. So it needs no process; a Python data
 source needs one for each query, and three more for the first of a session (docs/adr/021).
 
-An offset counts the wakings. A batch has no rows: all that is wanted is that Spark's log has the batch, since the slots run
-in each. The offsets are those of the Python data source (waking_source.py), so a query that was started with either can be
+An offset counts alarms. A batch has no rows: all that is wanted is that Spark's log has the batch, since the slots run
+in each. The offsets are those of the Python data source (alarm_source.py), so a query that was started with either can be
 continued with the other.
 
 For calls from the thread of a query the gateway keeps a connection, which neither side closes when the thread has ended: for
@@ -13,7 +13,7 @@ For calls from the thread of a query the gateway keeps a connection, which neith
 out of sockets and threads.
 
 Spark has no public way to make a stream of such an object. It implements Spark's first interface for sources, which files
-have to this day. `waking.KNOWN_SPARK` says which versions have been seen to take it.
+have to this day. `alarm.KNOWN_SPARK` says which versions have been seen to take it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tidegate.spark.waking import COUNT, SCHEMA
+from tidegate.spark.alarm import COUNT, SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +38,7 @@ _ending: list[tuple[Any, Any]] = []
 _closing = threading.Lock()
 
 
-def waking_stream(goes_off: Callable[[], bool], spark: SparkSession) -> DataFrame:
+def alarm_stream(goes_off: Callable[[], bool], spark: SparkSession) -> DataFrame:
     """Return a streaming DataFrame without rows that asks for a batch whenever `goes_off` at a trigger."""
     from pyspark.java_gateway import ensure_callback_server_started
     from pyspark.sql.classic.dataframe import DataFrame
@@ -49,11 +49,11 @@ def waking_stream(goes_off: Callable[[], bool], spark: SparkSession) -> DataFram
     sql = context._jvm.org.apache.spark.sql
     no_rows = session.internalCreateDataFrame(context._jsc.emptyRDD().rdd(), sql.types.StructType.fromDDL(SCHEMA), True)
     relation = getattr(sql.execution.streaming.runtime, "StreamingExecutionRelation$")
-    plan = getattr(relation, "MODULE$").apply(WakingStream(goes_off, context, no_rows), session)
+    plan = getattr(relation, "MODULE$").apply(AlarmStream(goes_off, context, no_rows), session)
     return DataFrame(sql.classic.Dataset.ofRows(session, plan), spark)
 
 
-class WakingStream:
+class AlarmStream:
     """What Java calls. A trigger of the query waits for each call but `stop`, so none waits for anything or takes a lock."""
 
     class Java:

@@ -147,10 +147,10 @@ def test_what_a_state_is_comes_from_its_declaration_or_the_base_or_the_rows(tmp_
     made = Made(tmp_path)
     made.write(1, {"count": {"a": 1}})
     base = find_snapshot(str(made.path))
-    given: dict[str, Any] = {"key": pa.string(), "value": pa.int64(), "shape": None, "timed": False}
+    given: dict[str, Any] = {"key": pa.string(), "value": pa.int64(), "shape": None, "expiring": False}
     assert declared_info(None, "op", Function.total, **given).schema.names == ["key", "value", "expires"]
     assert declared_info(base, "counting", "scores", **given).shape == "map"
-    assert declared_info(None, "op", "n", **given | {"timed": True}).schema.field("expires").type == pa.int64()
+    assert declared_info(None, "op", "n", **given | {"expiring": True}).schema.field("expires").type == pa.int64()
     assert declared_info(None, "op", "__event_timers", **given).shape == "timers"
     for refused in ("__offsets", Function.shared):
         with pytest.raises(JobError):

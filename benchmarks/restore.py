@@ -17,7 +17,7 @@ import tidegate as tg
 from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry
 from tidegate.snapshots.native import download
 from tidegate.snapshots.snapshot import Snapshot
-from tidegate.snapshots.writing import PartWriter
+from tidegate.snapshots.writing import PieceWriter
 from tidegate.store.opening import open_store
 
 KEYS = 2_000_000
@@ -56,7 +56,7 @@ def _table(settings: Any, native: Path | None = None) -> tuple[Any, Any]:
 
 def _written(settings: Any, store: Any, keys: int) -> Manifest:
     backend, total = _table(settings)
-    writer = PartWriter("sum", store=store, attempt=1, subtask=0, parallelism=1, key_group_count=GROUPS)
+    writer = PieceWriter("sum", store=store, attempt=1, subtask=0, parallelism=1, key_group_count=GROUPS)
     written: OperatorEntry | None = None
     for epoch in range(1, DELTAS + 2):
         changed = range(keys) if epoch == 1 else range(epoch, keys, 100)

@@ -173,14 +173,14 @@ def _delete_unasked(original: Any) -> Any:
 
 
 def _items_rounded_down(original: Any) -> Any:
-    def item_reads(pieces: Any, state: str, kind: Any, *, subtask: int, parallelism: int) -> Iterator[Any]:
+    def items_shares(pieces: Any, state: str, kind: Any, *, subtask: int, parallelism: int) -> Iterator[Any]:
         total = sum(piece.item_counts.get(state, 0) for piece in pieces)
-        share = total // parallelism
-        for read in original(pieces, state, kind, subtask=subtask, parallelism=parallelism):
-            if kind is not recovery.Redistribution.SPLIT or read.stop - read.start <= max(share, 1):
-                yield read
+        most = total // parallelism
+        for share in original(pieces, state, kind, subtask=subtask, parallelism=parallelism):
+            if kind is not recovery.StateKind.SPLIT or share.stop - share.start <= max(most, 1):
+                yield share
 
-    return item_reads
+    return items_shares
 
 
 def _everybody_listens(original: Any) -> Any:
@@ -216,7 +216,7 @@ def _release_what_others_share(original: Any) -> Any:
 
 
 def _build_on_the_last_one_written(original: Any) -> Any:
-    def write(self: writing.PartWriter, frozen: Any, *, epoch: int, base: int, full: bool) -> Any:
+    def write(self: writing.PieceWriter, frozen: Any, *, epoch: int, base: int, full: bool) -> Any:
         return original(self, frozen, epoch=epoch, base=max([base, *self._written]), full=full)
 
     return write
@@ -234,7 +234,7 @@ def _discard_and_forget(original: Any) -> Any:
 
 
 def _forget_changes(original: Any) -> Any:
-    def write(self: writing.PartWriter, frozen: Any, **rest: Any) -> Any:
+    def write(self: writing.PieceWriter, frozen: Any, **rest: Any) -> Any:
         written = original(self, frozen, **rest)
         self._pending.clear()
         return written
@@ -274,7 +274,7 @@ STORE_MUTANTS = (
         row=2,
         rates=FaultRates(kinds=("store fails", "slot dies"), store_error=0.05),
         patches=(
-            (writing.PartWriter, "write", _build_on_the_last_one_written),
+            (writing.PieceWriter, "write", _build_on_the_last_one_written),
             (catalog.SnapshotCatalog, "discard", _discard_and_forget),
         ),
     ),
@@ -282,7 +282,7 @@ STORE_MUTANTS = (
         "forget changes",
         "what changed in an aborted epoch is in no later snapshot",
         rates=FaultRates(kinds=("store fails", "slot dies"), store_error=0.05),
-        patches=((writing.PartWriter, "write", _forget_changes),),
+        patches=((writing.PieceWriter, "write", _forget_changes),),
     ),
     Mutant(
         "savepoints supersede",
@@ -400,7 +400,7 @@ STORE_MUTANTS = (
         row=11,
         rates=RESTORES,
         job="hands",
-        patches=((recovery, "_item_reads", _items_rounded_down),),
+        patches=((recovery, "_items_shares", _items_rounded_down),),
     ),
     Mutant(
         "discard the doubtful",

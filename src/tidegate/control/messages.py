@@ -339,7 +339,7 @@ _CHECKS = {name: {field: _PLAIN[hint] for field, hint in get_type_hints(kind).it
 def to_wire(message: Message) -> dict[str, Any]:
     wire = {"kind": type(message).__name__} | {field.name: getattr(message, field.name) for field in fields(message)}
     if isinstance(message, Acknowledge):
-        wire["operators"] = {name: _part_to_wire(entry) for name, entry in message.operators.items()}
+        wire["operators"] = {name: _piece_to_wire(entry) for name, entry in message.operators.items()}
     return wire
 
 
@@ -354,14 +354,14 @@ def from_wire(wire: dict[str, Any]) -> Message:
         raise ProtocolError(f"a malformed {kind} message: {sorted(set(checks) ^ set(values)) or wrong}")
     if kind == Acknowledge.__name__:
         try:
-            values["operators"] = {name: _part_from_wire(part) for name, part in values["operators"].items()}
+            values["operators"] = {name: _piece_from_wire(entry) for name, entry in values["operators"].items()}
         except (ProtocolError, KeyError, TypeError) as error:
             raise ProtocolError(f"a malformed Acknowledge message: operators: {error}") from error
     message: Message = _KINDS[kind](**values)
     return message
 
 
-def _part_to_wire(entry: OperatorEntry) -> dict[str, Any]:
+def _piece_to_wire(entry: OperatorEntry) -> dict[str, Any]:
     (piece,) = entry.pieces
     return {
         "parallelism": entry.parallelism,
@@ -370,8 +370,8 @@ def _part_to_wire(entry: OperatorEntry) -> dict[str, Any]:
     }
 
 
-def _part_from_wire(part: dict[str, Any]) -> OperatorEntry:
-    return OperatorEntry.from_json({"parallelism": part["parallelism"], "pieces": [part["piece"]], "states": part["states"]})
+def _piece_from_wire(wire: dict[str, Any]) -> OperatorEntry:
+    return OperatorEntry.from_json({"parallelism": wire["parallelism"], "pieces": [wire["piece"]], "states": wire["states"]})
 
 
 def _fits(value: object, kinds: tuple[type, ...]) -> bool:

@@ -17,7 +17,7 @@ from tidegate.dataflow.plan import Plan
 from tidegate.errors import NotFound, RestoreError
 from tidegate.protocol.recovery import newest_complete
 from tidegate.snapshots.catalog import SnapshotCatalog
-from tidegate.snapshots.finding import find_snapshot, origin_of, shown_path
+from tidegate.snapshots.finding import find_snapshot, restored_from, shown_path
 from tidegate.snapshots.manifest import Manifest, MicroBatch, RestoredFrom
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.store.layout import shown
@@ -32,12 +32,12 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """What an attempt resumes from: one of the job's own snapshots, or what the user named, or nothing."""
+class Origin:
+    """The snapshot that an attempt resumes from: one of the job's own, the one that the user named, or none."""
 
     snapshot: Snapshot | None
     is_own: bool
-    origin: RestoredFrom | None  # what all of the job's snapshots descend from
+    restored_from: RestoredFrom | None  # what all of the job's snapshots descend from
 
     @property
     def epoch(self) -> int | None:
@@ -49,7 +49,7 @@ class Beginning:
         return None if self.is_own else self.snapshot
 
 
-NOTHING = Beginning(None, True, None)
+NO_ORIGIN = Origin(None, True, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Opened:
 
     attempt: int
     epochs: list[int]
-    beginning: Beginning
+    origin: Origin
     next_epoch: int
     superseded: list[int] = field(default_factory=list)  # of a batch that runs again: valid until it is complete again
     losses: tuple[str, ...] = ()  # what it begins with, and the program doesn't take in
@@ -75,22 +75,24 @@ def open_attempt(
 ) -> Opened:
     """Fences older attempts and finds what the new one resumes from. `named` is what the user gave to begin with."""
 
-    def chosen(epochs: list[int]) -> tuple[Beginning, int]:
+    def chosen(epochs: list[int]) -> tuple[Origin, int]:
         """With the epoch of the own snapshot that counts, 0 if none does."""
         if micro_batch is None:
             newest = newest_complete(epochs)
             own = None if newest is None else catalog.load(newest)
         else:
             own = batch_before(micro_batch, catalog.manifests(), store=catalog.store.address)
-        begun = beginning(None if own is None else Snapshot(catalog.store, own), named, restore, store=catalog.store.address)
-        return begun, 0 if own is None else own.epoch
+        origin = choose_origin(
+            None if own is None else Snapshot(catalog.store, own), named, restore, store=catalog.store.address
+        )
+        return origin, 0 if own is None else own.epoch
 
-    def losses_of(begun: Beginning) -> tuple[str, ...]:
+    def losses_of(origin: Origin) -> tuple[str, ...]:
         """What the program doesn't take in of it; an error if that isn't allowed."""
-        if begun.snapshot is None:
+        if origin.snapshot is None:
             return ()
         # A sink that is gone stands in the way only if it has output that is still to be committed.
-        plan_of = begun.snapshot.still_to_commit().plan(
+        plan_of = origin.snapshot.still_to_commit().plan(
             declared_operators(plan), key_group_count=plan.key_group_count, drop=drop
         )
         plan_of.check()
@@ -104,51 +106,51 @@ def open_attempt(
         # A driver that runs may just have released what was the newest.
     attempt = catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, Snapshot) else 0)
     epochs = catalog.epochs()
-    begun, own_epoch = chosen(epochs)
+    origin, own_epoch = chosen(epochs)
     highest = max([catalog.highest_epoch_seen(), *epochs], default=0)
-    losses = losses_of(begun)
-    highest = max(highest, begun.epoch or 0)
+    losses = losses_of(origin)
+    highest = max(highest, origin.epoch or 0)
     catalog.sweep(attempt)
     kept = [epoch for epoch in epochs if epoch <= own_epoch]
-    return Opened(attempt, kept, begun, highest + 1, epochs[len(kept) :], losses)
+    return Opened(attempt, kept, origin, highest + 1, epochs[len(kept) :], losses)
 
 
-def named_point(restore: Restore) -> Snapshot | NotFound | None:
+def named_snapshot(restore: Restore) -> Snapshot | NotFound | None:
     """What is at the path that the user gave; an error where nothing is, which may turn out not to matter."""
     if restore.path is None:
         return None
     try:
-        point = find_snapshot(restore.path)
+        named = find_snapshot(restore.path)
     except NotFound as error:
         return error
-    if restore.claim and not point.is_savepoint:
+    if restore.claim and not named.is_savepoint:
         raise RestoreError(
             f"claim=True deletes what the job began with, and {shown(restore.path)} is no savepoint but "
-            f"snapshots of the job {point.manifest.job!r}, which are its own to delete: leave claim out"
+            f"snapshots of the job {named.manifest.job!r}, which are its own to delete: leave claim out"
         )
-    return point
+    return named
 
 
-def beginning(own: Snapshot | None, point: Snapshot | NotFound | None, restore: Restore, *, store: str) -> Beginning:
+def choose_origin(own: Snapshot | None, named: Snapshot | NotFound | None, restore: Restore, *, store: str) -> Origin:
     """`own` is the newest of the job's own snapshots, which are in the store at that address."""
-    if restore.path is None or point is None:
-        return Beginning(own, True, None if own is None else own.manifest.restored_from)
+    if restore.path is None or named is None:
+        return Origin(own, True, None if own is None else own.manifest.restored_from)
     if own is None:
-        if isinstance(point, NotFound):
-            raise point
-        return Beginning(point, False, origin_of(restore.path, point))
+        if isinstance(named, NotFound):
+            raise named
+        return Origin(named, False, restored_from(restore.path, named))
     theirs = own.manifest.restored_from
-    if isinstance(point, NotFound):
+    if isinstance(named, NotFound):
         if theirs is None or theirs.path != shown_path(restore.path):
-            raise point
-    elif theirs is None or theirs.id != origin_of(restore.path, point).id:
+            raise named
+    elif theirs is None or theirs.id != restored_from(restore.path, named).id:
         descend = "were not begun with any" if theirs is None else f"descend from {theirs.path}"
         raise RestoreError(
             f"the job has snapshots of its own in {shown(store)}, up to epoch {own.manifest.epoch}, which {descend}: they "
             f"and restore_from={shown(restore.path)!r} contradict each other. To begin with the latter, give the job a new "
             f"folder, Snapshots(to=…); to go on from its own, leave restore_from out"
         )
-    return Beginning(own, True, theirs)
+    return Origin(own, True, theirs)
 
 
 def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str) -> Manifest | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.control.background import Background
-from tidegate.driver.attempts import Beginning, Restore
+from tidegate.driver.attempts import Origin, Restore
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.savepoints import remove_savepoint
 
@@ -23,15 +23,15 @@ class Claim:
         """An attempt begins: the one before may have ended before it had deleted anything."""
         self._due = self._restore.claim
 
-    def settle(self, begun: Beginning, attempt: int) -> None:
-        path, origin = self._restore.path, begun.origin
-        if not self._due or path is None or origin is None:
+    def settle(self, origin: Origin, attempt: int) -> None:
+        path, restored_from = self._restore.path, origin.restored_from
+        if not self._due or path is None or restored_from is None:
             return
         self._due = False
 
         def remove() -> None:
             if self._catalog.is_current(attempt):
-                remove_savepoint(path, origin.id)
+                remove_savepoint(path, restored_from.id)
 
         self._background.submit(remove, _forget)
 

@@ -44,7 +44,7 @@ from tidegate.control.messages import (
 )
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
-from tidegate.driver.attempts import NOTHING, Opened, Restore, named_point, open_attempt
+from tidegate.driver.attempts import NO_ORIGIN, Opened, Restore, named_snapshot, open_attempt
 from tidegate.driver.batches import BatchEnd
 from tidegate.driver.claiming import Claim
 from tidegate.driver.deployment import Deployer, Deployment, Layout, Links, Rescaling
@@ -127,7 +127,7 @@ class Coordinator:
         self._claim = Claim(self._restore, catalog=catalog, background=self._copies)
         self._deployment: Deployment | None = None
         self._roster = Roster(0)
-        self._begun = NOTHING
+        self._origin = NO_ORIGIN
         self._deadline_ms: int | None = None  # of the deployment, or of the pause before the next attempt
         self._gone_by_ms: int | None = None
         self._opening = False  # an attempt is being opened; what links still say is of the last
@@ -327,7 +327,7 @@ class Coordinator:
         if self._catalog.is_superseded():
             # To claim the next number would be to fence the other driver in turn, and so on.
             raise self._catalog.taken_over(self.attempt)
-        named = None if self._has_own else named_point(self._restore)
+        named = None if self._has_own else named_snapshot(self._restore)
         return open_attempt(
             self._catalog,
             named,
@@ -353,7 +353,7 @@ class Coordinator:
             self._job_over("failed", cancel=True)
             self.status = Status.FAILED
             return
-        self.attempt, self._begun = opened.attempt, opened.beginning
+        self.attempt, self._origin = opened.attempt, opened.origin
         self._epochs.open(opened)
         self._roster = Roster(self.plan.slots)
         self._links.expect(self.attempt)
@@ -365,12 +365,12 @@ class Coordinator:
                 f"Job {self._settings.name!r}, attempt {self.attempt} does not take in from its "
                 f"snapshot: {', '.join(opened.losses)}.",
             )
-        named = None if self._begun.is_own or self._begun.origin is None else self._begun.origin.path
-        self.attempts.append(AttemptReport(self.attempt, self._clock.now_ms(), self._begun.epoch, restored_from=named))
+        named = None if self._origin.is_own or self._origin.restored_from is None else self._origin.restored_from.path
+        self.attempts.append(AttemptReport(self.attempt, self._clock.now_ms(), self._origin.epoch, restored_from=named))
         self._claim.renew()
-        if self._begun.snapshot is not None and self._begun.is_own:
+        if self._origin.snapshot is not None and self._origin.is_own:
             self._has_own = True
-            self._claim.settle(self._begun, self.attempt)
+            self._claim.settle(self._origin, self.attempt)
         self._deployment = self._layout.deployer.deploy(self.attempt)
 
     def _on_register(self, slot: int, address: tuple[str, int], pid: int) -> None:
@@ -378,8 +378,8 @@ class Coordinator:
         self.attempts[-1].slots[slot] = pid
         if self._roster.is_full(self._roster.addresses):
             addresses = [list(address) for _, address in sorted(self._roster.addresses.items())]
-            named = self._begun.named
-            self.tell_all(Deploy(addresses, self._begun.epoch, None if named is None else named.address))
+            named = self._origin.named
+            self.tell_all(Deploy(addresses, self._origin.epoch, None if named is None else named.address))
 
     def _on_ready(self, slot: int) -> None:
         self._roster.ready.add(slot)
@@ -413,7 +413,7 @@ class Coordinator:
     def completed(self, epoch: int, *, final: bool) -> None:
         self._rescales.on_complete(epoch, final=final)
         self._has_own = True
-        self._claim.settle(self._begun, self.attempt)
+        self._claim.settle(self._origin, self.attempt)
 
     def aborted(self, epoch: int) -> None:
         self._rescales.on_aborted(epoch, self._clock.monotonic_ms())

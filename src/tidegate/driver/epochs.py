@@ -123,7 +123,7 @@ class Epochs:
         self._opened, self._coordinator = opened, None
         self._superseded = opened.superseded
         self._next_epoch = max(self._next_epoch, opened.next_epoch)
-        self.newest = opened.beginning.epoch
+        self.newest = opened.origin.epoch
 
     def run(self, plan: Plan, graph: str) -> None:
         """Begin epochs: all slots of the attempt are ready. `graph` is what savepoints say of the plan."""
@@ -238,10 +238,10 @@ class Epochs:
 
     def _manifest(self, epoch: int, payloads: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> Manifest:
         assert self._opened is not None
-        operators, begun = operators_in(payloads), self._opened.beginning
+        operators, origin = operators_in(payloads), self._opened.origin
         report = self.reports.of(epoch)
         report.bytes = sum(file.bytes for entry in operators.values() for piece in entry.pieces for file in piece.files)
-        assert begun.is_own or written_by(self._number, operators), "what the job began with may be deleted"
+        assert origin.is_own or written_by(self._number, operators), "what the job began with may be deleted"
         return Manifest(
             job=self._settings.name,
             epoch=epoch,
@@ -250,7 +250,7 @@ class Epochs:
             key_group_count=self._key_group_count,
             ending=report.ending,
             operators=operators,
-            restored_from=begun.origin,
+            restored_from=origin.restored_from,
             micro_batch=self.batches.current,
             stats={
                 "triggered_ms": report.triggered_ms,

@@ -33,8 +33,8 @@ from tidegate.errors import RestoreError
 from tidegate.keygroups import key_groups_of
 
 
-class Redistribution(Enum):
-    """How a state is dealt out to a new number of subtasks. Manifests hold the values, so they never change."""
+class StateKind(Enum):
+    """How a state is distributed at another parallelism. Manifests hold the values, so they never change."""
 
     KEYED = "keyed"
     SPLIT = "split"
@@ -53,16 +53,16 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedRead:
-    """These key-groups of all keyed states in that piece (an index into the pieces given)."""
+class KeyedShare:
+    """A share of a piece's keyed states: these key-groups. `piece` is an index into the pieces given."""
 
     piece: int
     groups: range
 
 
 @dataclass(frozen=True, slots=True)
-class ItemsRead:
-    """Items `start` … `stop` (half-open) of a state that is not keyed, in that piece."""
+class ItemsShare:
+    """A share of a piece's state that is not keyed: items `start` … `stop` (half-open)."""
 
     piece: int
     state: str
@@ -71,11 +71,11 @@ class ItemsRead:
 
 
 @dataclass(frozen=True, slots=True)
-class SubtaskRestore:
-    """All that one new subtask reads: key-groups in growing order; items state by state, in the order of pieces."""
+class SubtaskShares:
+    """All shares of one new subtask: key-groups in growing order; items state by state, in the order of the pieces."""
 
-    keyed: tuple[KeyedRead, ...] = ()
-    items: tuple[ItemsRead, ...] = ()
+    keyed: tuple[KeyedShare, ...] = ()
+    items: tuple[ItemsShare, ...] = ()
 
 
 def newest_complete(epochs: Sequence[int]) -> int | None:
@@ -96,61 +96,61 @@ def next_attempt(claimed: Iterable[int]) -> int:
     return max(claimed, default=0) + 1
 
 
-def plan_operator_restore(
-    pieces: Sequence[Piece], kinds: Mapping[str, Redistribution], *, parallelism: int, key_group_count: int
-) -> tuple[SubtaskRestore, ...]:
-    """What each of `parallelism` new subtasks reads of one operator's pieces. `pieces[i]` is old subtask i's."""
+def shares_of(
+    pieces: Sequence[Piece], kinds: Mapping[str, StateKind], *, parallelism: int, key_group_count: int
+) -> tuple[SubtaskShares, ...]:
+    """Return the shares of each of `parallelism` new subtasks in one operator's pieces. `pieces[i]` is old subtask i's."""
     _check_subtasks(pieces)
     _check_states(pieces, kinds)
-    keyed = Redistribution.KEYED in kinds.values()
+    keyed = StateKind.KEYED in kinds.values()
     if keyed or any(piece.key_groups for piece in pieces):
         _check_tiling(pieces, key_group_count)
     return tuple(
-        SubtaskRestore(
+        SubtaskShares(
             keyed=tuple(
-                _keyed_reads(pieces, key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count))
+                _keyed_shares(pieces, key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count))
             )
             if keyed
             else (),
             items=tuple(
-                read
+                share
                 for state, kind in kinds.items()
-                for read in _item_reads(pieces, state, kind, subtask=subtask, parallelism=parallelism)
+                for share in _items_shares(pieces, state, kind, subtask=subtask, parallelism=parallelism)
             ),
         )
         for subtask in range(parallelism)
     )
 
 
-def _keyed_reads(pieces: Sequence[Piece], owned: range) -> Iterator[KeyedRead]:
+def _keyed_shares(pieces: Sequence[Piece], owned: range) -> Iterator[KeyedShare]:
     for index in sorted(range(len(pieces)), key=lambda index: pieces[index].key_groups.start):
         groups = _overlap(pieces[index].key_groups, owned)
         if groups:
-            yield KeyedRead(index, groups)
+            yield KeyedShare(index, groups)
 
 
-def _item_reads(
-    pieces: Sequence[Piece], state: str, kind: Redistribution, *, subtask: int, parallelism: int
-) -> Iterator[ItemsRead]:
+def _items_shares(
+    pieces: Sequence[Piece], state: str, kind: StateKind, *, subtask: int, parallelism: int
+) -> Iterator[ItemsShare]:
     counts = [piece.item_counts.get(state, 0) for piece in pieces]
     total = sum(counts)
     match kind:
-        case Redistribution.KEYED:
+        case StateKind.KEYED:
             return
-        case Redistribution.UNION | Redistribution.BROADCAST:
+        case StateKind.UNION | StateKind.BROADCAST:
             wanted = range(total)
-        case Redistribution.SPLIT:
+        case StateKind.SPLIT:
             wanted = range(subtask * total // parallelism, (subtask + 1) * total // parallelism)
-        case Redistribution.WHOLE:
+        case StateKind.WHOLE:
             for index in range(subtask, len(counts), parallelism):
                 if counts[index]:
-                    yield ItemsRead(index, state, 0, counts[index])
+                    yield ItemsShare(index, state, 0, counts[index])
             return
     offset = 0
     for index, count in enumerate(counts):
         part = _overlap(range(offset, offset + count), wanted)
         if part:
-            yield ItemsRead(index, state, part.start - offset, part.stop - offset)
+            yield ItemsShare(index, state, part.start - offset, part.stop - offset)
         offset += count
 
 
@@ -167,7 +167,7 @@ def _check_subtasks(pieces: Sequence[Piece]) -> None:
         )
 
 
-def _check_states(pieces: Sequence[Piece], kinds: Mapping[str, Redistribution]) -> None:
+def _check_states(pieces: Sequence[Piece], kinds: Mapping[str, StateKind]) -> None:
     for piece in pieces:
         unknown = sorted(piece.item_counts.keys() - kinds.keys())
         if unknown:
@@ -179,7 +179,7 @@ def _check_states(pieces: Sequence[Piece], kinds: Mapping[str, Redistribution]) 
             raise RestoreError(f"subtask {piece.subtask} is said to have written {dict(piece.item_counts)} items")
     for state, kind in kinds.items():
         holders = [piece.subtask for piece in pieces if piece.item_counts.get(state, 0)]
-        if kind is Redistribution.BROADCAST and len(holders) > 1:
+        if kind is StateKind.BROADCAST and len(holders) > 1:
             raise RestoreError(f"broadcast state {state!r} was written by subtasks {holders}; one of them should have")
 
 

@@ -44,15 +44,15 @@ from tidegate.snapshots.native import download
 from tidegate.snapshots.plan import RestorePlan
 from tidegate.snapshots.row_files import Chain
 from tidegate.snapshots.snapshot import Snapshot
-from tidegate.snapshots.writing import PartWriter, chain_to_go_on_from
+from tidegate.snapshots.writing import PieceWriter, chain_to_continue
 from tidegate.state.sections import StateKind
 from tidegate.store.base import CountedReads
 from tidegate.store.layout import shown
 
 
 @dataclass(frozen=True, slots=True)
-class RestoredState:
-    """The snapshot that a slot begins with, and what becomes of its states. `is_own`: it is one of the job's own snapshots,
+class RestoredSnapshot:
+    """The snapshot that a slot restores, and the restore plan. `is_own`: it is one of the job's own snapshots,
     which the next one may build on."""
 
     snapshot: Snapshot
@@ -61,7 +61,7 @@ class RestoredState:
     reads: CountedReads
 
     @classmethod
-    def of(cls, snapshot: Snapshot, plan: Plan, *, drop: Collection[str], is_own: bool) -> RestoredState:
+    def of(cls, snapshot: Snapshot, plan: Plan, *, drop: Collection[str], is_own: bool) -> RestoredSnapshot:
         planned = snapshot.plan(declared_operators(plan), key_group_count=plan.key_group_count, drop=drop)
         reads = CountedReads(snapshot.store)
         return cls(replace(snapshot, store=reads), planned, is_own, reads)
@@ -84,11 +84,11 @@ class Assembly:
         attempt: int,
         world: SlotWorld,
         addresses: Sequence[tuple[str, int]],
-        restored: RestoredState | None,
+        restored: RestoredSnapshot | None,
         take_frozen: TakeFrozen,
     ) -> None:
         self.index = index
-        self.writers: dict[str, PartWriter] = {}
+        self.writers: dict[str, PieceWriter] = {}
         self._plan = plan
         self._settings = settings
         self._attempt = attempt
@@ -221,7 +221,7 @@ class Assembly:
             # The backend takes its files as they are; there is no row to be read of its states.
             keyed = {info.name for info in node.spec.states(node) if info.kind is StateKind.KEYED}
             rows = {state: batches for state, batches in rows.items() if state not in keyed}
-        self.writers[node.name] = PartWriter(
+        self.writers[node.name] = PieceWriter(
             node.name,
             store=self._world.store,
             attempt=self._attempt,
@@ -258,7 +258,7 @@ class Assembly:
         planned = restored.plan.of(node.name)
         if planned is None or not planned.unchanged:
             return None
-        return chain_to_go_on_from(
+        return chain_to_continue(
             restored.snapshot.manifest,
             node.name,
             node.spec.states(node),

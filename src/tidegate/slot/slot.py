@@ -38,10 +38,10 @@ from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import ProtocolError, StoreError
 from tidegate.protocol.epoch_coordinator import Ending
-from tidegate.slot.assembly import Assembly, RestoredState
+from tidegate.slot.assembly import Assembly, RestoredSnapshot
 from tidegate.slot.inner import InnerSubtask
 from tidegate.slot.step_times import StepTimes
-from tidegate.slot.subtask import Frozen, SourceSubtask, Subtask
+from tidegate.slot.subtask import FrozenPiece, SourceSubtask, Subtask
 from tidegate.slot.world import SlotWorld
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.finding import find_snapshot
@@ -200,14 +200,14 @@ class Slot:
 
     # Snapshots.
 
-    def _take_frozen(self, subtask: Subtask, marker: Marker, parts: Sequence[Frozen]) -> None:
-        """Writes the frozen parts in the background, then acknowledges."""
+    def _take_frozen(self, subtask: Subtask, marker: Marker, pieces: Sequence[FrozenPiece]) -> None:
+        """Write the frozen pieces in the background, then acknowledge."""
         stats = dict(subtask.counters.last)
         if (alarm_ms := subtask.alarm_ms()) is not None:
             stats["alarm_ms"] = alarm_ms
         if not self._settings.writes_state:
-            for part in parts:
-                part.frozen.release()
+            for piece in pieces:
+                piece.frozen.release()
             self._world.tell(Acknowledge(subtask.id.vertex, subtask.id.subtask, marker.epoch, {}, stats))
             return
         assert self._assembly is not None
@@ -218,32 +218,32 @@ class Slot:
             started = time.perf_counter()
             with contextlib.nullcontext() if self._settings.writers_rest else without_rests():
                 written = {
-                    part.operator: writers[part.operator].write(
-                        part.frozen, epoch=marker.epoch, base=marker.base, full=marker.full
+                    piece.operator: writers[piece.operator].write(
+                        piece.frozen, epoch=marker.epoch, base=marker.base, full=marker.full
                     )
-                    for part in parts
+                    for piece in pieces
                 }
             stats["write_ms"] = round((time.perf_counter() - started) * 1000, 3)
             stats["state_bytes"] = sum(
-                file.bytes for entry in written.values() for piece in entry.pieces for file in piece.files
+                file.bytes for entry in written.values() for each in entry.pieces for file in each.files
             )
             return written
 
-        self._world.background.submit(write, partial(self._parts_written, subtask, marker.epoch, parts, stats))
+        self._world.background.submit(write, partial(self._pieces_written, subtask, marker.epoch, pieces, stats))
 
-    def _parts_written(
+    def _pieces_written(
         self,
         subtask: Subtask,
         epoch: int,
-        parts: Sequence[Frozen],
+        pieces: Sequence[FrozenPiece],
         stats: dict[str, Any],
         written: dict[str, OperatorEntry] | None,
         error: BaseException | None,
     ) -> None:
         if self.ended:
             return
-        for part in parts:
-            part.frozen.release()
+        for piece in pieces:
+            piece.frozen.release()
         stats |= self._steps.end()
         vertex, index = subtask.id.vertex, subtask.id.subtask
         if written is not None:
@@ -276,7 +276,7 @@ class Slot:
             return {}
         return {"bytes": restored.read_bytes, "ms": round((time.perf_counter() - started) * 1000, 3)}
 
-    def _restored(self, epoch: int, restore_from: str | None) -> RestoredState:
+    def _restored(self, epoch: int, restore_from: str | None) -> RestoredSnapshot:
         store = self._world.store
         snapshot = (
             Snapshot(store, SnapshotCatalog(store).load(epoch)) if restore_from is None else find_snapshot(restore_from)
@@ -284,4 +284,4 @@ class Slot:
         snapshot = snapshot.still_to_commit()
         if restore_from is None and isinstance(store, LocalCopyStore):
             store.adopt(snapshot.manifest.files())
-        return RestoredState.of(snapshot, self._plan, drop=self._settings.drop_state, is_own=restore_from is None)
+        return RestoredSnapshot.of(snapshot, self._plan, drop=self._settings.drop_state, is_own=restore_from is None)

@@ -44,8 +44,8 @@ MAINTENANCE_BUDGET = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
-    """One operator's share of a snapshot, frozen and not yet written."""
+class FrozenPiece:
+    """An operator's piece of a snapshot, frozen and not yet written."""
 
     operator: str
     frozen: FrozenState
@@ -73,7 +73,7 @@ class _Taken:
     times: dict[str, float]
 
 
-TakeFrozen = Callable[["Subtask", Marker, Sequence[Frozen]], None]
+TakeFrozen = Callable[["Subtask", Marker, Sequence[FrozenPiece]], None]
 
 
 class Subtask:
@@ -230,12 +230,12 @@ class Subtask:
         assert taken is not None and taken.marker.epoch == epoch
         taken.times["logging_ms"] = (time.perf_counter() - taken.taken_s) * 1000
         self.counters.last = {name: round(took_ms, 3) for name, took_ms in taken.times.items()} | taken.logs.byte_counts()
-        parts = [
-            Frozen(name, FrozenTogether(*whole))
+        pieces = [
+            FrozenPiece(name, FrozenTogether(*whole))
             for name, frozen in taken.frozen.items()
             if (whole := [*frozen, *taken.logs.of(name)])
         ]
-        self._take_frozen(self, taken.marker, parts)
+        self._take_frozen(self, taken.marker, pieces)
 
 
 class SourceSubtask(Subtask):

@@ -38,7 +38,7 @@ def find_snapshot(path: str, *, epoch: int | None = None) -> Snapshot:
     return _snapshot_of(store, layout.manifest_name(epoch=epoch, attempt=catalog.load(epoch).attempt))
 
 
-def origin_of(path: str, snapshot: Snapshot) -> RestoredFrom:
+def restored_from(path: str, snapshot: Snapshot) -> RestoredFrom:
     """Return what the snapshots of a job that begins with this one say of it. A savepoint has an id; a job's folder has
     none, and what is the newest in it changes: there the path says what it is."""
     where, savepoint = shown_path(path), snapshot.manifest.savepoint
@@ -59,7 +59,7 @@ def _snapshot_of(store: Store, name: str) -> Snapshot:
 
 
 def shown_path(path: str) -> str:
-    """The path of a restore point as `RestoredFrom.path` has it, also where nothing is there any more."""
+    """Return the path of a snapshot as `RestoredFrom.path` has it, even if nothing is there any more."""
     named = layout.split_manifest_address(path)
     store = open_store(path if named is None else named[0])
     where = layout.shown(store.address)

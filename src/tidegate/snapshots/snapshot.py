@@ -18,7 +18,7 @@ import pyarrow as pa
 from tidegate.errors import StoreError
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
-from tidegate.protocol.recovery import Piece, Redistribution, SubtaskRestore, plan_operator_restore
+from tidegate.protocol.recovery import Piece, SubtaskShares, shares_of
 from tidegate.snapshots.committed import still_to_commit
 from tidegate.snapshots.manifest import ROWS, Manifest, OperatorEntry, PieceEntry, StateEntry
 from tidegate.snapshots.native import NativeReader
@@ -82,12 +82,12 @@ class Snapshot:
         entry = self.manifest.operators.get(operator)
         if entry is None:
             return {}
-        shares = plan_operator_restore(
+        shares = shares_of(
             [
                 Piece(subtask=piece.subtask, key_groups=range(*piece.key_groups), item_counts=piece.item_counts)
                 for piece in entry.pieces
             ],
-            {state.name: Redistribution(state.kind) for state in entry.states},
+            {state.name: StateKind(state.kind) for state in entry.states},
             parallelism=parallelism,
             key_group_count=self.manifest.key_group_count,
         )[subtask]
@@ -111,14 +111,14 @@ class Snapshot:
         return replace(piece, files=files)
 
 
-def _rows(state: StateEntry, shares: SubtaskRestore, pieces: Sequence[PieceReader]) -> Iterator[pa.RecordBatch]:
+def _rows(state: StateEntry, shares: SubtaskShares, pieces: Sequence[PieceReader]) -> Iterator[pa.RecordBatch]:
     if state.kind == "keyed":
-        for read in shares.keyed:
-            yield from pieces[read.piece].keyed(state.name, read.groups)
+        for share in shares.keyed:
+            yield from pieces[share.piece].keyed(state.name, share.groups)
     else:
-        for share in shares.items:
-            if share.state == state.name:
-                yield from pieces[share.piece].items(state.name, share.start, share.stop)
+        for items in shares.items:
+            if items.state == state.name:
+                yield from pieces[items.piece].items(state.name, items.start, items.stop)
 
 
 class PieceReader:

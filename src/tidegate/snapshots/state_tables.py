@@ -329,11 +329,11 @@ class KeyedRows:
 
     def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
         for piece in self._entry.pieces:
-            shares = [share for bounds in part if (share := _overlap(range(*bounds), range(*piece.key_groups)))]
-            if shares and piece.files:
+            ranges = [groups for bounds in part if (groups := _overlap(range(*bounds), range(*piece.key_groups)))]
+            if ranges and piece.files:
                 reader = self._snapshot.piece(self._operator, piece)
-                for share in shares:
-                    yield from still_there(self._snapshot, reader.keyed(self._state, share))
+                for groups in ranges:
+                    yield from still_there(self._snapshot, reader.keyed(self._state, groups))
 
 
 def item_rows(snapshot: Snapshot, operator: str, piece: PieceEntry, state: str) -> Iterator[pa.RecordBatch]:
@@ -363,8 +363,8 @@ def planned_parts(pieces: Sequence[PieceEntry], wanted: Sequence[int], *, count:
     sizes = {piece.subtask: sum(file.bytes for file in piece.files) for piece in pieces}
     part_bytes = max(1, sum(sizes.values()) // count) if count else PART_BYTES
     parts: list[GroupRanges] = []
-    filled: list[tuple[int, int]] = []
-    filled_bytes = 0.0
+    part: list[tuple[int, int]] = []
+    part_size = 0.0
     for piece in pieces:
         mine = [group for group in wanted if piece.key_groups[0] <= group < piece.key_groups[1]]
         if not mine or not piece.files:
@@ -374,12 +374,12 @@ def planned_parts(pieces: Sequence[PieceEntry], wanted: Sequence[int], *, count:
         step = len(mine) if is_native else min(len(mine), max(1, round(part_bytes / max(group_bytes, 1e-9))))
         for start in range(0, len(mine), step):
             some = mine[start : start + step]
-            if filled and filled_bytes + len(some) * group_bytes > part_bytes:
-                parts.append(tuple(filled))
-                filled, filled_bytes = [], 0.0
-            filled += _ranges(some)
-            filled_bytes += len(some) * group_bytes
-    return [*parts, tuple(filled)] if filled else parts
+            if part and part_size + len(some) * group_bytes > part_bytes:
+                parts.append(tuple(part))
+                part, part_size = [], 0.0
+            part += _ranges(some)
+            part_size += len(some) * group_bytes
+    return [*parts, tuple(part)] if part else parts
 
 
 def _ranges(groups: Sequence[int]) -> list[tuple[int, int]]:

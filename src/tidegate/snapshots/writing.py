@@ -38,7 +38,7 @@ MAX_DELTAS = 32
 MAX_DELTA_SHARE = 0.5  # of the base, in bytes
 
 
-class PartWriter:
+class PieceWriter:
     """Writes one operator's state in one subtask, epoch after epoch.
 
     `restored` is the epoch and the chain that the subtask went on from, where its state is just that.
@@ -152,7 +152,7 @@ class PartWriter:
         return [row_reader(self._store, file) for file in chain]
 
 
-def chain_to_go_on_from(
+def chain_to_continue(
     manifest: Manifest,
     operator: str,
     states: Sequence[StateInfo],

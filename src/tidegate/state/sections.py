@@ -19,10 +19,7 @@ import pyarrow as pa
 
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
-from tidegate.protocol.recovery import Redistribution
-
-# How a state is redistributed when the parallelism changes.
-StateKind = Redistribution
+from tidegate.protocol.recovery import StateKind as StateKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from tests.unit.driver.test_coordinator import RESTARTS, World
 from tidegate.control.messages import Deploy
 from tidegate.driver.attempts import Restore
 from tidegate.snapshots.catalog import SnapshotCatalog
-from tidegate.snapshots.finding import find_snapshot, origin_of
+from tidegate.snapshots.finding import find_snapshot, restored_from
 from tidegate.store import layout
 from tidegate.store.memory import MemoryStore
 from tidegate.store.opening import open_store
@@ -28,7 +28,7 @@ def test_a_job_begins_with_a_savepoint_and_goes_on_from_its_own_snapshots() -> N
     assert [(message.epoch, message.restore_from) for message in deploys] == [(1, to)] * 2
     assert world.complete(1_000) == 2, "epochs go on above the savepoint's"
     manifest = SnapshotCatalog(store).load(2)
-    origin = origin_of(to, find_snapshot(to))
+    origin = restored_from(to, find_snapshot(to))
     assert manifest.restored_from == origin
 
     again = World(store=store, restore=Restore(path=to)).run()

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from tidegate.errors import RestoreError
 from tidegate.keygroups import key_groups_of
 from tidegate.protocol.recovery import (
-    ItemsRead,
-    KeyedRead,
+    ItemsShare,
+    KeyedShare,
     Piece,
-    Redistribution,
-    SubtaskRestore,
+    StateKind,
+    SubtaskShares,
     newest_complete,
     next_attempt,
     next_epoch,
-    plan_operator_restore,
+    shares_of,
 )
 
-KEYED, SPLIT, WHOLE, UNION, BROADCAST = Redistribution
+KEYED, SPLIT, WHOLE, UNION, BROADCAST = StateKind
 GROUPS = 24
 PARALLELISM = st.integers(1, 8)
 # One subtask's part of an operator's state: its key-groups' contents by group, and a list by state.
@@ -29,7 +29,7 @@ Items = dict[str, list[str]]
 
 
 def test_the_kinds_are_called_what_manifests_call_them() -> None:
-    assert [kind.value for kind in Redistribution] == ["keyed", "split", "whole", "union", "broadcast"]
+    assert [kind.value for kind in StateKind] == ["keyed", "split", "whole", "union", "broadcast"]
 
 
 def test_the_newest_complete_snapshot_is_the_one_to_go_on_from() -> None:
@@ -55,23 +55,23 @@ def pieces_of(parallelism: int, **counts: list[int]) -> list[Piece]:
     ]
 
 
-def plan(pieces: list[Piece], kinds: dict[str, Redistribution], parallelism: int) -> tuple[SubtaskRestore, ...]:
-    return plan_operator_restore(pieces, kinds, parallelism=parallelism, key_group_count=GROUPS)
+def plan(pieces: list[Piece], kinds: dict[str, StateKind], parallelism: int) -> tuple[SubtaskShares, ...]:
+    return shares_of(pieces, kinds, parallelism=parallelism, key_group_count=GROUPS)
 
 
 def test_keyed_state_is_read_in_growing_ranges_across_old_pieces() -> None:
     restores = plan(pieces_of(3), {"count": KEYED}, 2)
     assert restores == (
-        SubtaskRestore(keyed=(KeyedRead(0, range(8)), KeyedRead(1, range(8, 12)))),
-        SubtaskRestore(keyed=(KeyedRead(1, range(12, 16)), KeyedRead(2, range(16, 24)))),
+        SubtaskShares(keyed=(KeyedShare(0, range(8)), KeyedShare(1, range(8, 12)))),
+        SubtaskShares(keyed=(KeyedShare(1, range(12, 16)), KeyedShare(2, range(16, 24)))),
     )
 
 
 def test_split_items_are_dealt_out_in_contiguous_runs() -> None:
     restores = plan(pieces_of(3, todo=[5, 0, 2]), {"todo": SPLIT}, 2)
     assert [restore.items for restore in restores] == [
-        (ItemsRead(0, "todo", 0, 3),),
-        (ItemsRead(0, "todo", 3, 5), ItemsRead(2, "todo", 0, 2)),
+        (ItemsShare(0, "todo", 0, 3),),
+        (ItemsShare(0, "todo", 3, 5), ItemsShare(2, "todo", 0, 2)),
     ]
     assert all(restore.keyed == () for restore in restores), "nothing is keyed, so no key-groups are read"
 
@@ -79,7 +79,7 @@ def test_split_items_are_dealt_out_in_contiguous_runs() -> None:
 def test_whole_pieces_stay_together_so_that_committables_are_committed_in_the_order_of_their_epochs() -> None:
     restores = plan(pieces_of(3, pending=[5, 0, 2]), {"pending": WHOLE}, 2)
     assert [restore.items for restore in restores] == [
-        (ItemsRead(0, "pending", 0, 5), ItemsRead(2, "pending", 0, 2)),
+        (ItemsShare(0, "pending", 0, 5), ItemsShare(2, "pending", 0, 2)),
         (),
     ]
 
@@ -92,14 +92,14 @@ def test_every_whole_piece_goes_to_exactly_one_subtask(counts: list[int], parall
 
 
 def test_union_items_go_to_everyone() -> None:
-    everything = (ItemsRead(0, "offsets", 0, 1), ItemsRead(2, "offsets", 0, 4))
+    everything = (ItemsShare(0, "offsets", 0, 1), ItemsShare(2, "offsets", 0, 4))
     restores = plan(pieces_of(3, offsets=[1, 0, 4]), {"offsets": UNION}, 2)
     assert [restore.items for restore in restores] == [everything] * 2
 
 
 def test_broadcast_state_is_read_by_everyone_from_the_one_piece_that_holds_it() -> None:
     restores = plan(pieces_of(2, rules=[7, 0]), {"rules": BROADCAST}, 3)
-    assert [restore.items for restore in restores] == [(ItemsRead(0, "rules", 0, 7),)] * 3
+    assert [restore.items for restore in restores] == [(ItemsShare(0, "rules", 0, 7),)] * 3
 
 
 def test_states_are_read_in_the_order_in_which_they_are_listed() -> None:
@@ -108,13 +108,13 @@ def test_states_are_read_in_the_order_in_which_they_are_listed() -> None:
 
 
 def test_a_new_operator_restores_nothing() -> None:
-    assert plan([], {}, 2) == (SubtaskRestore(), SubtaskRestore())
+    assert plan([], {}, 2) == (SubtaskShares(), SubtaskShares())
 
 
 def test_pieces_without_key_groups_will_do_where_nothing_is_keyed() -> None:
     pieces = [Piece(0, range(0), {"todo": 1}), Piece(1, range(0), {"todo": 1})]
     assert [restore.items for restore in plan(pieces, {"todo": SPLIT}, 1)] == [
-        (ItemsRead(0, "todo", 0, 1), ItemsRead(1, "todo", 0, 1))
+        (ItemsShare(0, "todo", 0, 1), ItemsShare(1, "todo", 0, 1))
     ]
 
 
@@ -174,7 +174,7 @@ def restore(old: list[tuple[Keyed, Items]], parallelism: int) -> list[tuple[Keye
         for subtask, (_, lists) in enumerate(old)
     ]
     new: list[tuple[Keyed, Items]] = []
-    for todo in plan_operator_restore(pieces, KINDS, parallelism=parallelism, key_group_count=GROUPS):
+    for todo in shares_of(pieces, KINDS, parallelism=parallelism, key_group_count=GROUPS):
         groups = [(read.piece, group) for read in todo.keyed for group in read.groups]
         assert groups == sorted(groups, key=lambda pair: pair[1])
         items: Items = {state: [] for state, kind in KINDS.items() if kind is not KEYED}

@@ -20,7 +20,7 @@ from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, owner_of
 from tidegate.snapshots.manifest import Manifest, OperatorEntry
 from tidegate.snapshots.snapshot import Snapshot
-from tidegate.snapshots.writing import PartWriter
+from tidegate.snapshots.writing import PieceWriter
 from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import FrozenItems, FrozenTogether, OperatorStates
 from tidegate.state.timers import TimeKind, TimerQueue
@@ -51,7 +51,7 @@ class Subtask:
         self.operator_states = OperatorStates(attempt=self.attempt, subtask=self.index)
         self.split = self.operator_states.state(tg.operator_list("long", name="split"))
         self.union = self.operator_states.state(tg.operator_list("long", name="union", redistribute="union"))
-        self.writer = PartWriter(
+        self.writer = PieceWriter(
             "op",
             store=self.store,
             attempt=self.attempt,

@@ -20,7 +20,7 @@ from tidegate.sinks import collect
 from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry, StateEntry
 from tidegate.snapshots.plan import DeclaredOperator, Fate, RestorePlan, plan_restore
 from tidegate.snapshots.snapshot import Snapshot
-from tidegate.snapshots.writing import PartWriter
+from tidegate.snapshots.writing import PieceWriter
 from tidegate.sources import rows as rows_source
 from tidegate.state.columns import key_list
 from tidegate.state.descriptors import Descriptor
@@ -425,7 +425,7 @@ def written(store: MemoryStore, *, parallelism: int, keys: int) -> Manifest:
             objects["model"].set({key})
             objects["waiting"].add(key)
         objects["rules"].put("factor", 3)
-        writer = PartWriter("sum", store=store, attempt=1, subtask=subtask, parallelism=parallelism, key_group_count=GROUPS)
+        writer = PieceWriter("sum", store=store, attempt=1, subtask=subtask, parallelism=parallelism, key_group_count=GROUPS)
         told = writer.write(FrozenTogether(backend.freeze(), owned.freeze()), epoch=1, base=0, full=True)
         pieces += told.pieces
         states = told.states

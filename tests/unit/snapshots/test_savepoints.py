@@ -15,7 +15,7 @@ import pytest
 
 from tidegate.errors import AlreadyExists, CorruptFile, NotFound, StoreError
 from tidegate.snapshots.catalog import SnapshotCatalog
-from tidegate.snapshots.finding import find_snapshot, origin_of, shown_path
+from tidegate.snapshots.finding import find_snapshot, restored_from, shown_path
 from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry
 from tidegate.snapshots.requests import answer_request, open_requests, request_savepoint, wait_for_savepoint
 from tidegate.snapshots.savepoints import SavepointInfo, export_snapshot, remove_savepoint
@@ -267,7 +267,7 @@ def test_every_path_of_a_snapshot_leads_to_it(tmp_path: Path) -> None:
         for given in (f"{tmp_path}/{path}", (tmp_path / path).as_uri()):
             point = find_snapshot(given)
             assert point.manifest == made and point.is_savepoint
-            origin = origin_of(given, point)
+            origin = restored_from(given, point)
             assert origin.id == made.savepoint.id
             assert origin.path == shown_path(given) == (tmp_path / "savepoint").as_uri()
             assert find_snapshot(point.address).manifest == made
@@ -278,7 +278,7 @@ def test_every_path_of_a_snapshot_leads_to_it(tmp_path: Path) -> None:
     older = str(tmp_path / "job/manifests/0000000002-a0000000001.json")
     assert find_snapshot(older).manifest.epoch == 2
     found = find_snapshot(older)
-    assert origin_of(older, found).id == shown_path(older) != origin_of(str(tmp_path / "job"), point).id
+    assert restored_from(older, found).id == shown_path(older) != restored_from(str(tmp_path / "job"), point).id
 
 
 def test_a_query_stays_at_the_end_of_an_address() -> None:

@@ -22,7 +22,7 @@ from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.snapshot_tables import TABLES, SnapshotTable
 from tidegate.snapshots.state_changes import changes_table
 from tidegate.snapshots.state_tables import Table, planned_parts, state_table
-from tidegate.snapshots.writing import PartWriter
+from tidegate.snapshots.writing import PieceWriter
 from tidegate.state.cutting import cut_by_group
 from tidegate.state.sections import StateInfo, StateKind
 from tidegate.store.local import LocalStore
@@ -64,7 +64,7 @@ def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshot:
     for subtask in range(2):
         backend = BACKENDS[request.param]().create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=lambda: NOW_MS)
         tables = {name: backend.table(descriptor) for name, descriptor in STATES.items()}
-        writer = PartWriter("op", store=store, attempt=1, subtask=subtask, parallelism=2, key_group_count=GROUPS)
+        writer = PieceWriter("op", store=store, attempt=1, subtask=subtask, parallelism=2, key_group_count=GROUPS)
         written: OperatorEntry | None = None
         mine = [key for key in KEYS if group_of(key, pa.int64()) * 2 // GROUPS == subtask]
         for epoch in (1, 2):

@@ -20,7 +20,7 @@ from tidegate.dataflow.in_flight import FEEDBACK
 from tidegate.driver.savepoints import SavepointOrder
 from tidegate.errors import NotFound
 from tidegate.protocol.epoch_coordinator import Ending
-from tidegate.protocol.recovery import Redistribution
+from tidegate.protocol.recovery import StateKind
 from tidegate.snapshots.catalog import SnapshotCatalog, lineage
 from tidegate.snapshots.committed import committable_count
 from tidegate.snapshots.finding import find_snapshot
@@ -265,7 +265,7 @@ class FinalState:
         entry = self._manifest.operators[operator]
         kind = _kind(entry, state)
         shares = [_items(rows[state]) for rows in self._rows_at(operator, parallelism)]
-        if kind in (Redistribution.UNION, Redistribution.BROADCAST):
+        if kind in (StateKind.UNION, StateKind.BROADCAST):
             assert all(share == shares[0] for share in shares), f"{state} of {operator} isn't the same for all"
             return shares[0]
         return [item for share in shares for item in share]
@@ -289,5 +289,5 @@ def _items(rows: Iterable[pa.RecordBatch]) -> list[Any]:
     return found
 
 
-def _kind(entry: OperatorEntry, state: str) -> Redistribution:
-    return next(Redistribution(each.kind) for each in entry.states if each.name == state)
+def _kind(entry: OperatorEntry, state: str) -> StateKind:
+    return next(StateKind(each.kind) for each in entry.states if each.name == state)

@@ -22,7 +22,7 @@ from tidegate.snapshots import writing
 from tidegate.snapshots.manifest import Manifest, PieceEntry
 from tidegate.snapshots.row_files import Chain
 from tidegate.snapshots.snapshot import Snapshot
-from tidegate.snapshots.writing import PartWriter, chain_to_go_on_from
+from tidegate.snapshots.writing import PieceWriter, chain_to_continue
 from tidegate.state.heap import HeapBackend
 from tidegate.state.operator_state import FrozenTogether, OperatorStates
 from tidegate.store.memory import MemoryStore
@@ -57,7 +57,7 @@ class Subtask:
             manifest, self.oracle = self.manifests[-1][0], copy.deepcopy(self.manifests[-1][1])
             self.complete = manifest.epoch
             infos = (*self.backend.freeze().states, *self.operator_states.freeze().states)
-            chain = chain_to_go_on_from(manifest, "op", infos, subtask=0, parallelism=1)
+            chain = chain_to_continue(manifest, "op", infos, subtask=0, parallelism=1)
             assert chain is not None
             restored = manifest.epoch, chain
             for state, batches in Snapshot(self.store, manifest).rows("op").items():
@@ -66,7 +66,7 @@ class Subtask:
                         self.operator_states.load(state, rows)
                     else:
                         self.backend.load(state, rows, known=True)
-        self.writer = PartWriter(
+        self.writer = PieceWriter(
             "op", store=self.store, attempt=self.attempt, subtask=0, parallelism=1, key_group_count=GROUPS, restored=restored
         )
 

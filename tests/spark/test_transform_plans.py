@@ -206,6 +206,25 @@ def test_a_batch_that_a_function_does_not_use_is_told_by_its_number(desk: Desk, 
         run_foreach(desk, lambda batch, number: use(batch))
 
 
+# --- refused -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_query_of_another_session_is_refused_without_another_try(
+    desk: Desk, spark: SparkSession, tmp_path: Path, runs: list[Run]
+) -> None:
+    """A union belongs to the session of its first DataFrame, and its query is started there."""
+    desk.add(1)
+    other = Desk(tmp_path / "other", spark.newSession())
+    other.add(1)
+    rows = other.stream().select("id").union(desk.transform().select("id"))
+    with pytest.raises(
+        StreamingQueryException,
+        match=r"JobError: query \S+ .* or it belongs to another session.* Build the transform .* DataFrames of one session",
+    ):
+        desk.run(rows)
+    assert len(runs) == 1
+
+
 # --- every operator of Spark's -----------------------------------------------------------------------------------------
 
 

@@ -228,7 +228,8 @@ def test_no_python_process_is_started_for_the_stream(session: SparkSession, tmp_
 
 
 def test_queries_that_are_over_leave_no_connection(session: SparkSession, tmp_path: Path) -> None:
-    _, stream = alarms.alarm_and_stream(session)
+    stream = alarms.new_alarm(session).stream
+    assert stream is not None
     server: Any = session.sparkContext._gateway._callback_server  # type: ignore[union-attr]
     open_after = []
     for number in range(4):

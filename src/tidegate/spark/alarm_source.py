@@ -1,13 +1,13 @@
 # ruff: noqa: N802  (Spark's names)
-"""The stream that wakes the slots when there is no data, as a Python data source: the public way, and the slow one.
+"""The stream that asks Spark for a batch without data, as a Python data source: the public way, and the slow one.
 
-It runs in a Python process that Spark starts beside the driver for each query, and looks at an alarm in a file. An offset
-counts the rows that were given. A query's very first batch has a row in any case: Spark runs one as soon as it meets such a
-source that it doesn't know.
+The source runs in a Python process that Spark starts beside the driver for each query, and reads the alarm from a file. An
+offset counts the rows that were given. A query's very first batch always has a row: Spark runs a batch as soon as it meets a
+source of this kind that it doesn't know.
 
-A query waits half a second for that process, and the first one of a session two more for three others. A version of Spark
-that takes an object of the driver's has no need of them (alarm_stream.py). The code travels by value, and uses nothing that
-imports Tidegate or pandas: each of the two takes longer to import than everything that the process does.
+A query waits half a second for that process, and the first query of a session two seconds more for three others. A version
+of Spark that accepts an object in the driver needs none of them (alarm_stream.py). This module travels by value and doesn't
+import Tidegate or pandas there: each of the two imports takes longer than everything else that the process does.
 """
 
 from __future__ import annotations
@@ -49,17 +49,6 @@ _folder: Path | None = None
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def alarm_source(name: str) -> type[DataSource]:
-    """Under a name of its own."""
-
-    class Named(AlarmSource):
-        @classmethod
-        def name(cls) -> str:
-            return f"{FORMAT}_{name}"
-
-    return Named
-
-
 class AlarmSource(DataSource):
     def schema(self) -> str:
         return SCHEMA
@@ -80,17 +69,17 @@ class AlarmReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.readBetweenOffsets(start, end), end
 
     def readBetweenOffsets(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:
-        """Return Arrow's own batch, of nulls: to make one of Python's values, Arrow would import pandas."""
+        """Return the rows as a batch of nulls. To convert Python's values, Arrow would import pandas."""
         import pyarrow as pa
 
         count = end[COUNT] - start[COUNT]
         return iter([pa.RecordBatch.from_arrays([pa.nulls(count, pa.int64())], names=[COLUMN])] if count else [])
 
     def commit(self, end: dict[str, Any]) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to release."""
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is due is available, be it that it becomes so while the query runs: Spark's own operators ask likewise."""
+        """Timers that become due while the query runs count as available, as with Spark's own operators."""
 
     def _goes_off(self) -> bool:
         try:
@@ -103,9 +92,10 @@ class AlarmReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
 class AlarmFile:
     """An alarm that a reader in another process looks at.
 
-    The file is in a folder of the driver's own, which goes with its process. It is replaced as a whole. If it is gone
-    (some machines tidy such folders up) a reader takes the alarm to go off, and the batch that follows sets it again. So a
-    file that can't be written is removed: a batch too many does less harm than an error in a batch that is complete.
+    The file is in a folder of the driver's process, which is deleted when that process ends. The file is replaced as a
+    whole. If it is gone (some machines clean such folders up), the reader reports that the alarm goes off, and the next
+    batch sets it again. So a file that can't be written is removed: one batch too many does less harm than an error in a
+    batch that is complete.
     """
 
     def __init__(self) -> None:
@@ -129,14 +119,14 @@ class AlarmFile:
 
 
 def source_stream(alarm: AlarmFile, spark: SparkSession) -> DataFrame:
-    """With a schema, so that Spark doesn't ask a Python process for it."""
+    """Return the stream. Its schema is given, so that Spark doesn't start a Python process to ask for it."""
     with _lock:
         if spark not in _registered:
-            # A name of its own for each session: Spark 4.3.0 neither knows what another session has registered, nor lets it
-            # be registered once more, where the other one is the first of its process.
-            source = alarm_source(uuid.uuid4().hex)
-            spark.dataSource.register(source)
-            _registered[spark] = source.name()
+            # Each session gets a name of its own. Spark 4.3.0 doesn't know what another session has registered, and yet
+            # refuses to register that name again if the other session is the first of its process.
+            name = f"{FORMAT}_{uuid.uuid4().hex}"
+            spark.dataSource.register(type("Named", (AlarmSource,), {"name": classmethod(lambda cls: name)}))
+            _registered[spark] = name
     return spark.readStream.format(_registered[spark]).schema(SCHEMA).option(ALARM, str(alarm.path)).load()
 
 

@@ -1,19 +1,19 @@
 # ruff: noqa: N802  (Spark's names)
-"""The stream that wakes the slots when there is no data, as an object of the driver's.
+"""The stream that asks Spark for a batch without data, as an object in the driver.
 
-Spark's JVM calls it through the gateway, as it calls the function of a `foreachBatch`. So it needs no process; a Python data
-source needs one for each query, and three more for the first of a session (docs/adr/021).
+Spark's JVM calls the object through the gateway, as it calls the function of a `foreachBatch`. So the stream needs no
+process; a Python data source needs one for each query, and three more for the first query of a session (docs/adr/021).
 
-An offset counts alarms. A batch has no rows: all that is wanted is that Spark's log has the batch, since the slots run
-in each. The offsets are those of the Python data source (alarm_source.py), so a query that was started with either can be
-continued with the other.
+An offset counts alarms. A batch has no rows: Spark's log needs to have the batch, since the slots run in every batch. The
+offsets are those of the Python data source (alarm_source.py), so a query that was started with either can be continued with
+the other.
 
-For calls from the thread of a query the gateway keeps a connection, which neither side closes when the thread has ended: for
-`foreachBatch` it does so, too. Ours are closed when the next query ends, or a program that starts queries forever would run
-out of sockets and threads.
+The gateway keeps a connection for each query's thread that calls Python, as it does for `foreachBatch`, and neither side
+closes it when the thread has ended. Ours are closed when the next query ends. Otherwise a program that starts queries
+forever would run out of sockets and threads.
 
-Spark has no public way to make a stream of such an object. It implements Spark's first interface for sources, which files
-have to this day. `alarm.KNOWN_SPARK` says which versions have been seen to take it.
+Spark has no public way to make a stream of such an object. The object implements Spark's first interface for sources, which
+file sources still use. `alarm.KNOWN_SPARK` lists the versions that were seen to accept it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 NAME = "TidegateAlarm"
 
 _numbers = itertools.count(1)
-# Threads of queries that were ending, with their connections.
-_ending: list[tuple[Any, Any]] = []
+_ending: list[tuple[Any, Any]] = []  # threads of queries that were ending, with their connections
 _closing = threading.Lock()
 
 
@@ -54,7 +53,8 @@ def alarm_stream(goes_off: Callable[[], bool], spark: SparkSession) -> DataFrame
 
 
 class AlarmStream:
-    """What Java calls. A trigger of the query waits for each call but `stop`, so none waits for anything or takes a lock."""
+    """The object that Java calls. A query's trigger waits for every call except `stop`, so they wait for nothing and take no
+    lock."""
 
     class Java:
         implements = (
@@ -88,16 +88,16 @@ class AlarmStream:
         return self._limit
 
     def reportLatestOffset(self) -> None:
-        """Only for the query's progress."""
+        """Report nothing: this is only for the query's progress."""
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is due is available, be it that it becomes so while the query runs: Spark's own operators ask likewise."""
+        """Timers that become due while the query runs count as available, as with Spark's own operators."""
 
     def commit(self, end: Any) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to release."""
 
     def stop(self) -> None:
-        """Spark's thread calls it last."""
+        """Remember the connection of the calling thread, which calls nothing after this."""
         from py4j.java_gateway import JavaObject
 
         _close_connections()
@@ -110,7 +110,7 @@ class AlarmStream:
         return self._number
 
     def equals(self, other: Any) -> bool:
-        """Not with any other object. Scala's collections, which keep sources, look first whether two are one."""
+        """Return False: Scala's collections, which hold sources, compare identity first."""
         return False
 
     def toString(self) -> str:
@@ -119,10 +119,9 @@ class AlarmStream:
 
 def _close_connections() -> None:
     with _closing:
-        for each in list(_ending):
-            thread, connection = each
+        for thread, connection in list(_ending):
             with contextlib.suppress(Exception):  # its JVM has ended since
                 if thread.isAlive():
                     continue
                 connection.shutdown()
-            _ending.remove(each)
+            _ending.remove((thread, connection))

@@ -219,7 +219,7 @@ def test_an_error_in_a_users_function_is_told_with_their_traceback(desk: Desk) -
 def test_more_slots_than_spark_has_are_refused_at_once(desk: Desk) -> None:
     job = build_ledger(desk.job(slots=8), tg.sinks.parquet(desk.out), rows=10)
     started = time.monotonic()
-    with pytest.raises(JobError, match=r"slots=8.*local\[4\].*has 4 task slots.*slots=4 or fewer.*local\[8\]"):
+    with pytest.raises(JobError, match=r"slots=8.*local\[4\].*has 4 task slots.*slots=4 or fewer.*master\('local\[8\]'\)"):
         job.start()
     assert time.monotonic() - started < 5
 

@@ -1,12 +1,12 @@
 """Slots as the tasks of one gang-scheduled Spark stage.
 
 `DataFrame.mapInArrow(…, barrier=True)` makes Spark ship the code, start all N tasks at once or none, allocate executors
-and notice their loss. The tasks exchange records among themselves and give none to Spark. A failed stage of this kind
-is aborted by Spark, never retried; the coordinator deploys the next attempt.
+and notice their loss. The tasks exchange records among themselves and give none to Spark. Spark aborts a failed stage of
+this kind and never retries it; the coordinator deploys the next attempt.
 
-Spark itself looks only every 15 s whether there are enough executors for such a stage, and gives up after ten minutes
-with a text about its own settings. So it is asked here first: what can't ever run is an error at once, and after the
-loss of an executor the stage is submitted as soon as its successor is there.
+Spark checks only every 15 s whether there are enough executors for such a stage, and gives up after ten minutes with an
+error about its own settings. So they are counted here first: a job that can never run is an error at once, and after the
+loss of an executor the stage is submitted as soon as another executor is there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXECUTORS_POLL_S = 0.1
-# What can be said in Spark's configuration instead of in `Tuning`.
+# Fields of `Tuning` that Spark's configuration can give instead.
 CONFIGURATION = {
     "coordinator_bind_host": "spark.tidegate.coordinatorBindHost",
     "coordinator_host": "spark.tidegate.coordinatorHost",
@@ -57,7 +57,7 @@ class SparkDeployer:
 
 
 class SparkDeployment:
-    """One Spark job, run by a thread that waits for it."""
+    """A Spark job that runs the slots, and the thread that waits for the job."""
 
     def __init__(self, spark: SparkSession, name: str, slots: int, task: SlotTask) -> None:
         from pyspark import InheritableThread
@@ -79,7 +79,7 @@ class SparkDeployment:
 
     def cancel(self) -> None:
         self._cancelled.set()
-        with contextlib.suppress(Exception):  # a session that is gone has nothing to cancel; the thread tells
+        with contextlib.suppress(Exception):  # a session that was stopped has nothing to cancel, and the thread notices
             self._spark.sparkContext.cancelJobGroup(self._name)
 
     def _run(self) -> None:
@@ -92,14 +92,14 @@ class SparkDeployment:
             context.setJobGroup(self._name, f"{self._name}: task i is slot i", interruptOnCancel=True)
             tasks = self._spark.range(0, self._slots, 1, self._slots)
             tasks.mapInArrow(guarded(self._task), "slot int", barrier=True).collect()
-        except Exception as error:  # noqa: BLE001  (whatever Spark says, the coordinator decides)
+        except Exception as error:  # noqa: BLE001  (whatever the error is, the coordinator decides)
             why = no_use_in_trying(error, pythons_of(self._spark))
             outcome = _short(error) if why is None else Failure(why, permanent=True)
         finally:
             self._ended = outcome
 
     def _executors_are_there(self) -> bool:
-        """Waits for them. How long is the coordinator's to say, who cancels."""
+        """Wait for enough executors. Return False if the coordinator, which decides how long to wait, cancels."""
         while task_slot_count(self._spark) < self._slots:
             if self._cancelled.wait(EXECUTORS_POLL_S):
                 return False
@@ -107,7 +107,7 @@ class SparkDeployment:
 
 
 def placed(tuning: Tuning, spark: SparkSession) -> Tuning:
-    """With what Spark's configuration says about addresses, where the program doesn't."""
+    """Return `tuning` with the addresses of Spark's configuration for those that the program didn't set."""
     # Not the context's getConf(), which takes a hundred round trips to the JVM.
     found = {key: spark.conf.get(key, None) for key in (*CONFIGURATION.values(), DRIVER_HOST, DRIVER_BIND_ADDRESS)}
     return placed_by(
@@ -120,12 +120,12 @@ def placed(tuning: Tuning, spark: SparkSession) -> Tuning:
 def placed_by(tuning: Tuning, configuration: Mapping[str, str], *, is_local: bool) -> Tuning:
     """On a cluster the coordinator listens where Spark's driver does, and slots find it by the same name: whatever was done
     to let executors reach the driver is enough. On one machine it listens on loopback, whatever Spark does."""
-    told: dict[str, Any] = {
+    configured: dict[str, Any] = {
         name: configuration[key]
         for name, key in CONFIGURATION.items()
         if getattr(tuning, name) is None and key in configuration
     }
-    tuning = replace(tuning, **told)
+    tuning = replace(tuning, **configured)
     driver = _bare(configuration.get(DRIVER_HOST))
     if is_local or driver is None:
         return tuning
@@ -137,12 +137,12 @@ def placed_by(tuning: Tuning, configuration: Mapping[str, str], *, is_local: boo
 
 
 def _bare(host: str | None) -> str | None:
-    """Spark writes IPv6 addresses in brackets."""
+    """Return the host without the brackets that Spark puts around IPv6 addresses."""
     return None if host is None else host.removeprefix("[").removesuffix("]")
 
 
 def task_slot_count(spark: SparkSession) -> int:
-    """How many tasks can run at the same time on the executors that are there now, free or not."""
+    """Return how many tasks the present executors, free or busy, can run at the same time."""
     if spark.sparkContext._jsc is None:
         raise ConnectionError("it was stopped")
     context = spark.sparkContext._jsc.sc()
@@ -150,7 +150,7 @@ def task_slot_count(spark: SparkSession) -> int:
 
 
 def check_task_slots(spark: SparkSession, slots: int) -> None:
-    """Raises `JobError` where Spark, as it was started, can't ever run so many slots at the same time, or none at all."""
+    """Raise `JobError` if Spark, as it was started, can never run that many slots at the same time, or can't run any."""
     context = spark.sparkContext
     if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         raise JobError(
@@ -159,13 +159,13 @@ def check_task_slots(spark: SparkSession, slots: int) -> None:
         )
     check_python(spark)
     if not context._jsc.sc().isLocal():
-        return  # executors come and go: whoever deploys waits for them
+        return  # executors come and go: the deployment waits for them
     count = task_slot_count(spark)
     if count < slots:
         raise JobError(
             f"the job asks for slots={slots}, which run at the same time, and this Spark ({context.master}) "
             f"has {count} task slots: give the job slots={count} or fewer, or start Spark with "
-            f"coordinator('local[{slots}]')"
+            f"master('local[{slots}]')"
         )
 
 
@@ -182,7 +182,7 @@ def _slot_task(payload: bytes, attempt: int, coordinator: tuple[str, int]) -> Sl
 
 
 def _short(error: Exception) -> str:
-    """What a Spark error says, without Java's and Python's frames."""
+    """Return the text of a Spark error without Java's and Python's frames."""
     if isinstance(error, ConnectionError):
         return f"the Spark session is gone ({error}): start the program again, the job goes on from its last snapshot"
     lines = [

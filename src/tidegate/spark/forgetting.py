@@ -1,7 +1,7 @@
-"""What the driver keeps of a transform goes when no query and no action can run the transform any more.
+"""Release what the driver holds for a transform when no query and no action can run the transform any more.
 
-A program may build transforms for months. Nobody is told when a DataFrame is gone, so whoever builds the next transform
-looks through the others.
+A program may build transforms for months. Python isn't notified when Spark no longer refers to a DataFrame, so building a
+transform checks all earlier ones.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ _lock = threading.Lock()
 
 
 def forget_when(is_out_of_use: Callable[[], bool], *forget: Callable[[], None]) -> None:
-    """Call `forget`, at some time after `is_out_of_use` has become true."""
+    """Call every function of `forget` some time after `is_out_of_use` has become true."""
     with _lock:
-        gone = [each for each in _kept if each.is_out_of_use()]
-        _kept[:] = [each for each in _kept if each not in gone]
-        _kept.append(_Kept(is_out_of_use, forget))
-    for each in gone:
+        unused = [each for each in _kept if each.is_out_of_use()]
+        _kept[:] = [*(each for each in _kept if each not in unused), _Kept(is_out_of_use, forget)]
+    for each in unused:
         for call in each.forget:
             call()

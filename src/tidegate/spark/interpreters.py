@@ -1,10 +1,10 @@
-"""Which Python the executors run, and what to do where it isn't one that has what a job needs.
+"""Which Python the executors run, and errors that say what to set if that Python lacks what a job needs.
 
-Spark starts its Python processes with `PYSPARK_PYTHON`, or with whatever `python3` is first in their PATH: in an environment
-that wasn't activated, that is the system's Python, which has no Tidegate. So where we make the session we name the driver's
-own Python, if it runs on this machine and nothing was named. With a session that is given, on this machine, a Python
-that isn't the driver's is asked before anything is deployed (`check_python`; some 30 ms, and nothing where it is the
-driver's). In all other cases a task finds out by itself (`guarded`), and the first error says what to set and ends the job.
+Spark starts its Python processes with `PYSPARK_PYTHON`, or with the first `python3` in their PATH: in an environment that
+wasn't activated, that is the system's Python, which has no Tidegate. So a session that we make on this machine uses the
+driver's Python if no other is named. With a session that is given, on this machine, a Python other than the driver's is
+started once to see what it can import, before anything is deployed (`check_python`; it takes some 30 ms). In all other cases
+a task finds out (`guarded`), and the first error says what to set and ends the job.
 
 Different minor versions of Python are an error of Spark's own, whose text is passed on.
 """
@@ -36,7 +36,7 @@ _MISSING_MODULE = re.compile(
 )
 _OTHER_VERSION = re.compile(r"^.*(\[PYTHON_VERSION_MISMATCH\].+)$", re.MULTILINE)
 _NO_PROGRAM = re.compile(r"(Cannot run program .+)$", re.MULTILINE)
-_TOLD = "Executors run"
+_EXECUTORS_RUN = "Executors run"
 _ADVICE = (
     "On one machine, set PYSPARK_PYTHON={driver} in the environment before the session is made: "
     "os.environ['PYSPARK_PYTHON'] = sys.executable. On a cluster, let PYSPARK_PYTHON or spark.pyspark.python name a "
@@ -50,7 +50,7 @@ _ASKING_TIMEOUT_S = 20.0
 
 
 class Pythons(NamedTuple):
-    """The driver's Python, and how Spark was told to start that of the executors."""
+    """The driver's Python, and the command with which Spark starts that of the executors."""
 
     driver: str
     executors: str
@@ -62,7 +62,7 @@ def pythons_of(spark: SparkSession) -> Pythons:
 
 
 def check_python(spark: SparkSession) -> None:
-    """`JobError` where the Python processes of a session on this machine can't import what a slot needs."""
+    """Raise `JobError` if the Python processes of a session on this machine can't import what a slot needs."""
     driver, executors = pythons_of(spark)
     if not _is_local(spark) or os.path.dirname(executors) == os.path.dirname(driver):
         return
@@ -77,7 +77,7 @@ def check_python(spark: SparkSession) -> None:
         )
         python, missing = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
-        return  # Spark will say what is the matter with it
+        return  # Spark's own error will say what is wrong with it
     if missing:
         raise JobError(
             f"No module named {missing[0]!r} for Spark's Python processes: they run {python}, the driver runs "
@@ -90,7 +90,7 @@ def _is_local(spark: SparkSession) -> bool:
 
 
 def _environment_of(spark: SparkSession) -> dict[str, str]:
-    """Of Spark's Python processes on this machine, as far as imports go."""
+    """Return the environment in which Spark's Python processes on this machine import modules."""
     from pyspark import SparkFiles
 
     context = spark.sparkContext
@@ -105,7 +105,7 @@ def _environment_of(spark: SparkSession) -> dict[str, str]:
 
 
 def name_python() -> None:
-    """For a session that spark-submit was told to make: on this machine, its Python processes run the driver's Python."""
+    """Let the Python processes of a session that spark-submit makes on this machine run the driver's Python."""
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
@@ -114,12 +114,12 @@ def name_python() -> None:
 
 
 def guarded(task: SlotTask) -> SlotTask:
-    """The task as Spark gets it: unpacked by itself, so that it can tell which Python it met where that fails."""
+    """Return the task in the form that Spark ships. It unpacks itself; if that fails, the error names the Python."""
     from pyspark import cloudpickle
 
     packed: bytes = cloudpickle.dumps(task)
     driver = sys.executable
-    told, advice = _TOLD, _ADVICE.format(driver=driver)
+    executors_run, advice = _EXECUTORS_RUN, _ADVICE.format(driver=driver)
 
     # It travels by value and must refer to nothing of ours.
     def unpack_and_run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -132,7 +132,7 @@ def guarded(task: SlotTask) -> SlotTask:
         except ImportError as error:
             version = ".".join(map(str, sys.version_info[:3]))
             raise ImportError(
-                f"{error}. {told} {sys.executable} (Python {version}, on {socket.gethostname()}), the driver "
+                f"{error}. {executors_run} {sys.executable} (Python {version}, on {socket.gethostname()}), the driver "
                 f"runs {driver}. {advice}"
             ) from None
         yield from unpacked(batches)
@@ -141,14 +141,13 @@ def guarded(task: SlotTask) -> SlotTask:
 
 
 def no_use_in_trying(error: Exception, pythons: Pythons) -> str | None:
-    """What to say about an error of Spark's that comes of the Python that executors run, and comes again at every try."""
+    """Return what to report if Spark's error was caused by the Python that executors run, as it will be at every try."""
     text = str(error)
-    if (found := _MISSING_MODULE.findall(text)) and _TOLD in found[-1]:
-        return str(found[-1])
-    if not found:
-        found = _OTHER_VERSION.findall(text) or _NO_PROGRAM.findall(text)
+    found = _MISSING_MODULE.findall(text) or _OTHER_VERSION.findall(text) or _NO_PROGRAM.findall(text)
     if not found:
         return None
+    if _EXECUTORS_RUN in found[-1]:
+        return str(found[-1])
     why = found[-1].rstrip(")")
     return (
         f"{why}. Executors were to run {pythons.executors}, the driver runs {pythons.driver}. {PYTHON_VARIABLE} in the "

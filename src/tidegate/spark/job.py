@@ -14,7 +14,7 @@ from tidegate.driver import job
 from tidegate.driver.deployment import Deployer
 from tidegate.errors import JobError
 from tidegate.protocol.restart import RestartStrategy
-from tidegate.spark.interpreters import name_python
+from tidegate.spark.interpreters import PYTHON_VARIABLE, name_python
 from tidegate.spark.tables import register
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"  # set by spark-submit for the progr
 class Job(job.Job):
     """A dataflow on Spark.
 
-    Without a session one is made on this machine, `local[slots]`, or as spark-submit was told. With one, `slots` defaults to
-    its parallelism; the job holds that many task slots of it as long as it runs.
+    Without a session, one is made: `local[slots]` on this machine, or what spark-submit was asked for. With a session,
+    `slots` defaults to its parallelism. The job occupies that many of its task slots as long as it runs.
     """
 
     def __init__(
@@ -86,29 +86,29 @@ class Job(job.Job):
 
 
 def local_session(slots: int) -> SparkSession:
-    """A Spark session on this machine with that many task slots, or the one that runs already. Under spark-submit it is the
-    one that spark-submit was told to make."""
+    """Return the session that spark-submit was asked for, the active one, or a new one on this machine with that many task
+    slots."""
     from pyspark.sql import SparkSession
 
+    session: SparkSession | None = None
     if SUBMITTED_VARIABLE in os.environ:
         name_python()
-        submitted: SparkSession = SparkSession.builder.getOrCreate()
-        register(submitted)
-        return submitted
-    if (active := SparkSession.getActiveSession()) is not None:
-        register(active)
-        return active
+        session = SparkSession.builder.getOrCreate()
+    session = session or SparkSession.getActiveSession() or _new_session(slots)
+    register(session)
+    return session
+
+
+def _new_session(slots: int) -> SparkSession:
+    from pyspark.sql import SparkSession
+
     # Spark starts its Python processes from the PATH; they need the packages and modules that this process has.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(f"local[{slots}]").appName("tidegate")
-    for key, value in {
+    os.environ.setdefault(PYTHON_VARIABLE, sys.executable)
+    settings: dict[str, bool | float | int | str | None] = {
         "spark.ui.enabled": "false",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.ui.showConsoleProgress": "false",  # a stage that lives as long as the job has none
+        "spark.ui.showConsoleProgress": "false",  # a stage that lives as long as the job makes none
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }.items():
-        builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
-    register(session)
-    return session
+    }
+    return SparkSession.builder.master(f"local[{slots}]").appName("tidegate").config(map=settings).getOrCreate()

@@ -1,23 +1,23 @@
-"""Which of Spark's Python processes the slots of a streaming transform live in.
+"""Which of Spark's Python processes hold the slots of a streaming transform.
 
-Spark keeps the Python processes of functions with different environment variables apart. Every streaming transform has its
-own value of one variable, so its tasks come back to the processes that hold its slots.
+Spark runs functions with different environment variables in different Python processes. Every streaming transform has its
+own value of one variable, so its tasks return to the processes that hold its slots.
 
 The value is the number of a place, and places are used again: a transform takes the place of one whose query is over. Spark
 keeps an interpreter for each value on every executor until the session ends, and idle processes for a minute. A place that
 is used again saves the interpreter, and the second that a new process takes for its imports.
 
-Spark hands idle processes out in turn: with one too many, no task would ever come back to its slot. So the place of a query
-that has just ended goes to a transform with as many slots, if the last batch found all its slots where the batch before had
-left them, which shows that there are no more processes than slots. Any other place (of a query that failed, was stopped
-within a batch, had one batch only or another number of slots) is free when its processes have ended. So a program that
-starts queries forever has as many places as it starts queries within two minutes.
+Spark hands idle processes out in turn: with one process too many, no task would ever return to its slot. So the place of a
+query that has just ended goes to a transform with as many slots, if the last batch found all its slots where the batch
+before had left them, which shows that there are no more processes than slots. Any other place (of a query that failed, was
+stopped within a batch, had only one batch or another number of slots) is free when its processes have ended. So a program
+that starts queries forever has as many places as it starts queries within two minutes.
 
-A transform that was built and of which no task ever came has left no processes. Its place is free when no query can be
-started with it any more: when nothing in Spark's JVM refers to its function, which every plan that it is in does.
+A transform of which no task ever came has left no processes. Its place is free when no query can be started with it any
+more: when nothing in Spark's JVM refers to its function, to which every plan with the transform refers.
 
-A query that ends may be started again, and its place may be another's by then. Then the processes are shared, and batches
-restore their state from snapshots whenever tasks come to a process that doesn't hold their slot
+A query that has ended may be started again after another transform has taken its place. Then the two share the processes,
+and a batch restores its state from a snapshot whenever a task comes to a process that doesn't hold its slot
 (dataframes/micro_batches.py): slower, not wrong. A transform that is built again gets a place of its own.
 """
 
@@ -34,32 +34,31 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 VARIABLE = "TIDEGATE_TRANSFORM"
-# Spark ends those that had nothing to do for a minute, and looks every ten seconds.
-PROCESSES_END_AFTER_S = 120.0
+PROCESSES_END_AFTER_S = 120.0  # Spark ends processes that were idle for a minute, and looks every ten seconds
 
 
 class Tenant(Protocol):
-    """What has its slots in a place."""
+    """A transform whose slots are in a place."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether any task of it ever came."""
+        """Whether any task of the transform ever came."""
 
     @property
     def query(self) -> str | None:
-        """The id of the streaming query whose batches it ran last; None before the first batch."""
+        """The id of the streaming query whose batches the transform ran last; None before the first batch."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether the last batch was completed by the slots that the one before had left in their processes."""
+        """Whether the last batch was completed by the slots that the batch before had left in their processes."""
 
     def move_out(self) -> bool:
-        """End the slots that wait for the next batch of a query that is over. It waits for no batch: False if one runs."""
+        """End the slots that wait for the next batch of a query that is over. Return False at once if a batch runs."""
 
 
 @dataclass(slots=True, eq=False)
 class _Let:
-    """`is_out_of_use`: whether no query can be started with what was made there any more."""
+    """A place that a tenant has. `is_out_of_use()`: no query can be started any more with what was made there."""
 
     tenant: Tenant
     slots: int
@@ -68,16 +67,16 @@ class _Let:
     over_since_s: float | None = None
 
 
-_places: list[_Let] = []  # never fewer
-_lock = threading.Lock()  # of the places
-_making = threading.Lock()  # of the context's variables
+_places: list[_Let] = []  # by their numbers; none is ever removed
+_lock = threading.Lock()  # for the places
+_making = threading.Lock()  # for the context's variables
 
 _logger = logging.getLogger(__name__)
 
 
 def in_own_processes(spark: SparkSession, tenant: Tenant | None, slots: int, make: Callable[[], DataFrame]) -> DataFrame:
-    """Return the DataFrame that `make` makes by `mapInArrow`. Its function has the tenant's processes; without a tenant,
-    those of the session. The variables are the context's, so only one transform at a time is made."""
+    """Return the DataFrame that `make` makes by `mapInArrow`. Its function runs in the tenant's processes; without a tenant,
+    in those of the session. The environment belongs to the context, so only one transform is made at a time."""
     if tenant is None:
         with _making:
             return make()
@@ -98,14 +97,14 @@ def in_own_processes(spark: SparkSession, tenant: Tenant | None, slots: int, mak
 
 
 def _place_for(new: _Let) -> int:
-    """Rather one whose processes are waiting."""
+    """Take a free place, if possible one whose processes are waiting, or else a new one."""
     for is_warm, place in [(is_warm, place) for is_warm in (True, False) for place in range(len(_places))]:
         with _lock:
             let = _places[place]
             if not _is_free(let, new.slots, is_warm=is_warm):
                 continue
-            _places[place] = new  # nobody else takes it
-        # To end slots takes a moment, in which others may find a place.
+            _places[place] = new  # so that no other thread takes it
+        # Without the lock: ending slots takes a moment, in which other threads may look for a place.
         try:
             is_empty = let.tenant.move_out()
         except Exception:
@@ -120,22 +119,20 @@ def _place_for(new: _Let) -> int:
 
 
 def _is_free(let: _Let, slots: int, *, is_warm: bool) -> bool:
-    """`is_warm`: with processes that wait, as many as slots. Otherwise, with none."""
+    """Whether the place is free and has as many waiting processes as slots; if not `is_warm`, free and has no processes."""
     if not let.tenant.has_begun:
         return not is_warm and let.slots == slots and let.is_out_of_use()
     if not _is_over(let):
         let.over_since_s = None
         return False
-    now_s = time.monotonic()
-    if let.over_since_s is None:
-        let.over_since_s = now_s
+    let.over_since_s = let.over_since_s or time.monotonic()
     if is_warm:
         return let.slots == slots and let.tenant.is_settled
-    return now_s - let.over_since_s >= PROCESSES_END_AFTER_S
+    return time.monotonic() - let.over_since_s >= PROCESSES_END_AFTER_S
 
 
 def _is_over(let: _Let) -> bool:
-    """Whether its query was started, and runs no longer."""
+    """Whether its query was started and no longer runs."""
     if let.tenant.query is None:
         return let.is_out_of_use()
     session: Any = let.spark._jsparkSession
@@ -146,14 +143,13 @@ def _is_over(let: _Let) -> bool:
 
 
 def unreferenced(spark: SparkSession, made: DataFrame) -> Callable[[], bool]:
-    """Whether the function of that `mapInArrow` is garbage in the JVM, or as good as that. Plans may be copied; all copies
-    have the one function."""
+    """Return a function that checks whether the function of that `mapInArrow` is garbage in the JVM. Plans may be copied;
+    all copies refer to the same function."""
     jvm: Any = spark._jvm
     try:
-        function = made._jdf.queryExecution().logical().functionExpr().func()
-    except Exception:  # noqa: BLE001  (a Spark that has it elsewhere: then it is never known)
+        reference = jvm.java.lang.ref.WeakReference(made._jdf.queryExecution().logical().functionExpr().func())
+    except Exception:  # noqa: BLE001  (a version of Spark that has it elsewhere: then nothing is ever known to be garbage)
         return lambda: False
-    reference = jvm.java.lang.ref.WeakReference(function)
 
     def is_garbage() -> bool:
         try:

@@ -1,6 +1,6 @@
-"""State as tables: how a session comes to know the format "tidegate", and a shorthand for reading.
+"""State as tables: registering the format "tidegate" with a session, and a shorthand for reading.
 
-PySpark is imported when it is needed, so that `import tidegate` does without.
+PySpark is imported when it is needed, so that `import tidegate` works without it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _registered: WeakSet[SparkSession] = WeakSet()
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the format "tidegate" known to this session. `tg.Job(…, spark)` does it, too."""
+    """Register the format "tidegate" with this session. `tg.Job(…, spark)` does it, too."""
     from tidegate.spark.state_source import FILTERS_ARE_SAFE, StateSource
 
     if not hasattr(spark, "dataSource"):
         raise JobError(f"register({spark!r}): give a SparkSession")
-    if spark in _registered:  # Spark warns where a source is registered again
+    if spark in _registered:  # Spark warns if a source is registered again
         return
     if FILTERS_ARE_SAFE:
-        # Spark shows filters to a source in Python only where the session says so, and refuses one that wants to see them
-        # otherwise.
+        # Spark passes filters to a source in Python only with this setting. Without it, Spark refuses a source that asks for
+        # them.
         spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(StateSource)
     _registered.add(spark)
@@ -50,12 +50,12 @@ def read_state(
     epoch: int | None = None,
     diff: str | int | None = None,
 ) -> DataFrame:
-    """A state of a snapshot as a DataFrame: `spark.read.format("tidegate")` with its options.
+    """Return a state of a snapshot as a DataFrame: `spark.read.format("tidegate")` with its options.
 
-    `keys` is a key or a list of them (a key of several columns is a tuple), `key_groups` some key-groups: nothing else is
-    read. `diff` is an older snapshot: then it is what changed since.
+    With `keys` (a key or a list of keys; a key of several columns is a tuple) or `key_groups`, nothing else is read. With
+    `diff`, an older snapshot, the rows are what changed since then.
 
-    What can't be read is an error here, `NotFound` or `JobError`, which says what there is.
+    If the state can't be read, this call raises `NotFound` or `JobError`, which say what the snapshot has.
     """
     from tidegate.spark.state_source import requested
 
@@ -72,7 +72,7 @@ def read_state(
         "key_groups": None if key_groups is None else ", ".join(map(str, key_groups)) or "none",
     }
     given = {name: str(value) for name, value in options.items() if value not in (None, "")}
-    # Spark would ask a Python process, and wrap what is wrong in errors of its own.
+    # Spark would start a Python process for this, and wrap what is wrong in errors of its own.
     requested({"path": path, **given}).open()
     return spark.read.format("tidegate").options(**given).load(path)
 

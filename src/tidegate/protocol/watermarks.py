@@ -26,8 +26,9 @@ Invariants: what is promised never decreases, except that a promise may be repea
   made, say nothing about event time. No watermark would follow them, and downstream would wait for one forever.
 - Where time moves by epochs, idle means: without records in this epoch. So `on_epoch` ends it.
 
-A channel that will never carry event time is not idle: it is `untimed`, and only its end counts, or it is left out of the
-merge altogether.
+A channel that will never carry event time is not idle. Either it is `without_event_time`, and only its end counts, or the
+merge doesn't include it.
+
 Not here: late records and timers.
 """
 
@@ -67,12 +68,12 @@ Progress: TypeAlias = Advanced | BecameIdle | BecameHeld | None
 class WatermarkMerge:
     """The minimum over the input channels of one subtask that are neither idle, held nor ended.
 
-    Of the channels `untimed` only the end counts.
+    For the channels in `without_event_time`, only the end counts.
     """
 
-    def __init__(self, channels: Iterable[ChannelId], *, untimed: Iterable[ChannelId] = ()) -> None:
-        self._untimed = frozenset(untimed)
-        self._at_ms = dict.fromkeys((*channels, *self._untimed), MIN_WATERMARK_MS)
+    def __init__(self, channels: Iterable[ChannelId], *, without_event_time: Iterable[ChannelId] = ()) -> None:
+        self._without_event_time = frozenset(without_event_time)
+        self._at_ms = dict.fromkeys((*channels, *self._without_event_time), MIN_WATERMARK_MS)
         assert self._at_ms, "a subtask without inputs has nothing to merge"
         self._idle: set[ChannelId] = set()
         self._held: dict[ChannelId, bool] = {}  # whether that is of a loop around this subtask
@@ -86,7 +87,7 @@ class WatermarkMerge:
 
     def on_watermark(self, channel: ChannelId, at_ms: int) -> Progress:
         assert channel in self._at_ms, f"{channel} is no input of this subtask"
-        if channel in self._untimed and at_ms != MAX_WATERMARK_MS:
+        if channel in self._without_event_time and at_ms != MAX_WATERMARK_MS:
             return None
         self._at_ms[channel] = max(at_ms, self._at_ms[channel])
         self._idle.discard(channel)
@@ -120,7 +121,7 @@ class WatermarkMerge:
         live = {
             channel: at_ms
             for channel, at_ms in ahead.items()
-            if channel not in self._idle and channel not in self._held and channel not in self._untimed
+            if channel not in self._idle and channel not in self._held and channel not in self._without_event_time
         }
         moving = {channel.edge for channel in live}
         waiting = [channel for channel, inside in self._held.items() if not inside and channel.edge not in moving]

@@ -36,8 +36,8 @@ from tidegate.slot.exchange import EdgeWriter
 from tidegate.slot.in_flight import Replay, own_records, waits_in
 from tidegate.slot.inner import InnerSubtask, Input
 from tidegate.slot.laps import Laps
+from tidegate.slot.no_event_time import operators_without_event_time, warning_of
 from tidegate.slot.subtask import SourceSubtask, Subtask, TakeFrozen
-from tidegate.slot.untimed import untimed_operators, warning_of
 from tidegate.slot.world import Network, SlotWorld
 from tidegate.snapshots.manifest import FileEntry
 from tidegate.snapshots.native import download
@@ -98,8 +98,8 @@ class Assembly:
         self._channels = _Channels(
             plan, index, world.network, addresses, loop_memory_bytes=settings.tuning.loop_memory_bytes
         )
-        self._timed = _timed_vertices(plan)
-        self._untimed = untimed_operators(plan, micro_batches=world.batch_time is not None)  # event time never moves there
+        self._with_event_time = _vertices_with_event_time(plan)
+        self._without_event_time = operators_without_event_time(plan, micro_batches=world.batch_time is not None)
 
     def build(self) -> list[Subtask]:
         """Return the subtasks in the order in which the loop serves them, downstream first."""
@@ -137,7 +137,7 @@ class Assembly:
             Input(
                 self._channels.inlet(edge, channel),
                 edge.port,
-                edge.source_vertex in self._timed and not edge.feedback,
+                edge.source_vertex in self._with_event_time and not edge.feedback,
                 places.get((vertex.first.name, waits_in(edge))),
             )
             for edge in self._plan.inputs_of(vertex)
@@ -246,7 +246,9 @@ class Assembly:
             is_restored=restored is not None,
             goes_on=chain is not None,
             is_native=bool(files),
-            on_untimed=partial(self._notice, warning_of(node.name)) if node.name in self._untimed else None,
+            on_timer_without_event_time=partial(self._notice, warning_of(node.name))
+            if node.name in self._without_event_time
+            else None,
             snapshots=shown(self._world.store.address),
         )
 
@@ -340,12 +342,12 @@ def _attach(producer: Operator, tag: str | None, consumer: Any) -> None:
     (producer.consumers if tag is None else producer.side_consumers[tag]).append(consumer)
 
 
-def _timed_vertices(plan: Plan) -> set[int]:
+def _vertices_with_event_time(plan: Plan) -> set[int]:
     """The vertices whose output carries watermarks: they assign them, or something above them does."""
-    timed: set[int] = set()
+    with_event_time: set[int] = set()
     for vertex in plan.vertices:
         if any(node.assigns_time for node in vertex.nodes) or any(
-            edge.source_vertex in timed and not edge.feedback for edge in plan.inputs_of(vertex)
+            edge.source_vertex in with_event_time and not edge.feedback for edge in plan.inputs_of(vertex)
         ):
-            timed.add(vertex.id)
-    return timed
+            with_event_time.add(vertex.id)
+    return with_event_time

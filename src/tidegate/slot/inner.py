@@ -30,12 +30,12 @@ from tidegate.slot.subtask import Subtask
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One incoming channel. `timed`: watermarks come on it; an untimed one doesn't hold event time back. `place` is where
-    its records wait, if they may be part of a snapshot."""
+    """An incoming channel. Without `has_event_time` no watermark comes on it, and it doesn't hold event time back. `place`
+    is where its records wait, if they may be part of a snapshot."""
 
     inlet: Inlet
     port: int
-    timed: bool
+    has_event_time: bool
     place: Place | None = None
 
     @property
@@ -85,13 +85,13 @@ class InnerSubtask(Subtask):
         self._hurried: int | None = None
         self._logged: set[ChannelId] = set()
         self._overtaken: list[pa.RecordBatch] = []
-        # Untimed inputs (rules without event time, say) don't hold event time back, unless there is nothing else.
-        timed = frozenset(each.inlet.channel for each in inputs if each.timed) or self._regular
+        # Inputs without event time (rules, for example) don't hold event time back, unless there are no other inputs.
+        with_event_time = frozenset(each.inlet.channel for each in inputs if each.has_event_time) or self._regular
         # Who makes event time of the records of all inputs must not take the end of one for the end of all.
         self._makes_time = any(operator.makes_time for operator in self.operators)
-        untimed = self._regular - timed if self._makes_time else frozenset()
-        self._timed = timed | untimed
-        self._watermarks = WatermarkMerge(timed, untimed=untimed)
+        without_event_time = self._regular - with_event_time if self._makes_time else frozenset()
+        self._merged = with_event_time | without_event_time
+        self._watermarks = WatermarkMerge(with_event_time, without_event_time=without_event_time)
         self._time_held = False
         self._held_in: int | None = None  # the loop in which an input is held
         self._time_by_epoch = time_by_epoch
@@ -164,13 +164,13 @@ class InnerSubtask(Subtask):
         elif isinstance(element, Marker):
             self._on_marker(channel, element, overtook=False)
         elif isinstance(element, Watermark):
-            if channel in self._timed:
+            if channel in self._merged:
                 self._advance(self._watermarks.on_watermark(channel, element.at_ms))
         elif isinstance(element, Idle):
-            if channel in self._timed:
+            if channel in self._merged:
                 self._advance(self._watermarks.on_idle(channel))
         elif isinstance(element, Held):
-            if channel in self._timed:
+            if channel in self._merged:
                 inside = self._laps is not None and self._laps.inside(element.loop)
                 self._held_in = element.loop if inside else self._held_in
                 self._advance(self._watermarks.on_held(channel, inside=inside))

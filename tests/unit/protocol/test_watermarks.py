@@ -153,8 +153,8 @@ def test_held_goes_before_idle() -> None:
     assert merge.on_idle(A) == BecameHeld()
 
 
-def test_of_an_untimed_channel_only_the_end_counts() -> None:
-    merge = WatermarkMerge([A], untimed=[B])
+def test_only_the_end_of_a_channel_without_event_time_counts() -> None:
+    merge = WatermarkMerge([A], without_event_time=[B])
     assert merge.on_watermark(A, 10) == Advanced(10)
     assert merge.on_watermark(B, 5) is None
     assert merge.on_end(A) == BecameIdle(), "time must not end while B goes on"

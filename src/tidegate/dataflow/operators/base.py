@@ -88,7 +88,7 @@ class OperatorContext:
     is_native: bool = False  # the backend has the keyed state already, in its own files
     batch_now_ms: Callable[[], int] | None = None  # the time of the micro-batch, if these are the epochs
     batch_watermark_ms: Callable[[], int] | None = None  # and the streaming query's watermark
-    on_untimed: Callable[[], None] | None = None  # for the first timer of event time, where this never moves
+    on_timer_without_event_time: Callable[[], None] | None = None  # for the first timer where event time never moves
     snapshots: str = ""  # where the job's are, without secrets
 
     @property

@@ -111,7 +111,7 @@ class UserTimers:
         self._processing.delete(to_ms(at))
 
 
-class UntimedTimers(UserTimers):
+class TimersWithoutEventTime(UserTimers):
     """Where event time never moves. The first timer of event time is reported."""
 
     __slots__ = ("_on_first",)
@@ -310,8 +310,8 @@ class ProcessOperator(Operator):
         self._cursor = self._backend.cursor
         self._event = TimerQueue(TimeKind.EVENT, self._backend)
         self._processing = TimerQueue(TimeKind.PROCESSING, self._backend)
-        if context.on_untimed is not None:
-            return UntimedTimers(self._event, self._processing, context.on_untimed)
+        if context.on_timer_without_event_time is not None:
+            return TimersWithoutEventTime(self._event, self._processing, context.on_timer_without_event_time)
         return UserTimers(self._event, self._processing)
 
     def _load(self, state: str, batches: Iterable[pa.RecordBatch], *, known: bool) -> None:

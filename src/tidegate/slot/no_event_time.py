@@ -1,7 +1,7 @@
-"""Operators at which event time never moves, so that a timer of event time never fires; and what is said about it.
+"""Find the operators at which event time never moves, so that a timer of event time never fires.
 
-Event time moves below a watermark operator, and at the end of all input. Whether a function sets such timers is known only
-when it does. The first one is a warning then, not an error: a job may go on to be drained.
+Event time moves below a watermark operator, and at the end of all input. Only when a function sets a timer is it known that
+it does. The first such timer is logged as a warning. It is not an error, since the timer fires if the job is drained.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from tidegate.dataflow.contracts import Source
 from tidegate.dataflow.plan import Plan
 
 
-def untimed_operators(plan: Plan, *, micro_batches: bool) -> frozenset[str]:
-    """The names of those that have no watermark operator above them, and input that doesn't end."""
-    timed: set[int] = set()
+def operators_without_event_time(plan: Plan, *, micro_batches: bool) -> frozenset[str]:
+    """Return the names of the operators that have no watermark operator above them and input that never ends."""
+    with_event_time: set[int] = set()
     endless: set[int] = set()
     nodes = sorted(plan.nodes, key=lambda node: node.id)  # what is above a node has a lower id
     for node in nodes:
         above = {edge.source for edge in node.inputs}
-        if node.assigns_time or above & timed:
-            timed.add(node.id)
+        if node.assigns_time or above & with_event_time:
+            with_event_time.add(node.id)
         if above & endless or (node.source is not None and not _ends(node.source, micro_batches)):
             endless.add(node.id)
-    return frozenset(node.name for node in nodes if node.id in endless - timed)
+    return frozenset(node.name for node in nodes if node.id in endless - with_event_time)
 
 
 def _ends(source: Source, micro_batches: bool) -> bool:

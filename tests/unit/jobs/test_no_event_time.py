@@ -1,4 +1,4 @@
-"""Timers of event time where event time never moves: said once, and to nobody whom it doesn't concern."""
+"""A timer of event time where event time never moves is reported once, and only there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.jobs.test_job_backends import BACKENDS
 from tidegate.connectors.handover import HandedSource, Handover
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.pipeline import Pipeline
-from tidegate.slot.untimed import untimed_operators
+from tidegate.slot.no_event_time import operators_without_event_time
 from tidegate.testing.processes import ProcessJob
 from tidegate.types import parse_schema
 
@@ -45,7 +45,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-def started(bench: Bench, kind: str, *, backend: str = "heap", rows: int | None = None, timed: bool = False) -> tg.Handle:
+def started(
+    bench: Bench, kind: str, *, backend: str = "heap", rows: int | None = None, with_event_time: bool = False
+) -> tg.Handle:
     job = ProcessJob(
         "job",
         slots=2,
@@ -55,7 +57,7 @@ def started(bench: Bench, kind: str, *, backend: str = "heap", rows: int | None 
     )
     source = tg.sources.generator(make_row=lambda i: (i % 7, i), schema=RECORD, rows=rows, rate=2000)
     stream = job.source("in", source)
-    stream = stream.with_watermark("at", "1 second") if timed else stream
+    stream = stream.with_watermark("at", "1 second") if with_event_time else stream
     stream.key_by("key").process("sets timers", Sets(kind), returns=RECORD).to("out", tg.sinks.collect())
     return bench.start(job)
 
@@ -82,7 +84,7 @@ def test_the_first_timer_of_event_time_that_can_not_fire_is_one_warning(
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"), [("processing_time", {}), ("event_time", {"timed": True}), ("event_time", {"rows": 300})]
+    ("kind", "more"), [("processing_time", {}), ("event_time", {"with_event_time": True}), ("event_time", {"rows": 300})]
 )
 def test_who_needs_no_watermark_is_told_nothing(
     bench: Bench, caplog: pytest.LogCaptureFixture, kind: str, more: dict[str, Any]
@@ -105,7 +107,7 @@ def test_which_operators_these_are() -> None:
     right.union(ends).key_by("key").process("none", Sets("event_time"), returns=RECORD).to("rest", Nowhere())
     ends.key_by("key").process("ends", Sets("event_time"), returns=RECORD).to("end", Nowhere())
     plan = make_plan(pipeline.build(), slots=2, key_group_count=8)
-    assert untimed_operators(plan, micro_batches=False) == {"l", "r", "none", "rest"}
+    assert operators_without_event_time(plan, micro_batches=False) == {"l", "r", "none", "rest"}
     handed = Pipeline()
     (
         handed.source("in", HandedSource(Handover([parse_schema(RECORD)]), 0, parse_schema(RECORD)))
@@ -114,5 +116,5 @@ def test_which_operators_these_are() -> None:
         .to("out", Nowhere())
     )
     plan = make_plan(handed.build(), slots=2, key_group_count=8)
-    assert untimed_operators(plan, micro_batches=False) == set(), "a batch ends, and event time with it"
-    assert "sets" in untimed_operators(plan, micro_batches=True)
+    assert operators_without_event_time(plan, micro_batches=False) == set(), "a batch ends, and event time with it"
+    assert "sets" in operators_without_event_time(plan, micro_batches=True)

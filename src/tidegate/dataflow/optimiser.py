@@ -9,7 +9,7 @@ The head of a loop is never chained to what is before it, since what comes back 
 as the head, so that subtask i of one has subtask i of the other beside it, and is chained like any other node.
 
 Invariants: every node is in exactly one vertex; the vertices are in the order of their first nodes, which is a topological
-order; nothing but a vertex's head has an edge from another vertex. State belongs to operators, by their names: vertices
+order; only a vertex's first node has edges from other vertices. State belongs to operators, by their names: vertices
 and their ids may change with every plan.
 """
 
@@ -72,7 +72,7 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
 
 
 def _loop(index: int, found: LogicalLoop, vertex_of: dict[int, int]) -> Loop:
-    # Nothing but a vertex's head is reached from other vertices, so a node in a loop has its vertex in it.
+    # Other vertices reach only a vertex's first node. So if a node is in a loop, its whole vertex is.
     return Loop(
         id=index,
         name=found.head.name,

@@ -33,7 +33,7 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class PlanEdge:
-    """From `source_node` (in `source_vertex`), main output or side output `tag`, into `port` of the target's head."""
+    """From `source_node` (in `source_vertex`), main output or side output `tag`, into `port` of the target's first node."""
 
     id: int
     source_vertex: int

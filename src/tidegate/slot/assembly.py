@@ -203,7 +203,8 @@ class Assembly:
         )
 
     def _places(self, vertex: Vertex, *, of_first: bool) -> Iterator[Place]:
-        """Those that every snapshot of this vertex has a log of: its head's if so, and those of what it began with."""
+        """Yield the places whose records every snapshot of this vertex logs: those of its first node if `of_first`, its
+        feedback, and those that the restored snapshot has records of."""
         for node in vertex.nodes:
             planned = None if self._restored is None else self._restored.plan.of(node.name)
             held = () if planned is None else [state.name for state in planned.states if state.taken_in]

@@ -239,7 +239,7 @@ class Subtask:
 
 
 class SourceSubtask(Subtask):
-    """A subtask whose head is a source. It starts epochs: the coordinator's trigger takes the place of a marker.
+    """A subtask whose first operator is a source. It starts epochs: the coordinator's trigger takes the place of a marker.
 
     `halts`: it reads nothing between its marker and the end of the epoch (the experimental stop-the-world protocol).
     """

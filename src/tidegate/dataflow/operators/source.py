@@ -190,7 +190,7 @@ class WatermarkOperator(Operator):
         self._over = False
 
     def follow(self, splits: Splits) -> None:
-        """They are those of the source at the head of its chain. Before anything is opened."""
+        """Follow the splits of the source that its chain begins with. Called before any operator is opened."""
         self._splits = splits
         splits.is_followed = True
 

@@ -48,7 +48,7 @@ class Input:
 
 
 class InnerSubtask(Subtask):
-    """A subtask with inputs. It takes from its channels in turn, whole runs of small batches at once.
+    """A subtask with inputs. It takes from its channels in turn, and joins small batches that wait there.
 
     `hurries`: the markers of its epochs may overtake; `laps` is given where it is inside a loop; `time_by_epoch`: watermarks
     come at the end of epochs.
@@ -188,11 +188,11 @@ class InnerSubtask(Subtask):
     def _joined(self, inlet: Inlet, first: pa.RecordBatch) -> pa.RecordBatch:
         """The first batch and those that wait right behind it, up to the batch size: big batches under load, none at
         rest."""
-        rows, run = first.num_rows, [first]
+        rows, batches = first.num_rows, [first]
         while rows < self._max_batch_rows and isinstance(behind := inlet.peek(), pa.RecordBatch):
             rows += behind.num_rows
-            run.append(inlet.take())
-        return first if len(run) == 1 else pa.concat_batches(run)
+            batches.append(inlet.take())
+        return first if len(batches) == 1 else pa.concat_batches(batches)
 
     def _advance(self, outcome: object) -> None:
         if isinstance(outcome, Advanced):
@@ -226,7 +226,7 @@ class InnerSubtask(Subtask):
             self._align_started = time.perf_counter()
         if marker.epoch > self._marker.epoch:
             self._marker = marker
-        self._run(self._alignment.on_marker(channel, marker.epoch, overtook=overtook, full=marker.full))
+        self._carry_out(self._alignment.on_marker(channel, marker.epoch, overtook=overtook, full=marker.full))
 
     def _hurry(self) -> bool:
         """Whether anything came of it."""
@@ -237,7 +237,7 @@ class InnerSubtask(Subtask):
                 self._hurried = epoch
                 for each in self._inputs:
                     each.inlet.hurry(True)
-                self._run(effects)
+                self._carry_out(effects)
         return sum(self._overtake(each.inlet) for each in self._inputs if self._hurried is not None) > 0
 
     def _overtake(self, inlet: Inlet) -> bool:

@@ -126,7 +126,7 @@ class Subtask:
         return None
 
     def abort(self, epoch: int) -> None:
-        self._run(self._alignment.on_abort(epoch))
+        self._carry_out(self._alignment.on_abort(epoch))
 
     def complete(self, epoch: int) -> None:
         for operator in self.operators:
@@ -177,7 +177,7 @@ class Subtask:
         for operator in self.operators:
             operator.maintain(MAINTENANCE_BUDGET)
 
-    def _run(self, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Block(channel):
@@ -299,7 +299,7 @@ class SourceSubtask(Subtask):
 
     def trigger(self, marker: Marker, ending: Ending | None) -> None:
         self._marker = marker
-        self._run(self._alignment.on_trigger(marker.epoch))
+        self._carry_out(self._alignment.on_trigger(marker.epoch))
         if self._halts:
             self._halted = marker.epoch
         if ending is Ending.STOP:

@@ -86,28 +86,28 @@ def _look_repeatedly() -> None:
         for spark in {id(each.spark): each.spark for each in watched.values()}.values():
             with contextlib.suppress(Exception):  # a session or query that ends meanwhile
                 active |= _look(spark, watched, seen)
-        for run in seen.keys() - active:
-            del seen[run]
+        for run_id in seen.keys() - active:
+            del seen[run_id]
 
 
 def _look(spark: SparkSession, watched: dict[str, _Watched], seen: dict[str, _Seen]) -> set[str]:
-    """Log the transforms that were left out, and return the runs of active queries."""
+    """Log the transforms that were left out, and return the ids of the runs of active queries."""
     session: Any = spark._jsparkSession
     active: set[str] = set()
     for query in session.streams().active():
         execution = query.streamingQuery().lastExecution()
         if execution is None:
             continue
-        number, run, query_id = int(execution.currentBatchId()), str(query.runId().toString()), str(query.id().toString())
-        active.add(run)
-        if run not in seen:
+        number, run_id, query_id = int(execution.currentBatchId()), str(query.runId().toString()), str(query.id().toString())
+        active.add(run_id)
+        if run_id not in seen:
             plan = str(execution.analyzed().toString())
-            seen[run] = _Seen(number, {each for each in watched if f"CollectMetrics {each}," in plan})
-        for observed in seen[run].transforms & watched.keys():
+            seen[run_id] = _Seen(number, {each for each in watched if f"CollectMetrics {each}," in plan})
+        for observed in seen[run_id].transforms & watched.keys():
             done = watched[observed].transform.done
             is_done = done is not None and done.query == query_id and done.number >= number - 1
-            if number > seen[run].first and not is_done:
-                seen[run].transforms.discard(observed)
+            if number > seen[run_id].first and not is_done:
+                seen[run_id].transforms.discard(observed)
                 log(logging.WARNING, left_out(watched[observed].name, query_id, number - 1))
     return active
 

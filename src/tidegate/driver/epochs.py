@@ -276,11 +276,11 @@ class Epochs:
             self.feed(ManifestFailed(manifest.epoch, f"{type(error).__name__}: {error}"))
 
 
-def operators_in(parts: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> dict[str, OperatorEntry]:
+def operators_in(acknowledged: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> dict[str, OperatorEntry]:
     """Return what the manifest lists, from all subtasks' acknowledgements: each has one piece of every operator."""
     operators: dict[str, OperatorEntry] = {}
-    for _, part in sorted(parts.items()):
-        for name, entry in part.items():
+    for _, entries in sorted(acknowledged.items()):
+        for name, entry in entries.items():
             earlier = operators[name].pieces if name in operators else ()
             operators[name] = replace(entry, pieces=(*earlier, *entry.pieces))
     return operators

@@ -162,10 +162,10 @@ class Faults:
         if self._flip and name.startswith("state/") and operation is Operation.READ and self.rng.random() < self._flip:
             self.flipped = True
             self.struck.append(f"a bit of {name}, read by {process}")
-            return Mishap(fault=Flip, part=self.rng.random())
+            return Mishap(fault=Flip, position=self.rng.random())
         if self._store_error and self.rng.random() < self._store_error:
             self.struck.append(f"{operation.value} {name} of {process}")
-            return Mishap(fault=self.rng.choice((Fail, LoseReply, Tear)), part=self.rng.random())
+            return Mishap(fault=self.rng.choice((Fail, LoseReply, Tear)), position=self.rng.random())
         return None
 
     def outage(self, deed: str, transaction: Transaction) -> str | None:
@@ -300,20 +300,20 @@ class Faults:
         operation = self.rng.choice((None, Operation.WRITE, Operation.WRITE, *Operation))
         fault = self.rng.choice((Fail, LoseReply, Tear))
         for _turn in range(self.rng.randint(1, MOST_MISHAPS)):
-            self._mishaps.append((operation, "", Mishap(fault=fault, part=self.rng.random())))
+            self._mishaps.append((operation, "", Mishap(fault=fault, position=self.rng.random())))
         return f"{fault.__name__}, {'any' if operation is None else operation.value}"
 
     def _dies_at_the_store(self, _: Any) -> str:
         operation = self.rng.choice((Operation.WRITE, Operation.CREATE, Operation.CREATE, Operation.DELETE, Operation.READ))
         crash = self.rng.choice(("before", "after"))
         torn = operation is Operation.WRITE and crash == "after" and self.rng.random() < 0.7
-        self._mishaps.append((operation, "", Mishap(fault=Tear if torn else None, part=self.rng.random(), crash=crash)))
+        self._mishaps.append((operation, "", Mishap(fault=Tear if torn else None, position=self.rng.random(), crash=crash)))
         return f"{'torn ' if torn else ''}{operation.value}, {crash}"
 
     def _bit_flips(self, _: Any) -> str:
         self.flipped = True
         folder = self.rng.choice(("state/", "state/", "manifests/", ""))
-        self._mishaps.append((Operation.READ, folder, Mishap(fault=Flip, part=self.rng.random())))
+        self._mishaps.append((Operation.READ, folder, Mishap(fault=Flip, position=self.rng.random())))
         return f"in the next read of {folder or 'anything'}"
 
     def _clock_jumps(self, _: Any) -> str:

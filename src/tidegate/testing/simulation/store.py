@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Mishap:
-    """What goes wrong with one access. `fault` is the memory's; `part` (0 … 1) says where a tear or a flip is.
+    """What goes wrong with one access. `fault` is the memory's; `position` (0 … 1) says where a tear or a flip is.
 
     With `crash` the process dies: "before" the access, or "after" it, in which case a torn write stays torn.
     """
 
     fault: type[Fault] | None = None
-    part: float = 0.0
+    position: float = 0.0
     crash: str | None = None
 
 
@@ -63,11 +63,11 @@ class SharedMemory:
         if mishap is None or mishap.fault is None:
             return None
         if mishap.fault is Tear:
-            return Tear(int(mishap.part * access.byte_count)) if access.operation is Operation.WRITE else Fail()
+            return Tear(int(mishap.position * access.byte_count)) if access.operation is Operation.WRITE else Fail()
         if mishap.fault is Flip:
             if access.operation is not Operation.READ or not access.byte_count:
                 return None
-            return Flip(int(mishap.part * access.byte_count * 8))
+            return Flip(int(mishap.position * access.byte_count * 8))
         return Fail() if mishap.fault is Fail else LoseReply()
 
     def suffer(self, mishap: Mishap | None, act: Callable[[], T]) -> T:

@@ -119,7 +119,7 @@ def _some(names: Mapping[str, Offset]) -> str:
 
 
 def fitted(column: Any, field: pa.Field, *, where: str) -> pa.Array:
-    """The column (an Arrow array, chunked or not) in the declared type, if that keeps every value as it is."""
+    """The column (an Arrow array, chunked or not) in the declared type, if that preserves every value."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     check_fits(array.type, field, where=where)
     if array.type != field.type:
@@ -133,19 +133,19 @@ def fitted(column: Any, field: pa.Field, *, where: str) -> pa.Array:
 
 
 def check_fits(got: pa.DataType, field: pa.Field, *, where: str) -> None:
-    if not _keeps_values(got, field.type):
+    if not _preserves_values(got, field.type):
         raise SchemaError(
             f"{where}: column {field.name!r} is {ddl_of(got)}, but {ddl_of(field.type)} is declared for "
             "it: change the declared schema or the data"
         )
 
 
-def _keeps_values(got: pa.DataType, want: pa.DataType) -> bool:
+def _preserves_values(got: pa.DataType, want: pa.DataType) -> bool:
     """Whether a safe cast between the types changes no value. A cast may still fail for a value out of range."""
     if got == want or kinds.is_null(got):
         return True
     if kinds.is_dictionary(got):
-        return _keeps_values(got.value_type, want)
+        return _preserves_values(got.value_type, want)
     if kinds.is_integer(want):
         room = want.bit_width - kinds.is_unsigned_integer(got)
         return bool(kinds.is_integer(got) and got.bit_width <= room and not kinds.is_unsigned_integer(want))
@@ -162,16 +162,18 @@ def _keeps_values(got: pa.DataType, want: pa.DataType) -> bool:
     if _is_bytes(want):
         return _is_bytes(got)
     if _is_list(want):
-        return _is_list(got) and _keeps_values(got.value_type, want.value_type)
+        return _is_list(got) and _preserves_values(got.value_type, want.value_type)
     if kinds.is_map(want):
         return (
-            kinds.is_map(got) and _keeps_values(got.key_type, want.key_type) and _keeps_values(got.item_type, want.item_type)
+            kinds.is_map(got)
+            and _preserves_values(got.key_type, want.key_type)
+            and _preserves_values(got.item_type, want.item_type)
         )
     if kinds.is_struct(want):
         return (
             kinds.is_struct(got)
             and [child.name for child in got] == [child.name for child in want]
-            and all(_keeps_values(a.type, b.type) for a, b in zip(got, want, strict=True))
+            and all(_preserves_values(a.type, b.type) for a, b in zip(got, want, strict=True))
         )
     return False
 

@@ -116,8 +116,8 @@ class Assembly:
             _attach(operators[edge.source], edge.tag, operators[node.id])
         writers = self._edge_writers(vertex, operators)
         follow_splits(list(operators.values()))
-        keeps = self._logs_in_flight(vertex)
-        places = {(place.operator, place.info.name): place for place in self._places(vertex, of_first=keeps)}
+        logs = self._logs_in_flight(vertex)
+        places = {(place.operator, place.info.name): place for place in self._places(vertex, of_first=logs)}
         tuning, clock = self._settings.tuning, self._world.clock
         rest: dict[str, Any] = dict(
             vertex=vertex,
@@ -147,9 +147,9 @@ class Assembly:
         return InnerSubtask(
             inputs=inputs,
             laps=Laps.of(self._plan, vertex, self.index),
-            hurries=keeps,
+            hurries=logs,
             time_by_epoch=any(node.assigns_time_by_epoch for node in self._plan.nodes),
-            mode=AlignmentMode.EXACTLY_ONCE if mode is AlignmentMode.LOGGING and not keeps else mode,
+            mode=AlignmentMode.EXACTLY_ONCE if mode is AlignmentMode.LOGGING and not logs else mode,
             **rest,
         )
 

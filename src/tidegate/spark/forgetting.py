@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
+class _Remembered:
     is_out_of_use: Callable[[], bool]
     forget: tuple[Callable[[], None], ...]
 
 
-_kept: list[_Kept] = []
+_remembered: list[_Remembered] = []
 _lock = threading.Lock()
 
 
 def forget_when(is_out_of_use: Callable[[], bool], *forget: Callable[[], None]) -> None:
     """Call every function of `forget` some time after `is_out_of_use` has become true."""
     with _lock:
-        unused = [each for each in _kept if each.is_out_of_use()]
-        _kept[:] = [*(each for each in _kept if each not in unused), _Kept(is_out_of_use, forget)]
+        unused = [each for each in _remembered if each.is_out_of_use()]
+        _remembered[:] = [*(each for each in _remembered if each not in unused), _Remembered(is_out_of_use, forget)]
     for each in unused:
         for call in each.forget:
             call()

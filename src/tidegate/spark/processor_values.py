@@ -142,14 +142,14 @@ def map_keys_in(schema: pa.Schema) -> Convert:
     into = rows_in(schema)
     if len(schema) == 1:
         return lambda given: _only(into(given), schema)
-    kept, writes = form_of(pa.struct(list(schema))).kept, [_WRITTEN.get(field.type.id, as_held) for field in schema]
+    hold, writes = form_of(pa.struct(list(schema))).held, [_WRITTEN.get(field.type.id, as_held) for field in schema]
 
     def convert(given: Any) -> str:
         values = into(given)
         if len(values) != len(schema):
             _only(values, schema)
         try:
-            held = kept(values).values()
+            held = hold(values).values()
         except SchemaError as error:
             raise misfit(f"a key of the map is a tuple of ({ddl_of(schema)}): {error}") from error
         return json.dumps([None if value is None else write(value) for write, value in zip(writes, held, strict=True)])

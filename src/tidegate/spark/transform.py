@@ -141,7 +141,7 @@ def transform(
     spark = next(iter(inputs.values())).sparkSession
     streaming = any(frame.isStreaming for frame in inputs.values())
     _check_arguments(pipeline, restore_from=restore_from, savepoint_to=savepoint_to, drain=drain)
-    kept = _checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else _no_snapshots(snapshots)
+    own = _checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else _no_snapshots(snapshots)
     job = _SparkTransformJob(
         checked_name(name, streaming=streaming),
         {each: _stream_schema(frame) for each, frame in inputs.items()},
@@ -150,7 +150,7 @@ def transform(
         backend=backend,
         drop_state=drop_state,
         writes_state=streaming or savepoint_to is not None,
-        snapshots=kept,
+        snapshots=own,
     )
     job.place(spark)
     outputs = job.take_outputs(pipeline(*job.inputs.values()) if set(inputs) == {DEFAULT_INPUT} else pipeline(**job.inputs))
@@ -159,7 +159,7 @@ def transform(
     launch = job.launch()
     payload = launch.packed()  # this may fail, and nothing has to be undone yet
     if streaming:
-        conducted = _streaming(spark, job, inputs, restore, kept)
+        conducted = _streaming(spark, job, inputs, restore, own)
     else:
         conducted = _bounded(spark, job, restore, savepoint_to=savepoint_to, drain=drain)
     given = _handed(spark, job, inputs, conducted, payload, launch.settings.tuning)
@@ -182,12 +182,12 @@ class _Conducted:
 
 
 def _streaming(
-    spark: SparkSession, job: _SparkTransformJob, inputs: Mapping[str, DataFrame], restore: Restore, kept: Snapshots
+    spark: SparkSession, job: _SparkTransformJob, inputs: Mapping[str, DataFrame], restore: Restore, snapshots: Snapshots
 ) -> _Conducted:
     transform_id = uuid.uuid4().hex
-    observed = _observed_in(inputs, job.name, shown(kept.to))
+    observed = _observed_in(inputs, job.name, shown(snapshots.to))
     observed_as = f"{observed}{transform_id[:8]}"
-    store = open_store(job_address(kept.to, job.name))
+    store = open_store(job_address(snapshots.to, job.name))
     check_writable(store)
     alarm = alarm_of(job.plan(), store, restore, spark)
     tenant = MicroBatches(

@@ -184,17 +184,17 @@ def _refused(text: str, given: Any) -> SchemaError:
 def _converter(
     form: Form, declared: str, *, none_allowed: bool = True, refuse: Callable[[str, Any], SchemaError] = _refused
 ) -> Callable[[Any], Any]:
-    kept = form.kept
+    held = form.held
 
-    def keep(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         try:
             if value is None and not none_allowed:
                 raise SchemaError("None is no key of a map")
-            return kept(value)
+            return held(value)
         except SchemaError as error:
             raise refuse(f"{declared}: {error}", value) from error.__cause__
 
-    return keep
+    return convert
 
 
 def _map_key(declared: Any) -> pa.DataType:

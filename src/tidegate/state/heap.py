@@ -23,7 +23,7 @@ from tidegate.state.cells import GONE
 from tidegate.state.columns import column_of, held_list, key_list, keys_to_arrow
 from tidegate.state.cutting import REST, Pace, cut_by_group
 from tidegate.state.heap_cells import FAST_SHAPES, HeapExpiringThings, make_heap_cells
-from tidegate.state.heap_layers import MAX_KEPT_ENTRIES, MAX_MISSING_SHARE, HeapTable, nearly_covers
+from tidegate.state.heap_layers import MAX_MISSING_SHARE, MAX_REUSED_ENTRIES, HeapTable, nearly_covers
 from tidegate.state.sections import Section, StateInfo, deleted_schema
 from tidegate.types import ddl_of
 
@@ -121,7 +121,7 @@ class _FrozenLayer:
         layer.may_hold_gone = bool(self.rows[True])  # a key that was deleted may have been set again
         layer.read = True
         if layer.is_private:
-            while len(changes) > MAX_KEPT_ENTRIES:  # to drop it whole would be one long step
+            while len(changes) > MAX_REUSED_ENTRIES:  # to drop it whole would be one long step
                 deque(starmap(changes.popitem, repeat((), pace.entries)), maxlen=0)
                 pace.rest_if_due()
             changes.clear()

@@ -14,12 +14,12 @@ There are two kinds, for what is at hand in memory makes most of the difference:
   is absence in main.
 
 Where nearly everything changes between two freezes, a new dictionary would soon hold what the old one holds, and each key's
-way there costs more than to copy all of them at once. So a `fresh` like that, if it isn't large, is *kept*: the layer is a
-copy of it, and the next one holds all of it again, changed or not. Every now and then it isn't kept, to see how much
-changes.
+way there costs more than to copy all of them at once. So if `fresh` isn't large, it is *reused* in that case: the
+layer is a copy of it, and the next layer holds all of it again, changed or not. Every now and then it isn't reused, to see
+how much changes.
 
 Invariants:
-- A key that is GONE in `fresh` or a layer is in something below it, or was in `fresh` when that was kept.
+- A key that is GONE in `fresh` or a layer is in something below it, or was in `fresh` when that was reused.
 - A list or dict that a layer holds is never changed in place as long as somebody may read that layer: a copy takes its
   place first. And none is held by the user as well: they are copied on their way in and out (values.py).
 - Every entry of main is in some layer or in `fresh`, except those that were loaded as `known`.
@@ -27,8 +27,8 @@ Invariants:
 What grows with the state even so: a Python dictionary that fills up is copied to twice its size at once, which takes
 some milliseconds from a hundred thousand entries on. That happens to main when the state grows, and to `fresh` when as
 many keys change between two freezes. The list or dictionary of one key is copied whole when it is changed for the first
-time after a freeze, until the layer was read. Keys that come and go after `fresh` was kept leave their GONE in it until the
-next freeze.
+time after a freeze, until the layer was read. Keys that come and go after `fresh` was reused leave their GONE in it until
+the next freeze.
 
 The cells over them are in heap_cells.py.
 """
@@ -44,11 +44,11 @@ from tidegate.state.sections import StateInfo
 
 # A layer is moved into main in about this many steps.
 BACKLOG_STEPS = 1024
-# `fresh` is kept if its size differs no more than this from that of what is below it, if it has no more entries than this (a
-# copy of so many takes about a millisecond), and was not kept more often than this in a row.
+# `fresh` is reused if its size differs no more than this from that of what is below it, if it has no more entries than this
+# (a copy of as many takes about a millisecond), and was not reused more often than this in a row.
 MAX_MISSING_SHARE = 0.125
-MAX_KEPT_ENTRIES = 1 << 16
-MAX_KEPT_TIMES = 15
+MAX_REUSED_ENTRIES = 1 << 16
+MAX_REUSES = 15
 
 
 class Layer:
@@ -165,12 +165,12 @@ class DoubledTable(HeapTable):
 class LayeredTable(HeapTable):
     """Entries that are replaced whole, in one place each."""
 
-    __slots__ = ("kept_times", "layers")
+    __slots__ = ("reuse_count", "layers")
 
     def __init__(self, info: StateInfo, *, as_tuples: bool = False) -> None:
         super().__init__(info, as_tuples=as_tuples)
         self.layers: list[Layer] = []  # not moved into main yet, oldest first
-        self.kept_times = 0  # how many freezes `fresh` has lived through
+        self.reuse_count = 0  # how many freezes `fresh` has lived through
 
     def below(self, key: Any) -> Any:
         """What there is under `fresh` for the key, or GONE."""
@@ -187,7 +187,7 @@ class LayeredTable(HeapTable):
         return {key: value for key, value in entries.items() if value is not GONE}
 
     def delete(self, key: Any) -> None:
-        if self.below(key) is not GONE or (self.kept_times and key in self.fresh):
+        if self.below(key) is not GONE or (self.reuse_count and key in self.fresh):
             self.fresh[key] = GONE
             self.may_hold_gone = True
         elif key in self.fresh:
@@ -195,22 +195,25 @@ class LayeredTable(HeapTable):
 
     def freeze(self) -> Layer:
         layer = Layer(
-            self.fresh, may_hold_gone=self.may_hold_gone, is_private=self._keeps(), below=None if self.layers else self.main
+            self.fresh,
+            may_hold_gone=self.may_hold_gone,
+            is_private=self._is_reusable(),
+            below=None if self.layers else self.main,
         )
         if layer.is_private:
             layer.changes = self.fresh.copy()
-            self.kept_times += 1
+            self.reuse_count += 1
         else:
-            self.fresh, self.kept_times = {}, 0
+            self.fresh, self.reuse_count = {}, 0
         self.may_hold_gone = False
         self.layers.append(layer)
         return layer
 
-    def _keeps(self) -> bool:
-        if self.may_hold_gone or len(self.fresh) > MAX_KEPT_ENTRIES:
+    def _is_reusable(self) -> bool:
+        if self.may_hold_gone or len(self.fresh) > MAX_REUSED_ENTRIES:
             return False
-        if self.kept_times:
-            return self.kept_times < MAX_KEPT_TIMES
+        if self.reuse_count:
+            return self.reuse_count < MAX_REUSES
         # Where there is much less below, most is new, and nobody knows how much of it will change again.
         return bool(self.main) and nearly_covers(self.fresh, self.main) and nearly_covers(self.main, self.fresh)
 
@@ -223,7 +226,7 @@ class LayeredTable(HeapTable):
                 if layer.changes:
                     return
             elif layer.missing is not None and len(self.layers) == 1:
-                # With that, all of main is in what was kept.
+                # With that, all of main is in what was reused.
                 for key, value in layer.missing.items():
                     self.fresh.setdefault(key, value)
                 self.main = {}

@@ -60,7 +60,7 @@ class Pickled:
 
     def form(self, state: str | None) -> Form:
         """How a state of that name holds such values: as bytes, of which each `copied` makes a new object."""
-        return Form(kept=self.held, copied=lambda held: self.handed_out(held, state))
+        return Form(held=self.held, copied=lambda held: self.handed_out(held, state))
 
     def held(self, value: Any) -> bytes | None:
         if value is None:

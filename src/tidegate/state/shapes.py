@@ -148,14 +148,14 @@ class List(Shape):
         self.cells.extend(self.cursor.key, (item,))
 
     def extend(self, items: Iterable[Any]) -> None:
-        kept = list(map(self.convert, items))
-        if kept:
-            self.cells.extend(self.cursor.key, kept)
+        converted = list(map(self.convert, items))
+        if converted:
+            self.cells.extend(self.cursor.key, converted)
 
     def replace(self, items: Iterable[Any]) -> None:
-        kept = list(map(self.convert, items))
-        if kept:
-            self.cells.replace(self.cursor.key, kept)
+        converted = list(map(self.convert, items))
+        if converted:
+            self.cells.replace(self.cursor.key, converted)
         else:
             self.clear()
 

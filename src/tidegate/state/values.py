@@ -8,8 +8,8 @@ Lists and dicts can be changed in place, and a snapshot may be being written of 
 and on their way out.
 
 Invariants:
-- `kept(value)` is, type for type, what the value would be after a snapshot: `to_list(from_list([value], type))[0]`.
-- Neither `kept(value)` nor `copied(value)` shares a list or dict with its argument.
+- `held(value)` is, type for type, what the value would be after a snapshot: `to_list(from_list([value], type))[0]`.
+- Neither `held(value)` nor `copied(value)` shares a list or dict with its argument.
 
 Not here: whether an int is too large for its column. That is found when a snapshot is written, and is an error there.
 """
@@ -37,13 +37,13 @@ class NoSuchValue:
 class Form:
     """How values of one Arrow type are held.
 
-    `kept` makes what is held of what the user gave, `copied` what the user gets of what is held. `copied` is None where
+    `held` makes what is held of what the user gave, `copied` what the user gets of what is held. `copied` is None where
     that is the very same, because it can't be changed in place. `plain`: a value of exactly this Python type is held as it
-    is; all others go through `kept`. `long` is the Python type of values that have any length: what is built up in place
+    is; all others go through `held`. `long` is the Python type of values that have any length: what is built up in place
     in such a value isn't looked through again at every step.
     """
 
-    kept: Callable[[Any], Any]
+    held: Callable[[Any], Any]
     plain: type = NoSuchValue
     copied: Callable[[Any], Any] | None = None
     long: type = NoSuchValue
@@ -61,10 +61,10 @@ def form_of(arrow: pa.DataType) -> Form:
         return _form_of_moments(arrow)
     plain = _PLAIN.get(arrow.id, NoSuchValue)
 
-    def kept(value: Any) -> Any:
+    def held(value: Any) -> Any:
         return value if type(value) is plain or value is None else _through_arrow(value, arrow)
 
-    return Form(kept, plain)
+    return Form(held, plain)
 
 
 def detached(value: Any) -> Any:
@@ -99,43 +99,43 @@ def _through_arrow(value: Any, arrow: pa.DataType) -> Any:
 def _form_of_moments(arrow: pa.DataType) -> Form:
     zone = None if arrow.tz is None else UTC
 
-    def kept(value: Any) -> Any:
+    def held(value: Any) -> Any:
         return value if value is None or (type(value) is datetime and value.tzinfo is zone) else _through_arrow(value, arrow)
 
-    return Form(kept)
+    return Form(held)
 
 
 def _form_of_lists(arrow: pa.DataType) -> Form:
     item = form_of(arrow.value_type)
     plain_items = frozenset({item.plain, type(None)})
 
-    def kept(value: Any) -> Any:
+    def held(value: Any) -> Any:
         if not isinstance(value, list | tuple):
             return value if value is None else _through_arrow(value, arrow)
-        return list(value) if plain_items.issuperset(map(type, value)) else [item.kept(each) for each in value]
+        return list(value) if plain_items.issuperset(map(type, value)) else [item.held(each) for each in value]
 
     def copied(value: Any) -> Any:
         if value is None:
             return None
         return list(value) if item.copied is None else list(map(item.copied, value))
 
-    return Form(kept, copied=copied, long=list)
+    return Form(held, copied=copied, long=list)
 
 
 def _form_of_maps(arrow: pa.DataType) -> Form:
     key, item = form_of(arrow.key_type), form_of(arrow.item_type)
 
-    def kept(value: Any) -> Any:
+    def held(value: Any) -> Any:
         if not isinstance(value, dict):
             return value if value is None else _through_arrow(value, arrow)
-        return {key.kept(each): item.kept(of_it) for each, of_it in value.items()}
+        return {key.held(each): item.held(of_it) for each, of_it in value.items()}
 
     def copied(value: Any) -> Any:
         if value is None:
             return None
         return dict(value) if item.copied is None else {each: item.copied(of_it) for each, of_it in value.items()}
 
-    return Form(kept, copied=copied, long=dict)
+    return Form(held, copied=copied, long=dict)
 
 
 def _form_of_structs(arrow: pa.DataType) -> Form:
@@ -143,12 +143,12 @@ def _form_of_structs(arrow: pa.DataType) -> Form:
     names = tuple(forms)
     containers = {name: form.copied for name, form in forms.items() if form.copied is not None}
 
-    def kept(value: Any) -> Any:
+    def held(value: Any) -> Any:
         if isinstance(value, tuple) and len(value) == len(names):
             value = dict(zip(names, value, strict=True))
         elif not isinstance(value, dict) or value.keys() != forms.keys():
             return value if value is None else _through_arrow(value, arrow)
-        return {name: form.kept(value[name]) for name, form in forms.items()}
+        return {name: form.held(value[name]) for name, form in forms.items()}
 
     def copied(value: Any) -> Any:
         if value is None:
@@ -159,4 +159,4 @@ def _form_of_structs(arrow: pa.DataType) -> Form:
         return twin
 
     has_length = any(form.long is not NoSuchValue for form in forms.values())
-    return Form(kept, copied=copied, long=dict if has_length else NoSuchValue)
+    return Form(held, copied=copied, long=dict if has_length else NoSuchValue)

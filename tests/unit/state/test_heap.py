@@ -302,13 +302,13 @@ def read(backend: HeapBackend, frozen: FrozenState) -> dict[int, Any]:
     return found
 
 
-def test_what_changes_nearly_whole_is_kept_and_copied() -> None:
+def test_what_changes_nearly_whole_is_reused_and_copied() -> None:
     backend, state = filled(64)
     read(backend, backend.freeze())
     mine = state.cells.fresh
-    assert state.cells.kept_times == 0, "all was new, which tells nothing"
+    assert state.cells.reuse_count == 0, "all was new, which tells nothing"
     frozen = changed(backend, state, range(60), 1)
-    assert state.cells.fresh is mine and state.cells.kept_times == 1
+    assert state.cells.fresh is mine and state.cells.reuse_count == 1
     for backend.cursor.key in range(30):
         state.set(2)
     everything = dict.fromkeys(range(60), 1) | {key: key for key in range(60, 64)}
@@ -322,33 +322,33 @@ def test_what_changes_nearly_whole_is_kept_and_copied() -> None:
 def test_now_and_then_it_is_seen_how_much_changes() -> None:
     backend, state = filled(64)
     read(backend, backend.freeze())
-    for number in range(heap_layers.MAX_KEPT_TIMES):
+    for number in range(heap_layers.MAX_REUSES):
         assert len(read(backend, changed(backend, state, range(64), number))) == 64
-        assert state.cells.kept_times == number + 1
+        assert state.cells.reuse_count == number + 1
     assert len(read(backend, changed(backend, state, range(64), -1))) == 64
-    assert state.cells.kept_times == 0 and state.cells.fresh == {} and len(state.cells.main) == 64
-    assert read(backend, changed(backend, state, [5], -2)) == {5: -2}, "little: it isn't kept"
-    assert state.cells.kept_times == 0 and held(backend, state) == dict.fromkeys(range(64), -1) | {5: -2}
+    assert state.cells.reuse_count == 0 and state.cells.fresh == {} and len(state.cells.main) == 64
+    assert read(backend, changed(backend, state, [5], -2)) == {5: -2}, "little: it isn't reused"
+    assert state.cells.reuse_count == 0 and held(backend, state) == dict.fromkeys(range(64), -1) | {5: -2}
 
 
-def test_a_key_that_was_kept_and_is_deleted_is_news() -> None:
+def test_a_key_that_was_reused_and_is_deleted_is_news() -> None:
     backend, state = filled(8)
     read(backend, backend.freeze())
     read(backend, changed(backend, state, range(9), 1))
-    assert state.cells.main == {} and state.cells.kept_times == 1
+    assert state.cells.main == {} and state.cells.reuse_count == 1
     backend.cursor.key = 8
     state.clear()
     assert state.get() is None
     frozen = backend.freeze()
     gone = [to_list(section.rows.column("key")) for section in frozen.sections() if section.deleted]
-    assert gone == [[8]] and state.cells.kept_times == 0, "where something is deleted nothing is kept"
+    assert gone == [[8]] and state.cells.reuse_count == 0, "where something is deleted nothing is reused"
     frozen.release()
     backend.maintain(100)
     assert held(backend, state) == dict.fromkeys(range(8), 1) and 8 not in state.cells.main
 
 
 def test_what_is_large_is_never_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap_layers, "MAX_KEPT_ENTRIES", 63)
+    monkeypatch.setattr(heap_layers, "MAX_REUSED_ENTRIES", 63)
     backend, state = filled(64)
     read(backend, backend.freeze())
     changes = state.cells.fresh

@@ -69,10 +69,10 @@ FORMS: list[tuple[str, Any, Any]] = [
 @pytest.mark.parametrize(("declared", "given", "held"), FORMS)
 def test_a_value_is_held_as_a_snapshot_would_give_it_back(declared: str, given: Any, held: Any) -> None:
     arrow = parse_type(declared)
-    kept = form_of(arrow).kept(given)
-    assert exactly(kept) == exactly(held)
-    assert exactly(to_list(from_list([kept], arrow))[0]) == exactly(held)
-    assert exactly(form_of(arrow).kept(kept)) == exactly(held)
+    taken = form_of(arrow).held(given)
+    assert exactly(taken) == exactly(held)
+    assert exactly(to_list(from_list([taken], arrow))[0]) == exactly(held)
+    assert exactly(form_of(arrow).held(taken)) == exactly(held)
 
 
 def exactly(value: Any) -> Any:
@@ -118,7 +118,7 @@ def exactly(value: Any) -> Any:
 )
 def test_a_value_of_another_type_is_refused(declared: str, given: Any) -> None:
     with pytest.raises(SchemaError):
-        form_of(parse_type(declared)).kept(given)
+        form_of(parse_type(declared)).held(given)
 
 
 _values = {
@@ -141,7 +141,7 @@ def test_containers_are_copied_on_their_way_in_and_out(declared: str, data: st.D
     value = data.draw(_values[declared])
     form = form_of(parse_type(declared))
     assert form.copied is not None and form.plain is NoSuchValue
-    for taken in (form.kept(value), form.copied(value)):
+    for taken in (form.held(value), form.copied(value)):
         assert taken == value
         assert not containers(taken) & containers(value)
 
@@ -157,7 +157,7 @@ def containers(value: Any) -> set[int]:
 def test_null_stays_null() -> None:
     for declared in ("long", "array<long>", "map<string, long>", "struct<x: long>", "timestamp"):
         form = form_of(parse_type(declared))
-        assert form.kept(None) is None
+        assert form.held(None) is None
         assert form.copied is None or form.copied(None) is None
 
 

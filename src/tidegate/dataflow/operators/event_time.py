@@ -46,7 +46,7 @@ class OperatorTime:
             else None
         )
         self._ahead: np.ndarray[Any, np.dtype[np.int64]] | None = None  # by key-group, of all the job's
-        self._last_ms = MIN_WATERMARK_MS  # what is kept of `at_ms`: never the end of time
+        self._last_ms = MIN_WATERMARK_MS  # what is saved of `at_ms`: never the end of time
         self.at_ms = MIN_WATERMARK_MS
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -99,13 +99,13 @@ class OperatorTime:
             WATERMARK,
             [
                 {"first": first, "stop": stop, "of": count, "at_ms": at_ms}
-                for first, stop, at_ms in self._kept()
+                for first, stop, at_ms in self._saved()
                 if at_ms != MIN_WATERMARK_MS
             ],
         )
         return frozen
 
-    def _kept(self) -> Iterable[tuple[int, int, int]]:
+    def _saved(self) -> Iterable[tuple[int, int, int]]:
         if self._groups is None:
             return [(self._subtask, self._subtask + 1, self._last_ms)]
         if self._ahead is None:

@@ -34,7 +34,7 @@ _RECORD_TEXT_LIMIT = 500
 # What may come out of a user's function: `sys.exit()`, too, and the panic of a library in Rust, which is no `Exception`.
 RAISED = BaseException
 # What drivers and clients call their own errors of the world outside. All database drivers have an `OperationalError` for
-# what isn't the program's fault (PEP 249).
+# errors that the program didn't cause (PEP 249).
 EXIT_ADVICE = (
     "A function must not end its process, which holds the state of other keys, too. To skip a record, return; to "
     "let the job fail, raise an exception; to end the job, call handle.stop() in the program.\n"

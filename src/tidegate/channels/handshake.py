@@ -34,7 +34,6 @@ import contextlib
 import errno
 import hmac
 import json
-import logging
 import os
 import secrets
 import selectors
@@ -63,8 +62,6 @@ LISTEN_BACKLOG = 4_096
 MAX_IN_LOBBY = 256
 HANDSHAKE_TIMEOUT_S = 10.0
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
-_log = logging.getLogger(__name__)
 
 Address: TypeAlias = "tuple[str, int]"
 Handler: TypeAlias = Callable[[int], None]
@@ -292,13 +289,14 @@ def _listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def accept(listener: socket.socket) -> tuple[socket.socket, Address] | None:
-    """The next connection, if there is one that lives. Nothing raises: no stranger may end the loop."""
+def accept(listener: socket.socket, on_full: Callable[[OSError], None]) -> tuple[socket.socket, Address] | None:
+    """Return the next connection, if there is one that lives. Nothing raises: no stranger may end the loop. `on_full` is
+    called if this process or its host can't take another connection."""
     try:
         sock, address = listener.accept()
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-            _log.warning("a connection can't be accepted: %s", error)
+            on_full(error)
         return None
     sock.setblocking(False)
     return sock, address[:2]

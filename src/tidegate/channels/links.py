@@ -19,7 +19,6 @@ What this does not do: heartbeats (a stopped process or a host that is gone show
 from __future__ import annotations
 
 import contextlib
-import logging
 import selectors
 import socket
 import time
@@ -46,6 +45,7 @@ from tidegate.channels.handshake import (
     serve,
     start_connecting,
 )
+from tidegate.channels.refusals import Refusals
 from tidegate.channels.tcp_ends import receive, transmit
 from tidegate.errors import HandshakeError, ProtocolError
 
@@ -54,7 +54,6 @@ USER_TIMEOUT_MS = 60_000
 
 _MAX_FINAL_READS = 64
 _PURPOSE = "link"
-_log = logging.getLogger(__name__)
 
 Message: TypeAlias = "dict[str, Any]"
 
@@ -293,6 +292,7 @@ class LinkServer:
         self._on_lost = on_lost
         self._max_queued_bytes = max_queued_bytes
         self._links: set[Link] = set()
+        self._refusals = Refusals()
         self._lobby = Lobby(selector, timeout_s=handshake_timeout_s)
         self._listener = listen(bind_host, ports)
         self.address: Address = self._listener.getsockname()[:2]
@@ -318,15 +318,18 @@ class LinkServer:
 
     def _accept(self, events: int) -> None:
         self._lobby.expire()
-        accepted = accept(self._listener)
+        accepted = accept(self._listener, partial(self._refused, None))
         if accepted is not None:
             sock, peer = accepted
             self._lobby.admit(
                 sock,
                 accepting(lambda: self.identity, purpose=_PURPOSE, admit=lambda hello: None),
                 on_done=partial(self._accepted, peer),
-                on_failed=lambda error: _log.warning("a connection from %s was turned away: %s", peer, error),
+                on_failed=partial(self._refused, peer),
             )
+
+    def _refused(self, peer: Address | None, error: Exception) -> None:
+        self._refusals.add(self.identity.job, self.identity.attempt, peer, error)
 
     def _accepted(self, peer: Address, sock: socket.socket, hello: Mapping[str, Any]) -> None:
         link = Link(sock, attempt=self.identity.attempt, peer=peer, max_queued_bytes=self._max_queued_bytes)

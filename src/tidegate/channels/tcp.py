@@ -14,7 +14,6 @@ nor scatter, and its reads may want writes: that is another transport, behind th
 
 from __future__ import annotations
 
-import logging
 import selectors
 import socket
 import time
@@ -41,13 +40,13 @@ from tidegate.channels.handshake import (
     serve,
     start_connecting,
 )
+from tidegate.channels.refusals import Refusals
 from tidegate.channels.tcp_ends import MAX_QUEUED_BYTES, ChannelLost, TcpInlet, TcpOutlet
 from tidegate.errors import HandshakeError
 from tidegate.protocol.ids import ChannelId
 
 _LOBBY_ROUND_S = 0.1
 _PURPOSE = "channel"
-_log = logging.getLogger(__name__)
 
 
 class TcpNetwork:
@@ -76,6 +75,7 @@ class TcpNetwork:
         self._inlets: dict[ChannelId, TcpInlet] = {}
         self._expected: Mapping[ChannelId, pa.Schema] = {}
         self._lobby = Lobby(selector, timeout_s=handshake_timeout_s)
+        self._refusals = Refusals()
         self._departures: list[Negotiation[None]] = []
         self._failures: deque[Exception] = deque()
         self._registered: set[Any] = set()
@@ -174,15 +174,18 @@ class TcpNetwork:
         self._failures.append(error if known else ChannelLost(channel, f"can't reach {address}: {error}"))
 
     def _accept(self, events: int) -> None:
-        accepted = accept(self._listener)
+        accepted = accept(self._listener, partial(self._refused, None))
         if accepted is not None:
             sock, peer = accepted
             self._lobby.admit(
                 sock,
                 accepting(lambda: self._identity, purpose=_PURPOSE, admit=self._reason_to_refuse),
                 on_done=self._accepted,
-                on_failed=lambda error: _log.warning("a connection from %s was turned away: %s", peer, error),
+                on_failed=partial(self._refused, peer),
             )
+
+    def _refused(self, peer: Address | None, error: Exception) -> None:
+        self._refusals.add(self._identity.job, self._identity.attempt, peer, error)
 
     def _await(self, *, wanted_outlets: Set[ChannelId], wanted_inlets: Set[ChannelId], give_up_s: float) -> None:
         while not (wanted_outlets <= self._outlets.keys() and wanted_inlets <= self._inlets.keys()):

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, get_args
 
 import pyarrow as pa
 
-from tidegate import arguments
+from tidegate import arguments, logs
 from tidegate.arguments import Duration, Size
 from tidegate.control.listening import Listening, coordinator_listening, parse_ports, slot_listening
 from tidegate.dataflow.operators.base import KeyedBackend
@@ -132,6 +132,8 @@ class Tuning:
     heartbeat_timeout: Duration = "30 s"  # longer than any single call of a user's function may take
     deploy_timeout: Duration = "2 minutes"
     loop_memory: Size = "64 MB"  # what a loop's way back holds in memory; more goes to the slot's disk
+    log_format: Literal["text", "json"] = "text"  # both for a program that sets up no logging itself
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     # What the engine reads, some of it in every step: the same as numbers.
     linger_ms: int = field(init=False, repr=False, compare=False)
@@ -156,6 +158,8 @@ class Tuning:
                 f"Tuning(heartbeat={self.heartbeat!r}, heartbeat_timeout={self.heartbeat_timeout!r}): give a timeout more "
                 f"than twice as long as the heartbeat"
             )
+        arguments.one_of("Tuning", "log_format", self.log_format, logs.FORMATS)
+        arguments.one_of("Tuning", "log_level", self.log_level, logs.LEVELS)
         parse_ports(self.coordinator_ports, setting="coordinator_ports")
         parse_ports(self.slot_ports, setting="slot_ports")
 

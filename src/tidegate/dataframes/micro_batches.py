@@ -34,6 +34,7 @@ from tidegate.driver.batches import BatchEnd
 from tidegate.driver.coordinator import Coordinator
 from tidegate.driver.handle import Handle
 from tidegate.driver.hosting import CoordinatorHost
+from tidegate.driver.job_log import batch_failed
 from tidegate.errors import JobError, JobFailed, RestoreError, TidegateError
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.manifest import MicroBatch
@@ -210,6 +211,7 @@ class MicroBatches:
                 )
                 if live is not None:
                     _give_up(live)
+                batch_failed(self._job.name, run.offers[0], told(error))
                 return RunEnd(told(error), final)
         return RunEnd()
 

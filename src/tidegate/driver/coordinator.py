@@ -15,7 +15,6 @@ from it with the new plan. An attempt that fails meanwhile is followed by one wi
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -49,12 +48,14 @@ from tidegate.driver.batches import BatchEnd
 from tidegate.driver.claiming import Claim
 from tidegate.driver.deployment import Deployer, Deployment, Layout, Links, Rescaling
 from tidegate.driver.epochs import Epochs
-from tidegate.driver.failures import FailureLog, Speak, keep_silent
+from tidegate.driver.failures import FailureLog
+from tidegate.driver.job_log import JobLog
 from tidegate.driver.reports import AttemptReport, EpochReports, Failure, SlotReport, Status, slots_of
 from tidegate.driver.rescaling import Rescales
 from tidegate.driver.roster import Roster
 from tidegate.driver.savepoints import SavepointOrder
 from tidegate.errors import CorruptFile, JobError, NotFound, StoreError
+from tidegate.logs import Speak, keep_silent
 from tidegate.protocol import epoch_coordinator
 from tidegate.protocol.epoch_coordinator import (
     AbortReason,
@@ -73,7 +74,7 @@ GONE_TIMEOUT_MS = 60_000
 
 class Coordinator:
     """`copies` is where savepoints are copied, which may take long; by default, in the background with everything else.
-    `speak` is given what is to be logged; `noticed` are notices of slots that were logged before, by whoever shares it."""
+    `speak` logs; `noticed` holds the notices of slots that were logged before."""
 
     def __init__(
         self,
@@ -99,9 +100,9 @@ class Coordinator:
         self.metrics: dict[str, dict[str, Any]] = {}
         self.delivered: dict[str, list[str]] = {}
         self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False  # whether it took it
-        self._speak = speak
-        self._noticed = set() if noticed is None else noticed  # what was said before
-        self._failures = FailureLog(settings.name, settings.restart, at_the_end=settings.at_the_end, speak=speak)
+        self._noticed = set() if noticed is None else noticed  # logged before
+        self._log = JobLog(settings, speak)
+        self._failures = FailureLog(settings.restart, at_the_end=settings.at_the_end, log=self._log)
         self._layout = Layout(plan, deployer, graph)
         self._settings = settings
         self._catalog = catalog
@@ -120,6 +121,7 @@ class Coordinator:
             want_full=self._want_full_epoch,
             versions=versions or {},
             micro_batch=micro_batch,
+            log=self._log,
         )
         self._savepoints = self._epochs.savepoints
         self._rescales = Rescales()
@@ -198,6 +200,7 @@ class Coordinator:
 
     def rescale(self, rescaling: Rescaling) -> None:
         if self._rescales.ask(rescaling, at_its_end=self._final is not None or self.status.terminal):
+            self._log.rescaling(self.plan.slots, rescaling.layout.plan.slots)
             self._epochs.feed(StopRequested(drain=False))
 
     def cancel(self) -> None:
@@ -249,7 +252,7 @@ class Coordinator:
             case Noticed(_, text):
                 if text not in self._noticed:
                     self._noticed.add(text)
-                    self._speak(logging.WARNING, f"Job {self._settings.name!r}: {text}")
+                    self._log.noticed(text)
             case Delivered(sink, committable):
                 if not self.on_delivered(sink, committable):
                     self.delivered.setdefault(sink, []).append(committable)
@@ -359,14 +362,9 @@ class Coordinator:
         self._links.expect(self.attempt)
         now_ms = self._clock.monotonic_ms()
         self._deadline_ms = now_ms + self._settings.tuning.deploy_timeout_ms
-        if opened.losses:
-            self._speak(
-                logging.WARNING,
-                f"Job {self._settings.name!r}, attempt {self.attempt} does not take in from its "
-                f"snapshot: {', '.join(opened.losses)}.",
-            )
         named = None if self._origin.is_own or self._origin.restored_from is None else self._origin.restored_from.path
         self.attempts.append(AttemptReport(self.attempt, self._clock.now_ms(), self._origin.epoch, restored_from=named))
+        self._log.begun(self.attempts[-1], opened.losses, self._epochs.batches.current)
         self._claim.renew()
         if self._origin.snapshot is not None and self._origin.is_own:
             self._has_own = True
@@ -390,9 +388,7 @@ class Coordinator:
         self.status = Status.RUNNING
         self.attempts[-1] = replace(self.attempts[-1], running_ms=self._clock.now_ms())
         self._roster.all_heard(self._clock.monotonic_ms())
-        self._speak(
-            logging.INFO, f"Job {self._settings.name!r}, attempt {self.attempt} runs: {', '.join(map(str, self.slots))}."
-        )
+        self._log.runs(self.attempts[-1], self.slots)
         self.tell_all(Start())
         self._rescales.on_ready(self._layout, self._clock.monotonic_ms())
         if self._stop_asked is not None or self._rescales.wanted is not None:
@@ -485,6 +481,7 @@ class Coordinator:
                 return  # the job is over when its savepoints are
             self.status = self._final
             self._gone_by_ms = None
+            self._log.ended(self.status, self._epochs.newest)
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
             if not gone and self._deployment is not None:
                 self._deployment.cancel()

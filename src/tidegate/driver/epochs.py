@@ -21,6 +21,7 @@ from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import Opened
 from tidegate.driver.batches import Batches
 from tidegate.driver.committing import Commits
+from tidegate.driver.job_log import JobLog
 from tidegate.driver.reports import EpochReport, EpochReports, Failure
 from tidegate.driver.savepoints import SavepointRequests
 from tidegate.errors import FencedOff
@@ -86,12 +87,13 @@ class Epochs:
         want_full: Callable[[], None],
         versions: Mapping[str, str],
         micro_batch: MicroBatch | None,
+        log: JobLog,
     ) -> None:
         self.reports = EpochReports()
         self.newest: int | None = None
         self.batches = Batches(micro_batch)
         self.savepoints = SavepointRequests(
-            catalog=catalog, background=copies, clock=clock, want=want_full, release=self._release
+            catalog=catalog, background=copies, clock=clock, want=want_full, release=self._release, log=log
         )
         self.commits = Commits(catalog, background, self.savepoints.on_committed)
         self._attempt = attempt
@@ -99,6 +101,7 @@ class Epochs:
         self._catalog = catalog
         self._background = background
         self._clock = clock
+        self._log = log
         self._versions = dict(versions)
         self._opened: Opened | None = None
         self._key_group_count = 0
@@ -196,6 +199,7 @@ class Epochs:
                 )
             case NotifyComplete(epoch, ending):
                 self.reports.of(epoch).completed_ms = self._clock.now_ms()
+                self._log.completed(self.reports.of(epoch), self._clock.monotonic_ms())
                 self.newest = epoch
                 self._attempt.tell_all(Complete(epoch, None if ending is None else ending.value))
                 self._release(self._superseded)
@@ -205,9 +209,10 @@ class Epochs:
                 if self._swept_for < self._number:
                     # Slots of older attempts may have written files after the sweep that this attempt began with.
                     self._swept_for = self._number
-                    self._background.submit(partial(self._catalog.sweep, self._number), _forget)
+                    self._background.submit(partial(self._catalog.sweep, self._number), self._deleted)
             case NotifyAborted(epoch, reason, message):
                 self.reports.of(epoch).aborted = f"{reason.value}: {message}"
+                self._log.aborted(self.reports.of(epoch), self._clock.now_ms())
                 self.savepoints.on_aborted(epoch)
                 self.batches.on_aborted(f"{reason.value}: {message}")
                 self._attempt.tell_all(Abort(epoch))
@@ -222,7 +227,7 @@ class Epochs:
                     for piece in entry.pieces
                     for file in piece.files
                 ]
-                self._background.submit(partial(self._catalog.discard, names, attempt=self._number), _forget)
+                self._background.submit(partial(self._catalog.discard, names, attempt=self._number), self._deleted)
             case FailJob(_, message):
                 self._attempt.failed(Failure(f"too many snapshots failed in a row: {message}"))
 
@@ -234,7 +239,11 @@ class Epochs:
         """Release all but those that a savepoint is being copied from; these come here again."""
         free = self.savepoints.releasable(epochs)
         if free:
-            self._background.submit(partial(self._catalog.release, free, attempt=self._number), _forget)
+            self._background.submit(partial(self._catalog.release, free, attempt=self._number), self._deleted)
+
+    def _deleted(self, _: Any, error: BaseException | None) -> None:
+        """After an error, or if this attempt was fenced off meanwhile, the next attempt's sweep finds what is left."""
+        self._log.not_deleted(error, self._clock.monotonic_ms())
 
     def _manifest(self, epoch: int, payloads: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> Manifest:
         assert self._opened is not None
@@ -292,7 +301,3 @@ def written_by(attempt: int, operators: Mapping[str, OperatorEntry]) -> bool:
         parse_state_file_name(file.name) for entry in operators.values() for piece in entry.pieces for file in piece.files
     )
     return all(name is None or name.attempt == attempt for name in parsed)
-
-
-def _forget(_: Any, error: BaseException | None) -> None:
-    """Deleting failed, or this attempt was fenced off meanwhile: the next attempt's sweep finds what is left."""

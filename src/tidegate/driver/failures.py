@@ -1,48 +1,32 @@
 """What follows from the failures of a job.
 
-`FailureLog` keeps the failures of a job, decides with `protocol/restart.py` what follows each of them, and says so, once for
-each: on the logger `tidegate.job`, which Python shows on stderr (from WARNING) unless the program sets its logging up in
-another way. The log is given a way to speak, so that nothing here does I/O.
+`FailureLog` keeps the failures of a job and decides with `protocol/restart.py` what follows each of them. Each is logged
+once (job_log.py).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
 
+from tidegate.driver.job_log import JobLog
 from tidegate.driver.reports import Failure
 from tidegate.protocol.restart import ErrorAtRecord, GiveUp, RestartAfter, RestartStrategy, decide, repeats
-
-Speak: TypeAlias = Callable[[int, str], None]  # a level of `logging`, and a text
-
-_logger = logging.getLogger("tidegate.job")
-
-
-def log(level: int, text: str) -> None:
-    """Where a `FailureLog` speaks in a real job."""
-    _logger.log(level, "%s", text)
-
-
-def keep_silent(level: int, text: str) -> None:
-    """Where a `FailureLog` speaks in the simulation and in tests."""
 
 
 class FailureLog:
     """The failures of one job. `at_the_end` says what the end of its last attempt is to whoever runs it."""
 
-    def __init__(self, job: str, strategy: RestartStrategy, *, at_the_end: str, speak: Speak) -> None:
+    def __init__(self, strategy: RestartStrategy, *, at_the_end: str, log: JobLog) -> None:
         self.failures: list[Failure] = []
-        self._job = job
         self._strategy = strategy
         self._at_the_end = at_the_end
-        self._speak = speak
+        self._log = log
         self._failed_at_ms: list[int] = []
         self._errors: list[ErrorAtRecord | None] = []
 
     def take(self, failure: Failure, *, now_ms: int, epoch: int | None, expected: bool = False) -> RestartAfter | GiveUp:
-        """Decides what follows. `epoch` is the newest complete snapshot. What was `expected` is nothing to warn of."""
+        """Decide what follows. `epoch` is the newest complete snapshot. An `expected` failure is not worth a warning."""
         self._failed_at_ms.append(now_ms)
         self._errors.append(_error_of(failure, epoch))
         earlier = repeats(self._errors)
@@ -55,6 +39,7 @@ class FailureLog:
                 failure,
                 f"It failed twice at the same record, in attempts {at} and {failure.attempt}, so a restart "
                 f"doesn't help: {self._at_the_end}",
+                epoch=epoch,
             )
         elif isinstance(decision, RestartAfter):
             where = "from the beginning" if epoch is None else f"from snapshot {epoch}"
@@ -63,37 +48,42 @@ class FailureLog:
                 failure,
                 f"Restarting {where} in {decision.delay_ms / 1000:g} s (restart {decision.number}{of})",
                 level=logging.WARNING,
+                epoch=epoch,
+                delay_ms=decision.delay_ms,
             )
         else:
-            self.end(failure, level=logging.INFO if expected else logging.ERROR)
+            self.end(failure, level=logging.INFO if expected else logging.ERROR, epoch=epoch)
         return decision
 
-    def end(self, failure: Failure, *, level: int = logging.ERROR) -> None:
-        """One that nothing follows."""
+    def end(self, failure: Failure, *, level: int = logging.ERROR, epoch: int | None = None) -> None:
+        """Take a failure after which the job ends."""
         self._add(
             failure,
             f"A restart doesn't help: {self._at_the_end}"
             if failure.permanent
             else self._at_the_end[:1].upper() + self._at_the_end[1:],
             level=level,
+            epoch=epoch,
         )
 
     def stopped(self, epoch: int | None) -> None:
-        """The user has stopped the job where it had failed and was to be restarted."""
+        """The user has stopped the job while it was restarting."""
         where = "it has no snapshot and begins again" if epoch is None else f"it resumes from snapshot {epoch}"
-        last = self.failures[-1]
-        self.failures[-1] = replace(
-            last,
-            stopped=True,
-            then=(f"The job was stopped while it was restarting, so there is no final snapshot: started again, {where}"),
-        )
+        then = f"The job was stopped while it was restarting, so there is no final snapshot: started again, {where}"
+        self.failures[-1] = replace(self.failures[-1], stopped=True, then=then)
+        self._log.stopped(then)
 
-    def _add(self, failure: Failure, then: str, *, level: int = logging.ERROR) -> None:
-        failure = replace(failure, then=then)
-        self.failures.append(failure)
-        attempt = f", attempt {failure.attempt}" if failure.attempt else ""
-        slot = "" if failure.where is None or failure.where in failure.message else f", {failure.where}"
-        self._speak(level, f"Job {self._job!r}{attempt}{slot}: {failure.message.rstrip()}\n{then}.")
+    def _add(
+        self,
+        failure: Failure,
+        then: str,
+        *,
+        level: int = logging.ERROR,
+        epoch: int | None,
+        delay_ms: int | None = None,
+    ) -> None:
+        self.failures.append(replace(failure, then=then))
+        self._log.failed(self.failures[-1], level, epoch=epoch, delay_ms=delay_ms)
 
 
 def _error_of(failure: Failure, epoch: int | None) -> ErrorAtRecord | None:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tidegate import logs
 from tidegate.channels.handshake import Identity, serve
 from tidegate.channels.links import Link, LinkServer
+from tidegate.channels.refusals import Refusals
 from tidegate.connectors.printing import DeliveryPrinter, PrintSink
 from tidegate.control.background import BackgroundThread
 from tidegate.control.clock import SystemClock
@@ -24,8 +26,8 @@ from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import Restore
 from tidegate.driver.coordinator import Coordinator
 from tidegate.driver.deployment import Deployer, Layout
-from tidegate.driver.failures import log
 from tidegate.driver.handle import Handle
+from tidegate.driver.job_log import LOGGER
 from tidegate.errors import ProtocolError
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.claims import Program
@@ -54,6 +56,7 @@ class CoordinatorHost:
         micro_batch: MicroBatch | None = None,
         noticed: set[str] | None = None,
     ) -> None:
+        logs.set_up(launch.settings.tuning.log_format, launch.settings.tuning.log_level)
         self._launch = launch
         self._make_deployer = make_deployer
         self._replan = replan
@@ -79,7 +82,7 @@ class CoordinatorHost:
                 graph=explain(launch.plan),
                 versions=versions,
                 micro_batch=micro_batch,
-                speak=log,
+                speak=LOGGER.log,
                 noticed=noticed,
             )
         except BaseException:
@@ -159,6 +162,7 @@ class SlotLinks:
         self._launch = launch
         self._by_slot: dict[int, Link] = {}
         self._slots: dict[Link, int] = {}
+        self._refusals = Refusals()
         self._listening = launch.settings.tuning.coordinator_listening
         with self._listening.explained():
             self._server = LinkServer(
@@ -196,6 +200,7 @@ class SlotLinks:
         slot = hello.get("slot")
         slots = 0 if self.coordinator is None else self.coordinator.plan.slots
         if not isinstance(slot, int) or not 0 <= slot < slots or slot in self._by_slot:
+            self._refusals.add(self._launch.settings.name, link.attempt, link.peer, f"slot {slot!r} isn't expected now")
             link.close()
             return
         self._by_slot[slot] = link

@@ -6,7 +6,6 @@ processes in `tidegate.testing`).
 
 from __future__ import annotations
 
-import logging
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from tidegate.driver.attempts import Restore
 from tidegate.driver.deployment import Deployer
 from tidegate.driver.handle import Handle
 from tidegate.driver.hosting import CoordinatorHost
+from tidegate.driver.job_log import LOGGER
 from tidegate.driver.reports import Status
 from tidegate.errors import JobError
 from tidegate.protocol.restart import RestartStrategy
@@ -35,8 +35,6 @@ from tidegate.store.opening import open_store
 from tidegate.store.writable import check_writable
 
 _SECRET_BYTES = 32
-
-_logger = logging.getLogger("tidegate.job")
 
 
 class Job(Pipeline):
@@ -123,13 +121,6 @@ class Job(Pipeline):
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
         check_writable(store)
-        if self._is_temporary:
-            _logger.warning(
-                "job %r has no snapshots=, so its state lives in the temporary folder %s and is lost with it: give "
-                "tg.Snapshots(to=…) to keep it",
-                self.name,
-                self._settings.snapshots.to,
-            )
         launch = SlotLaunch(
             plan=plan, settings=self._placed_settings(), store=store.address, secret=secrets.token_bytes(_SECRET_BYTES)
         )
@@ -141,6 +132,14 @@ class Job(Pipeline):
             versions=self._versions(),
             restore=self._restore,
         )
+        if self._is_temporary:
+            LOGGER.warning(
+                "Job %r has no snapshots=, so its state lives in the temporary folder %s and is lost with it. Give "
+                "tg.Snapshots(to=…) to keep it",
+                self.name,
+                self._settings.snapshots.to,
+                extra={"event": "temporary", "job": self.name},
+            )
         self._handle = host.start()
         return self._handle
 

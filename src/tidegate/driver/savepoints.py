@@ -24,6 +24,7 @@ from typing import Any
 
 from tidegate.control.background import Background
 from tidegate.control.clock import Clock
+from tidegate.driver.job_log import JobLog
 from tidegate.errors import TidegateError
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.committed import without_committables
@@ -72,12 +73,14 @@ class SavepointRequests:
         clock: Clock,
         want: Callable[[], None],
         release: Callable[[Collection[int]], None],
+        log: JobLog,
     ) -> None:
         self._catalog = catalog
         self._background = background
         self._clock = clock
         self._want = want
         self._release = release
+        self._log = log
         self._waiting: list[SavepointOrder] = []
         self._promised: list[SavepointOrder] = []  # an epoch is under way for them
         self._committing: list[_Complete] = []  # sinks commit what their epoch covers
@@ -110,6 +113,7 @@ class SavepointRequests:
         if error is not None:
             self._settle(order, error)
         elif not order.done:
+            self._log.savepoint_asked(order.to)
             self._waiting.append(order)
             then()
 
@@ -195,6 +199,7 @@ class SavepointRequests:
         if order.done and error is not None:
             return
         order.error = error
+        self._log.savepoint_settled(order.to, order.info, error)
         if order.request is not None:
             outcome = order.info if order.info is not None else f"{type(error).__name__}: {error}"
             self._background.submit(partial(self._answer, order.request, outcome), _forget)

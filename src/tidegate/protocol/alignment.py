@@ -208,6 +208,11 @@ class Alignment:
         return self._epoch
 
     @property
+    def missing(self) -> frozenset[ChannelId]:
+        """The channels whose marker the snapshot in progress waits for."""
+        return frozenset() if self._epoch is None or self._taken else self._awaited - self._marked
+
+    @property
     def blocked(self) -> frozenset[ChannelId]:
         return frozenset(self._blocked)
 

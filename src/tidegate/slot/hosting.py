@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate import logs
 from tidegate.channels.handshake import Identity, WrongAttempt
 from tidegate.channels.links import Link, LinkLost
 from tidegate.channels.ports import Inlet, Outlet
@@ -32,6 +33,7 @@ from tidegate.errors import JobError
 from tidegate.protocol.ids import ChannelId
 from tidegate.slot.process_title import process_title
 from tidegate.slot.slot import Slot
+from tidegate.slot.slot_log import LOGGER
 from tidegate.slot.world import SlotWorld
 from tidegate.store.base import Store
 from tidegate.store.local_copy import LocalCopyStore
@@ -50,13 +52,16 @@ def run_slot(index: int, payload: bytes, attempt: int, coordinator: tuple[str, i
     """The body of a slot's process. It returns when the coordinator says so or can't be reached any more."""
     try:
         launch, identity = unpacked(payload, index, attempt, coordinator)
-    except JobError:
+    except JobError as error:
+        fields = {"event": "failed", "attempt": attempt, "slot": index}
+        LOGGER.error("Attempt %d, slot %d: %s", attempt, index, error, extra=fields)
         return  # the coordinator knows
     with interpreter_for_a_slot(), process_title(index, launch.settings.name, attempt):
         try:
             SlotHost(index, launch, identity, coordinator).run()
-        except (WrongAttempt, LinkLost):
-            return  # a newer attempt has started, or the job is over: a zombie ends itself
+        except (WrongAttempt, LinkLost) as error:  # a newer attempt has started, or the job is over: a zombie ends itself
+            fields = {"event": "superseded", "job": identity.job, "attempt": attempt, "slot": index}
+            LOGGER.info("Job %r, attempt %d, slot %d ends: %s", identity.job, attempt, index, error, extra=fields)
 
 
 @contextlib.contextmanager
@@ -111,6 +116,7 @@ class SlotHost:
         selector: selectors.BaseSelector | None = None,
         batch_time: BatchTime | None = None,
     ) -> None:
+        logs.set_up(launch.settings.tuning.log_format, launch.settings.tuning.log_level)
         self._selector = selector or selectors.DefaultSelector()
         self._owns_selector = selector is None
         self._link = reach_driver(coordinator, identity, {"slot": index})
@@ -133,6 +139,7 @@ class SlotHost:
             clock=SystemClock(),
             background=self._background,
             tell=lambda message: self._link.send(to_wire(message)),
+            speak=LOGGER.log,
             batch_time=batch_time,
         )
         self._slot = Slot(index, plan=launch.plan, settings=launch.settings, attempt=identity.attempt, world=world)
@@ -183,6 +190,7 @@ class SlotHost:
         self._slot.on_message(from_wire(wire))
 
     def _lost(self, link: Link, reason: str) -> None:
+        self._slot.on_link_lost(reason)
         self._orphaned = True
 
 

@@ -40,6 +40,7 @@ from tidegate.errors import ProtocolError, StoreError
 from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.slot.assembly import Assembly, RestoredSnapshot
 from tidegate.slot.inner import InnerSubtask
+from tidegate.slot.slot_log import SlotLog
 from tidegate.slot.step_times import StepTimes
 from tidegate.slot.subtask import FrozenPiece, SourceSubtask, Subtask
 from tidegate.slot.world import SlotWorld
@@ -65,6 +66,7 @@ class Slot:
         self._running = False
         self._next_heartbeat_ms = 0
         self._steps = StepTimes()
+        self._log = SlotLog(index, plan=plan, settings=settings, attempt=attempt, speak=world.speak)
         self._assembly: Assembly | None = None
         self._lost: tuple[str, int] | None = None  # a channel that is gone, and until when we wait to hear why
 
@@ -107,6 +109,11 @@ class Slot:
             self._running = False
             self._lost = reason, self._world.clock.monotonic_ms() + CHANNEL_LOST_PATIENCE_MS
 
+    def on_link_lost(self, reason: str) -> None:
+        """The coordinator can't be reached any more. Whoever drives the loop ends it."""
+        if not self.ended:
+            self._log.orphaned(reason)
+
     def wait_ms(self) -> int:
         """How long the loop may wait for something to arrive before it steps again."""
         clock = self._world.clock
@@ -145,6 +152,7 @@ class Slot:
         match message:
             case Deploy(addresses, epoch, restore_from):
                 cost = self._deploy([(host, port) for host, port in addresses], epoch, restore_from)
+                self._log.deployed(epoch, cost)
                 self._world.tell(Ready(self.index, cost))
             case Start():
                 self._running = True
@@ -180,6 +188,7 @@ class Slot:
         if monotonic_ms >= self._next_heartbeat_ms:
             self._next_heartbeat_ms = monotonic_ms + self._settings.tuning.heartbeat_ms
             self._world.tell(Heartbeat(self.index, self._metrics()))
+            self._log.look_at_alignments(self._subtasks, monotonic_ms)
             for subtask in self._subtasks:
                 subtask.maintain()  # also where nothing arrives: state may expire
 
@@ -196,6 +205,7 @@ class Slot:
         if self.ended:
             return
         self.ended = True
+        self._log.failed(error)
         self._world.tell(failed(self.index, error))
 
     # Snapshots.

@@ -105,6 +105,11 @@ class Subtask:
         self._taken: _Taken | None = None
         self._has_resumed = False
 
+    @property
+    def aligning(self) -> tuple[int, frozenset[ChannelId]]:
+        """The newest epoch whose marker came, and the channels that its snapshot still waits for."""
+        return self._marker.epoch, self._alignment.missing
+
     def step(self) -> bool:
         """One unit of work, if there is any that can be done now."""
         if self.full:

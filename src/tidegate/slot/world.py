@@ -11,9 +11,8 @@ import pyarrow as pa
 from tidegate.channels.ports import Inlet, Outlet
 from tidegate.control.background import Background
 from tidegate.control.clock import BatchTime, Clock
-from tidegate.control.messages import (
-    Message,
-)
+from tidegate.control.messages import Message
+from tidegate.logs import Speak, keep_silent
 from tidegate.protocol.ids import ChannelId
 from tidegate.store.base import Store
 
@@ -39,4 +38,5 @@ class SlotWorld:
     clock: Clock
     background: Background
     tell: Callable[[Message], None]
+    speak: Speak = keep_silent  # the logger
     batch_time: BatchTime | None = None  # what users' functions see in place of the clock, in a micro-batch

@@ -12,14 +12,13 @@ A transform that was left out is logged once for each run of a query. A query th
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidegate.driver.attempts import WHEN_LEFT_OUT
-from tidegate.driver.failures import log
+from tidegate.driver.job_log import LOGGER
 from tidegate.snapshots.manifest import MicroBatch
 
 if TYPE_CHECKING:
@@ -108,7 +107,8 @@ def _look(spark: SparkSession, watched: dict[str, _Watched], seen: dict[str, _Se
             is_done = done is not None and done.query == query_id and done.number >= number - 1
             if number > seen[run_id].first and not is_done:
                 seen[run_id].transforms.discard(observed)
-                log(logging.WARNING, left_out(watched[observed].name, query_id, number - 1))
+                name = watched[observed].name
+                LOGGER.warning("%s", left_out(name, query_id, number - 1), extra={"event": "left-out", "job": name})
     return active
 
 

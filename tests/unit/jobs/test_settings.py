@@ -117,5 +117,5 @@ def test_a_job_without_snapshots_says_where_its_state_lives(
     said = [record.getMessage() for record in caplog.records if "temporary folder" in record.getMessage()]
     assert len(said) == (0 if given else 1)
     assert all(
-        f"job 'job' has no snapshots=, so its state lives in the temporary folder {tmp_path}" in line for line in said
+        f"Job 'job' has no snapshots=, so its state lives in the temporary folder {tmp_path}" in line for line in said
     )

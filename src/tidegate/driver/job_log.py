@@ -1,0 +1,154 @@
+"""What the coordinator logs of a job, on the logger `tidegate.job`.
+
+There is a line when an attempt begins, runs and fails, with the cause and what follows; when an epoch is aborted; when the
+job is rescaled, takes a savepoint, or ends. While all is well there is a line a minute at most, about a complete snapshot.
+A transform over bounded input begins at every action of Spark's, so its lines without trouble are at level debug.
+
+`speak` is given (`logs.Speak`), so that nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from tidegate.control.messages import Offer
+from tidegate.control.settings import JobSettings
+from tidegate.driver.reports import AttemptReport, EpochReport, Failure, SlotReport, Status
+from tidegate.errors import FencedOff
+from tidegate.logs import OncePer, Speak
+from tidegate.snapshots.manifest import MicroBatch
+from tidegate.snapshots.savepoints import SavepointInfo
+
+LOGGER = logging.getLogger("tidegate.job")
+
+
+class JobLog:
+    """The log of one job. `attempt` is the present one, 0 before the first."""
+
+    def __init__(self, settings: JobSettings, speak: Speak) -> None:
+        self.attempt = 0
+        self._job = settings.name
+        self._speak = speak
+        self._routine = logging.INFO if settings.writes_state else logging.DEBUG
+        self._snapshots, self._deletions = OncePer(), OncePer()
+
+    def begun(self, attempt: AttemptReport, losses: Sequence[str], batch: MicroBatch | None) -> None:
+        """An attempt was claimed, and its slots are being deployed."""
+        self.attempt = attempt.attempt
+        if losses:
+            text = " does not take in from its snapshot: %s."
+            self._say(logging.WARNING, "dropped", text, ", ".join(losses), epoch=attempt.restored_epoch)
+        work = "" if batch is None else f" with micro-batch {batch.number} of the query {batch.query}"
+        origin = "no snapshot" if attempt.restored_epoch is None else f"snapshot {attempt.restored_epoch}"
+        of = "" if attempt.restored_from is None else f" of {attempt.restored_from}"
+        self._say(self._routine, "begun", " begins%s, from %s%s.", work, origin, of, epoch=attempt.restored_epoch)
+
+    def runs(self, attempt: AttemptReport, slots: Sequence[SlotReport]) -> None:
+        """All slots are ready."""
+        assert attempt.running_ms is not None
+        took_ms = attempt.running_ms - attempt.claimed_ms
+        restored = sum(each.get("bytes", 0) for each in attempt.restored.values())
+        self._say(
+            self._routine,
+            "running",
+            " runs after %.1f s, with %d bytes restored: %s.",
+            took_ms / 1000,
+            restored,
+            ", ".join(map(str, slots)),
+            duration_ms=took_ms,
+            bytes=restored,
+        )
+
+    def failed(self, failure: Failure, level: int, *, epoch: int | None, delay_ms: int | None) -> None:
+        """Why an attempt ended, and what follows. Without a delay it is not restarted."""
+        slot = "" if failure.where is None or failure.where in failure.message else f", {failure.where}"
+        self._say(
+            level,
+            "failed" if delay_ms is None else "restarting",
+            "%s: %s\n%s.",
+            slot,
+            failure.message.rstrip(),
+            failure.then,
+            slot=failure.slot,
+            operator=failure.operator,
+            epoch=epoch,
+            delay_ms=delay_ms,
+        )
+
+    def noticed(self, text: str) -> None:
+        """What a slot has noticed about the program."""
+        self._say(logging.WARNING, "noticed", ": %s", text)
+
+    def completed(self, report: EpochReport, now_ms: int) -> None:
+        if (held_back := self._snapshots.take(now_ms)) is not None:
+            took_ms = report.duration_ms
+            text = ": snapshot %d is complete after %d ms, %d bytes; %d others since the last line."
+            self._say(
+                self._routine,
+                "snapshot",
+                text,
+                report.epoch,
+                took_ms,
+                report.bytes,
+                held_back,
+                epoch=report.epoch,
+                duration_ms=took_ms,
+                bytes=report.bytes,
+            )
+
+    def aborted(self, report: EpochReport, now_ms: int) -> None:
+        took_ms = now_ms - report.triggered_ms
+        text = ": epoch %d was aborted after %.1f s: %s"
+        self._say(
+            logging.WARNING,
+            "aborted",
+            text,
+            report.epoch,
+            took_ms / 1000,
+            report.aborted,
+            epoch=report.epoch,
+            duration_ms=took_ms,
+        )
+
+    def not_deleted(self, error: BaseException | None, now_ms: int) -> None:
+        """Snapshots or files that nobody needs any more stay where they are. Not of a driver that was fenced off."""
+        if error is not None and not isinstance(error, FencedOff) and self._deletions.take(now_ms) is not None:
+            text = ": what snapshots don't need any more can't be deleted now: %s: %s. The next attempt deletes it."
+            self._say(logging.WARNING, "not-deleted", text, type(error).__name__, error)
+
+    def stopped(self, then: str) -> None:
+        """The user has stopped the job while it was restarting."""
+        self._say(logging.INFO, "stopped", ": %s.", then)
+
+    def rescaling(self, before: int, after: int) -> None:
+        self._say(logging.INFO, "rescaling", " is rescaled from %d slots to %d.", before, after)
+
+    def savepoint_asked(self, to: str) -> None:
+        self._say(logging.INFO, "savepoint-asked", ": a savepoint to %s was asked for.", to)
+
+    def savepoint_settled(self, to: str, info: SavepointInfo | None, error: BaseException | None) -> None:
+        if info is not None:
+            text = ": the savepoint of epoch %d, %d bytes, is complete in %s."
+            self._say(logging.INFO, "savepoint", text, info.epoch, info.bytes, to, epoch=info.epoch, bytes=info.bytes)
+        else:
+            text = ": the savepoint to %s was not taken: %s: %s"
+            self._say(logging.WARNING, "savepoint-failed", text, to, type(error).__name__, error)
+
+    def ended(self, status: Status, epoch: int | None) -> None:
+        """The job is over. A failure is a line of its own."""
+        if status is not Status.FAILED:
+            snapshot = "no snapshot" if epoch is None else f"snapshot {epoch}"
+            self._say(self._routine, status.value, " has ended: %s, with %s.", status.value, snapshot, epoch=epoch)
+
+    def _say(self, level: int, event: str, text: str, *args: object, **fields: Any) -> None:
+        attempt = f", attempt {self.attempt}" if self.attempt else ""
+        extra = {"event": event, "job": self._job, "attempt": self.attempt or None, **fields}
+        self._speak(level, "Job %r%s" + text, self._job, attempt, *args, extra=extra)
+
+
+def batch_failed(job: str, offer: Offer, error: str) -> None:
+    """Log that a micro-batch, whose tasks offered themselves like this one, has failed."""
+    text, fields = "Job %r: micro-batch %s of the query %s failed: %s", {"event": "batch-failed", "job": job}
+    LOGGER.warning(text, job, offer.batch, offer.query, error, extra=fields)

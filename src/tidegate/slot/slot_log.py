@@ -1,0 +1,85 @@
+"""What a slot logs, on the logger `tidegate.slot`: in Spark, into the log of its executor.
+
+A line when it is deployed, with what it has restored, and one when an error ends it, with the traceback. In between nothing,
+unless an alignment is slow: then a line a minute at most, with the subtask that waits and the subtasks that it waits for.
+
+`speak` is given (`logs.Speak`), so that nothing here does I/O. Nothing is called by record or by batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tidegate.control.settings import JobSettings
+from tidegate.dataflow.plan import Plan
+from tidegate.logs import OncePer, Speak
+from tidegate.protocol.ids import ChannelId, SubtaskId
+from tidegate.slot.subtask import Subtask
+
+LOGGER = logging.getLogger("tidegate.slot")
+SLOW_ALIGNMENT_MS = 10_000
+
+
+class SlotLog:
+    """The log of one slot in one attempt."""
+
+    def __init__(self, index: int, *, plan: Plan, settings: JobSettings, attempt: int, speak: Speak) -> None:
+        self._where = settings.name, attempt, index
+        self._plan = plan
+        self._speak = speak
+        self._routine = logging.INFO if settings.writes_state else logging.DEBUG
+        self._slow = OncePer()
+        self._since_ms: dict[tuple[SubtaskId, int], int] = {}  # by the alignments that are under way
+
+    def deployed(self, epoch: int | None, cost: Mapping[str, Any]) -> None:
+        """Its subtasks are built, and `cost` is what restoring the snapshot of the epoch took."""
+        names = ", ".join(vertex.name for vertex in self._plan.subtasks_in(self._where[2]))
+        if epoch is None:
+            self._say(self._routine, "deployed", "is ready, with no snapshot: %s.", names)
+        else:
+            text = "is ready, with %d bytes of snapshot %d restored in %d ms: %s."
+            fields = {"epoch": epoch, "bytes": cost["bytes"], "duration_ms": cost["ms"]}
+            self._say(self._routine, "deployed", text, cost["bytes"], epoch, cost["ms"], names, **fields)
+
+    def failed(self, error: BaseException) -> None:
+        """An error ends it. The traceback is logged here only; the driver is sent what users need."""
+        text = "fails: %s: %s"
+        self._say(logging.ERROR, "failed", text, type(error).__name__, error, exc_info=error)
+
+    def orphaned(self, reason: str) -> None:
+        """The coordinator is gone, or has begun another attempt."""
+        self._say(logging.WARNING, "orphaned", "ends, since its link to the coordinator was lost: %s", reason)
+
+    def look_at_alignments(self, subtasks: Iterable[Subtask], now_ms: int) -> None:
+        """Called now and then, to find those that take long."""
+        waiting = {(each.id, epoch): missing for each in subtasks for epoch, missing in [each.aligning] if missing}
+        self._since_ms = {alignment: self._since_ms.get(alignment, now_ms) for alignment in waiting}
+        for (subtask, epoch), since_ms in self._since_ms.items():
+            took_ms = now_ms - since_ms
+            if took_ms >= SLOW_ALIGNMENT_MS and self._slow.take(now_ms) is not None:
+                missing = ", ".join(self._sender(channel) for channel in sorted(waiting[subtask, epoch]))
+                self._say(
+                    logging.WARNING,
+                    "slow-alignment",
+                    "has slow alignment: %s[%d] has waited %d s for the marker of epoch %d from %s.",
+                    self._plan.vertices[subtask.vertex].name,
+                    subtask.subtask,
+                    took_ms // 1000,
+                    epoch,
+                    missing,
+                    epoch=epoch,
+                    subtask=str(subtask),
+                    duration_ms=took_ms,
+                )
+
+    def _sender(self, channel: ChannelId) -> str:
+        return f"{self._plan.vertices[self._plan.edges[channel.edge].source_vertex].name}[{channel.upstream}]"
+
+    def _say(
+        self, level: int, event: str, text: str, *args: object, exc_info: BaseException | None = None, **fields: object
+    ) -> None:
+        job, attempt, slot = self._where
+        extra = {"event": event, "job": job, "attempt": attempt, "slot": slot, **fields}
+        self._speak(level, "Job %r, attempt %d, slot %d " + text, *self._where, *args, exc_info=exc_info, extra=extra)

@@ -1,0 +1,75 @@
+"""What a slot logs about alignments that take long."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, cast
+
+import tidegate as tg
+from tests.unit.driver.test_job_log import Lines
+from tidegate.control.settings import JobSettings, Snapshots
+from tidegate.protocol.alignment import Alignment
+from tidegate.protocol.ids import ChannelId, SubtaskId
+from tidegate.slot.slot_log import SLOW_ALIGNMENT_MS, SlotLog
+from tidegate.testing.processes import ProcessJob
+
+
+@dataclass
+class Aligning:
+    """As much of a subtask as the log looks at."""
+
+    id: SubtaskId
+    aligning: tuple[int, frozenset[ChannelId]]
+
+
+def logged(lines: Lines) -> SlotLog:
+    job = ProcessJob("m", slots=2, snapshots=Snapshots(to="unused"))
+    source = job.source("in", tg.sources.rows([(1,)], "n long", splits=2))
+    source.key_by("n").process("count", Count(), returns="n long").to("out", tg.sinks.collect())
+    settings = JobSettings(name="m", snapshots=Snapshots(to="unused"))
+
+    def speak(level: int, text: str, *args: object, exc_info: BaseException | None, extra: dict[str, Any]) -> None:
+        lines(level, text, *args, extra=extra)
+
+    return SlotLog(1, plan=job.plan(), settings=settings, attempt=3, speak=speak)
+
+
+class Count(tg.KeyedProcess):
+    def process(self, record: Any, ctx: Any) -> Any:
+        yield (record.n,)
+
+
+def test_an_alignment_that_takes_long_is_logged_with_who_is_missing_once_a_minute() -> None:
+    lines = Lines()
+    log = logged(lines)
+    subtask = Aligning(SubtaskId(1, 1), (17, frozenset({ChannelId(0, 0, 1)})))
+    for at_ms in range(0, 130_000, 1_000):
+        log.look_at_alignments(cast(Any, [subtask]), at_ms)
+    assert [fields["duration_ms"] for _, fields, _ in lines.all] == [SLOW_ALIGNMENT_MS, 70_000]
+    level, fields, text = lines.all[0]
+    assert level == logging.WARNING
+    assert text == (
+        "Job 'm', attempt 3, slot 1 has slow alignment: "
+        "count → out[1] has waited 10 s for the marker of epoch 17 from in[0]."
+    )
+    assert (fields["slot"], fields["epoch"], fields["subtask"]) == (1, 17, "v1[1]")
+
+
+def test_alignments_that_are_quick_are_not_logged() -> None:
+    lines = Lines()
+    log = logged(lines)
+    for at_ms in range(0, 60_000, 1_000):
+        missing = frozenset({ChannelId(0, 0, 1)}) if at_ms % 9_000 else frozenset()
+        log.look_at_alignments(cast(Any, [Aligning(SubtaskId(1, 1), (at_ms // 9_000, missing))]), at_ms)
+    assert lines.all == []
+
+
+def test_the_channels_that_an_alignment_waits_for() -> None:
+    one, other = ChannelId(0, 0, 1), ChannelId(0, 1, 1)
+    alignment = Alignment([one, other])
+    assert alignment.missing == frozenset()
+    alignment.on_marker(one, 1)
+    assert alignment.missing == {other}
+    alignment.on_marker(other, 1)
+    assert alignment.missing == frozenset()

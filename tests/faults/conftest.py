@@ -33,7 +33,8 @@ class Driver:
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.story: list[dict[str, Any]] = []
-        self._log = (cluster.folder / f"driver-{name}.log").open("wb")
+        self._log_path = cluster.folder / f"driver-{name}.log"
+        self._log = self._log_path.open("wb")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.driver", cluster.url, cluster.java_options, name],
             stdin=subprocess.PIPE,
@@ -69,6 +70,10 @@ class Driver:
 
     def told(self) -> str:
         return "\n".join(map(json.dumps, self.story))
+
+    def log(self) -> str:
+        """What it has written to stderr so far."""
+        return self._log_path.read_text(errors="replace")
 
     def kill(self) -> None:
         """The Python process alone; the JVM beside it finds out by itself."""

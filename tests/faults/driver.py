@@ -85,6 +85,7 @@ def build(session: Any, request: dict[str, Any]) -> tg.Job:
         session,
         slots=request.get("slots", 2),
         restart=tg.FixedDelay(attempts=len(request["kills"]) + 5, delay=0),
+        tuning=tg.Tuning(log_format="json"),
         # The pause makes room for the phase "idle", where records queue up and epochs take long.
         snapshots=snapshots_of(to=str(folder / "snapshots"), every="500 ms", min_pause="200 ms", **MODES[request["mode"]]),
     )

@@ -1,8 +1,8 @@
-"""What can be found wrong with a job while it is being written.
+"""Check a job while it is being built.
 
-Every check raises `SchemaError` or `GraphError` with a message that names the operator and says what to change; none
-has an effect. Parallelism against slots and key-groups is checked by the optimiser, where both are known; rows that
-don't fit their declared schema are found at run time, by the operators.
+A check raises `SchemaError` or `GraphError`, with a message that names the operator and what to change, and has no other
+effect. The optimiser compares parallelism with slots and key-groups, since it knows both. Operators find rows that don't
+fit their declared schema, at run time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.types import ddl_of, parse_duration_ms, parse_schema
 NAME_LENGTH_LIMIT = 64
 _NAME = re.compile(r"\w[^/\\\x00-\x1f\x7f]*")
 
-# Where each kind of function belongs, for whoever has put one elsewhere.
+# Where each kind of function belongs, for errors about one in another place.
 _BELONGS: dict[type[Function], str] = {
     KeyedProcess: "after key_by: stream.key_by(…).process(…)",
     Process: "on a stream without key: stream.process(…)",
@@ -35,7 +35,7 @@ _BELONGS: dict[type[Function], str] = {
     BroadcastProcess: "on a stream connected with a broadcast one: stream.connect(rules.broadcast()).process(…)",
 }
 
-# The methods the engine calls and what it calls them with.
+# The methods that the engine calls, and their arguments.
 _METHODS: dict[str, tuple[str, ...]] = {
     "open": ("ctx",),
     "close": (),
@@ -46,14 +46,14 @@ _METHODS: dict[str, tuple[str, ...]] = {
     "process_broadcast": ("record", "ctx"),
     "on_timer": ("at", "ctx"),
 }
-_WITHOUT_ROWS = ("open", "close", "on_snapshot_complete")  # no rows come from them
+_WITHOUT_ROWS = ("open", "close", "on_snapshot_complete")  # methods that emit no rows
 
 
 # ---------------------------------------------------------------------------------------------- names and numbers
 
 
 def check_name(what: str, name: object) -> str:
-    """A name that a user gave to `what` (source, sink, operator…): it becomes part of snapshots and of file names."""
+    """Check a name that a user gave to `what` (source, sink, operator…). Snapshots and file names contain it."""
     if not isinstance(name, str):
         raise GraphError(f"the {what}'s name is {name!r}: give a text that names it in this job, such as 'bids'")
     if len(name) > NAME_LENGTH_LIMIT or not _NAME.fullmatch(name) or name != name.strip():
@@ -65,7 +65,7 @@ def check_name(what: str, name: object) -> str:
 
 
 def check_aliases(what: str, name: str, alias: object) -> tuple[str, ...]:
-    """The names that an operator had before: a text, or a list of texts."""
+    """Return an operator's former names, given as a text or a list of texts."""
     given = (alias,) if isinstance(alias, str) else alias
     if not isinstance(given, list | tuple):
         raise GraphError(f"{what} {name!r}: alias={_shown(alias)}; give the name that it had, or a list of names")
@@ -82,14 +82,14 @@ def check_parallelism(operator: str, parallelism: object) -> int | None:
         return None
     if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
         raise GraphError(
-            f"operator {operator!r}: parallelism={parallelism!r}; give a whole number from 1 on, or leave "
-            f"it away for one subtask in each slot"
+            f"operator {operator!r}: parallelism={parallelism!r}; give a whole number from 1 on, or omit "
+            f"it for one subtask in each slot"
         )
     return parallelism
 
 
 def duration_ms(operator: str, argument: str, duration: Any) -> int:
-    """A duration as the user wrote it, in milliseconds."""
+    """Return a user's duration in milliseconds."""
     try:
         return parse_duration_ms(duration)
     except JobError as error:
@@ -100,7 +100,7 @@ def duration_ms(operator: str, argument: str, duration: Any) -> int:
 
 
 def declared_schema(operator: str, declared: Any, *, argument: str = "returns") -> pa.Schema:
-    """The schema that the user declared for an output."""
+    """Return the schema that the user declared for an output."""
     try:
         return parse_schema(declared)
     except SchemaError as error:
@@ -108,7 +108,7 @@ def declared_schema(operator: str, declared: Any, *, argument: str = "returns") 
 
 
 def declared_sides(operator: str, side_outputs: object) -> Mapping[str, pa.Schema]:
-    """The schemas of the side outputs, by tag."""
+    """Return the schemas of the side outputs, by tag."""
     if not isinstance(side_outputs, Mapping) or not all(isinstance(tag, str) and tag for tag in side_outputs):
         raise GraphError(
             f"operator {operator!r}: side_outputs is {_shown(side_outputs)}; give a dictionary from tags "
@@ -126,7 +126,7 @@ def no_such_column(where: str, column: str, schema: pa.Schema) -> SchemaError:
 
 
 def check_key(where: str, columns: Sequence[object], schema: pa.Schema) -> tuple[str, ...]:
-    """The key columns given to `key_by`."""
+    """Return the key columns given to `key_by`."""
     if not columns:
         raise SchemaError(f"{where}: name at least one column, such as key_by({schema.names[0]!r})")
     for column in columns:
@@ -166,11 +166,11 @@ def check_same_key_types(where: str, *, left: Sequence[pa.Field], right: Sequenc
 
 
 def check_same_schema(where: str, *, first: pa.Schema, other: pa.Schema) -> None:
-    """Streams in a union have the same columns in the same order; only nullability may differ."""
+    """Check that streams in a union have the same columns in the same order. Only nullability may differ."""
     if [(field.name, field.type) for field in first] == [(field.name, field.type) for field in other]:
         return
     one, two = ddl_of(first), ddl_of(other)
-    if one == two:  # types that differ for Arrow alone, such as string and large_string
+    if one == two:  # types that differ only in Arrow, such as string and large_string
         one, two = (", ".join(f"{field.name} {field.type}" for field in schema) for schema in (first, other))
     raise SchemaError(f"{where}: the streams have different schemas, ({one}) and ({two}); bring them to one with map")
 
@@ -200,12 +200,12 @@ def _has_map(kind: pa.DataType) -> bool:
 
 
 def check_source(name: str, source: object) -> pa.Schema:
-    """The source's schema."""
+    """Check a source, and return its schema."""
     if isinstance(source, type):
         raise GraphError(f"source {name!r}: {source.__name__} is a class; pass an instance: {source.__name__}(…)")
     if not isinstance(source, Source):
         raise GraphError(
-            f"source {name!r}: {_shown(source)} is no source; pass one of tg.sources or of a subclass of tg.Source"
+            f"source {name!r}: {_shown(source)} is not a source; pass one of tg.sources or of a subclass of tg.Source"
         )
     return declared_schema(name, source.schema, argument="the source's schema")
 
@@ -214,7 +214,7 @@ def check_sink(name: str, sink: object, schema: pa.Schema) -> None:
     if isinstance(sink, type):
         raise GraphError(f"sink {name!r}: {sink.__name__} is a class; pass an instance: {sink.__name__}(…)")
     if not isinstance(sink, Sink):
-        raise GraphError(f"sink {name!r}: {_shown(sink)} is no sink; pass one of tg.sinks or of a subclass of tg.Sink")
+        raise GraphError(f"sink {name!r}: {_shown(sink)} is not a sink; pass one of tg.sinks or of a subclass of tg.Sink")
     try:
         sink.check(schema)
     except SchemaError as error:
@@ -225,7 +225,7 @@ def check_sink(name: str, sink: object, schema: pa.Schema) -> None:
 
 
 def check_callable(operator: str, method: str, function: object) -> None:
-    """A function given to map, flat_map, filter or map_batches: called with one argument."""
+    """Check a function given to map, flat_map, filter or map_batches, which call it with one argument."""
     where = f"operator {operator!r}"
     if isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function)):
         raise GraphError(
@@ -245,7 +245,7 @@ def check_callable(operator: str, method: str, function: object) -> None:
 
 
 def check_function(operator: str, function: object, *, expected: type[Function], here: str) -> None:
-    """A function given to `process`. `here` says what stream it was given to."""
+    """Check a function given to `process`. `here` describes the stream."""
     where = f"operator {operator!r}"
     if isinstance(function, type):
         raise GraphError(f"{where}: {function.__name__} is a class; pass an instance: {function.__name__}(…)")
@@ -268,15 +268,15 @@ def check_function(operator: str, function: object, *, expected: type[Function],
             _check_plain(there, bound)
             if method in _WITHOUT_ROWS and inspect.isgeneratorfunction(bound):
                 raise GraphError(
-                    f"{there} is a generator, which is called for what it does and not for rows: nothing of it "
-                    f"would run. Remove its yield; rows come from process and on_timer"
+                    f"{there} is a generator, and this method emits no rows, so its body would never "
+                    f"run. Remove its yield; rows come from process and on_timer"
                 )
             given = ", ".join(("self", *arguments))
             _check_arguments(there, bound, arguments, f"write it as {method}({given})")
 
 
 def check_states(operator: str, function: Function, *, keyed: bool) -> None:
-    """Keyed state needs a key, broadcast state a broadcast side; both are declared in the class body."""
+    """Check the declared states: keyed state needs a key, and broadcast state a broadcast side."""
     where = f"operator {operator!r}"
     for attribute, declared in vars(function).items():
         if isinstance(declared, Descriptor):
@@ -296,8 +296,8 @@ def check_states(operator: str, function: Function, *, keyed: bool) -> None:
             )
         if descriptor.kind is StateKind.KEYED and not keyed:
             raise GraphError(
-                f"{where}: the state {descriptor.name!r} ({descriptor.shape}) is kept for each key, and "
-                f"the stream has none; use key_by first{_keyed_kind(function)}, or declare the state as "
+                f"{where}: the state {descriptor.name!r} ({descriptor.shape}) is state of a key, and "
+                f"the stream has no key; use key_by first{_keyed_kind(function)}, or declare the state as "
                 f"tg.operator_list"
             )
         if descriptor.kind is StateKind.BROADCAST and not isinstance(function, BroadcastProcess):
@@ -325,7 +325,7 @@ def _check_plain(where: str, function: Callable[..., Any]) -> None:
 def _check_arguments(where: str, function: Callable[..., Any], arguments: tuple[str, ...], advice: str) -> None:
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):  # some built-in functions don't tell
+    except (ValueError, TypeError):  # some built-in functions have no signature
         return
     try:
         signature.bind(*arguments)
@@ -337,7 +337,7 @@ def _check_arguments(where: str, function: Callable[..., Any], arguments: tuple[
 
 
 def check_body(loop: str, body: object) -> None:
-    """A function given to iterate: called once, now, with the loop's stream."""
+    """Check a function given to iterate, which calls it once with the loop's stream."""
     where = f"loop {loop!r}"
     if not callable(body):
         raise GraphError(
@@ -353,13 +353,13 @@ def check_body(loop: str, body: object) -> None:
 def check_feedback(
     loop: str, head: Node, nodes: Sequence[Node], feedback: Sequence[Edge], output: Sequence[Edge], schema: pa.Schema
 ) -> None:
-    """What a body made: `nodes` are all of the job by now, `schema` is the feedback's."""
+    """Check the feedback that a loop's body returned. `nodes` are all nodes of the job so far, `schema` the feedback's."""
     where = f"loop {loop!r}"
     _check_feedback_schema(where, feedback=schema, loop=head.schema)
     if any(edge.source == head.id for edge in feedback):
         raise GraphError(
             f"{where}: the feedback is the loop's own stream as it is, so that every record would go round "
-            f"for ever; feed back what an operator in the body made of it, such as stream.filter(…)"
+            f"forever; feed back what an operator in the body made of it, such as stream.filter(…)"
         )
     if not any(edge.source == head.id for edge in (*output, *(edge for node in nodes for edge in node.inputs))):
         raise GraphError(
@@ -375,10 +375,10 @@ def check_feedback(
 
 
 def _check_feedback_schema(where: str, *, feedback: pa.Schema, loop: pa.Schema) -> None:
-    """The same columns in the same order; the feedback may promise more about nulls, but not less."""
+    """Check that both have the same columns in the same order, and that the feedback has no further nullable columns."""
     one, two = ddl_of(feedback), ddl_of(loop)
     if [(field.name, field.type) for field in feedback] != [(field.name, field.type) for field in loop]:
-        if one == two:  # types that differ for Arrow alone, such as string and large_string
+        if one == two:  # types that differ only in Arrow, such as string and large_string
             one, two = (", ".join(f"{field.name} {field.type}" for field in schema) for schema in (feedback, loop))
         raise SchemaError(
             f"{where}: the feedback is of ({one}), and the loop's stream of ({two}); records that go back "
@@ -408,13 +408,13 @@ def check_side_output(where: str, tag: object, node: Node) -> str:
 
 
 def check_complete(graph: LogicalGraph) -> None:
-    """Every stream leads to a sink, or to an operator that was declared to have no output; every loop is whole."""
+    """Check that every stream leads to a sink or to an operator without output, and that every loop is complete."""
     if not graph.nodes:
         raise GraphError("the job is empty; begin with job.source(name, source) and end with .to(name, sink)")
     for head in unfinished_loops(graph.nodes):
         raise GraphError(
-            f"loop {head.name!r} is not whole: its body failed, or is still running; put the body right and "
-            f"build the job anew"
+            f"loop {head.name!r} is not complete: its body failed, or is still running; correct the body and "
+            f"build the job again"
         )
     for inner, outer in entered_sideways(graph.nodes):
         raise GraphError(
@@ -425,7 +425,7 @@ def check_complete(graph: LogicalGraph) -> None:
     for node in graph.nodes:
         if node.id not in consumed and node.schema.names:
             is_process = isinstance(getattr(node.spec, "function", None), Function)
-            advice = ", or leave returns= away if it runs for its state alone" if is_process else ""
+            advice = ", or omit returns= if it emits nothing" if is_process else ""
             raise GraphError(f"the output of {node.spec.kind} {node.name!r} goes nowhere; add .to(name, sink){advice}")
 
 
@@ -446,7 +446,7 @@ def _ddl(fields: Sequence[pa.Field]) -> str:
 
 
 def _shown(given: object) -> str:
-    """A value in a message: functions by their name, everything else by its repr, cut short."""
+    """Return a value as messages show it: a function's name, or a short repr."""
     name = getattr(given, "__qualname__", None)
     text = str(name) if name is not None else repr(given)
     return text if len(text) <= 60 else f"{text[:59]}…"

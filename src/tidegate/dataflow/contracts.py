@@ -1,4 +1,4 @@
-"""What a source and a sink are: the contracts that connectors implement.
+"""The contracts of sources and sinks, which connectors implement.
 
 A `Source` or `Sink` is a small picklable description that the user builds on the driver. On a slot it opens a reader or
 a writer for one subtask. Readers and writers run in the slot's event loop: they never block for long, never start
@@ -21,7 +21,7 @@ Offset = Any
 
 
 class SplitListener(Protocol):
-    """Whoever follows the splits of a reader."""
+    """Receives what a reader reports about its splits."""
 
     def on_discovered(self, splits: Mapping[str, bool]) -> None: ...
 
@@ -33,14 +33,14 @@ class SplitListener(Protocol):
 class Splits:
     """What a reader reports about its splits, so that event time is followed for each of them.
 
-    A reader that takes part calls
+    A reader that reports its splits calls
 
     - `report` when it is opened;
-    - `discover` for every split that it has, as soon as it knows of it;
-    - `read` before `poll` returns a batch, with the split that the batch is of: a batch is of one split;
+    - `discover` for every split that it has, as soon as it knows the split;
+    - `read` before `poll` returns a batch, with the split of the batch: a batch is of one split;
     - `finish` for a split without further records. If some are added to it later, it is discovered again.
 
-    A batch of a split that is not discovered ends the job: nobody could tell when event time needn't wait for it any more.
+    A batch of a split that is not discovered ends the job: event time would never know when to stop waiting for that split.
 
     To read a backlog in the order of event time, a reader reads next from the split whose `watermark_ms` is the lowest, if
     event time `is_followed` at all.
@@ -49,7 +49,7 @@ class Splits:
     def __init__(self) -> None:
         self.is_reported = False
         self.current = ""
-        self.live: dict[str, bool] = {}  # and whether records are known to wait there
+        self.live: dict[str, bool] = {}  # by split: whether records are known to wait there
         self._listeners: list[SplitListener] = []
         self._discovered: dict[str, bool] = {}
         self._finished: list[str] = []
@@ -58,50 +58,50 @@ class Splits:
     # What a reader calls.
 
     def report(self) -> Splits:
-        """Take part: from now on event time is followed split by split."""
+        """Start to report: from now on event time is followed split by split."""
         self.is_reported = True
         return self
 
     def discover(self, split: str, *, has_records: bool = False) -> None:
-        """Records of the split follow. `has_records`: until the split is finished they are there already, and only have to
-        be read; so the split is never idle."""
+        """Report that records of the split follow. With `has_records` they exist already and only have to be read, so the
+        split is never idle until it is finished."""
         if split in self._finished:
             self._finished.remove(split)
         self.live[split] = self._discovered[split] = has_records
 
     def read(self, split: str) -> None:
-        """Say which split the batch is of that `poll` is about to return."""
+        """Report the split of the batch that `poll` is about to return."""
         self.current = split
 
     def finish(self, split: str) -> None:
-        """Say that no record of the split follows, so that event time doesn't wait for it."""
+        """Report that no record of the split follows, so that event time doesn't wait for it."""
         if self.live.pop(split, None) is not None:
             self._finished.append(split)
 
     def watermark_ms(self, split: str) -> int:
-        """How far event time has come in a split; the lowest value there is if nothing of it was read, or nobody follows."""
+        """Return the watermark of a split: `MIN_WATERMARK_MS` if nothing of it was read, or event time isn't followed."""
         return self._listeners[0].watermark_ms(split) if self._listeners else MIN_WATERMARK_MS
 
     # What the engine calls.
 
     @property
     def is_current_known(self) -> bool:
-        """Whether the split of the batch at hand was discovered. It may be finished with this batch."""
+        """Whether the split of the present batch was discovered. It may be finished with this batch."""
         return self.current in self.live or self.current in self._finished
 
     def follow(self, listener: SplitListener) -> None:
-        """It knows of the splits that are live now."""
+        """Add a listener. It knows already which splits are live."""
         self._listeners.append(listener)
 
     def tell_discovered(self) -> None:
-        """Before the batch that was read is passed on."""
+        """Called before the batch that was read is passed on."""
         discovered, self._discovered = self._discovered, {}
         if discovered:
             for listener in self._listeners:
                 listener.on_discovered(discovered)
 
     def tell_finished(self) -> None:
-        """Behind it."""
+        """Called after the batch was passed on."""
         finished, self._finished = self._finished, []
         for split in finished:
             for listener in self._listeners:
@@ -110,7 +110,7 @@ class Splits:
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """Which subtask reads, and where it goes on.
+    """Which subtask reads, and the offsets at which it continues.
 
     `restored` holds the offsets of *all* splits of the source, whichever subtask read them before, so that a source
     can be rescaled; the reader takes those that it owns at the present parallelism.
@@ -126,21 +126,21 @@ class SourceContext:
 class SourceReader(ABC):
     """Reads the splits of one subtask.
 
-    One that reports its splits (`SourceContext.splits`) has event time followed split by split; of one that doesn't, all
-    records are taken for one split, which must then be read in the order of event time.
+    If a reader reports its splits (`SourceContext.splits`), event time is followed split by split. If not, all its records
+    are taken for one split, which must then be read in the order of event time.
 
     Contract: after `poll` has returned a batch, `offsets` is the position right behind its last record; a reader opened
-    with those offsets returns exactly the records that this one would have returned next, in the same order per split.
-    Input that can't be read as it is is a `SourceError`, which ends the job; any other error may be cured by a restart.
+    with those offsets returns exactly the records that this reader would have returned next, in the same order per split.
+    If input can't be read at all, raise `SourceError`, which ends the job; any other error may be cured by a restart.
     """
 
     @abstractmethod
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
-        """At most `max_rows` records that are there now, or None. Returns at once."""
+        """Return at most `max_rows` records that are available now, or None. Never wait."""
 
     @abstractmethod
     def offsets(self) -> Mapping[str, Offset]:
-        """The position of every split this reader owns."""
+        """Return the position of every split that this reader owns."""
 
     @property
     @abstractmethod
@@ -148,11 +148,11 @@ class SourceReader(ABC):
         """True once no record will ever follow."""
 
     def close(self) -> None:  # noqa: B027  (optional)
-        """Releases files and sockets."""
+        """Release files and sockets."""
 
 
 class Source(ABC):
-    """Describes where records come from."""
+    """A description of where records come from."""
 
     @property
     @abstractmethod
@@ -162,22 +162,22 @@ class Source(ABC):
     @property
     @abstractmethod
     def bounded(self) -> bool:
-        """True where the reader will finish by itself."""
+        """True if its readers finish without being stopped."""
 
     @abstractmethod
     def open(self, context: SourceContext) -> SourceReader:
         """Return the reader of one subtask. Called in its slot, in every attempt."""
 
 
-# What `pre_commit` promises to be able to commit later, in this process or in another: text, JSON as a rule.
+# Describes output that any process can commit later: text, usually JSON.
 Committable = str
 
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
     """Which subtask writes. `attempt` makes names unique: an older attempt may still be alive and writing. `snapshots` is
-    where the job's snapshots are, without secrets: two jobs of one name with different folders count attempts of their own,
-    and must leave each other's output alone."""
+    the address of the job's snapshots, without secrets: two jobs with one name and different folders count their attempts
+    separately, and must leave each other's output alone."""
 
     job: str
     sink: str
@@ -193,9 +193,9 @@ class SinkWriter(ABC):
     """Writes the records of one subtask. The defaults make a sink without transactions (at-least-once).
 
     The life of an epoch: `write`* → `pre_commit(epoch)` → (the snapshot completes) → `commit`. A crash at any point
-    leads to a new writer, which gets the committables of the restored snapshot in `commit` again, unless it is known that
-    all of them were committed; what older attempts left behind is discarded once the new attempt has a complete snapshot of
-    its own. A savepoint is made when `commit` has returned everywhere, so it has no committables.
+    leads to a new writer. Its `commit` gets the committables of the restored snapshot again, unless it is known that all of
+    them were committed. Leftovers of older attempts are discarded once the new attempt has a complete snapshot. A savepoint
+    is made when `commit` has returned on every subtask, so it has no committables.
     """
 
     @abstractmethod
@@ -203,31 +203,31 @@ class SinkWriter(ABC):
         """Take the records of a batch, which belong to the epoch that ends next."""
 
     def pre_commit(self, epoch: int) -> Callable[[], Sequence[Committable]]:
-        """Ends the epoch's output. Quick: the slow part (flush, close, fsync) is in the function returned, which a
-        background thread calls once while the writer already takes records of the next epoch. When that function
+        """End the epoch's output. This must be quick: the slow work (flush, close, fsync) is in the returned function, which
+        a background thread calls once while the writer already takes records of the next epoch. When that function
         returns, everything written in the epoch is durable and can be committed by any process."""
         return lambda: ()
 
     def commit(self, committables: Sequence[Committable]) -> None:  # noqa: B027  (optional)
-        """Makes them visible, durably. Idempotent: it is called again after a recovery, perhaps by a sink with other
-        settings, so a committable says where the output is. Raises `CommitError` where the outcome is unknown, with
-        `final=True` if no attempt can make the commit; never takes an unknown outcome for success."""
+        """Make the output visible, durably. This must be idempotent: it is called again after a recovery, perhaps by a sink
+        with other settings, so a committable includes the address of its output. Raise `CommitError` if the outcome is
+        unknown, with `final=True` if no attempt can make the commit; never take an unknown outcome for success."""
 
     def discard_leftovers(self) -> None:  # noqa: B027  (optional)
-        """Removes what older attempts left behind uncommitted. Never touches what the present attempt writes.
+        """Remove the uncommitted output of older attempts, and nothing that the present attempt writes.
 
         Called once, on one subtask, when the attempt's first snapshot is complete and was committed there. All subtasks
-        have committed what they restored by then, so whatever is left of older attempts is garbage and may go at once."""
+        have committed what they restored by then, so whatever is left of older attempts can be deleted at once."""
 
     def close(self) -> None:  # noqa: B027  (optional)
-        """Releases files and sockets. Uncommitted output is left as it is."""
+        """Release files and sockets. Leave uncommitted output as it is."""
 
 
 class Sink(ABC):
-    """Describes where records go."""
+    """A description of where records go."""
 
     def check(self, schema: pa.Schema) -> None:  # noqa: B027  (optional)
-        """Raises `SchemaError` where records of this schema can't be written. Called when the job is built."""
+        """Raise `SchemaError` if records of this schema can't be written. Called when the job is built."""
 
     @abstractmethod
     def open(self, context: SinkContext) -> SinkWriter:

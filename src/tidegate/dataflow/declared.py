@@ -1,4 +1,6 @@
-"""What a job's plan declares, as the plan of a restore compares it with a snapshot (snapshots/plan.py)."""
+"""The operators and states that a job declares, in the form that a restore plan compares with a snapshot
+(snapshots/plan.py).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tidegate.state.evolution import IN_A_CLASS, DeclaredState
 
 
 def declared_operators(plan: Plan) -> tuple[DeclaredOperator, ...]:
-    """What a job's plan declares."""
+    """Return the operators of a job's plan with the states that they declare."""
     return tuple(
         DeclaredOperator(
             node.name,

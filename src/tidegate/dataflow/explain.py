@@ -1,8 +1,8 @@
-"""The three graphs as text: what the user wrote, what the optimiser made of it, what is deployed.
+"""Show the logical graph, the optimised graph and the physical plan as text.
 
-A loop is no cycle in the text: its head has one more input, the feedback, and whatever is in a loop says so.
+A loop isn't drawn as a cycle: its head has one more input, the feedback, and what is in a loop is labelled with it.
 
-No line is wider than 120 columns: schemas are wrapped, names are cut. The text is for people; nothing reads it back.
+No line is wider than 120 columns: schemas are wrapped, names are cut. The text is for people; nothing parses it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEPT_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def explain_logical(graph: LogicalGraph) -> str:
-    """What the user wrote: operators with their inputs, states and schemas."""
+    """Return what the user wrote: operators with their inputs, states and schemas."""
     loops = loops_in(graph.nodes)
     lines = [f"== Logical graph: {_count(len(graph.nodes), 'operator')}{_loop_count(loops)} =="]
     for node in graph.nodes:
@@ -39,7 +39,7 @@ def explain_logical(graph: LogicalGraph) -> str:
 
 
 def explain_optimised(plan: Plan) -> str:
-    """What the optimiser made of it: chains of operators, and what goes between them."""
+    """Return what the optimiser made of it: chains of operators, and the edges between them."""
     operator_count = sum(len(vertex.nodes) for vertex in plan.vertices)
     lines = [
         f"== Optimised graph: {_count(operator_count, 'operator')} in "
@@ -56,7 +56,7 @@ def explain_optimised(plan: Plan) -> str:
 
 
 def explain_physical(plan: Plan) -> str:
-    """What is deployed: subtasks in slots, key-group ranges, channels."""
+    """Return what is deployed: subtasks in slots, key-group ranges, channels."""
     channel_count = sum(_channel_counts(plan, edge)[0] for edge in plan.edges)
     lines = [
         f"== Physical plan: {_count(plan.slots, 'slot')}, {_count(plan.subtask_count(), 'subtask')}, "
@@ -76,7 +76,7 @@ def explain_physical(plan: Plan) -> str:
 
 
 def _what(graph: LogicalGraph, node: Node) -> str:
-    """The kind of the operator, who does the work, and the parallelism where the user gave one."""
+    """Return the operator's kind and function, and its parallelism if the user gave one."""
     spec: Any = node.spec
     words = [spec.kind]
     if node.assigns_time:
@@ -112,7 +112,7 @@ def _facts(graph: LogicalGraph, node: Node, loops: Sequence[LogicalLoop]) -> Ite
 
 
 def _in_loops(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """From the outermost to the innermost."""
+    """Yield the names of loops, which are in order from the outermost to the innermost, with their label."""
     inside = " › ".join(names)
     if inside:
         yield "in loop", inside
@@ -174,7 +174,7 @@ def _plan_input(plan: Plan, edge: PlanEdge) -> tuple[str, str]:
 
 
 def _tree(vertex: Vertex) -> Iterator[tuple[str, Node]]:
-    """The vertex's nodes depth first, each behind the lines that draw where it hangs."""
+    """Yield the vertex's nodes depth first, each with the branch of the tree that it is on."""
     below: dict[int, list[Node]] = {node.id: [] for node in vertex.nodes}
     for node in vertex.nodes[1:]:
         below[node.inputs[0].source].append(node)
@@ -194,7 +194,7 @@ def _tree(vertex: Vertex) -> Iterator[tuple[str, Node]]:
 
 
 def _slot_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """All slots where there are few; otherwise the first ones and the last."""
+    """Yield all slots if there are few, otherwise the first ones and the last."""
     left_out = plan.slots - _SLOTS_SHOWN if plan.slots > _SLOTS_SHOWN else 0
     for slot in range(plan.slots):
         if left_out and slot == _SLOTS_SHOWN - 1:
@@ -239,7 +239,7 @@ def _loop_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def _channel_counts(plan: Plan, edge: PlanEdge) -> tuple[int, int]:
-    """How many channels the edge has, and how many of them stay within a slot."""
+    """Return how many channels the edge has, and how many of them stay within a slot."""
     channels = [
         channel
         for upstream in range(plan.vertices[edge.source_vertex].parallelism)
@@ -252,7 +252,7 @@ def _channel_counts(plan: Plan, edge: PlanEdge) -> tuple[int, int]:
 
 
 def _labelled(facts: Iterable[tuple[str, str]]) -> list[str]:
-    """One fact after the other under its label, which stands at the first of its lines only."""
+    """Return the lines of facts, with each label on the first of its lines only."""
     lines: list[str] = []
     before = ""
     for label, text in facts:
@@ -264,12 +264,12 @@ def _labelled(facts: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _wrappable(schema: pa.Schema) -> str:
-    """As DDL that is wrapped between columns only."""
+    """Return the schema's DDL, with spaces that `textwrap` breaks only between columns."""
     return ", ".join(ddl_of(pa.schema([field])).replace(" ", _KEPT_SPACE) for field in schema)
 
 
 def _table(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell, the last one cut where the line would become too long."""
+    """Return lines with columns as wide as their widest cell. A line that is too long is cut."""
     cells = [[_cut(cell, _CELL_LIMIT) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [

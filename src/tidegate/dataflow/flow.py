@@ -1,7 +1,7 @@
-"""What every kind of stream is: records of one schema on their way to the next operator.
+"""What all kinds of streams have in common: records of one schema on their way to the next operator.
 
-A flow is a handle to outputs of nodes, several where streams were united. It is immutable and may be used any number of
-times; each use is one more consumer of the same records.
+A flow is a handle to the outputs of a node, or of several if streams were united. It is immutable and may be used any
+number of times; each use is one more consumer of the same records.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 # Spark DDL text such as "auction long, price double", a pyarrow.Schema or a pyspark StructType.
 SchemaLike: TypeAlias = Any
-# Names that an operator had: what snapshots hold under one of them is its state.
+# Former names of an operator, under which snapshots may hold its state.
 Names: TypeAlias = "str | Sequence[str]"
 F = TypeVar("F", bound="Flow")
 
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """What kind of function a stream takes in `process`, and how to say which stream that is."""
+    """The kind of function that `process` takes on a stream. `here` describes the stream in errors."""
 
     expected: type[Function]
     here: str
@@ -73,7 +73,7 @@ class Flow:
         return tuple(replace(edge, partitioning=partitioning, key=key, refuses_nulls=refuses_nulls) for edge in self._edges)
 
     def _called(self) -> str:
-        """What an error calls it."""
+        """Return how errors name it."""
         return repr(self)
 
 

@@ -1,4 +1,4 @@
-"""The classes that users subclass, and what their methods are given.
+"""The classes that users subclass, and the contexts that their methods get.
 
     KeyedProcess      after `key_by`; keyed state and timers
     Process           on a stream without key; operator state
@@ -8,10 +8,10 @@
 Every method that handles a record may be a generator, return an iterable of rows, or return None. A row is a tuple (a
 named one or not) or list with the values of the schema declared as `returns`, in its order.
 
-An instance is built on the driver, pickled, and unpickled once for each subtask: what `__init__` sets travels with it,
-what must not travel (connections, caches) belongs in `open`. All methods of one instance are called from one thread.
-After a failure a fresh copy of the instance resumes with the restored state: whatever must survive is state, never an
-attribute.
+An instance is built on the driver, pickled, and unpickled once for each subtask. What `__init__` sets is pickled with it;
+what can't be pickled (connections, caches) belongs in `open`. All methods of one instance are called from one thread.
+After a failure a new copy of the instance resumes with the restored state, so whatever must survive has to be state, not
+an attribute.
 
 This module declares contracts only. The contexts are implemented by the operators, the states by the backends.
 """
@@ -56,7 +56,7 @@ class Timers(Protocol):
 
 
 class Context(Protocol):
-    """What a function may ask and do while it handles a record or a timer. It is valid during that call only.
+    """What a function can use while it handles a record or a timer. It is valid only during that call.
 
     In `open` only `subtask`, `parallelism` and `now_ms` are meaningful: there is no record and no key yet.
     """

@@ -1,7 +1,7 @@
-"""The logical graph: what the user wrote, node for node.
+"""The logical graph: what the user wrote, node by node.
 
-Nodes are immutable and named; an edge says how records are partitioned on their way. Unions are no nodes: they are
-several edges into one port. A node's `spec` says what it does and makes its running operator on a slot.
+Nodes are immutable and named; an edge defines how records are partitioned on their way. A union is not a node, but several
+edges into one port. A node's `spec` describes the operator and creates it on a slot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Edge:
 
 
 class Spec(Protocol):
-    """What a node does. Picklable; carries the user's function."""
+    """The description of an operator, with the user's function. It can be pickled."""
 
     @property
     def kind(self) -> str:
@@ -49,10 +49,10 @@ class Spec(Protocol):
     def stateful(self) -> bool: ...
 
     def states(self, node: Node) -> tuple[StateInfo, ...]:
-        """Every state the operator keeps, the engine's own (offsets, timers, committables) included."""
+        """Return every state of the operator, including the engine's own (offsets, timers, committables)."""
 
     def create(self, node: Node) -> Operator:
-        """The running operator of one subtask."""
+        """Return a new operator for one subtask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +68,17 @@ class Node:
     named_by_user: bool = False
     aliases: tuple[str, ...] = ()  # names under which older snapshots may have its state
 
-    # What the operator says of itself, so that nobody has to know its class.
+    # Properties of the spec, so that callers needn't know its class.
 
     @property
     def source(self) -> Source | None:
-        """Where its records come from, if they come from outside."""
-        source: Source | None = getattr(self.spec, "source", None)
-        return source
+        """The source that it reads, if it is a source's operator."""
+        return getattr(self.spec, "source", None)
 
     @property
     def sink(self) -> Sink | None:
-        """Where its records go to, if they leave the job here."""
-        sink: Sink | None = getattr(self.spec, "sink", None)
-        return sink
+        """The sink that it writes to, if it is a sink's operator."""
+        return getattr(self.spec, "sink", None)
 
     @property
     def assigns_time(self) -> bool:
@@ -89,7 +87,7 @@ class Node:
 
     @property
     def assigns_time_by_epoch(self) -> bool:
-        """Whether its watermarks move between two epochs only."""
+        """Whether its watermarks move only between two epochs."""
         return self.assigns_time and getattr(self.spec, "by_epoch", False)
 
     @property
@@ -98,24 +96,23 @@ class Node:
 
     @property
     def loop_head(self) -> int | None:
-        """The node at which its records go round again, if it is the tail of a loop."""
-        head: int | None = getattr(self.spec, "head", None)
-        return head
+        """The id of its loop's head, if it is the tail of a loop."""
+        return getattr(self.spec, "head", None)
 
     @property
     def gathers(self) -> bool:
-        """Whether it holds its records back until their epoch ends."""
+        """Whether it holds records back until their epoch ends."""
         return getattr(self.spec, "gathers", False)
 
     @property
     def sets_alarm(self) -> bool:
-        """Whether it may ask for an epoch though no record comes."""
+        """Whether it may ask for an epoch although there is no record for it."""
         return getattr(self.spec, "sets_alarm", False)
 
 
 @dataclass(frozen=True, slots=True)
 class LogicalGraph:
-    """Nodes in the order they were added, which is a topological order."""
+    """The nodes in the order in which they were added, which is a topological order."""
 
     nodes: tuple[Node, ...]
 
@@ -127,7 +124,8 @@ class LogicalGraph:
 
 
 def sources_above(nodes: Sequence[Node], edges: Iterable[Edge]) -> tuple[str, ...]:
-    """The names of the sources that the records of these edges come from, in the order of the graph. `nodes` by id."""
+    """Return the names of the sources that the records of these edges come from, in the order of the graph. `nodes[i]` has
+    the id i."""
     reached: set[int] = set()
     waiting = [edge.source for edge in edges]
     while waiting:

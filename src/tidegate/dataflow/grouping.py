@@ -2,7 +2,7 @@
 
     counts = process_groups(bids.key_by("auction"), "count", GroupedSpec(function, ("auction",)), returns=schema)
 
-No part of the user's way to a graph (stream.py): `tg.transform_with_state` calls it.
+Users don't call this: `tg.transform_with_state` does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def process_groups(
     second: KeyedStream | BroadcastStream | None = None,
     alias: Names = (),
 ) -> Stream:
-    """`second` is what comes on port 1, if the spec says that something does."""
+    """Add a grouped operator. `second` is the input of port 1, if the spec has one."""
     assert (second is None) == (spec.second is None)
     pipeline = keyed._pipeline
     name = pipeline._new_name("operator", name)
@@ -39,7 +39,7 @@ def process_groups(
 
 
 def with_event_time(stream: Stream, name: str, spec: GroupedSpec, returns: pa.Schema, *, alias: Names = ()) -> Stream:
-    """The same where the spec has an event time: every subtask hears of the latest."""
+    """Add a grouped operator that has event time: every subtask receives the latest event time of the stream."""
     assert spec.event_time is not None and spec.second is SecondPort.LATEST
     latest = stream.map_batches(Latest(spec.event_time.column), returns=LATEST, name=f"{name}-event-time")
     return process_groups(stream.key_by(*spec.key), name, spec, returns, second=latest.broadcast(), alias=alias)

@@ -1,12 +1,12 @@
-"""Records as state: what was on its way into an operator at a snapshot, and is fed into it again after a restore.
+"""Records in flight as state: logged in a snapshot, and fed into the operator again after a restore.
 
-A snapshot that cuts through channels keeps the records that were before the marker and not yet processed. They are
-operator state of the operator they were on the way to, a row for each record, which is one struct of its columns: those
-of a loop's feedback stay with one subtask of the loop's head; those on their way into a port are shown to every subtask,
-which takes what would be routed to it now.
+A snapshot that cuts through channels holds the records that were before the marker and not yet processed. They are
+operator state of the operator that they were sent to, with a row for each record, which is a struct of its columns. Records
+of a loop's feedback stay with one subtask of the loop's head. Records on their way into a port are offered to every
+subtask, which takes those that would be routed to it now.
 
-Snapshots keep no dictionary encoding: columns are decoded on their way into one and encoded again on their way out. When
-records are logged and fed in again is the slot's affair (slot/in_flight.py). Where they wait: places.py.
+Snapshots hold no dictionary encoding: columns are decoded before they are written and encoded again when they are read. The
+slot decides when records are logged and fed in again (slot/in_flight.py). The places where they wait: places.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHAPE = "records"
 
 
 def feedback_state(schema: pa.Schema) -> StateInfo:
-    """The records that were on their way back to the head of a loop; `schema` is the loop's."""
+    """Return the state of the records on their way back to the head of a loop; `schema` is the loop's."""
     return StateInfo(FEEDBACK, StateKind.WHOLE, _SHAPE, _state_schema(schema))
 
 
@@ -29,13 +29,13 @@ def in_flight_name(port: int) -> str:
 
 
 def in_flight_state(port: int, schema: pa.Schema) -> StateInfo:
-    """The records that were on their way into a port; `schema` is what arrives there (`Node.input_schemas[port]`)."""
+    """Return the state of the records on their way into a port; `schema` is the port's (`Node.input_schemas[port]`)."""
     return StateInfo(in_flight_name(port), StateKind.UNION, _SHAPE, _state_schema(schema))
 
 
 def rows_to_value(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Records as rows of the state that was made for that schema. The batch's columns may be less nullable, as those of
-    one of several united streams."""
+    """Return records as rows of the state for `schema`. The batch's columns may be less nullable, if the batch is of one of
+    several united streams."""
     state = _state_schema(schema)
     fields = list(state.field("value").type)
     columns = [_as(column, field.type) for column, field in zip(batch.columns, fields, strict=True)]
@@ -43,7 +43,7 @@ def rows_to_value(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def value_to_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The way back: the records, as a batch of that schema."""
+    """Return the records in rows of the state for `schema`: the inverse of `rows_to_value`."""
     columns = rows.column("value").flatten()
     return pa.record_batch([_as(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
 
@@ -53,7 +53,7 @@ def _state_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _decoded(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries, wherever they are in it."""
+    """Return the type without dictionaries at any depth."""
     if pa.types.is_dictionary(kind):
         return _decoded(kind.value_type)
     if pa.types.is_struct(kind):

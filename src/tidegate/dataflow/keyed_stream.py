@@ -1,10 +1,9 @@
-"""Streams by key, broadcast streams, and two streams on their way into one operator: what comes between two operators
-that belong to `Stream`s.
-"""
+"""Keyed streams, broadcast streams and connected streams: inputs for the next operator, which returns a `Stream` again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
@@ -80,7 +79,7 @@ class KeyedStream(Flow):
         return ConnectedStreams(self, right)
 
     def to(self, name: str, sink: Sink, *, parallelism: int | None = None, alias: Names = ()) -> None:
-        """Write the records to a sink: those of one key to one subtask of it, in their order."""
+        """Write the records to a sink. The records of a key go to one subtask of the sink, in their order."""
         self._pipeline._add_sink(self, name, sink, parallelism, alias)
 
     def __repr__(self) -> str:
@@ -119,14 +118,12 @@ class BroadcastStream(Flow):
             )
 
 
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class ConnectedStreams:
-    """Two streams on their way into one operator: what `connect` returns."""
+    """Two streams that are input to one operator: what `connect` returns."""
 
-    __slots__ = ("_left", "_right")
-
-    def __init__(self, left: Stream | KeyedStream, right: Stream | KeyedStream | BroadcastStream) -> None:
-        self._left = left
-        self._right = right
+    _left: Stream | KeyedStream
+    _right: Stream | KeyedStream | BroadcastStream
 
     def process(
         self,

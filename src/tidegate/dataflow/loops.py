@@ -1,9 +1,9 @@
 """The loops of a logical graph: which operators are in them.
 
-The graph has no cycles; a loop is a head and the tail that names it. In a loop is whatever lies on a way from its head to
-its tail. A way may go through the feedback of a loop that was built in the body of this one, since records of this one
-may go round there; never through that of an enclosing one. By this order loops that were built in each other's bodies are
-nested, whatever they read from each other.
+The graph has no cycles; a loop is a head and the tail that names it. Whatever lies on a path from its head to its tail is
+in the loop. A path may go through the feedback of a loop that was built in its body, since its records may go round there,
+but never through the feedback of an enclosing loop. So loops are nested as their bodies are, whatever they read from each
+other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.dataflow.graph import Node
 
 @dataclass(frozen=True, slots=True)
 class LogicalLoop:
-    """`nodes` are the ids of all that is in it, head and tail included."""
+    """A loop. `nodes` are the ids of all nodes in it, including head and tail."""
 
     head: Node
     tail: Node
@@ -25,20 +25,20 @@ class LogicalLoop:
 
 
 def loops_in(nodes: Sequence[Node]) -> tuple[LogicalLoop, ...]:
-    """In the order of their heads, so that an enclosing loop comes before those in it."""
+    """Return the loops in the order of their heads, so that an enclosing loop comes before the loops in it."""
     ends = sorted(_ends(nodes))
     return tuple(LogicalLoop(nodes[head], nodes[tail], _between(nodes, ends, head, tail)) for head, tail in ends)
 
 
 def unfinished_loops(nodes: Sequence[Node]) -> list[Node]:
-    """Heads without a tail: of loops whose bodies failed, or are still being built."""
+    """Return the heads without a tail: those of loops whose bodies failed, or are still being built."""
     finished = {node.loop_head for node in nodes}
     return [node for node in nodes if node.begins_loop and node.id not in finished]
 
 
 def entered_sideways(nodes: Sequence[Node]) -> list[tuple[LogicalLoop, LogicalLoop]]:
-    """Loops (inner, outer) such that records of the outer one get into the inner one, but not at its head. The laps of the
-    outer one, which find out when it has ended, would have no way in."""
+    """Return pairs of loops (inner, outer) such that records of the outer loop get into the inner loop, but not at its head.
+    The laps of the outer loop, which find out when it has ended, could not enter the inner one."""
     loops = loops_in(nodes)
     return [
         (inner, outer)
@@ -49,13 +49,13 @@ def entered_sideways(nodes: Sequence[Node]) -> list[tuple[LogicalLoop, LogicalLo
 
 
 def reached_from(head: int, nodes: Sequence[Node]) -> frozenset[int]:
-    """What gets records, sooner or later, of a head whose loop is being built; itself included."""
+    """Return the nodes that records of `head` reach, including itself, while its loop is being built."""
     ends = _ends(nodes)
     return _reached(head, _links(nodes, [(inner, tail) for inner, tail in ends if inner > head]))
 
 
 def _ends(nodes: Iterable[Node]) -> list[tuple[int, int]]:
-    """The ids of the loops' heads and tails."""
+    """Return the ids of the heads and tails of loops."""
     return [(node.loop_head, node.id) for node in nodes if node.loop_head is not None]
 
 
@@ -66,7 +66,7 @@ def _between(nodes: Sequence[Node], ends: Iterable[tuple[int, int]], head: int, 
 
 
 def _links(nodes: Sequence[Node], ends: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(from, to), the feedback of these loops included."""
+    """Return links (from, to), including the feedback of these loops."""
     links = [(edge.source, node.id) for node in nodes for edge in node.inputs]
     return links + [(tail, head) for head, tail in ends]
 

@@ -1,8 +1,8 @@
-"""Records without a key: kept, which is the rule, or refused.
+"""Records whose key is null: kept by default, or refused.
 
-A null is a key like any other: all records whose key is null have one state, and go to one subtask (in a key of several
-columns, those that are null in the same columns and equal in the others). That is Spark's rule as well. Where a null is a
-mistake, `key_by(…, nulls="refuse")` ends the job at the first one.
+As in Spark, null is a key like any other: all records whose key is null share one state and go to one subtask. In a key of
+several columns, those records share a state that are null in the same columns and equal in the others. If a null key is a
+mistake, use `key_by(…, nulls="refuse")`, which ends the job at the first one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ KEEP, REFUSE = "keep", "refuse"
 
 
 def check_nulls(where: str, nulls: str) -> bool:
-    """Whether null keys are refused."""
+    """Return whether null keys are refused."""
     if nulls not in (KEEP, REFUSE):
         raise GraphError(f"{where}: nulls={nulls!r}; choose {KEEP!r} (null is a key like any other) or {REFUSE!r}")
     return nulls == REFUSE
 
 
 def refuse_null_keys(batch: pa.RecordBatch, key: tuple[str, ...], operator: str) -> None:
-    """`SchemaError` where a key column has a null. Arrow knows how many there are: it costs next to nothing."""
+    """Raise `SchemaError` if a key column has a null. This costs next to nothing, since Arrow counts nulls."""
     for name in key:
         column = batch.column(name)
         if column.null_count:

@@ -1,12 +1,12 @@
-"""From the logical graph to the physical plan: how parallel each operator is, and which ones are chained.
+"""Make the physical plan from the logical graph: the parallelism of each operator, and the chains.
 
-A node is chained to its upstream node where that is all it reads: one input edge, FORWARD, and the same parallelism.
+A node is chained to its upstream node if it reads from no other: it has one input edge, FORWARD, and the same parallelism.
 Chained operators call each other directly, without a channel. A node may have several chained consumers, of its main
-and of its side outputs, so that a chain is a tree. Without chaining, a watermark operator is chained all the same: in the
-chain of a source it knows of which split a record is.
+output and of its side outputs, so that a chain is a tree. Even without chaining, a watermark operator is chained: in the
+chain of a source it knows the split of each record.
 
-The head of a loop is never chained to what is before it, since what comes back enters there too. The tail is as parallel
-as the head, so that subtask i of one has subtask i of the other beside it, and is chained like any other node.
+The head of a loop is never chained to its upstream node, since the feedback enters there too. The tail has the parallelism
+of the head, so that subtask i of both is in slot i, and is chained like any other node.
 
 Invariants: every node is in exactly one vertex; the vertices are in the order of their first nodes, which is a topological
 order; only a vertex's first node has edges from other vertices. State belongs to operators, by their names: vertices
@@ -22,7 +22,7 @@ from tidegate.errors import GraphError
 
 
 def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining: bool = True) -> Plan:
-    """Raises `GraphError` where an operator can't have the parallelism it asks for."""
+    """Return the plan. Raise `GraphError` if an operator can't have the parallelism that it asks for."""
     if slots < 1 or key_group_count < 1:
         raise GraphError(f"slots={slots} and {key_group_count} key-groups: a job needs at least one of each")
     assert all(index == node.id for index, node in enumerate(graph.nodes))
@@ -83,8 +83,8 @@ def _loop(index: int, found: LogicalLoop, vertex_of: dict[int, int]) -> Loop:
 
 
 def _parallelism_of(node: Node, upstream: list[int], *, slots: int, key_group_count: int) -> int:
-    """What the user asked for; else the upstream's where records are only passed on, so that their order is kept (dealing
-    them out anew would let records of one key overtake each other); else all slots."""
+    """Return the parallelism that the user asked for, or else that of the upstream nodes if records are only passed on: to
+    rebalance them would let records of one key overtake each other. Otherwise return the number of slots."""
     parallelism = node.parallelism
     if node.loop_head is not None:
         return _parallelism_of_tail(node, upstream[node.loop_head])
@@ -116,13 +116,15 @@ def _parallelism_of_tail(node: Node, of_head: int) -> int:
 
 
 def _continues_its_upstream(node: Node, parallelism: list[int]) -> bool:
-    if node.begins_loop:
-        return False
-    return len(node.inputs) == 1 and _partitioning(node.inputs[0], node, parallelism) is Partitioning.FORWARD
+    return (
+        not node.begins_loop
+        and len(node.inputs) == 1
+        and _partitioning(node.inputs[0], node, parallelism) is Partitioning.FORWARD
+    )
 
 
 def _partitioning(edge: Edge, target: Node, parallelism: list[int]) -> Partitioning:
-    """FORWARD needs a subtask i on both sides; where their numbers differ, the records are dealt out evenly."""
+    """Return REBALANCE instead of FORWARD if the two sides have different numbers of subtasks."""
     if edge.partitioning is Partitioning.FORWARD and parallelism[edge.source] != parallelism[target.id]:
         return Partitioning.REBALANCE
     return edge.partitioning

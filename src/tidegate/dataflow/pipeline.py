@@ -1,4 +1,4 @@
-"""Collects what the user writes into a logical graph.
+"""Build the logical graph from the user's calls.
 
     pipeline = Pipeline()
     bids = pipeline.source("bids", source).with_watermark("ts", "5 seconds")
@@ -6,8 +6,8 @@
     counts.to("out", sink)
     graph = pipeline.build()
 
-What the user got wrong is an error here, at the line that has it (`checks.py`). Nothing here knows slots, chains or how
-an operator runs.
+A mistake in the job is an error at the call that made it (`checks.py`). Slots, chains and running operators are not known
+here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tidegate.errors import GraphError
 
 
 class Pipeline:
-    """Collects the nodes of one job. `time_by_epoch`: watermarks move when an epoch ends, since records come in no order."""
+    """The nodes of one job. `time_by_epoch`: watermarks move only when an epoch ends, since records come in no order."""
 
     time_by_epoch = False
 
@@ -42,8 +42,8 @@ class Pipeline:
     def source(self, name: str, source: Source, *, parallelism: int | None = None, alias: Names = ()) -> Stream:
         """Return a stream of the records of a source. Its offsets are kept in snapshots under `name`.
 
-        To rename something that has state (a source, a process, a sink), give its old name as `alias`: then it finds its
-        state in a snapshot under that one.
+        To rename something that has state (a source, a process, a sink), give its old name as `alias`: its state is then
+        found in snapshots under the old name.
         """
         name = self._new_name("source", name)
         schema = checks.check_source(name, source)
@@ -63,7 +63,7 @@ class Pipeline:
         return graph
 
     def _new_name(self, kind: str, name: str | None) -> str:
-        """A name that no operator has yet: the user's, or a generated one (such as "map-1") where that is None."""
+        """Return a name that no operator has yet: the user's, or a generated one such as "map-1" if `name` is None."""
         if name is None:
             number = 1 + sum(not node.named_by_user and node.spec.kind == kind for node in self._nodes)
             while f"{kind}-{number}" in self._names | self._aliases:
@@ -81,7 +81,7 @@ class Pipeline:
         if name in self._aliases:
             raise GraphError(
                 f"{kind} {name!r}: the name is an alias of {self._aliases[name].name!r}, and what a snapshot "
-                f"holds under a name goes to one operator: leave that alias away, or choose another name"
+                f"holds under a name goes to one operator: omit that alias, or choose another name"
             )
         return name
 
@@ -108,7 +108,7 @@ class Pipeline:
         named_by_user: bool,
         aliases: tuple[str, ...] = (),
     ) -> Stream:
-        """A node whose `inputs` are by port, and the stream of its output."""
+        """Add a node whose `inputs` are by port, and return the stream of its output."""
         parallelism = checks.check_parallelism(name, parallelism)
         node = Node(
             id=len(self._nodes),
@@ -140,7 +140,7 @@ class Pipeline:
         parallelism: int | None,
         alias: Names,
     ) -> Stream:
-        """A node with a process function."""
+        """Add a node with a process function, and return the stream of its output."""
         name = self._new_name("operator", name)
         aliases = self._new_aliases("operator", name, alias)
         checks.check_function(name, function, expected=takes.expected, here=takes.here)
@@ -149,7 +149,7 @@ class Pipeline:
         if other is not None:
             raise GraphError(
                 f"operator {name!r}: this {type(function).__name__} is already the function of {other!r}, "
-                f"and an instance holds the state of one operator; make a second one"
+                f"and an instance holds the state of one operator; make a second instance"
             )
         schema = NO_OUTPUT if returns is None else checks.declared_schema(name, returns)
         stream = self._add(

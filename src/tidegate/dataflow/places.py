@@ -1,4 +1,4 @@
-"""Places at which records wait: one port of an operator, or a loop's way back to its head."""
+"""Places at which records wait: a port of an operator, or the feedback of a loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.state.sections import StateInfo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where records wait: a port of an operator. `info` is the state that they are in a snapshot."""
+    """A port of an operator, or the feedback of its loop. `info` is the state that holds waiting records in a snapshot."""
 
     operator: str
     port: int
@@ -26,7 +26,7 @@ class Place:
 
 
 def places_of(node: Node) -> tuple[Place, ...]:
-    """Every place at which records for this operator may have waited in some snapshot."""
+    """Return every place at which records for this operator may have waited in a snapshot."""
     ports = tuple(
         Place(node.name, port, in_flight_state(port, schema), schema) for port, schema in enumerate(node.input_schemas)
     )

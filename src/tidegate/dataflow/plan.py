@@ -1,13 +1,13 @@
-"""The physical plan: vertices (chains of nodes), the edges between them, and who runs where.
+"""The physical plan: vertices (chains of nodes), the edges between them, and the slots of their subtasks.
 
 Subtask i of every vertex runs in slot i. Inside a vertex, `nodes` are in topological order: the first one
 takes the vertex's input; every other has exactly one input edge, from a node of the same vertex. Edges between
-vertices become channels. This module is pure arithmetic over those; `optimiser.py` decides what is chained.
+vertices become channels. This module only computes with them; `optimiser.py` decides what is chained.
 
-Vertices are in topological order of all edges but the feedback edges. Such an edge goes from the tail of a loop, wherever
-it is chained, to its head, which is the first node of a vertex; there is one for each loop. Laps, which find out whether a
-loop has ended, go along the edges inside it: those between two of its vertices, its own feedback edge and those of the
-loops in it included.
+Vertices are in topological order of all edges but the feedback edges. Each loop has one feedback edge, from its tail,
+wherever that is chained, to its head, which is the first node of a vertex. Laps, which find out whether a loop has ended, go
+along the edges inside the loop: those between two of its vertices, including its own feedback edge and those of the loops
+in it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class PlanEdge:
-    """From `source_node` (in `source_vertex`), main output or side output `tag`, into `port` of the target's first node."""
+    """From `source_node` in `source_vertex` (side output `tag`, or the main output if that is None) into `port` of the first
+    node of `target_vertex`."""
 
     id: int
     source_vertex: int
@@ -49,7 +50,7 @@ class PlanEdge:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`vertices` are those on a way from the head to the tail, which may be one and the same vertex."""
+    """A loop. `vertices` are those on a path from the head to the tail, which may be in the same vertex."""
 
     id: int
     name: str
@@ -68,7 +69,7 @@ class Plan:
 
     @property
     def nodes(self) -> Iterator[Node]:
-        """Of all vertices."""
+        """The nodes of all vertices."""
         return (node for vertex in self.vertices for node in vertex.nodes)
 
     def subtasks_in(self, slot: int) -> Iterator[Vertex]:
@@ -84,34 +85,34 @@ class Plan:
         return [edge for edge in self.edges if edge.source_vertex == vertex.id]
 
     def targets(self, edge: PlanEdge, upstream: int) -> list[ChannelId]:
-        """The channels that subtask `upstream` writes on this edge, in the order of their downstream subtask."""
+        """Return the channels that subtask `upstream` writes on this edge, in the order of their downstream subtasks."""
         if edge.partitioning is Partitioning.FORWARD:
             return [ChannelId(edge.id, upstream, upstream)]
         count = self.vertices[edge.target_vertex].parallelism
         return [ChannelId(edge.id, upstream, downstream) for downstream in range(count)]
 
     def origins(self, edge: PlanEdge, downstream: int) -> list[ChannelId]:
-        """The channels that subtask `downstream` reads on this edge."""
+        """Return the channels that subtask `downstream` reads on this edge."""
         if edge.partitioning is Partitioning.FORWARD:
             return [ChannelId(edge.id, downstream, downstream)]
         count = self.vertices[edge.source_vertex].parallelism
         return [ChannelId(edge.id, upstream, downstream) for upstream in range(count)]
 
     def loops_of(self, vertex_id: int) -> list[Loop]:
-        """The loops that the vertex is in, from the outermost to the innermost."""
+        """Return the loops that the vertex is in, from the outermost to the innermost."""
         return [loop for loop in self.loops if vertex_id in loop.vertices]
 
     def edge_inside(self, loop: Loop, edge: PlanEdge) -> bool:
-        """Whether records that go round the loop may take this edge."""
+        """Return whether records that go round the loop may take this edge."""
         return edge.source_vertex in loop.vertices and edge.target_vertex in loop.vertices
 
     def depth_of(self, loop: Loop) -> int:
-        """How many loops are within one another in this one, itself included."""
+        """Return how deep loops are nested in this loop, itself included."""
         inner = [each for each in self.loops if each.id > loop.id and each.head_vertex in loop.vertices]
         return 1 + max(map(self.depth_of, inner), default=0)
 
     def below(self, vertex: Vertex) -> frozenset[int]:
-        """The vertices that records of this one get to without going round a loop; itself not included."""
+        """Return the other vertices that records of this vertex reach without going round a loop."""
         reached = {vertex.id}
         for each in self.vertices[vertex.id + 1 :]:
             if any(edge.source_vertex in reached and not edge.feedback for edge in self.inputs_of(each)):

@@ -2,7 +2,7 @@
 
     counts = bids.key_by("auction").process("count", CountBids(), returns="auction long, n long")
 
-`key_by`, `union`, `rebalance`, `broadcast`, `connect` and `side_output` add no node: they say how the next one gets its
+`key_by`, `union`, `rebalance`, `broadcast`, `connect` and `side_output` add no node: they define how the next node gets its
 records.
 """
 
@@ -36,7 +36,7 @@ NO_OUTPUT = pa.schema([])
 
 
 class Stream(Flow):
-    """Records of one schema on their way, without a key. See the module's text; get one from `source`."""
+    """A stream of records of one schema, without a key. `source` returns the first one."""
 
     __slots__ = ()
 
@@ -156,8 +156,9 @@ class Stream(Flow):
             done = orders.iterate("retry", body)
 
         The feedback has this stream's schema. The body may hold anything: other streams, sinks, further loops. The loop
-        ends when its input has ended and no record is under way in it, so records must leave it some time. Event time comes
-        from the input alone: a record that comes back may be late. What is under way is kept in snapshots under `name`.
+        ends when its input has ended and no record is in flight in it, so every record must leave it at some point. Event
+        time comes from the input alone: a record that comes back may be late. Snapshots hold the records in flight under
+        `name`.
         """
         pipeline, input = self._pipeline, self._input()
         name = pipeline._new_name("loop", name)
@@ -206,7 +207,7 @@ class Stream(Flow):
         return KeyedStream(self._pipeline, edges, self._schema, key)
 
     def union(self, *others: Stream) -> Stream:
-        """Unite streams that have the same columns in the same order. There is no order among the streams."""
+        """Unite streams that have the same columns in the same order. Records of different streams come in no order."""
         edges = list(self._input()._edges)
         fields = list(self._schema)
         where = f"union after {self._origin()}"
@@ -248,7 +249,7 @@ class Stream(Flow):
         where = f"side_output({tag!r}) after {self._origin()}"
         edge = self._edges[0]
         if len(self._edges) > 1 or edge.tag is not None or edge.partitioning is not Partitioning.FORWARD:
-            raise GraphError(f"{where}: side outputs belong to an operator; call side_output on what process(…) gave")
+            raise GraphError(f"{where}: side outputs belong to an operator; call side_output on what process(…) returned")
         node = self._pipeline._nodes[edge.source]
         tag = checks.check_side_output(where, tag, node)
         return Stream(self._pipeline, (replace(edge, tag=tag),), node.side_schemas[tag])
@@ -259,7 +260,8 @@ class Stream(Flow):
     # Inside.
 
     def _common_parallelism(self) -> int | None:
-        """What the upstream operators have, so that a watermark sees a source subtask's records in their order."""
+        """Return the parallelism that all upstream operators have, so that a watermark sees a source subtask's records in
+        their order."""
         found = {
             self._pipeline._nodes[edge.source].parallelism if edge.partitioning is Partitioning.FORWARD else None
             for edge in self._edges
@@ -284,7 +286,7 @@ class Stream(Flow):
 
 
 def _ends_of_loop(stream: Stream, loop: str, given: object) -> tuple[Stream, Stream]:
-    """The feedback and the output, as a loop's body gave them."""
+    """Return the feedback and the output that a loop's body returned."""
     where = f"loop {loop!r}"
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise GraphError(
@@ -294,7 +296,7 @@ def _ends_of_loop(stream: Stream, loop: str, given: object) -> tuple[Stream, Str
     for what, end in zip(("feedback", "output"), given, strict=True):
         if not isinstance(end, Stream):
             advice = (
-                "return the stream before key_by or broadcast, and use these on what iterate gives"
+                "return the stream before key_by or broadcast, and use these on what iterate returns"
                 if isinstance(end, KeyedStream | BroadcastStream)
                 else "return a stream made from the body's argument"
             )

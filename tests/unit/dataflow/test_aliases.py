@@ -57,7 +57,7 @@ def test_a_name_goes_to_one_operator() -> None:
         bids.to("out", Nowhere(), alias="bids")
     with pytest.raises(GraphError, match=r"sink 'out', alias='offers': that is a name or alias of the source 'bids'"):
         bids.to("out", Nowhere(), alias="offers")
-    with pytest.raises(GraphError, match=r"operator 'offers': the name is an alias of 'bids'.*leave that alias away"):
+    with pytest.raises(GraphError, match=r"operator 'offers': the name is an alias of 'bids'.*omit that alias"):
         bids.process("offers", Collect())
 
 

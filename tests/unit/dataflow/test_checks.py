@@ -311,7 +311,7 @@ def test_a_source_is_an_instance_of_source(pipeline: Pipeline) -> None:
     assert says(
         complaint(GraphError, lambda: pipeline.source("bids", [1, 2])),  # type: ignore[arg-type]
         "source 'bids'",
-        "[1, 2] is no source",
+        "[1, 2] is not a source",
         "tg.sources",
     )
 
@@ -326,7 +326,7 @@ def test_a_sink_is_an_instance_of_sink(bids: Stream) -> None:
     assert says(
         complaint(GraphError, lambda: bids.to("out", "counts/")),  # type: ignore[arg-type]
         "sink 'out'",
-        "'counts/' is no sink",
+        "'counts/' is not a sink",
         "tg.sinks",
     )
 
@@ -429,7 +429,7 @@ def test_one_function_serves_one_operator(bids: Stream) -> None:
     function = Plain()
     bids.process("first", function)
     message = complaint(GraphError, lambda: bids.process("second", function))
-    assert says(message, "operator 'second'", "already the function of 'first'", "make a second one")
+    assert says(message, "operator 'second'", "already the function of 'first'", "make a second instance")
 
 
 def test_what_was_refused_leaves_no_trace(bids: Stream, pipeline: Pipeline) -> None:
@@ -473,7 +473,7 @@ def test_an_operator_must_lead_somewhere(pipeline: Pipeline, bids: Stream) -> No
 
 def test_a_declared_output_must_lead_somewhere(pipeline: Pipeline, bids: Stream) -> None:
     bids.process("op", Plain(), returns="a long")
-    assert says(complaint(GraphError, pipeline.build), "process 'op' goes nowhere", "leave returns= away")
+    assert says(complaint(GraphError, pipeline.build), "process 'op' goes nowhere", "omit returns=")
 
 
 @pytest.mark.parametrize(
@@ -544,7 +544,7 @@ def test_side_outputs_belong_to_an_operator(bids: Stream) -> None:
     stream = bids.process("op", Plain(), returns="a long", side_outputs={"late": "a long"})
     for other in (stream.union(stream), stream.rebalance(), stream.side_output("late")):
         message = complaint(GraphError, partial(other.side_output, "late"))
-        assert says(message, "side_output('late') after", "'op'", "call side_output on what process(…) gave")
+        assert says(message, "side_output('late') after", "'op'", "call side_output on what process(…) returned")
 
 
 def test_a_side_output_of_an_operator_without_main_output_can_be_read(bids: Stream) -> None:

@@ -222,9 +222,9 @@ async def waiting(stream: Stream) -> Any:
         (lambda stream: (records(Pipeline(), "b"), stream), r"loop 'retry', feedback: .* different jobs"),
         (
             lambda stream: (stream, passed_on(stream, "a")),
-            r"loop 'retry': the feedback is the loop's own stream .* for ever",
+            r"loop 'retry': the feedback is the loop's own stream .* forever",
         ),
-        (lambda stream: (passed_on(stream, "a").union(stream.rebalance()), stream), r"loop's own stream .* for ever"),
+        (lambda stream: (passed_on(stream, "a").union(stream.rebalance()), stream), r"loop's own stream .* forever"),
     ],
 )
 def test_a_body_gives_two_streams(body: Any, told: str) -> None:
@@ -291,7 +291,7 @@ def test_a_loop_whose_body_failed_is_no_part_of_a_job() -> None:
 
     with pytest.raises(RuntimeError):
         stream.iterate("retry", failing)
-    with pytest.raises(GraphError, match=r"loop 'retry' is not whole: its body failed.*build the job anew"):
+    with pytest.raises(GraphError, match=r"loop 'retry' is not complete: its body failed.*build the job again"):
         pipeline.build()
 
 

@@ -198,5 +198,5 @@ def test_what_is_called_for_no_rows_must_not_be_a_generator(bench: Bench) -> Non
 
         def process(self, record: Any, ctx: Any) -> None: ...
 
-    with pytest.raises(GraphError, match=r"Opens.open is a generator.*nothing of it would run. Remove its yield"):
+    with pytest.raises(GraphError, match=r"Opens.open is a generator.*its body would never run. Remove its yield"):
         bench.job().source("in", NUMBERS).process("give", Opens())

@@ -37,7 +37,7 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
         attempt = handle.attempts[-1]
         final = next(epoch for epoch in reversed(handle.epochs) if epoch.attempt == handle.attempts[-2].attempt)
         assert attempt.first_record_ms is not None and final.completed_ms is not None
-        read_bytes = sum(restored["bytes"] for restored in attempt.restored.values())
+        read_bytes = sum(restored.bytes for restored in attempt.restored.values())
         yield {
             "name": "rescale",
             "against": "the bytes of the state",
@@ -46,7 +46,7 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
             "slots": slots,
             "stop_to_first_record_ms": attempt.first_record_ms - final.triggered_ms,
             "final_snapshot_ms": final.completed_ms - final.triggered_ms,
-            "restore_ms": round(max(restored["ms"] for restored in attempt.restored.values())),
+            "restore_ms": round(max(restored.ms for restored in attempt.restored.values())),
             "read_bytes": read_bytes,
             "state_bytes": final.bytes,
         }

@@ -14,6 +14,7 @@ from tidegate.errors import TidegateError
 from tidegate.snapshots.manifest import Manifest, OperatorEntry
 from tidegate.snapshots.snapshot_tables import known_rows
 from tidegate.store.base import Store
+from tidegate.types.json_form import to_json
 
 Json = dict[str, Any]
 
@@ -65,9 +66,9 @@ def description(folder: SnapshotFolder, manifest: Manifest) -> Json:
         "ending": manifest.ending,
         "bytes": sum(files.values()),
         "files": len(files),
-        "stats": dict(manifest.stats),
-        "restored_from": None if manifest.restored_from is None else manifest.restored_from.to_json(),
-        "savepoint": None if manifest.savepoint is None else manifest.savepoint.to_json(),
+        "stats": to_json(manifest.stats),
+        "restored_from": to_json(manifest.restored_from),
+        "savepoint": to_json(manifest.savepoint),
         "operators": {name: _operator(entry, folder.store) for name, entry in manifest.operators.items()},
     }
 

@@ -68,7 +68,7 @@ def print_description(found: Json) -> None:
         ),
     )
     stats = found["stats"]
-    if "alignment_ms" in stats:
+    if stats["subtasks"]:
         _print(
             Text(
                 f"longest in a subtask: alignment {stats['alignment_ms']:.1f} ms, pause {stats['pause_ms']:.1f} ms, "

@@ -1,17 +1,18 @@
 """What slots and the coordinator say to each other, and its form on the wire.
 
-Every message is a frozen dataclass of plain JSON values, and of entries of a manifest, which have a JSON form of their own.
-`to_wire` and `from_wire` are the only codec; `from_wire` checks the kind, the names and the types, so that nothing
-half-understood gets further.
+Every message is a frozen dataclass that types/json_form.py can encode. `from_wire` checks the kind, the names and the types.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from tidegate.errors import ProtocolError
 from tidegate.snapshots.manifest import OperatorEntry
+from tidegate.snapshots.stats import SubtaskStats
+from tidegate.types.json_form import from_json, to_json
 
 # From a slot to the coordinator.
 
@@ -28,12 +29,19 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreStats:
+    """What a slot read to restore its state, and how long that took."""
+
+    bytes: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
-    """The slot's state is restored and its channels are connected. `restored` says how many `bytes` were read for that, and
-    in how many `ms`; it is empty where there was nothing to restore."""
+    """The slot's state is restored and its channels are connected. `restored` is None if there was nothing to restore."""
 
     slot: int
-    restored: dict[str, Any] = field(default_factory=dict)
+    restored: RestoreStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +52,8 @@ class Acknowledge:
     vertex: int
     subtask: int
     epoch: int
-    operators: dict[str, OperatorEntry]
-    stats: dict[str, Any]
+    operators: Mapping[str, OperatorEntry]
+    stats: SubtaskStats = field(default_factory=SubtaskStats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +97,17 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True)
+class SubtaskMetrics:
+    """What a subtask has read so far, and its longest freeze."""
+
+    records_in: int = 0
+    pause_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     slot: int
-    metrics: dict[str, Any]
+    metrics: Mapping[str, SubtaskMetrics]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +143,7 @@ class Deploy:
     It is in the job's own store, or where `restore_from` says: what `find_snapshot` takes.
     """
 
-    addresses: list[Any]
+    addresses: tuple[tuple[str, int], ...]
     epoch: int | None
     restore_from: str | None = None
 
@@ -323,24 +339,11 @@ _KINDS: dict[str, type[Any]] = {
         Verdict,
     )
 }
-_PLAIN: dict[Any, tuple[type, ...]] = {
-    bool: (bool,),
-    int: (int,),
-    str: (str,),
-    int | None: (int, type(None)),
-    str | None: (str, type(None)),
-    dict[str, Any]: (dict,),
-    list[Any]: (list,),
-    dict[str, OperatorEntry]: (dict,),
-}
-_CHECKS = {name: {field: _PLAIN[hint] for field, hint in get_type_hints(kind).items()} for name, kind in _KINDS.items()}
 
 
 def to_wire(message: Message) -> dict[str, Any]:
-    wire = {"kind": type(message).__name__} | {field.name: getattr(message, field.name) for field in fields(message)}
-    if isinstance(message, Acknowledge):
-        wire["operators"] = {name: _piece_to_wire(entry) for name, entry in message.operators.items()}
-    return wire
+    wire: dict[str, Any] = to_json(message)
+    return {"kind": type(message).__name__} | wire
 
 
 def from_wire(wire: dict[str, Any]) -> Message:
@@ -348,32 +351,8 @@ def from_wire(wire: dict[str, Any]) -> Message:
     kind = values.pop("kind", None)
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ProtocolError(f"a message of unknown kind {kind!r}: do both sides run the same version of Tidegate?")
-    checks = _CHECKS[kind]
-    wrong = [name for name, value in values.items() if name not in checks or not _fits(value, checks[name])]
-    if wrong or len(values) != len(checks):
-        raise ProtocolError(f"a malformed {kind} message: {sorted(set(checks) ^ set(values)) or wrong}")
-    if kind == Acknowledge.__name__:
-        try:
-            values["operators"] = {name: _piece_from_wire(entry) for name, entry in values["operators"].items()}
-        except (ProtocolError, KeyError, TypeError) as error:
-            raise ProtocolError(f"a malformed Acknowledge message: operators: {error}") from error
-    message: Message = _KINDS[kind](**values)
+    try:
+        message: Message = from_json(_KINDS[kind], values, kind)
+    except ValueError as error:
+        raise ProtocolError(f"a malformed {kind} message: {error}") from error
     return message
-
-
-def _piece_to_wire(entry: OperatorEntry) -> dict[str, Any]:
-    (piece,) = entry.pieces
-    return {
-        "parallelism": entry.parallelism,
-        "piece": piece.to_json(),
-        "states": [state.to_json() for state in entry.states],
-    }
-
-
-def _piece_from_wire(wire: dict[str, Any]) -> OperatorEntry:
-    return OperatorEntry.from_json({"parallelism": wire["parallelism"], "pieces": [wire["piece"]], "states": wire["states"]})
-
-
-def _fits(value: object, kinds: tuple[type, ...]) -> bool:
-    """A bool is no int here, though Python says so."""
-    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tidegate.driver.reports import EpochReport, alarm_ms_of
+from tidegate.driver.reports import EpochReport
 from tidegate.snapshots.manifest import MicroBatch
+from tidegate.snapshots.stats import first_alarm_ms
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +62,7 @@ class Batches:
 
     def on_complete(self, report: EpochReport) -> None:
         if self._end is not None:
-            self.parked, self._end.alarm_ms = True, alarm_ms_of(report.subtasks)
+            self.parked, self._end.alarm_ms = True, first_alarm_ms(report.stats.values())
             self._settle(self._end)
 
     def on_aborted(self, why: str) -> None:

@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from tidegate.control.background import Background
 from tidegate.control.clock import Clock
@@ -40,6 +39,7 @@ from tidegate.control.messages import (
     Register,
     Shutdown,
     Start,
+    SubtaskMetrics,
 )
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
@@ -97,7 +97,7 @@ class Coordinator:
         self.status = Status.STARTING
         self.attempt = 0
         self.attempts: list[AttemptReport] = []
-        self.metrics: dict[str, dict[str, Any]] = {}
+        self.metrics: dict[str, SubtaskMetrics] = {}
         self.delivered: dict[str, list[str]] = {}
         self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False  # whether it took it
         self._noticed = set() if noticed is None else noticed  # logged before
@@ -237,7 +237,8 @@ class Coordinator:
                 self.attempts[-1].hosts[slot] = machine or host
                 self._on_register(slot, (host, port), pid)
             case Ready(_, restored):
-                self.attempts[-1].restored[slot] = restored
+                if restored is not None:
+                    self.attempts[-1].restored[slot] = restored
                 self._on_ready(slot)
             case Acknowledge(vertex, subtask, epoch, operators, stats):
                 self._epochs.acknowledge(SubtaskId(vertex, subtask), epoch, operators, stats)
@@ -247,7 +248,7 @@ class Coordinator:
                 self._epochs.feed(epoch_coordinator.InputEnded(SubtaskId(vertex, subtask)))
             case Heartbeat(_, metrics):
                 self.metrics.update(metrics)
-                if self.attempts[-1].first_record_ms is None and any(of.get("records_in") for of in metrics.values()):
+                if self.attempts[-1].first_record_ms is None and any(of.records_in for of in metrics.values()):
                     self.attempts[-1] = replace(self.attempts[-1], first_record_ms=self._clock.now_ms())
             case Noticed(_, text):
                 if text not in self._noticed:
@@ -375,7 +376,7 @@ class Coordinator:
         self._roster.addresses[slot] = address
         self.attempts[-1].slots[slot] = pid
         if self._roster.is_full(self._roster.addresses):
-            addresses = [list(address) for _, address in sorted(self._roster.addresses.items())]
+            addresses = tuple(address for _, address in sorted(self._roster.addresses.items()))
             named = self._origin.named
             self.tell_all(Deploy(addresses, self._origin.epoch, None if named is None else named.address))
 

@@ -46,6 +46,7 @@ from tidegate.protocol.epoch_coordinator import (
 from tidegate.protocol.ids import SubtaskId
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.manifest import Manifest, MicroBatch, OperatorEntry
+from tidegate.snapshots.stats import EpochStats, SubtaskStats
 from tidegate.store.layout import parse_state_file_name
 
 
@@ -168,7 +169,7 @@ class Epochs:
             self.feed(SnapshotRequested(full=True))
 
     def acknowledge(
-        self, subtask: SubtaskId, epoch: int, operators: Mapping[str, OperatorEntry], stats: dict[str, Any]
+        self, subtask: SubtaskId, epoch: int, operators: Mapping[str, OperatorEntry], stats: SubtaskStats
     ) -> None:
         self.reports.acknowledged(epoch, str(subtask), stats)
         self.feed(SnapshotAcknowledged(subtask, epoch, operators))
@@ -261,12 +262,9 @@ class Epochs:
             operators=operators,
             restored_from=origin.restored_from,
             micro_batch=self.batches.current,
-            stats={
-                "triggered_ms": report.triggered_ms,
-                "bytes": report.bytes,
-                **report.measured,
-                "subtasks": report.subtasks,
-            },
+            stats=EpochStats.over(
+                report.stats.values(), triggered_ms=report.triggered_ms, bytes=report.bytes, subtasks=report.stats
+            ),
         )
 
     def _manifest_created(self, attempt: int, manifest: Manifest, _: None, error: BaseException | None) -> None:

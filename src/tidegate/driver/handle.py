@@ -20,6 +20,7 @@ from tidegate.driver.savepoints import SavepointOrder
 from tidegate.errors import JobError, JobFailed, TidegateError, place
 from tidegate.snapshots.finding import resolved
 from tidegate.snapshots.savepoints import SavepointInfo
+from tidegate.types.json_form import to_json
 
 _POLL_S = 0.02
 
@@ -78,7 +79,7 @@ class Handle:
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
         """The latest counters of every subtask."""
-        return dict(self._coordinator.metrics)
+        return {subtask: to_json(metrics) for subtask, metrics in self._coordinator.metrics.items()}
 
     def results(self, sink: str) -> list[tuple[Any, ...]]:
         """Return the committed rows of a `collect` sink, in the order of epochs."""

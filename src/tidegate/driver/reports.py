@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from tidegate.control.messages import RestoreStats
 from tidegate.dataflow.plan import Plan
+from tidegate.snapshots.stats import Measured, SubtaskStats
+from tidegate.types.json_form import to_json
 
 # How many epochs are reported on; the older ones are forgotten.
 KEPT_REPORTS = 1_000
@@ -74,7 +76,7 @@ class EpochReport:
     completed_ms: int | None = None
     aborted: str | None = None
     bytes: int = 0
-    subtasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each of them measured
+    stats: dict[str, SubtaskStats] = field(default_factory=dict)  # by subtask
 
     @property
     def duration_ms(self) -> int | None:
@@ -84,7 +86,13 @@ class EpochReport:
     @property
     def measured(self) -> dict[str, Any]:
         """The longest times and the sums of bytes of all subtasks."""
-        return measured(self.subtasks)
+        found: dict[str, Any] = to_json(Measured.over(self.stats.values()))
+        return found
+
+    @property
+    def subtasks(self) -> dict[str, dict[str, Any]]:
+        """What each subtask measured."""
+        return {subtask: to_json(stats) for subtask, stats in self.stats.items()}
 
 
 class EpochReports(list[EpochReport]):
@@ -97,35 +105,17 @@ class EpochReports(list[EpochReport]):
     def of(self, epoch: int) -> EpochReport:
         return next(report for report in reversed(self) if report.epoch == epoch)
 
-    def acknowledged(self, epoch: int, subtask: str, stats: dict[str, Any]) -> None:
+    def acknowledged(self, epoch: int, subtask: str, stats: SubtaskStats) -> None:
         """An epoch that is no longer known is passed over."""
         for report in reversed(self):
             if report.epoch == epoch:
-                report.subtasks[subtask] = stats
+                report.stats[subtask] = stats
                 return
 
     def attempt_over(self) -> None:
         """Whether the manifest of an epoch under way exists, the next attempt finds out."""
         if self and self[-1].completed_ms is None and self[-1].aborted is None:
             self[-1].aborted = "the attempt ended"
-
-
-# How long channels were blocked (alignment), the loop stood still (pause: the synchronous part), records were logged, and
-# the writing took (the asynchronous part).
-_TIMES = ("alignment_ms", "pause_ms", "logging_ms", "write_ms")
-_BYTES = ("state_bytes", "in_flight_bytes", "feedback_bytes")
-
-
-def measured(subtasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Of all subtasks: the longest times, and the sums of bytes."""
-    return {name: max((of.get(name, 0.0) for of in subtasks.values()), default=0.0) for name in _TIMES} | {
-        name: sum(of.get(name, 0) for of in subtasks.values()) for name in _BYTES
-    }
-
-
-def alarm_ms_of(subtasks: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """When the first of them wants the next epoch to end though no record may come (`Operator.alarm_ms`)."""
-    return min((of["alarm_ms"] for of in subtasks.values() if "alarm_ms" in of), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +133,7 @@ class AttemptReport:
     running_ms: int | None = None
     slots: dict[int, int] = field(default_factory=dict)  # process id by slot
     hosts: dict[int, str] = field(default_factory=dict)  # the name of its host, by slot
-    restored: dict[int, dict[str, Any]] = field(default_factory=dict)  # by slot, the bytes it read and the ms it took
+    restored: dict[int, RestoreStats] = field(default_factory=dict)  # by slot
     restored_from: str | None = None  # where, if not the job's own snapshots
     first_record_ms: int | None = None
     ended_ms: int | None = None

@@ -73,12 +73,9 @@ class Logs:
     def of(self, operator: str) -> list[FrozenState]:
         return [FrozenLog(place, records) for place, records in self._records.items() if place.operator == operator]
 
-    def byte_counts(self) -> dict[str, int]:
-        """For the epoch's report."""
-        counts = {"in_flight_bytes": 0, "feedback_bytes": 0}
-        for place, records in self._records.items():
-            counts["feedback_bytes" if place.is_feedback else "in_flight_bytes"] += records.byte_count
-        return counts
+    def byte_count(self, *, feedback: bool) -> int:
+        """Return the size of the records in loops (`feedback`), or that of all other records."""
+        return sum(records.byte_count for place, records in self._records.items() if place.is_feedback is feedback)
 
 
 class Replay:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from tidegate.channels.elements import Marker
 from tidegate.control.failing import failed, is_final
@@ -29,8 +29,10 @@ from tidegate.control.messages import (
     Message,
     MoveTime,
     Ready,
+    RestoreStats,
     Shutdown,
     Start,
+    SubtaskMetrics,
     Traffic,
     Trigger,
 )
@@ -48,6 +50,7 @@ from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.finding import find_snapshot
 from tidegate.snapshots.manifest import OperatorEntry
 from tidegate.snapshots.snapshot import Snapshot
+from tidegate.snapshots.stats import SubtaskStats
 from tidegate.state.cutting import without_rests
 from tidegate.store.local_copy import LocalCopyStore
 
@@ -151,9 +154,9 @@ class Slot:
     def _handle(self, message: Message) -> None:
         match message:
             case Deploy(addresses, epoch, restore_from):
-                cost = self._deploy([(host, port) for host, port in addresses], epoch, restore_from)
-                self._log.deployed(epoch, cost)
-                self._world.tell(Ready(self.index, cost))
+                restored = self._deploy(addresses, epoch, restore_from)
+                self._log.deployed(epoch, restored)
+                self._world.tell(Ready(self.index, restored))
             case Start():
                 self._running = True
             case Trigger(epoch, ending, full, base):
@@ -192,13 +195,10 @@ class Slot:
             for subtask in self._subtasks:
                 subtask.maintain()  # also where nothing arrives: state may expire
 
-    def _metrics(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, SubtaskMetrics]:
         return {
-            str(subtask.id): {
-                "records_in": subtask.counters.records_in,
-                "pause_ms": round(subtask.counters.snapshot_pause_ms, 3),
-            }
-            for subtask in self._subtasks
+            str(each.id): SubtaskMetrics(each.counters.records_in, round(each.counters.snapshot_pause_ms, 3))
+            for each in self._subtasks
         }
 
     def _fail(self, error: Exception) -> None:
@@ -212,9 +212,7 @@ class Slot:
 
     def _take_frozen(self, subtask: Subtask, marker: Marker, pieces: Sequence[FrozenPiece]) -> None:
         """Write the frozen pieces in the background, then acknowledge."""
-        stats = dict(subtask.counters.last)
-        if (alarm_ms := subtask.alarm_ms()) is not None:
-            stats["alarm_ms"] = alarm_ms
+        stats = replace(subtask.counters.last, alarm_ms=subtask.alarm_ms())
         if not self._settings.writes_state:
             for piece in pieces:
                 piece.frozen.release()
@@ -224,7 +222,7 @@ class Slot:
         writers = self._assembly.writers
         self._steps.begin()
 
-        def write() -> dict[str, OperatorEntry]:
+        def write() -> tuple[dict[str, OperatorEntry], SubtaskStats]:
             started = time.perf_counter()
             with contextlib.nullcontext() if self._settings.writers_rest else without_rests():
                 written = {
@@ -233,31 +231,30 @@ class Slot:
                     )
                     for piece in pieces
                 }
-            stats["write_ms"] = round((time.perf_counter() - started) * 1000, 3)
-            stats["state_bytes"] = sum(
-                file.bytes for entry in written.values() for each in entry.pieces for file in each.files
-            )
-            return written
+            write_ms = round((time.perf_counter() - started) * 1000, 3)
+            state_bytes = sum(file.bytes for entry in written.values() for each in entry.pieces for file in each.files)
+            return written, replace(stats, write_ms=write_ms, state_bytes=state_bytes)
 
-        self._world.background.submit(write, partial(self._pieces_written, subtask, marker.epoch, pieces, stats))
+        self._world.background.submit(write, partial(self._pieces_written, subtask, marker.epoch, pieces))
 
     def _pieces_written(
         self,
         subtask: Subtask,
         epoch: int,
         pieces: Sequence[FrozenPiece],
-        stats: dict[str, Any],
-        written: dict[str, OperatorEntry] | None,
+        written: tuple[dict[str, OperatorEntry], SubtaskStats] | None,
         error: BaseException | None,
     ) -> None:
         if self.ended:
             return
         for piece in pieces:
             piece.frozen.release()
-        stats |= self._steps.end()
+        longest_step_ms, quiet_step_ms = self._steps.end()
         vertex, index = subtask.id.vertex, subtask.id.subtask
         if written is not None:
-            self._world.tell(Acknowledge(vertex, index, epoch, written, stats))
+            operators, stats = written
+            stats = replace(stats, longest_step_ms=longest_step_ms, quiet_step_ms=quiet_step_ms)
+            self._world.tell(Acknowledge(vertex, index, epoch, operators, stats))
         elif isinstance(error, StoreError) and not is_final(error):
             self._world.tell(Decline(vertex, index, epoch, f"{type(error).__name__}: {error}"))
         else:
@@ -267,8 +264,10 @@ class Slot:
 
     # Deployment.
 
-    def _deploy(self, addresses: Sequence[tuple[str, int]], epoch: int | None, restore_from: str | None) -> dict[str, Any]:
-        """Build the subtasks, and return what it took to restore the snapshot that they begin with, if there is one."""
+    def _deploy(
+        self, addresses: Sequence[tuple[str, int]], epoch: int | None, restore_from: str | None
+    ) -> RestoreStats | None:
+        """Build the subtasks; return what it took to restore the snapshot, if there is one."""
         started = time.perf_counter()
         restored = None if epoch is None else self._restored(epoch, restore_from)
         self._assembly = Assembly(
@@ -283,8 +282,8 @@ class Slot:
         )
         self._subtasks = self._assembly.build()
         if restored is None:
-            return {}
-        return {"bytes": restored.read_bytes, "ms": round((time.perf_counter() - started) * 1000, 3)}
+            return None
+        return RestoreStats(restored.read_bytes, round((time.perf_counter() - started) * 1000, 3))
 
     def _restored(self, epoch: int, restore_from: str | None) -> RestoredSnapshot:
         store = self._world.store

@@ -29,8 +29,9 @@ class StepTimes:
             self._longest_ms, self._began_s = 0.0, time.perf_counter()
         self._writing += 1
 
-    def end(self) -> dict[str, float]:
+    def end(self) -> tuple[float, float]:
+        """Return the longest step while snapshots were written, and the longest in the time before."""
         self._writing -= 1
         since_s = 2 * self._began_s - time.perf_counter()
         quiet_ms = max((step_ms for ended_s, step_ms in self._quiet if ended_s >= since_s), default=0.0)
-        return {"longest_step_ms": round(self._longest_ms, 3), "quiet_step_ms": round(quiet_ms, 3)}
+        return round(self._longest_ms, 3), round(quiet_ms, 3)

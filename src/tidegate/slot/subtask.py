@@ -36,6 +36,7 @@ from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.protocol.ids import ChannelId, SubtaskId
 from tidegate.slot.exchange import EdgeWriter
 from tidegate.slot.in_flight import Logs, Replay
+from tidegate.snapshots.stats import SubtaskStats
 from tidegate.state.operator_state import FrozenTogether, frozen_in
 from tidegate.state.sections import FrozenState
 
@@ -59,7 +60,7 @@ class Counters:
     taken: int = 0  # from channels: records and control elements
     records_out: int = 0
     snapshot_pause_ms: float = 0.0  # the longest freeze
-    last: dict[str, Any] = field(default_factory=dict)  # of the last snapshot
+    last: SubtaskStats = field(default_factory=SubtaskStats)  # of the last snapshot
 
 
 @dataclass(slots=True)
@@ -70,7 +71,8 @@ class _Taken:
     frozen: dict[str, list[FrozenState]]  # by operator
     logs: Logs
     taken_s: float
-    times: dict[str, float]
+    alignment_ms: float
+    pause_ms: float
 
 
 TakeFrozen = Callable[["Subtask", Marker, Sequence[FrozenPiece]], None]
@@ -222,19 +224,22 @@ class Subtask:
         logs = Logs(self._places)
         self._replay.log(logs)
         taken = time.perf_counter()
-        times = {
-            "alignment_ms": 0.0 if self._align_started is None else (started - self._align_started) * 1000,
-            "pause_ms": (taken - started) * 1000,
-        }
+        alignment_ms = 0.0 if self._align_started is None else (started - self._align_started) * 1000
+        pause_ms = (taken - started) * 1000
         self._align_started = None
-        self._taken = _Taken(self._marker, frozen, logs, taken, times)
-        self.counters.snapshot_pause_ms = max(self.counters.snapshot_pause_ms, times["pause_ms"])
+        self._taken = _Taken(self._marker, frozen, logs, taken, alignment_ms, pause_ms)
+        self.counters.snapshot_pause_ms = max(self.counters.snapshot_pause_ms, pause_ms)
 
     def _finish(self, epoch: int) -> None:
         taken, self._taken = self._taken, None
         assert taken is not None and taken.marker.epoch == epoch
-        taken.times["logging_ms"] = (time.perf_counter() - taken.taken_s) * 1000
-        self.counters.last = {name: round(took_ms, 3) for name, took_ms in taken.times.items()} | taken.logs.byte_counts()
+        self.counters.last = SubtaskStats(
+            alignment_ms=round(taken.alignment_ms, 3),
+            pause_ms=round(taken.pause_ms, 3),
+            logging_ms=round((time.perf_counter() - taken.taken_s) * 1000, 3),
+            in_flight_bytes=taken.logs.byte_count(feedback=False),
+            feedback_bytes=taken.logs.byte_count(feedback=True),
+        )
         pieces = [
             FrozenPiece(name, FrozenTogether(*whole))
             for name, frozen in taken.frozen.items()

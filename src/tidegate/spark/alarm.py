@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidegate.dataflow.operators.base import AT_ONCE_MS
 from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import Restore
-from tidegate.driver.reports import alarm_ms_of
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.store.base import Store
 
@@ -79,7 +78,7 @@ def alarm_of(plan: Plan, store: Store, restore: Restore, spark: SparkSession) ->
         return alarm._replace(set_alarm=NO_ALARM.set_alarm)
     of_batches = [each for each in SnapshotCatalog(store).manifests() if each.micro_batch is not None]
     if of_batches:
-        alarm.set_alarm(alarm_ms_of(max(of_batches, key=lambda each: each.epoch).stats.get("subtasks", {})))
+        alarm.set_alarm(max(of_batches, key=lambda each: each.epoch).stats.alarm_ms)
     elif restore.path is not None:
         alarm.set_alarm(AT_ONCE_MS)  # the state may have timers that are due; the first batch finds out
     return alarm

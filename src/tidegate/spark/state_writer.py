@@ -40,6 +40,7 @@ from tidegate.store import layout
 from tidegate.store.base import Store
 from tidegate.store.opening import open_store
 from tidegate.types import ddl_of, parse_schema
+from tidegate.types.json_form import from_json, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -352,7 +353,7 @@ def _copy_pieces(
 
 
 def _told(operator: str, piece: PieceEntry) -> pa.RecordBatch:
-    return _row(operator, piece.to_json())
+    return _row(operator, to_json(piece))
 
 
 def _row(operator: str, told: dict[str, Any]) -> pa.RecordBatch:
@@ -369,7 +370,7 @@ def _done(tasks: DataFrame) -> list[tuple[str, PieceEntry]]:
     refused = [piece[REFUSED] for _, piece in found if REFUSED in piece]
     if refused:
         raise JobError(refused[0])
-    return [(operator, PieceEntry.from_json(piece)) for operator, piece in found]
+    return [(operator, from_json(PieceEntry, piece, "piece")) for operator, piece in found]
 
 
 def _ours(error: Exception) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
@@ -11,16 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.control.messages import Acknowledge, Failed, Heartbeat, Message, Register, Trigger, from_wire, to_wire
+from tidegate.control.messages import (
+    Acknowledge,
+    Failed,
+    Heartbeat,
+    Message,
+    Register,
+    RestoreStats,
+    SubtaskMetrics,
+    Trigger,
+    from_wire,
+    to_wire,
+)
 from tidegate.errors import ProtocolError
 from tidegate.snapshots.manifest import FileEntry, OperatorEntry, PieceEntry, StateEntry
+from tidegate.snapshots.stats import SubtaskStats
 
 KINDS = get_args(Message)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
+MS = st.floats(allow_nan=False, allow_infinity=False)
 STATE = StateEntry.of(name="n", kind="keyed", shape="value", schema=pa.schema([pa.field("key", pa.int64())]))
 PARTS = st.builds(
     lambda subtask, files: OperatorEntry(8, (STATE,), (PieceEntry(subtask, (3, 5), tuple(files), {"n": len(files)}),)),
@@ -33,9 +42,11 @@ BY_HINT: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=8),
     int | None: st.none() | st.integers(),
     str | None: st.none() | st.text(max_size=8),
-    dict[str, Any]: st.dictionaries(st.text(max_size=5), JSON, max_size=3),
-    list[Any]: st.lists(JSON, max_size=3),
-    dict[str, OperatorEntry]: st.dictionaries(st.text(max_size=5), PARTS, max_size=3),
+    tuple[tuple[str, int], ...]: st.lists(st.tuples(st.text(max_size=5), st.integers()), max_size=3).map(tuple),
+    Mapping[str, OperatorEntry]: st.dictionaries(st.text(max_size=5), PARTS, max_size=3),
+    Mapping[str, SubtaskMetrics]: st.dictionaries(st.text(max_size=5), st.builds(SubtaskMetrics, st.integers(), MS)),
+    RestoreStats | None: st.none() | st.builds(RestoreStats, st.integers(), MS),
+    SubtaskStats: st.builds(SubtaskStats, pause_ms=MS, state_bytes=st.integers(), alarm_ms=st.none() | st.integers()),
 }
 
 
@@ -77,9 +88,11 @@ def test_a_message_with_a_field_too_many_is_refused(message: Message) -> None:
         (Failed(0, "text"), "permanent", None),
         (Trigger(1, None), "ending", 7),
         (Trigger(1, None), "epoch", 1.0),
-        (Acknowledge(0, 0, 1, {}, {}), "operators", []),
-        (Acknowledge(0, 0, 1, {}, {}), "operators", {"sum": {"parallelism": 1, "states": []}}),
-        (Acknowledge(0, 0, 1, {}, {}), "operators", {"sum": {"parallelism": "1", "states": [], "piece": {}}}),
+        (Acknowledge(0, 0, 1, {}), "operators", []),
+        (Acknowledge(0, 0, 1, {}), "stats", {"pause_ms": "1"}),
+        (Acknowledge(0, 0, 1, {}), "operators", {"sum": {"parallelism": 1, "states": []}}),
+        (Acknowledge(0, 0, 1, {}), "operators", {"sum": {"parallelism": "1", "states": [], "pieces": []}}),
+        (Acknowledge(0, 0, 1, {}), "operators", {"sum": {"parallelism": 1, "states": [], "pieces": [{"subtask": 0}]}}),
         (Heartbeat(0, {}), "metrics", None),
     ],
 )

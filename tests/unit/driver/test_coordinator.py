@@ -183,7 +183,7 @@ class World:
                 file = FileEntry(name=name, bytes=5, checksum=zlib.crc32(b"state"))
                 piece = PieceEntry(subtask=slot, key_groups=(0, 0), files=(file,), item_counts={})
                 parts[operator] = OperatorEntry(parallelism=slots, states=(), pieces=(piece,))
-            self.coordinator.on_message(slot, Acknowledge(0, slot, epoch, parts, {}))
+            self.coordinator.on_message(slot, Acknowledge(0, slot, epoch, parts))
         return epoch
 
     def complete(self, passed_ms: int = 0, *, commit: bool = True) -> int:
@@ -269,7 +269,7 @@ def complete_epoch(world: World) -> int:
         groups = (64 * subtask.subtask, 64 * subtask.subtask + 64)
         piece = PieceEntry(subtask=subtask.subtask, key_groups=groups, files=(), item_counts={})
         part = OperatorEntry(parallelism=2, states=(), pieces=(piece,))
-        world.coordinator.on_message(subtask.subtask, Acknowledge(0, subtask.subtask, epoch, {"in": part, "out": part}, {}))
+        world.coordinator.on_message(subtask.subtask, Acknowledge(0, subtask.subtask, epoch, {"in": part, "out": part}))
     world.turn()
     assert world.coordinator.epochs[-1].completed_ms is not None
     return epoch

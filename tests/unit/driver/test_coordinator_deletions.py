@@ -59,7 +59,7 @@ def acknowledged_with(world: World, slot: int, epoch: int, names: list[str]) -> 
     files = tuple(FileEntry(name=name, bytes=5, checksum=0x8C8D5D4B) for name in names)
     piece = PieceEntry(subtask=slot, key_groups=(0, 0), files=files, item_counts={})
     part = OperatorEntry(parallelism=2, states=(), pieces=(piece,))
-    world.coordinator.on_message(slot, messages.Acknowledge(0, slot, epoch, {"in": part}, {}))
+    world.coordinator.on_message(slot, messages.Acknowledge(0, slot, epoch, {"in": part}))
 
 
 def name_of(epoch: int, slot: int) -> str:

@@ -8,7 +8,7 @@ import tidegate as tg
 from tests.unit.driver.orders import end_input, ordered, taken, triggers
 from tests.unit.driver.test_coordinator import RESTARTS, World, plan_of
 from tidegate.control import messages
-from tidegate.control.messages import Heartbeat
+from tidegate.control.messages import Heartbeat, SubtaskMetrics
 from tidegate.driver.deployment import Layout, Rescaling
 from tidegate.snapshots.finding import find_snapshot
 
@@ -45,9 +45,9 @@ def test_a_job_is_rescaled_by_a_final_snapshot_and_an_attempt_with_the_new_plan(
     assert new.restored_epoch == 2
     assert old.ended_ms is not None and old.gone_ms == old.ended_ms + 700
     world.clock.at_ms += 30
-    world.coordinator.on_message(3, Heartbeat(3, {"v0[3]": {"records_in": 0}}))
+    world.coordinator.on_message(3, Heartbeat(3, {"v0[3]": SubtaskMetrics(records_in=0)}))
     assert world.coordinator.attempts[-1].first_record_ms is None
-    world.coordinator.on_message(3, Heartbeat(3, {"v0[3]": {"records_in": 8}}))
+    world.coordinator.on_message(3, Heartbeat(3, {"v0[3]": SubtaskMetrics(records_in=8)}))
     assert world.coordinator.attempts[-1].first_record_ms == new.running_ms + 30
     order = taken(world)
     savepoint = find_snapshot(order.to).manifest.savepoint

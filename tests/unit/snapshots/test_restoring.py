@@ -72,7 +72,6 @@ def manifest(**operators: OperatorEntry) -> Manifest:
         key_group_count=128,
         ending=None,
         operators={name.replace("_", " "): found for name, found in operators.items()},
-        stats={},
     )
 
 

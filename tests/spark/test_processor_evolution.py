@@ -230,7 +230,7 @@ def test_what_can_not_be_is_refused_with_what_can_be_written(query: Query) -> No
         query.run(Account(changed, nothing), 1)
     told = str(failed.value)
     for advice in (
-        "let another state go on with it, by evolve={'balance': tg.Evolution(alias='account')}, or let it go",
+        "let another state go on with it, by evolve={'balance': tg.Evolution(alias='account')}, or drop it",
         "drop_state=['accounts.account']",
         "int can't become string",
         "evolve={<state>: tg.Evolution(added={<field>: <default>})}",
@@ -252,7 +252,7 @@ def test_an_operator_with_another_name_goes_on_with_a_savepoint(query: Query) ->
     for number in (1, 2):
         (query.folder / str(number)).mkdir()
     first, second = (Query(query.spark, query.folder / str(number), query.backend) for number in (1, 2))
-    with pytest.raises(Exception, match="alias='accounts', to go on with its state"):
+    with pytest.raises(Exception, match="alias='accounts', to keep its state"):
         first.run(Account(BEFORE, nothing), 1, name="ledger", restore_from=str(newest))
     assert second.run(Account(BEFORE, nothing), 1, name="ledger", alias="accounts", restore_from=str(newest)).startswith(
         "account=(12, 2) items"

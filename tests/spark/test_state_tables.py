@@ -137,7 +137,7 @@ def test_the_manifests_are_tables_too_and_sql_works(session: SparkSession, made:
     ("options", "says"),
     [
         ({"state": "cuont"}, "no state 'cuont'.*\n.*state 'count': keyed value long by string"),
-        ({}, "say which state is meant"),
+        ({}, "no state is named"),
         ({"stat": "x"}, "no option 'stat', did you mean 'state'"),
         ({"table": "counts"}, "there are 'snapshots', 'operators'"),
         ({"state": "count", "epoch": "newest"}, "give a whole number"),
@@ -361,7 +361,7 @@ def test_what_can_not_be_written_is_told_and_leaves_nothing(session: SparkSessio
         tg.write_state(rows.withColumn("more", F.lit(1)), to, operator="counting", state="count")
     with pytest.raises(JobError, match="only keyed state can be written"):
         tg.write_state(rows, to, base=base, operator="counting", state="offsets")
-    with pytest.raises(JobError, match="'a' is there more than once"):
+    with pytest.raises(JobError, match="'a' comes more than once"):
         tg.write_state(rows.union(rows), to, operator="counting", state="count")
     assert not Path(to).exists()
     entries: dict[str, tuple[str, list[tuple[Any, ...]], str]] = {
@@ -391,7 +391,7 @@ def test_what_can_not_be_written_is_told_and_leaves_nothing(session: SparkSessio
         more: dict[str, Any] = {"base": base, "add": True} if name in ("position", "timer") else {}
         if name == "map_key":
             session.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
-        with pytest.raises(JobError, match=f"{says}.* is there more than once"):
+        with pytest.raises(JobError, match=f"{says}.* comes more than once"):
             tg.write_state(
                 session.createDataFrame(doubled, columns).repartition(len(doubled)),
                 to,

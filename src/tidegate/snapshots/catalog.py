@@ -1,28 +1,30 @@
-"""Which snapshots there are, who may add to them, and what may be deleted: decided by names alone.
+"""The catalog: which snapshots exist, who may add to them, and what may be deleted. It decides by file names alone.
 
-Theory of operation. Attempts are numbered by exclusive creates, so each number has one claimant, and the highest is the
-current attempt. The check that one is current can't be made in one step with the create of a manifest, so a coordinator
-that was stopped between the two could complete an epoch behind the back of its successor (docs/promises.md, rows 5 and
-13). Two orders close that gap:
+Theory of operation. Attempts are numbered by exclusive creates, so each number has one claimant. The highest number is the
+current attempt. Checking that an attempt is current and creating a manifest are two steps, so a coordinator that was
+suspended between them could complete an epoch that its successor doesn't know about (docs/promises.md, rows 5 and 13). Two
+orders close that gap:
 
     committing:   create the manifest  → look whether a newer attempt was claimed (FencedOff if so)
     claiming:     create the attempt   → look which epoch is the newest complete one, and record it as the origin
                                        → look whether a newer attempt was claimed (FencedOff if so)
 
-Whichever create comes second is followed by a look that sees the first. So an epoch whose commit returned is one that
-every later attempt goes on from. An epoch whose commit ended in FencedOff was announced to nobody; the next attempt
-either found it and goes on from it, or its origin says that it did not, and then no attempt after it does either. The
-lineage of an attempt is its own manifests, then those of its origin's attempt up to the origin's epoch, and so on. What
-is outside the lineage of the highest attempt is dead: not listed by `epochs`, not restored, deleted by `sweep`.
+Whichever create comes second is followed by a look that sees the first. So if the commit of an epoch returned, every
+later attempt resumes from that epoch or a later one. If the commit ended in FencedOff, the epoch was announced to nobody:
+either the next attempt found it and resumes from it, or the origin of that attempt excludes it for all later attempts too.
+The lineage of an attempt is its own manifests, then those of its origin's attempt up to the origin's epoch, and so on. A
+manifest outside the lineage of the highest attempt is dead: `epochs` doesn't list it, no attempt restores it, and `sweep`
+deletes it.
 
-Deleting. A file is needed where a manifest of the lineage lists it. Nothing else is counted, so there is no count to
-get wrong (rows 1 and 2). A new manifest lists only files that one of its lineage lists and files of its own attempt; so what
-is unneeded once stays so, and a late delete by a fenced coordinator does no harm. Manifests go before their files.
+Deleting. A file is needed if a manifest of the lineage lists it. There are no reference counts that could be wrong (rows 1
+and 2). A new manifest lists only files of its own attempt and files that a manifest of its lineage lists. So a file that is
+not needed will not be needed later, and a late delete by a fenced coordinator is harmless. Manifests are deleted before
+their files.
 
-Confirmed snapshots. An empty file notes that the output of a snapshot, and of all before it in its lineage, was committed.
-It counts as long as its manifest does; the newest one stands for all.
+Confirmed snapshots. An empty file notes that the output of a snapshot, and of every snapshot before it in its lineage, was
+committed. The note is valid as long as its manifest is. The newest note implies all older ones.
 
-An unreadable manifest is an error and never skipped (row 4): nothing is loaded past it, nothing is deleted beside it.
+An unreadable manifest is an error and is never skipped (row 4): nothing older is loaded instead, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from tidegate.store.layout import ManifestName, OriginName
 from tidegate.store.writable import unwritable
 
 KEPT_ATTEMPTS = 10
-"""How many claims `sweep` leaves. Several, so that a claimant that slept can't take a number a second time."""
+"""How many claims `sweep` keeps. With several, a claimant that was suspended can't take a number a second time."""
 
 REMEMBERED_DISCARDS = 100_000
 
@@ -52,8 +54,8 @@ _log = logging.getLogger(__name__)
 
 
 class SnapshotCatalog:
-    """The snapshots of one job. `claimant` tells this catalog's claims from others'; made up unless given. `program` says
-    who claims, for whoever is fenced off by it."""
+    """The snapshots of one job. `claimant` identifies this catalog's claims; by default it is random. `program` says who
+    claims, for the messages of drivers that are fenced off."""
 
     def __init__(self, store: Store, *, claimant: str | None = None, program: Program | None = None) -> None:
         self._store = store
@@ -61,23 +63,23 @@ class SnapshotCatalog:
         self._claimant = claimant if claimant is not None else uuid.uuid4().hex
         self._claims: dict[int, bytes] = {}
         self._newest_epoch = 0
-        # Manifests never change, so what one lists is read once. `release` forgets those that are gone.
+        # Manifests never change, so each is read once. `release` forgets those that it deleted.
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
         self._discarded: deque[str] = deque(maxlen=REMEMBERED_DISCARDS)
-        self._confirmed: set[ManifestName] = set()  # those whose notes are ours to delete
+        self._confirmed: set[ManifestName] = set()  # the notes that this catalog may delete
 
     @property
     def store(self) -> Store:
         return self._store
 
     def claim_attempt(self, *, above: int = 0) -> int:
-        """The number of a new attempt, higher than every one before and than `above`; it fences all of them.
+        """Claim a new attempt, and return its number: higher than all earlier ones, which it fences, and than `above`.
 
-        From now on `epochs` is what this attempt descends from. FencedOff where a newer attempt came in between.
+        From now on, `epochs` lists what this attempt descends from. FencedOff if a newer attempt was claimed meanwhile.
         """
         attempt = self._create_claim(above)
         live = self._live_manifests()
-        self._require_current(attempt)  # or the newest snapshot may be a later attempt's, which is no parent of ours
+        self._require_current(attempt)  # otherwise the newest snapshot may be a later attempt's, which can't be our parent
         parent = live[-1] if live else None
         parent_attempt, self._newest_epoch = (parent.attempt, parent.epoch) if parent else (0, 0)
         origin = OriginName(attempt=attempt, parent_attempt=parent_attempt, parent_epoch=self._newest_epoch)
@@ -86,33 +88,33 @@ class SnapshotCatalog:
         return attempt
 
     def attempts(self) -> list[int]:
-        """Those that were claimed; the oldest may be forgotten."""
+        """Return the claimed attempts. `sweep` forgets the oldest."""
         parsed = map(layout.parse_attempt_name, self._store.list(layout.ATTEMPTS))
         return [attempt for attempt in parsed if attempt is not None]
 
     def is_current(self, attempt: int) -> bool:
-        """Whether no newer attempt was claimed."""
+        """Return whether no newer attempt was claimed."""
         if attempt != max(self.attempts(), default=0):
             return False
-        # Where the store's create is not quite exclusive, another claimant may have taken our number.
+        # If the store's create is not quite exclusive, another claimant may have taken our number.
         claim = self._claims.get(attempt)
         return claim is None or self._store.read(layout.attempt_name(attempt)) == claim
 
     def is_superseded(self) -> bool:
-        """Whether this catalog has claimed an attempt and somebody else a newer one."""
+        """Return whether this catalog has claimed an attempt and another claimant a newer one."""
         newest = max(self.attempts(), default=0)
         if not self._claims or not newest:
             return False
         return newest not in self._claims or self._store.read(layout.attempt_name(newest)) != self._claims[newest]
 
     def taken_over(self, attempt: int) -> FencedOff:
-        """The error of whoever finds that the attempt is over: who took it over, and what to do."""
+        """Return the error for an attempt that is over: who took the job over, and what to do."""
         newest = max(self.attempts(), default=0)
         claim = self._claim(newest)
         whose = "the job" if self._program is None else f"job {self._program.job!r}"
         by = "" if claim is None else f": {claim.described}"
         if self._program is not None and claim is not None and claim.program == self._program:
-            by = f": this very process started it once more, at {claim.at}"
+            by = f": this same process started it again, at {claim.at}"
         return FencedOff(
             f"attempt {attempt} is over: {whose} was taken over by another program of the same name and folder{by} "
             f"(attempt {newest} in {layout.shown(self._store.address)}). Give each its own name or folder, or stop one of "
@@ -120,15 +122,15 @@ class SnapshotCatalog:
         )
 
     def epochs(self) -> list[int]:
-        """The complete epochs that the newest attempt can go on from, ascending."""
+        """Return the complete epochs that the newest attempt can resume from, ascending."""
         return [manifest.epoch for manifest in self._live_manifests()]
 
     def manifests(self) -> list[Manifest]:
-        """Those of `epochs`, verified."""
+        """Return the manifests of `epochs`, verified."""
         return [self._read(manifest) for manifest in self._live_manifests()]
 
     def highest_epoch_seen(self) -> int:
-        """No epoch above it was ever begun in a way that left a trace, complete, aborted or dead; 0 where none was."""
+        """Return the highest epoch that left a trace, be it complete, aborted or dead; 0 if none did."""
         manifests = (manifest.epoch for manifest in self._manifests())
         origins = (origin.parent_epoch for origin in self._origins().values())
         files = (
@@ -139,14 +141,14 @@ class SnapshotCatalog:
         return max((0, *manifests, *origins, *files))
 
     def load(self, epoch: int) -> Manifest:
-        """The manifest, verified. NotFound where the epoch isn't complete, CorruptFile where it can't be believed."""
+        """Return the manifest, verified. NotFound if the epoch isn't complete, CorruptFile if the manifest is damaged."""
         for manifest in self._live_manifests():
             if manifest.epoch == epoch:
                 return self._read(manifest)
         raise NotFound(f"epoch {epoch} is not a complete snapshot in {layout.shown(self._store.address)}")
 
     def verify(self, epoch: int) -> None:
-        """Reads every file of the snapshot against its length and checksum; StoreError names the first that fails."""
+        """Check the length and checksum of every file of the snapshot; StoreError names the first file that fails."""
         for file in self.load(epoch).files():
             size_bytes = self._store.size(file.name)
             if size_bytes != file.bytes:
@@ -155,11 +157,11 @@ class SnapshotCatalog:
                 pass
 
     def commit(self, manifest: Manifest) -> None:
-        """Completes the epoch. Only when this returns may anyone be told, and sinks commit.
+        """Complete the epoch. Announce the snapshot, and let sinks commit, only after this returns.
 
-        FencedOff where a newer attempt was claimed. After any other StoreError the outcome is unknown: the snapshot may
-        be there, and is as good as any, but must not be announced; go on with a higher epoch. A manifest that lists what
-        was discarded with an aborted epoch is not created at all (row 2).
+        FencedOff if a newer attempt was claimed. After any other StoreError the outcome is unknown: the snapshot may exist
+        and is then valid, but must not be announced; continue with a higher epoch. A manifest that lists a file that was
+        discarded with an aborted epoch is not created (row 2).
         """
         gone = _names_in(manifest).intersection(self._discarded)
         if gone:
@@ -173,7 +175,7 @@ class SnapshotCatalog:
         self._require_current(manifest.attempt)
 
     def confirm(self, epoch: int, *, attempt: int) -> None:
-        """Notes that what this attempt's snapshot lists for sinks was committed, and so what those before it list."""
+        """Note that the committables of this attempt's snapshot, and of all snapshots before it, were committed."""
         name = ManifestName(epoch=epoch, attempt=attempt)
         self._require_current(attempt)
         with suppress(AlreadyExists):
@@ -182,16 +184,16 @@ class SnapshotCatalog:
         self._confirmed.add(name)
 
     def is_confirmed(self, manifest: ManifestName) -> bool:
-        """Whether everything that the snapshot lists for sinks is known to be committed."""
+        """Return whether all committables of the snapshot are known to be committed."""
         noted, live = self._noted(), self._live_manifests()
         return manifest in live and any(each in live and each.epoch >= manifest.epoch for each in noted)
 
     def release(self, epochs: Collection[int], *, attempt: int) -> list[str]:
-        """Deletes these snapshots, except what others share. Returns the names deleted; FencedOff if not current."""
+        """Delete these snapshots, except files that others list. Return the deleted names; FencedOff if not current."""
         self._require_current(attempt)
         live = self._live_manifests()
         doomed = [manifest for manifest in live if manifest.epoch in epochs]
-        assert not doomed or doomed[-1] != live[-1], "the newest snapshot is what a failure goes back to"
+        assert not doomed or doomed[-1] != live[-1], "a failure rolls back to the newest snapshot"
         kept = [manifest for manifest in live if manifest not in doomed]
         unneeded = self._files_listed_by(doomed) - self._files_listed_by(kept)
         self._forget_confirmed(self._confirmed.intersection(doomed))
@@ -200,28 +202,29 @@ class SnapshotCatalog:
         return deleted
 
     def discard(self, files: Collection[str], *, attempt: int) -> list[str]:
-        """Deletes state files of aborted epochs, except what a snapshot lists. The caller vouches that no manifest will
-        list the others. Returns the names deleted; FencedOff if not current."""
+        """Delete state files of aborted epochs, except those that a snapshot lists. The caller guarantees that no later
+        manifest lists the deleted ones. Return the deleted names; FencedOff if not current."""
         self._require_current(attempt)
-        # Names may come from slots: whatever isn't a state file is not theirs to delete.
+        # Names come from slots, which may delete state files only.
         state_files = {name for name in files if layout.parse_state_file_name(name) is not None}
         unneeded = state_files - self._files_listed_by(self._live_manifests())
         self._discarded.extend(unneeded)
         return self._delete((), unneeded)
 
     def sweep(self, current_attempt: int) -> list[str]:
-        """Deletes what older attempts left: state files that no snapshot lists, dead manifests, old claims.
+        """Delete what older attempts left: state files that no snapshot lists, dead manifests, old claims.
 
-        Files of the current attempt may be in flight and stay. Returns the names deleted; FencedOff if not current.
+        Files of the current attempt stay, since a manifest may still list them. Return the deleted names; FencedOff if not
+        current.
         """
         self._require_current(current_attempt)
-        # Files before manifests: one that a manifest is about to list is then either not seen here or seen there.
+        # List files before manifests: then a file whose manifest is just being created is either not seen, or needed.
         files = self._store.list(layout.STATE)
         origins, manifests = self._origins(), self._manifests()
         live = lineage(origins, manifests)
         needed = self._files_listed_by(live)
         dead = [manifest for manifest in manifests if manifest not in live and manifest.attempt < current_attempt]
-        left = {
+        stale = {
             name
             for name in files
             if (parsed := layout.parse_state_file_name(name)) is not None and parsed.attempt < current_attempt
@@ -232,13 +235,13 @@ class SnapshotCatalog:
         self._forget_confirmed(
             {each for each in noted if each != newest and (each in live or each.attempt < current_attempt)}
         )
-        return self._delete(dead, left - needed) + self._prune_claims(current_attempt, live, origins)
+        return self._delete(dead, stale - needed) + self._prune_claims(current_attempt, live, origins)
 
     def _create_claim(self, above: int) -> int:
         while True:
             attempt = max(above, *self.attempts(), 0) + 1
             claim = Claim.now(attempt, self._claimant, self._program).to_bytes()
-            self._claims[attempt] = claim  # before it is known: where the answer gets lost, the claim may be ours
+            self._claims[attempt] = claim  # before the create: if its answer gets lost, the claim may be ours
             try:
                 self._store.create(layout.attempt_name(attempt), claim)
             except AlreadyExists:
@@ -246,15 +249,15 @@ class SnapshotCatalog:
                 continue
             except StoreError as error:
                 raise StoreError(unwritable(self._store.address, error)) from error
-            self._warn_of_the_one_before(attempt)
+            self._warn_of_running_program(attempt)
             return attempt
 
-    def _warn_of_the_one_before(self, attempt: int) -> None:
+    def _warn_of_running_program(self, attempt: int) -> None:
         before = None if self._program is None else self._claim(attempt - 1)
         if before is None or before.program is None or not before.program.appears_alive():
             return
         _log.warning(
-            "Attempt %d of job %r takes over from a program that is still there: %s. If it still runs the job, it "
+            "Attempt %d of job %r takes over from a program that is still running: %s. If it still runs the job, it "
             "ends with FencedOff.",
             attempt,
             before.program.job,
@@ -262,7 +265,7 @@ class SnapshotCatalog:
         )
 
     def _claim(self, attempt: int) -> Claim | None:
-        """None if it can't be read: it is for messages only."""
+        """Return the claim, which is for messages only; None if it can't be read."""
         try:
             return Claim.from_bytes(self._store.read(layout.attempt_name(attempt))) if attempt > 0 else None
         except StoreError:
@@ -291,7 +294,7 @@ class SnapshotCatalog:
     def _prune_claims(
         self, current_attempt: int, live: Iterable[ManifestName], origins: Mapping[int, OriginName]
     ) -> list[str]:
-        # The lineage goes through the attempts of its manifests: their origins are needed and their numbers taken.
+        # The lineage needs the claims and origins of the attempts that its manifests are of.
         oldest = min([current_attempt - KEPT_ATTEMPTS + 1, *(manifest.attempt for manifest in live)])
         claims = [layout.attempt_name(attempt) for attempt in self.attempts() if attempt < oldest]
         return self._delete((), claims + [layout.origin_name(o) for o in origins.values() if o.attempt < oldest])
@@ -324,10 +327,10 @@ class SnapshotCatalog:
 
 
 def lineage(origins: Mapping[int, OriginName], manifests: Collection[ManifestName]) -> list[ManifestName]:
-    """The manifests that the newest attempt descends from, ascending by epoch.
+    """Return the manifests that the newest attempt descends from, ascending by epoch.
 
-    An attempt whose origin is not known has no ancestors; one that left only manifests still counts, so that nothing
-    complete is passed over because a file beside it is gone.
+    An attempt whose origin is unknown has no ancestors. An attempt that left only manifests still counts, so that no
+    complete snapshot is ignored because another file is missing.
     """
     attempt = max([*origins, *(manifest.attempt for manifest in manifests)], default=0)
     below: int | None = None

@@ -1,7 +1,7 @@
-"""Who claimed an attempt: what is in a claim's file, for the one that finds out that it was fenced off.
+"""Claims: the content of the file that claims an attempt.
 
-A claim is JSON: the attempt, a random text that tells one claimant's claims from another's, and which program it was. Only
-the first two decide anything; claims of older versions have no more. There is no secret in it.
+A claim is JSON: the attempt, a random text that identifies the claimant, and the program, for the messages of a driver that
+was fenced off. Only the first two decide anything; claims of older versions have no more. A claim contains no secrets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Program:
         return f"host {self.host}, process {self.process}, user {self.user}"
 
     def appears_alive(self) -> bool:
-        """Whether it is another process of this host, which runs. Of other hosts nothing is known."""
+        """Return whether it is another, running process on this host. Processes on other hosts are unknown: False."""
         if self.host != socket.gethostname() or self.process == os.getpid():
             return False
         try:
@@ -62,7 +62,7 @@ class Claim:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Claim | None:
-        """None if it isn't one: a claim counts whatever is in it."""
+        """Return the claim; None if the content can't be parsed, which doesn't make the claim invalid."""
         try:
             found = json.loads(content)
             claim = cls(int(found["attempt"]), str(found["claimant"]))

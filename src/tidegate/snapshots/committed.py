@@ -1,14 +1,13 @@
-"""What is still to be committed of a snapshot.
+"""Which committables of a snapshot are still to be committed.
 
 A snapshot lists the committables of its sinks: output that becomes visible only when the snapshot is complete. When every
-slot has reported that its sinks have committed it, the coordinator notes that in the job's store
-(`SnapshotCatalog.confirm`). A snapshot that is confirmed is used without its committables, and so is every one before it,
-since each attempt commits what it restored before it does anything else. Then whoever restores the snapshot commits
-nothing again, anywhere.
+slot has reported that its sinks have committed that output, the coordinator notes it in the job's store
+(`SnapshotCatalog.confirm`). A confirmed snapshot is restored without its committables, so that nothing is committed again.
+The same holds for every snapshot before it, since an attempt commits what it restored before it does anything else.
 
-A savepoint of a running job is only made of a confirmed snapshot, so it has no committables. One that is exported from a
-job that isn't running may have some: nobody knows whether they were committed. They are committed by the job that begins
-with it, which sinks take as idempotent.
+A savepoint of a running job is only made of a confirmed snapshot, so it has no committables. A savepoint that is exported
+while the job isn't running may have some: nobody knows whether they were committed. The job that begins with the savepoint
+commits them, perhaps again, which sinks must allow.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def committable_count(manifest: Manifest) -> int:
 
 
 def still_to_commit(store: Store, manifest: Manifest) -> Manifest:
-    """Return the manifest, which is in that store, without the committables that are known to be committed."""
+    """Return the manifest, which is in this store, without the committables that are known to be committed."""
     if manifest.savepoint is not None or not committable_count(manifest):
         return manifest
     name = ManifestName(epoch=manifest.epoch, attempt=manifest.attempt)
@@ -53,7 +52,7 @@ def without_committables(manifest: Manifest) -> Manifest:
 
 
 def holds_more(piece: PieceEntry, entry: OperatorEntry) -> bool:
-    """Whether the piece's files may hold committables that it doesn't list."""
+    """Return whether the piece's files may hold committables that the piece doesn't count."""
     names = _names(entry)
     return bool(piece.files and names) and not any(piece.item_counts.get(name, 0) for name in names)
 

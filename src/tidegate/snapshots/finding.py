@@ -15,9 +15,9 @@ from tidegate.system_errors import lasts, what_to_do
 
 
 def find_snapshot(path: str, *, epoch: int | None = None) -> Snapshot:
-    """Return the snapshot at a path, as `restore_from` takes it: that of a savepoint's folder, of a job's folder of
-    snapshots (then its newest is meant, or that of `epoch`), or of the manifest of either. NotFound if there is no such
-    thing, CorruptFile if it can't be believed."""
+    """Return the snapshot at a path, as `restore_from` takes it: the folder of a savepoint, a job's folder of snapshots
+    (its newest snapshot, or that of `epoch`), or the manifest of either. NotFound if there is none, CorruptFile if it is
+    damaged."""
     path = resolved(path)
     named = layout.split_manifest_address(path)
     store = open_store(path if named is None else named[0])
@@ -39,8 +39,8 @@ def find_snapshot(path: str, *, epoch: int | None = None) -> Snapshot:
 
 
 def restored_from(path: str, snapshot: Snapshot) -> RestoredFrom:
-    """Return what the snapshots of a job that begins with this one say of it. A savepoint has an id; a job's folder has
-    none, and what is the newest in it changes: there the path says what it is."""
+    """Return how the snapshots of a job that begins with this one refer to it: by a savepoint's id, otherwise by its
+    path."""
     where, savepoint = shown_path(path), snapshot.manifest.savepoint
     return RestoredFrom(id=where if savepoint is None else savepoint.id, path=where)
 
@@ -98,7 +98,7 @@ def _names(store: Store) -> list[str]:
 
 
 def resolved(path: str) -> str:
-    """A plain path made absolute, for whoever works in another folder; a URI as it is."""
+    """Return a plain path as an absolute path, for processes with another working directory, and a URI unchanged."""
     if "://" in path or path.startswith("file:"):
         return path
     return os.path.abspath(os.path.expanduser(path))

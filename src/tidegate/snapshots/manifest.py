@@ -1,15 +1,15 @@
-"""The manifest: what a complete snapshot consists of, as JSON that knows its own checksum.
+"""The manifest: what a complete snapshot consists of, as JSON with a checksum.
 
 A manifest is one line, `{"crc32":"…8 hex digits…","manifest":{…}}`, where the CRC is over the exact bytes of the inner
-object. The envelope has no freedom (no spaces, no order, no case), so any flipped bit and any truncation is seen.
+object. The form of the envelope is fixed (spaces, order, case), so any flipped bit and any truncation is detected.
 
-Invariants, checked when an entry is built, so they hold for whatever was parsed as well: in a manifest every subtask of
-an operator has exactly one piece (an empty one lists no files), pieces are in the order of their subtasks, every count
-and checksum is in its range, and a file name is one that a store accepts. Unknown and missing keys are errors, except
-in `stats`; a later format raises `FORMAT_VERSION`.
+Invariants, which every entry checks when it is built, and so when it is parsed: in a manifest every subtask of an operator
+has exactly one piece (an empty piece lists no files), pieces are in the order of their subtasks, every count and checksum
+is in its range, and stores accept every file name. Unknown and missing keys are errors, except in `stats`; a later format
+raises `FORMAT_VERSION`.
 
-A savepoint's manifest is one like any other, with a `savepoint` part that says what people want to know of it. What a
-job went on from, where that was not a snapshot of its own, is handed down from manifest to manifest (`restored_from`).
+A savepoint's manifest has an additional `savepoint` entry, for people. If a job began with a snapshot that is not its own,
+every manifest of the job names that snapshot (`restored_from`).
 
 Entries also come from slots over the control link, in the same JSON form (types/json_form.py). This module does no I/O and
 knows nothing of what is inside the files.
@@ -43,8 +43,8 @@ _ENVELOPE = re.compile(rb'\{"crc32":"([0-9a-f]{8})","manifest":(\{.*\})\}\n', re
 class FileEntry:
     """One file of the store. `checksum` is the CRC-32 of all of it, `index_checksum` that of its index.
 
-    `form` says what is in it: "rows" (state/format.py), or the name of a backend whose own file it is, which the backend
-    knows under the name `local`. Those have no index.
+    `form` is "rows" (state/format.py), or the name of the backend whose native file it is. `local` is the backend's name
+    for a native file, which has no index.
     """
 
     name: str
@@ -68,7 +68,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class StateEntry:
-    """One state of an operator. `type` is its Arrow schema for people, `schema` the same for machines (IPC, base64)."""
+    """One state of an operator. `type` is its Arrow schema for people, `schema` the same for programs (IPC, base64)."""
 
     name: str
     kind: str
@@ -83,11 +83,11 @@ class StateEntry:
 
     @property
     def info(self) -> StateInfo:
-        """The state as the job's own declarations describe it."""
+        """Return the state as a job declares it."""
         return StateInfo(self.name, StateKind(self.kind), self.shape, self.arrow_schema())
 
     def arrow_schema(self) -> pa.Schema:
-        """Exactly the schema that the entry was made of."""
+        """Return exactly the schema that the entry was made from."""
         try:
             return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.schema, validate=True)))
         except (ValueError, OSError, pa.ArrowException) as error:
@@ -96,8 +96,8 @@ class StateEntry:
 
 @dataclass(frozen=True, slots=True)
 class PieceEntry:
-    """What one subtask contributed. `key_groups` is (start, stop), half-open. `files` is a base and what changed since,
-    in order; empty where the subtask has nothing. `item_counts` says how many rows each state has in this piece."""
+    """What one subtask contributed. `key_groups` is (start, stop), half-open. `files` is a chain, or native files; empty if
+    the subtask has no state. `item_counts` is the number of rows of each state that is not keyed."""
 
     subtask: int
     key_groups: tuple[int, int]
@@ -109,14 +109,14 @@ class PieceEntry:
         if self.subtask < 0:
             raise ValueError(f"subtask {self.subtask} is negative")
         if not 0 <= start <= stop:
-            raise ValueError(f"subtask {self.subtask}: key-groups {start}…{stop} are no range")
+            raise ValueError(f"subtask {self.subtask}: key-groups {start}…{stop} are not a range")
         if min(self.item_counts.values(), default=0) < 0:
             raise ValueError(f"subtask {self.subtask}: a negative count")
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """While acknowledgements come in, pieces may be missing; a manifest takes it only with all of them."""
+    """An operator's states and pieces. In an acknowledgement it has one piece; a manifest requires all of them."""
 
     parallelism: int
     states: tuple[StateEntry, ...]
@@ -138,8 +138,8 @@ class OperatorEntry:
 
 @dataclass(frozen=True, slots=True)
 class SavepointEntry:
-    """What a savepoint says of itself. `graph` is the job as `explain()` showed it, `versions` that of tidegate, python
-    and, on Spark, spark; `operator_bytes` is the size of each operator's files."""
+    """A savepoint's description. `graph` is the job as `explain()` showed it, `versions` has those of tidegate, python and,
+    on Spark, spark; `operator_bytes` is the size of each operator's files."""
 
     id: str
     created_ms: int
@@ -153,8 +153,8 @@ class SavepointEntry:
 
 @dataclass(frozen=True, slots=True)
 class RestoredFrom:
-    """The snapshot, not the job's own, that a job once began with. `id` is a savepoint's id, and for anything else where
-    it was; `path` is where it was found, without secrets."""
+    """The snapshot, not one of its own, that a job began with. `id` is a savepoint's id, otherwise the path. `path` is
+    where the snapshot was found, without secrets."""
 
     id: str
     path: str
@@ -202,14 +202,14 @@ class Manifest:
             _require(self.savepoint.operator_bytes == self.operator_bytes(), "the savepoint's sizes aren't its files'")
 
     def operator_bytes(self) -> dict[str, int]:
-        """How many bytes of files each operator has; one that several pieces share counts once."""
+        """Return the size of each operator's files. A file that several pieces list counts once."""
         return {
             name: sum({file.name: file.bytes for piece in operator.pieces for file in piece.files}.values())
             for name, operator in self.operators.items()
         }
 
     def files(self) -> Iterator[FileEntry]:
-        """Every file that the snapshot needs. A file that two pieces share comes twice."""
+        """Return every file that the snapshot needs. A file that two pieces list comes twice."""
         for operator in self.operators.values():
             for piece in operator.pieces:
                 yield from piece.files
@@ -225,7 +225,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, content: bytes, *, name: str) -> Manifest:
-        """`name` is the file's, for messages."""
+        """Parse a manifest. `name` is the name of its file, for messages."""
         match = _ENVELOPE.fullmatch(content)
         if match is None:
             raise CorruptFile(f"{name} is not a whole manifest ({len(content)} bytes)")

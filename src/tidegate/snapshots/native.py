@@ -1,8 +1,8 @@
 """A backend's own files in a snapshot: uploading, downloading, and reading them as rows.
 
-RocksDB keeps state in files that never change once they are written. A snapshot lists those that the version consists of,
-and uploads only the ones that the snapshot it builds on doesn't list. A subtask that goes on from its own piece gets
-the files back as they are; everyone else (another parallelism, another backend, the CLI) reads rows out of them.
+RocksDB keeps state in files that never change once they are written. A snapshot lists the files of the frozen version, and
+uploads only those that its base doesn't list. A subtask that continues with its own piece gets the files back as they are;
+all other readers (another parallelism, another backend, the CLI) read rows from them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def upload(store: Store, file: NativeFile, *, name: str) -> FileEntry:
 
 
 def download(store: Readable, files: Iterable[FileEntry], folder: Path) -> None:
-    """Puts the files into the folder under their own names. None of them is there unverified."""
+    """Write the files into the folder under the backend's names for them. A file whose checksum is wrong is removed."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for file in files:
         path = folder / file.local
@@ -76,7 +76,7 @@ class NativeReader:
         )
 
     def row_count(self, state: str) -> int:
-        """Not known: there is one layer only, so nothing has to be merged by blocks."""
+        """Return 0: the number is unknown, and not needed, since there is only one layer."""
         return 0
 
     def __del__(self) -> None:

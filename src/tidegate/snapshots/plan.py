@@ -1,21 +1,21 @@
-"""What becomes of every state of a snapshot in the job as it is now, decided before anything is deployed.
+"""The restore plan: what happens to every state of a snapshot in the job as it is now, decided before deployment.
 
-`plan_restore` looks at a manifest and at what the job declares, and reads nothing else. The plan has an entry for every
-operator and every state on both sides:
+`plan_restore` compares a manifest with what the job declares, and reads nothing else. The plan has an entry for every
+operator and every state of either:
 
-- *kept*: it goes on as it is; *renamed*: as it is, under another name; *converted*: its rows take another type on their
-  way in (state/evolution.py);
+- *kept*: the job restores it unchanged; *renamed*: unchanged, under another name; *converted*: its rows get another type
+  when they are read (state/evolution.py);
 - *new*: the snapshot doesn't have it, it begins empty;
-- *dropped*: the job doesn't take it, which was allowed by name or is no loss, since it held nothing;
-- *refused*: it can't be taken in, and may not be dropped. With one of these the job doesn't start (`check`).
+- *dropped*: the job doesn't restore it, because the user allowed that by name, or because it held nothing;
+- *refused*: it can't be restored, and may not be dropped. The job doesn't start (`check`).
 
-Who is who: an operator is found under its name, else under one of its aliases; so is a state within its operator. What a
-snapshot holds under one name goes to one of the job's at most. Dropping by name (`drop`: "operator" or "operator.state")
-is for what would be refused. What fits is never dropped: the permission may stay in the program while the job runs on,
+Matching: an operator is found by its name, otherwise by one of its aliases; so is a state within its operator. At most one
+operator or state of the job gets what the snapshot holds under one name. Names in `drop` ("operator" or "operator.state")
+apply only to what would be refused; state that fits is never dropped. So they may stay in the program while the job runs,
 fails and recovers from newer snapshots. A parallelism may always change, up to the number of key-groups.
 
-How far event time was (`EVENT_TIME`) is state of the engine's own, which operators without a stable name have as well. It is
-never a reason to refuse: an operator that is new, renamed or gone begins, or ends, without it.
+The event time that operators have reached (`EVENT_TIME`) is the engine's own state. Operators without a stable name have it
+as well, so it is never refused: an operator that is new, renamed or gone begins, or ends, without it.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class DeclaredOperator:
     parallelism: int
     states: tuple[DeclaredState, ...] = ()
     aliases: tuple[str, ...] = ()
-    in_flight: tuple[StateInfo, ...] = ()  # what it takes in where the snapshot has it
+    in_flight: tuple[StateInfo, ...] = ()  # restored if the snapshot has it
     advice: Advice = IN_A_CLASS
 
 
 @dataclass(frozen=True, slots=True)
 class StatePlan:
-    """What becomes of a state. `name` is the job's, and the snapshot's where the job doesn't have it; `was` is its name
-    in the snapshot. `text` says what it is, `why` the rest, `lost` what of it is not taken in."""
+    """What happens to a state. `name` is its name in the job, or in the snapshot if the job doesn't have it; `was` is its
+    name in the snapshot. `text` describes the state, `why` its fate; `lost` is what of it is not restored."""
 
     name: str
     fate: Fate
@@ -71,13 +71,13 @@ class StatePlan:
 
     @property
     def taken_in(self) -> bool:
-        """Whether the job has what the snapshot holds of it."""
+        """Return whether the job restores it."""
         return self.fate in (Fate.KEPT, Fate.CONVERTED, Fate.RENAMED)
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlan:
-    """What becomes of an operator and its states. `was` is its name in the snapshot, None where it is new."""
+    """What happens to an operator and its states. `was` is its name in the snapshot, None if it is new."""
 
     name: str
     fate: Fate
@@ -89,12 +89,12 @@ class OperatorPlan:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the snapshot has exactly these states, under these names and types; but for event time, which older
-        snapshots don't have."""
+        """Return whether the snapshot has exactly these states, names and types. Event time doesn't count: older snapshots
+        don't have it."""
         return self.fate is Fate.KEPT and all(state.fate is Fate.KEPT or state.name in EVENT_TIME for state in self.states)
 
     def refusals(self) -> Iterator[str]:
-        """Return why the operator or states of it can't be taken in."""
+        """Return why the operator, or states of it, can't be restored."""
         if self.fate is Fate.REFUSED and self.why:
             yield f"operator {self.name!r}: {self.why}"
         for state in self.states:
@@ -104,7 +104,7 @@ class OperatorPlan:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """The whole of it. `str(plan)` is for people."""
+    """What happens to all operators and states. `str(plan)` is for people."""
 
     job: str
     epoch: int
@@ -113,18 +113,18 @@ class RestorePlan:
     unused_drops: tuple[str, ...] = ()
 
     def of(self, operator: str) -> OperatorPlan | None:
-        """What becomes of an operator of the job."""
+        """Return the plan of an operator of the job."""
         gone = (Fate.DROPPED, Fate.REFUSED)
         return next((each for each in self.operators if each.name == operator and each.fate not in gone), None)
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Everything that stands in the way."""
+        """Return all reasons why the job can't restore the snapshot."""
         return (*self.refusals_of_all, *(text for operator in self.operators for text in operator.refusals()))
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """What the snapshot holds and the job doesn't take in, as the program says or allows."""
+        """Return what the job doesn't restore because the program allows or causes it."""
         return tuple(
             f"{what} of state {state.name!r} of operator {operator.name!r}"
             for operator in self.operators
@@ -133,20 +133,20 @@ class RestorePlan:
         )
 
     def check(self) -> None:
-        """Raises `RestoreError` with all that stands in the way of this restore."""
+        """Raise `RestoreError` with all refusals, if there are any."""
         found = self.refusals
         if found:
             reasons = f"{len(found)} reasons" if len(found) > 1 else "a reason"
             possible = dict.fromkeys(operator.advice.possible for operator in self.operators if any(operator.refusals()))
             raise RestoreError(
-                f"the snapshot of epoch {self.epoch} can't be taken in by the job as it is now, for "
+                f"the snapshot of epoch {self.epoch} can't be restored into the job as it is now, for "
                 f"{reasons}:\n" + "".join(f"- {text}\n" for text in found) + "\n".join(possible or [IN_A_CLASS.possible])
             )
 
     def __str__(self) -> str:
         counts = Counter(state.fate for operator in self.operators for state in operator.states)
-        told = ", ".join(f"{counts[fate]} {fate.value}" for fate in Fate if counts[fate]) or "no state"
-        lines = [f"Restore of epoch {self.epoch} of job {self.job!r}: {told}"]
+        summary = ", ".join(f"{counts[fate]} {fate.value}" for fate in Fate if counts[fate]) or "no state"
+        lines = [f"Restore of epoch {self.epoch} of job {self.job!r}: {summary}"]
         lines += [f"  refused: {text}" for text in self.refusals_of_all]
         width = max((len(state.name) for operator in self.operators for state in operator.states), default=0)
         for operator in self.operators:
@@ -165,8 +165,8 @@ class RestorePlan:
 def plan_restore(
     manifest: Manifest, *, operators: Sequence[DeclaredOperator], key_group_count: int, drop: Collection[str] = ()
 ) -> RestorePlan:
-    """What the restore of a snapshot into a job with these operators would do. Raises nothing for what doesn't fit: that
-    is in the plan, and `check` raises it."""
+    """Return the plan of a restore into a job with these operators. State that doesn't fit is refused in the plan, and
+    `check` raises the error."""
     drops = _Drops(drop)
     whole = []
     if manifest.key_group_count != key_group_count:
@@ -182,7 +182,7 @@ def plan_restore(
         drops.allows,
         slight=[name for name, entry in manifest.operators.items() if not _holds_anything(entry)],
     )
-    # Of an operator that held nothing the snapshot still knows its states.
+    # The manifest lists the states of an operator even if it held nothing.
     empty = {name: name for name in named if name in manifest.operators and name not in match.found}
     plans = []
     for operator in operators:
@@ -207,7 +207,7 @@ def _operator_plan(operator: DeclaredOperator, was: str | None, manifest: Manife
         fresh = tuple(_new(each.info) for each in operator.states)
         return OperatorPlan(operator.name, Fate.NEW, fresh, text=_subtasks(operator.parallelism))
     entry = manifest.operators[was]
-    paths = dict.fromkeys((operator.name, was))  # by either name
+    paths = dict.fromkeys((operator.name, was))  # `drop` may use either name
 
     def allows(state: str) -> bool:
         return drops.allows(*(f"{path}.{state}" for path in paths))
@@ -233,7 +233,7 @@ def _operator_plan(operator: DeclaredOperator, was: str | None, manifest: Manife
             entry,
             allows,
             f"the operator no longer declares it: declare it again, or "
-            f"{operator.advice.alias_of(each.name, new)}, or let it go with "
+            f"{operator.advice.alias_of(each.name, new)}, or drop it with "
             f"drop_state=['{operator.name}.{each.name}']",
         )
         for each in entry.states
@@ -267,7 +267,7 @@ def _state_plan(was: StateEntry, now: DeclaredState, allows: Callable[[str], boo
 
 
 def _gone_plan(name: str, entry: OperatorEntry, now: Collection[str], drops: _Drops) -> OperatorPlan:
-    """Of an operator of the snapshot that the job doesn't have."""
+    """Plan for an operator of the snapshot that the job doesn't have."""
     if not _has_files(entry):
         states = tuple(
             StatePlan(each.name, Fate.DROPPED, _entry_text(each), "held nothing", each.name) for each in entry.states
@@ -287,7 +287,7 @@ def _gone_plan(name: str, entry: OperatorEntry, now: Collection[str], drops: _Dr
             was=name,
             why=(
                 f"the snapshot holds state of it ({held}), and the job doesn't have it (it has {has}): give an operator "
-                f"this name, or alias={name!r}, to go on with its state, or let it go with drop_state=[{name!r}]"
+                f"this name, or alias={name!r}, to keep its state, or drop it with drop_state=[{name!r}]"
             ),
         )
     return OperatorPlan(name, Fate.DROPPED, states, why="not in the job", was=name)
@@ -314,23 +314,23 @@ def _has_files(entry: OperatorEntry) -> bool:
 
 
 def _holds_anything(entry: OperatorEntry) -> bool:
-    """Whether there would be something to lose."""
+    """Return whether dropping the operator would lose state."""
     return any(state.name not in EVENT_TIME and not _held_nothing(state, entry) for state in entry.states)
 
 
 def _held_nothing(state: StateEntry, entry: OperatorEntry) -> bool:
-    """Of keyed state a manifest doesn't say, unless the operator has no files at all."""
+    """Return whether the state was certainly empty. For keyed state only an operator without files is certain."""
     counted = state.kind != StateKind.KEYED.value
     return not _has_files(entry) or (counted and not any(piece.item_counts.get(state.name) for piece in entry.pieces))
 
 
-# --------------------------------------------------------------------------------------------------- who is who
+# --------------------------------------------------------------------------------------------------- matching
 
 
 @dataclass(slots=True)
 class _Match:
-    """`found`: the snapshot's name for a declared one. `problems`, by declared name. `disputed`: the snapshot's names
-    that a problem is about."""
+    """`found` has the snapshot's name by declared name, `problems` a text by declared name; `disputed` are the snapshot's
+    names that problems are about."""
 
     found: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
@@ -343,13 +343,13 @@ def _matched(
     allows: Callable[[str], bool],
     slight: Collection[str] = (),
 ) -> _Match:
-    """Finds each declared name, or else one of its aliases, among the existing ones. The `slight` ones hold nothing that
-    would be missed, and are no reason for a problem."""
+    """Find each declared name, or one of its aliases, among the existing names. The `slight` ones held nothing, so they are
+    never a problem."""
     match = _Match()
     claims: dict[str, list[str]] = {}
     for name, aliases in declared.items():
         candidates = [each for each in (name, *aliases) if each in existing]
-        # What is another's own name goes to that one, unless it is all there is.
+        # An alias that another one declares as its name belongs to that one, unless it is the only candidate.
         candidates = [each for each in candidates if each == name or each not in declared] or candidates
         if len(candidates) > 1:
             candidates = [each for each in candidates if each == name or not allows(each)] or candidates
@@ -357,8 +357,8 @@ def _matched(
             candidates = [each for each in candidates if each not in slight] or candidates[:1]
         if len(candidates) > 1:
             match.problems[name] = (
-                f"the snapshot has state under {' and '.join(map(repr, candidates))}, and it can go on "
-                f"with one of them: leave the alias away, or let the other go with drop_state="
+                f"the snapshot has state under {' and '.join(map(repr, candidates))}, and only one of "
+                f"them can be restored: omit the alias, or drop the other with drop_state="
             )
             match.disputed |= set(candidates)
         elif candidates:
@@ -372,14 +372,14 @@ def _matched(
         for name in names:
             match.problems[name] = (
                 f"what the snapshot holds under {existing_name!r} is claimed by "
-                f"{' and '.join(map(repr, names))}, and goes to one of them: leave an alias away"
+                f"{' and '.join(map(repr, names))}, and only one of them can have it: omit an alias"
             )
         match.disputed.add(existing_name)
     return match
 
 
 class _Drops:
-    """What may be dropped, by name; and which of the names were of use."""
+    """The names that may be dropped, and which of them were used."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = tuple(names)

@@ -1,7 +1,7 @@
 """Asking a running job for a savepoint, from another process.
 
-A request is a file in the job's store, which the running coordinator looks for (driver/savepoints.py); its answer is a file
-beside the request. Who asked removes both.
+A request is a file in the job's store. The running coordinator finds it (driver/savepoints.py), and writes its answer into a
+file beside it. The process that asked removes both.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Request:
 
 
 def request_savepoint(job: str | Store, to: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> str:
-    """Asks the job whose snapshots are in this folder for a savepoint at `to`; gives the request's id. A job that isn't
-    running takes no notice; nor does any after the time-out."""
+    """Ask the job whose snapshots are in this folder for a savepoint at `to`, and return the request's id. A job that
+    isn't running doesn't answer; after the time-out, no job does."""
     store = _job_store(job)
     if not SnapshotCatalog(store).attempts():
         raise NotFound(f"{layout.shown(store.address)} is not the folder of a job that ever ran")
@@ -48,8 +48,8 @@ def request_savepoint(job: str | Store, to: str, *, timeout_s: float = REQUEST_T
 
 
 def wait_for_savepoint(job: str | Store, request: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> SavepointInfo:
-    """Waits for the answer. StoreError with the reason where there was no savepoint, TimeoutError where nobody answered;
-    the request is taken back then."""
+    """Wait for the answer. StoreError if the savepoint failed, TimeoutError if there is no answer in time; the request is
+    withdrawn in any case."""
     store = _job_store(job)
     deadline_s = time.monotonic() + timeout_s
     try:
@@ -72,7 +72,7 @@ def wait_for_savepoint(job: str | Store, request: str, *, timeout_s: float = REQ
 
 
 def open_requests(store: Store, *, now_ms: int, known: Collection[str] = ()) -> list[Request]:
-    """The requests that nobody has answered and that are not `known`. One that has expired or can't be read is removed."""
+    """Return the unanswered requests that are not `known`. Remove requests that have expired or can't be read."""
     names = store.list(layout.REQUESTS)
     answered = {layout.parse_answer_name(name) for name in names}
     found = []
@@ -84,7 +84,7 @@ def open_requests(store: Store, *, now_ms: int, known: Collection[str] = ()) -> 
             content = json.loads(store.read(name))
             asked = Request(id=request, to=str(content["to"]), expires_ms=int(content["expires_ms"]))
         except NotFound:
-            continue  # taken back meanwhile
+            continue  # withdrawn meanwhile
         except (ValueError, KeyError, TypeError):
             store.delete(name)
             continue
@@ -96,7 +96,7 @@ def open_requests(store: Store, *, now_ms: int, known: Collection[str] = ()) -> 
 
 
 def answer_request(store: Store, request: str, outcome: SavepointInfo | str) -> None:
-    """`outcome` is the savepoint, or says why there is none. An answer to a request that was taken back is not given."""
+    """Answer with the savepoint, or with the reason why there is none. A withdrawn request gets no answer."""
     content = (
         {"failed": outcome}
         if isinstance(outcome, str)

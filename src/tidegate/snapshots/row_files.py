@@ -1,4 +1,4 @@
-"""Row files: the form in which a piece of a snapshot is kept, unless a backend has files of its own."""
+"""Row files: the form of a piece of a snapshot, unless the backend has native files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def row_reader(store: Readable, file: FileEntry) -> StateFileReader:
 def write_rows(
     store: Store, name: str, states: Sequence[StateInfo], sections: Iterator[Section], *, key_group_count: int
 ) -> Chain:
-    """Write one row file with these sections; none if there are no sections."""
+    """Write one row file with these sections, or none if there are no sections."""
     first = next(sections, None)
     if first is None:
         return ()

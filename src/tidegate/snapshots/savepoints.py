@@ -1,18 +1,17 @@
-"""Savepoints: copies of complete snapshots that stand by themselves.
+"""Savepoints: self-contained copies of complete snapshots.
 
 A savepoint is a folder (a store) with the files of one snapshot and a manifest that lists them by names relative to that
 folder, so that it can be moved and copied as a whole. Invariants:
 
-- The manifest is created last, in one step. Whatever interrupts the copying leaves no manifest and so no savepoint.
-- Nothing is written into a folder that holds anything. Who writes says so first, by an exclusive create, so that two
+- The manifest is created last, in one step. If the copying is interrupted, there is no manifest and so no savepoint.
+- Nothing is written into a folder that isn't empty. The writer marks the folder first, by an exclusive create, so that two
   copies never mix.
-- No byte is copied without a look at its file's length and checksum.
-- Every piece is a chain of one row file, or empty: the canonical form that any backend restores from. Snapshots of full
-  epochs are like that; of others, the caller says how a piece is rewritten.
-- Only a savepoint is ever deleted, by who claimed it, and only the files that its manifest lists; manifest first.
+- The length and checksum of every file are checked when it is copied.
+- Every piece is a chain of one row file, or empty: the canonical form, which any backend restores. Snapshots of full epochs
+  have that form; for others, the caller gives a function that rewrites a piece.
+- Only the job that claimed a savepoint deletes it, and only the files that its manifest lists, the manifest first.
 
-Not here: when an epoch is taken, how a running job is asked for a savepoint (requests.py), and what a job does with what it
-restores.
+Not here: when an epoch is taken, how another process requests a savepoint (requests.py), and how a job restores one.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from tidegate.store.local import LocalStore
 from tidegate.store.opening import open_store
 
 Rewrite: TypeAlias = Callable[[Snapshot, str, PieceEntry, Store], PieceEntry]
-"""As `Snapshot.rewrite`: writes one row file with all of the piece into the target and returns the piece that lists it."""
+"""Like `Snapshot.rewrite`: write all of the piece into the target as one row file, and return the piece that lists it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavepointInfo:
-    """`to_commit` is how many committables the savepoint carries: output of which nobody knows whether it was committed, so
-    that the job that begins with it commits it where it was written. A savepoint of a running job has none."""
+    """A savepoint that was written. `to_commit` is the number of its committables that may not be committed yet; the job
+    that begins with the savepoint commits them. A savepoint of a running job has none."""
 
     path: str
     epoch: int
@@ -65,22 +64,17 @@ def export_snapshot(
     rewrite: Rewrite | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Manifest:
-    """Copies a complete snapshot into `target` and gives the savepoint's manifest, which is there when this returns.
+    """Copy a complete snapshot into `target`, and return the savepoint's manifest after it was created.
 
-    AlreadyExists where the folder isn't empty; then nothing was written. Whatever goes wrong later, what was copied is
-    removed again. `cancelled` is asked now and then, from this thread.
+    AlreadyExists if the folder isn't empty; then nothing was written. After any later error the copied files are removed.
+    `cancelled` is called now and then, from this thread.
     """
     manifest = snapshot.manifest
-    odd = [
-        (name, piece)
-        for name, operator in manifest.operators.items()
-        for piece in operator.pieces
-        if not is_canonical(piece)
-    ]
+    odd = [name for name, operator in manifest.operators.items() for piece in operator.pieces if not is_canonical(piece)]
     if odd and rewrite is None:
         raise StoreError(
-            f"epoch {manifest.epoch} can't be copied as it is: operator {odd[0][0]!r} has increments or files "
-            f"of its backend in it. Take a savepoint of the running job, or of one that was stopped"
+            f"epoch {manifest.epoch} can't be copied as it is: operator {odd[0]!r} has deltas or files "
+            f"of its backend. Take a savepoint of the running job, or of one that was stopped"
         )
     with savepoint_in_writing(target, job=manifest.job, epoch=manifest.epoch):
         operators = {
@@ -98,8 +92,8 @@ def export_snapshot(
 
 @contextmanager
 def savepoint_in_writing(target: Store, *, job: str, epoch: int) -> Iterator[None]:
-    """Marks the empty folder as one that is being written to. Within, files are written and `create_savepoint` is called; if
-    that fails, what was written is removed again. AlreadyExists where the folder isn't empty."""
+    """Mark the empty folder as one that is being written to. In the context, the caller writes files and then calls
+    `create_savepoint`; after an error, what was written is removed. AlreadyExists if the folder isn't empty."""
     check_empty(target)
     mark = json.dumps({"job": job, "epoch": epoch, "id": uuid.uuid4().hex}).encode("utf-8")
     target.create(layout.INCOMPLETE, mark)
@@ -110,7 +104,7 @@ def savepoint_in_writing(target: Store, *, job: str, epoch: int) -> Iterator[Non
         with suppress(StoreError):
             _take_back(target, mark)
         raise
-    # All is there. If the mark stays it does no harm: where there is a manifest it means nothing.
+    # The savepoint exists. A mark that stays is harmless: beside a manifest it means nothing.
     with suppress(StoreError):
         target.delete(layout.INCOMPLETE)
 
@@ -118,7 +112,7 @@ def savepoint_in_writing(target: Store, *, job: str, epoch: int) -> Iterator[Non
 def create_savepoint(
     target: Store, manifest: Manifest, *, created_ms: int, graph: str, versions: Mapping[str, str]
 ) -> Manifest:
-    """Makes a savepoint of the files that the manifest lists, which are all in `target`."""
+    """Create the manifest of a savepoint whose files are all in `target`."""
     entry = SavepointEntry(
         id=uuid.uuid4().hex,
         created_ms=created_ms,
@@ -136,7 +130,7 @@ def is_canonical(piece: PieceEntry) -> bool:
 
 
 def check_empty(target: Store, *, but: Collection[str] = ()) -> None:
-    """AlreadyExists where a savepoint can't be written because the folder holds something."""
+    """Raise AlreadyExists if the folder holds anything, so that no savepoint can be written into it."""
     found = [name for name in target.list("") if name not in but]
     if not found:
         return
@@ -171,7 +165,7 @@ def _export_operator(
 
 
 def copy_file(source: Store, file: FileEntry, target: Store, cancelled: Callable[[], bool] = lambda: False) -> None:
-    """Copies a file under its name. No byte of it is believed before its checksum was compared."""
+    """Copy a file under its name, and check its length and checksum."""
     size_bytes = source.size(file.name)
     if size_bytes != file.bytes:
         raise CorruptFile(f"{file.name} has {size_bytes} bytes; its manifest lists {file.bytes}")
@@ -189,8 +183,8 @@ def copy_file(source: Store, file: FileEntry, target: Store, cancelled: Callable
 
 
 def _take_back(target: Store, mark: bytes) -> None:
-    """Removes what an interrupted copy wrote, if it is ours: the folder was empty when we put our mark there. Where the
-    manifest's create failed without an answer, it may exist: then the savepoint is whole, and stays."""
+    """Remove what an interrupted copy wrote, if the mark is ours: the folder was empty when we created it. If the create of
+    the manifest failed without an answer, the manifest may exist; then the savepoint is complete and stays."""
     names = target.list("")
     if layout.SAVEPOINT in names or target.read(layout.INCOMPLETE) != mark:
         return
@@ -205,8 +199,8 @@ def _take_back(target: Store, mark: bytes) -> None:
 
 
 def remove_savepoint(path: str, savepoint_id: str) -> bool:
-    """Deletes the savepoint of that id, and goes on where an earlier deletion was interrupted. False where the path holds
-    nothing, or something else by now."""
+    """Delete the savepoint of that id, or finish a deletion that was interrupted. Return False if the path holds nothing, or
+    another savepoint by now."""
     named = layout.split_manifest_address(path)
     store = open_store(path if named is None else named[0])
     try:
@@ -231,7 +225,7 @@ def remove_savepoint(path: str, savepoint_id: str) -> bool:
 
 
 def _remove_empty_folders(store: Store) -> None:
-    """Where there are folders: what holds anything else stays."""
+    """Remove the folders of a local store, unless they hold other files."""
     if isinstance(store, LocalStore):
         root = Path(unquote(urlsplit(store.address).path))
         for folder in (root / layout.STATE, root):
@@ -240,7 +234,7 @@ def _remove_empty_folders(store: Store) -> None:
 
 
 def versions_here() -> dict[str, str]:
-    """What a savepoint tells of who wrote it, without Spark."""
+    """Return the versions that a savepoint is written with, without Spark's."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

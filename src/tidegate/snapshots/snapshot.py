@@ -1,10 +1,10 @@
-"""A complete snapshot: a manifest, and the store that the manifest's files are in; and the reader of its pieces.
+"""A complete snapshot: a manifest, with the store that holds its files; and the reader of its pieces.
 
-Whoever looks at a snapshot begins here: its plan for a job as it is now, the rows of an operator's state at any parallelism,
-one of its pieces, a copy of a piece in the form that any backend restores from. Nothing here runs a job.
+A snapshot gives its restore plan for a job as it is now, the rows of an operator's state at any parallelism, a reader of one
+piece, and a copy of a piece in the form that any backend restores. Nothing here runs a job.
 
-Whoever reads never sees how a piece is kept: a chain of row files comes out resolved, a backend's own files as rows. Keyed
-state is read by key-group. Operator state is written whole every time: the last file of rows has all of it.
+Readers get the same rows whatever the form of a piece: a chain of row files is merged, and native files are read as rows.
+Keyed state is read by key-group. Operator state is written whole every time, so the last row file has all of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Snapshot:
 
     @property
     def address(self) -> str:
-        """Where `find_snapshot` finds exactly this one."""
+        """Return the address at which `find_snapshot` finds this snapshot."""
         if self.is_savepoint:
             return self.store.address
         name = layout.manifest_name(epoch=self.manifest.epoch, attempt=self.manifest.attempt)
@@ -62,11 +62,11 @@ class Snapshot:
     def rows(
         self, operator: str, *, subtask: int = 0, parallelism: int = 1, plan: RestorePlan | None = None
     ) -> Mapping[str, Iterable[pa.RecordBatch]]:
-        """Return the rows of each state that belong to this subtask, decided by protocol/recovery.py from the manifest
-        alone. They are read when they are iterated, once.
+        """Return the rows of each state that belong to this subtask (protocol/recovery.py). They are read when they are
+        iterated, once.
 
-        With a plan they are what the job declares: under its names, in its types, without what is dropped; nothing at all
-        is read if something is refused. Without a plan they are what the snapshot has.
+        With a plan, the rows have the names and types that the job declares, without what is dropped; `RestoreError` if
+        something is refused. Without a plan, they are the rows of the snapshot.
         """
         if plan is not None:
             plan.check()
@@ -100,7 +100,7 @@ class Snapshot:
         return PieceReader(self.store, entry, piece, key_group_count=self.manifest.key_group_count)
 
     def rewrite(self, operator: str, piece: PieceEntry, target: Store) -> PieceEntry:
-        """Write the piece to `target` in canonical form: one row file, whatever it is kept as. The rows are the same."""
+        """Write the piece to `target` in canonical form, as one row file with the same rows."""
         states = [state.info for state in self.manifest.operators[operator].states]
         reader = self.piece(operator, piece)
         sections = (section for info in states for section in reader.sections(info))
@@ -122,7 +122,7 @@ def _rows(state: StateEntry, shares: SubtaskShares, pieces: Sequence[PieceReader
 
 
 class PieceReader:
-    """Reads one piece. Nothing is read before rows are asked for."""
+    """The reader of one piece. It reads nothing before rows are requested."""
 
     def __init__(self, store: Readable, entry: OperatorEntry, piece: PieceEntry, *, key_group_count: int) -> None:
         rows = [row_reader(store, file) for file in piece.files if file.form == ROWS]
@@ -137,17 +137,17 @@ class PieceReader:
             self._layers = [NativeReader(store, native, states, key_group_count=key_group_count)]
 
     def keyed(self, state: str, groups: range) -> Iterator[pa.RecordBatch]:
-        """Read the rows of a keyed state in these key-groups, by growing key-group."""
+        """Read the rows of a keyed state in these key-groups, in the order of key-groups."""
         return resolved_rows(state, self._layers, groups)
 
     def items(self, state: str, start: int = 0, stop: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Read the rows of a state without keys, all of them or from `start` to `stop`."""
+        """Read the rows of a state that is not keyed, all of them or from `start` to `stop`."""
         stop = self._piece.item_counts.get(state, 0) if stop is None else stop
         if self._items is not None and stop > start:
             yield from self._items.read_items(state, start, stop)
 
     def sections(self, info: StateInfo) -> Iterator[Section]:
-        """Read all of a state as a row file holds it."""
+        """Read all of a state, as the sections of a row file."""
         if info.kind is not StateKind.KEYED:
             yield from (Section(info.name, None, rows) for rows in self.items(info.name))
         elif self._is_native:
@@ -157,12 +157,12 @@ class PieceReader:
 
 
 def in_order(state: str, batches: Iterable[pa.RecordBatch], key_group_count: int) -> Iterator[Section]:
-    """Turn rows that come by growing key-group, as a database gives them, into sections."""
-    behind = 0
+    """Turn rows in the order of key-groups into sections."""
+    last_group = 0
     for rows in batches:
         if rows.num_rows:
             groups = groups_of(hash_columns([rows.column("key")]), key_group_count)
-            if groups[0] < behind or (np.diff(groups) < 0).any():
+            if groups[0] < last_group or (np.diff(groups) < 0).any():
                 raise StoreError(f"the rows of state {state!r} don't come in the order of their key-groups")
-            behind = int(groups[-1])
-            yield Section(state, range(int(groups[0]), behind + 1), rows)
+            last_group = int(groups[-1])
+            yield Section(state, range(int(groups[0]), last_group + 1), rows)

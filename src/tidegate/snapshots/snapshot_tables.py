@@ -1,8 +1,7 @@
-"""What the manifests say, as tables: which snapshots there are, and an inventory of one of them.
+"""Manifests as tables: the snapshots of a folder, and an inventory of one snapshot.
 
-`snapshots` has a row for each complete snapshot of a job's folder; the others are about the one that was chosen:
-`operators`, `states` and `sizes` (a row for each file). Only manifests are read, and for the rows of `states` the indexes
-of files.
+`snapshots` has a row for each complete snapshot of a job's folder. The other tables are about one snapshot: `operators`,
+`states` and `sizes` (a row for each file). Only manifests are read, and the indexes of files for the row counts of `states`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Row = tuple[Any, ...]
 
 
 class SnapshotTable:
-    """One of `TABLES`, small: all of it is one part."""
+    """One of `TABLES`. It is small, so it has one part."""
 
     keys = None
 
@@ -55,7 +54,7 @@ class SnapshotTable:
 
 
 def _column(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
-    """Moments are given in milliseconds."""
+    """Return the column. Timestamps are given in milliseconds."""
     if kind == MOMENT:
         return pa.array(values, pa.int64()).cast(pa.timestamp("ms", tz="UTC")).cast(kind)
     return pa.array(values, kind)
@@ -84,7 +83,7 @@ def _snapshots(snapshot: Snapshot, path: str) -> Iterator[Row]:
 
 
 def _all(snapshot: Snapshot, path: str) -> Iterator[Snapshot]:
-    """All of a job's folder, where the path is that of one; else the one that it is."""
+    """Return all snapshots if the path is a job's folder, otherwise the one snapshot that it names."""
     if snapshot.is_savepoint or layout.split_manifest_address(path) is not None:
         yield snapshot
         return
@@ -148,8 +147,8 @@ def _written_in(name: str, manifest: Manifest) -> int:
 
 
 def known_rows(entry: OperatorEntry, state: StateEntry, store: Store) -> int | None:
-    """None where only reading all rows would tell: in chains, where a later file may replace or delete an earlier one's
-    rows, and in a backend's own files."""
+    """Return the number of rows of a state; None if all rows would have to be read: for chains of several files, since a
+    later file may replace or delete rows of an earlier one, and for native files."""
     if state.kind != "keyed":
         return sum(piece.item_counts.get(state.name, 0) for piece in entry.pieces)
     files = [file for piece in entry.pieces for file in piece.files]

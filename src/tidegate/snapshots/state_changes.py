@@ -1,13 +1,13 @@
 """What changed in a state from one snapshot to another, as a table.
 
-Keyed state: a row for each key that was *added*, *removed* or *changed*, with the key's columns, the value `before` and
+Keyed state: a row for each key that was *added*, *removed* or *changed*, with the key's columns, the values `before` and
 `after` (lists and maps as a whole) and the `key_group`. Values are compared, not bytes: the order of a map's entries and
-when something expires make no difference, NaN is NaN. State without keys is compared as a bag of values: what was changed
-there was removed and added.
+expiry times don't count, and NaN equals NaN. State without keys is compared as a bag of values: a changed value is one that
+was removed and one that was added.
 
-A part is compared at once, by Arrow and numpy, with no Python for each row as long as values hold no maps. Both sides come
-resolved, whatever the backend, the chain of files and the parallelism they were written with. With different numbers of
-key-groups the same key is elsewhere; then all there is is one part.
+A part is compared as a whole by Arrow and numpy, without Python for each row unless values hold maps. The backends, chains
+and parallelisms of the two snapshots may differ. If their numbers of key-groups differ, the same key is in another
+key-group, so everything is one part.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Ints = Any
 
 
 class KeyedChanges:
-    """Of a keyed state."""
+    """The changes of a keyed state."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class KeyedChanges:
     def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
         if self._group_counts[0] != self._group_counts[1]:
             return [((0, max(self._group_counts)),)]
-        # Pieces without files are in nobody's parts, and the other side may have some there.
+        # Parts omit pieces without files, but the other snapshot may have state in their key-groups.
         parts = self._after.parts(groups, count=count)
         covered = {group for part in parts for bounds in part for group in range(*bounds)}
         wanted = range(self._group_counts[1]) if groups is None else groups
@@ -117,7 +117,7 @@ class KeyedChanges:
 
 
 class ItemChanges:
-    """Of a state without keys."""
+    """The changes of a state without keys."""
 
     keys = None
 
@@ -148,7 +148,7 @@ class ItemChanges:
 def changes_table(
     before: Snapshot, after: Snapshot, state: str | None, operator: str | None, *, key: Sequence[str] = ()
 ) -> Table:
-    """From `before` to `after`. Both must have the state, in the same operator."""
+    """Return the changes from `before` to `after`. Both must have the state, in the same operator."""
     name, now = find_state(after.manifest, state, operator)
     entry = before.manifest.operators.get(name)
     was = next((each for each in entry.states if each.name == now.name), None) if entry is not None else None
@@ -179,7 +179,7 @@ def _items(snapshot: Snapshot, operator: str, state: StateEntry) -> pa.Array:
 
 
 def _places(mine: Ints, codes: Ints) -> Ints:
-    """By code: where it is among mine, or -1."""
+    """Return by code the index of the code in `mine`, or -1."""
     places = np.full(int(codes.max()) + 1, -1, dtype=np.int64)
     places[mine] = np.arange(len(mine))
     return places
@@ -211,7 +211,7 @@ def _codes_of_both(before: pa.Array, after: pa.Array) -> tuple[Ints, Ints]:
 
 
 def _more_often(these: Ints, those: Ints) -> Ints:
-    """Where the values are that are more often here than there, as often as that."""
+    """Return the indexes of the values in `these` that are surplus: not matched by an equal value in `those`."""
     spare = dict(zip(*(found.tolist() for found in np.unique(those, return_counts=True)), strict=True))
     left = []
     for place, code in enumerate(these.tolist()):
@@ -227,9 +227,9 @@ def _holds_maps(kind: pa.DataType) -> bool:
 
 
 def comparable(value: Any) -> Hashable:
-    """Equal for values that are the same to a user, and hashable."""
+    """Return a hashable that is equal for values that users consider equal."""
     if isinstance(value, float):
-        # NaN differs from itself; and a whole number stays what it was when its column is widened.
+        # NaN differs from itself. A float equals the integer that it was before its column was widened.
         return "NaN" if value != value else value
     if isinstance(value, dict):
         return frozenset((comparable(key), comparable(item)) for key, item in value.items())

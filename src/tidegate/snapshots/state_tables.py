@@ -1,17 +1,17 @@
 """A state of a snapshot as a table: typed columns, a row for each entry, read by key-group, in parts.
 
-Keyed state has, in this order: the key's columns (a key of several columns has them back, under their names), for an entry
-of a map `map_key`, for an item of a list `position`, `value` (of a timer `at_ms`), `expires` where the state has a ttl, then
-`key_group` and `epoch`. With `per="key"` lists and maps stay whole, a row for each key.
+Keyed state has these columns, in this order: those of the key, under their names; `map_key` for an entry of a map;
+`position` for an item of a list; `value` (for a timer `at_ms`); `expires` if the state has a ttl; `key_group`; `epoch`. With
+`per="key"` lists and maps stay whole, with a row for each key.
 
-State without keys has `subtask`, `position`, for an item of a union list its `id`, for broadcast state `map_key`, then
-`value` and `epoch`. Of a union list every subtask holds a copy: those of one id are one item.
+State without keys has `subtask`, `position`, `id` for an item of a union list, `map_key` for broadcast state, `value` and
+`epoch`. Every subtask holds a copy of a union list: rows with the same id are one item.
 
-Whoever reads never sees how state is kept: chains come out resolved, a backend's own files as rows. What has expired
-since the snapshot was taken is still there: `expires` says so.
+The table is the same whatever the form of the pieces: chains are merged, and native files are read as rows. It includes
+entries that have expired since the snapshot was taken.
 
-A part is what one reader reads: key-groups, half-open ranges. Parts follow the pieces of the snapshot, since a backend's own
-files can only be opened as a whole; pieces of rows are cut further, or put together, to about `PART_BYTES`.
+A part is what one reader reads: key-groups, as half-open ranges. Parts follow the pieces of the snapshot, since native files
+can only be opened as a whole; pieces of row files are cut, or combined, to about `PART_BYTES`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ MOMENT = pa.timestamp("us", tz="UTC")
 
 
 class Table(Protocol):
-    """What can be read as a DataFrame."""
+    """A table that can be read as a DataFrame."""
 
     @property
     def schema(self) -> pa.Schema: ...
 
     @property
     def keys(self) -> KeyColumns | None:
-        """Of a table that is cut by key-group."""
+        """Return the columns of the key, None if the table isn't cut by key-group."""
 
     def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
-        """Of these key-groups (None: all). `count` is how many are wished for; there may be more or fewer."""
+        """Return parts with these key-groups (None: all). `count` is the wanted number, which is not exact."""
 
     def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]: ...
 
@@ -64,13 +64,13 @@ class Table(Protocol):
 
 
 def find_state(manifest: Manifest, state: str | None, operator: str | None) -> tuple[str, StateEntry]:
-    """The operator and the state that are meant. Errors list what there is."""
+    """Return the operator and the state that are meant. Errors list the states that exist."""
     if operator is not None and operator not in manifest.operators:
         raise NotFound(f"the snapshot has no operator {operator!r}{_near(operator, manifest.operators)}. {listed(manifest)}")
     names = [operator] if operator is not None else list(manifest.operators)
     found = [(name, entry) for name in names for entry in manifest.operators[name].states if entry.name == state]
     if state is None:
-        raise JobError(f"say which state is meant, with the option 'state'. {listed(manifest)}")
+        raise JobError(f"no state is named: give the option 'state'. {listed(manifest)}")
     if not found:
         of_it = "" if operator is None else f" in operator {operator!r}"
         near = _near(state, [entry.name for name in names for entry in manifest.operators[name].states])
@@ -84,7 +84,7 @@ def find_state(manifest: Manifest, state: str | None, operator: str | None) -> t
 
 
 def listed(manifest: Manifest) -> str:
-    """What can be asked for: the states of the job's functions, and the names of the engine's own."""
+    """Return a text that lists the states of the job's functions, and the names of the engine's own states."""
     states = [(name, entry) for name, operator in manifest.operators.items() for entry in operator.states]
     lines = [
         f"  operator {name!r}, state {entry.name!r}: {described(entry.kind, entry.shape, entry.arrow_schema())}"
@@ -92,8 +92,8 @@ def listed(manifest: Manifest) -> str:
         if not entry.name.startswith("__")
     ]
     own = [f"{entry.name} of {name!r}" for name, entry in states if entry.name.startswith("__")]
-    said = "Give one of these:\n" + "\n".join(lines) if lines else "Its functions have no state."
-    return said + (f"\nThe engine's own states are {', '.join(own)}." if own else "")
+    text = "Give one of these:\n" + "\n".join(lines) if lines else "Its functions have no state."
+    return text + (f"\nThe engine's own states are {', '.join(own)}." if own else "")
 
 
 def _near(word: str, words: Iterable[str]) -> str:
@@ -114,7 +114,7 @@ class KeyColumns:
 
     @classmethod
     def of(cls, key: pa.DataType, names: Sequence[str] = ()) -> KeyColumns:
-        """`names` are the user's; without them a struct has those of its fields, and anything else is `key`."""
+        """Name the columns: as the user did, otherwise like the fields of a struct, or `key`."""
         fields = list(key) if pa.types.is_struct(key) else []
         if fields and len(names) != 1:
             if names and len(names) != len(fields):
@@ -149,7 +149,7 @@ def table_schema(fields: Iterable[pa.Field]) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """How the column `value` of keyed state becomes columns. `split`: a row for each item or entry."""
+    """How the column `value` of keyed state becomes columns. With `split` there is a row for each item or entry."""
 
     shape: str
     schema: pa.Schema
@@ -174,7 +174,7 @@ class _Entries:
         return fields
 
     def columns(self, rows: pa.RecordBatch) -> tuple[np.ndarray[Any, Any] | None, list[pa.Array]]:
-        """The columns, and which row each of theirs is of (None: the same)."""
+        """Return the columns, and for each of their rows the index of the row it comes from (None: the same index)."""
         values = rows.column("value")
         ends = _moments(rows.column(EXPIRES)) if EXPIRES in rows.schema.names else None
         if not self.split:
@@ -192,7 +192,7 @@ class _Entries:
         return parents, columns
 
     def alike(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows, in batches in which all collections have their ends or none has."""
+        """Yield the rows, in batches in which either all collections have expiry times or none has."""
         if not self.split:
             yield rows
             return
@@ -207,7 +207,7 @@ class _Entries:
 
 
 def _moments(ends: pa.Array) -> pa.Array:
-    """From milliseconds."""
+    """Convert milliseconds into timestamps."""
     in_ms = pa.timestamp("ms", tz="UTC")
     if pa.types.is_list(ends.type):
         return ends.cast(pa.list_(in_ms)).cast(pa.list_(MOMENT))
@@ -218,7 +218,7 @@ def _moments(ends: pa.Array) -> pa.Array:
 
 
 class KeyedTable:
-    """A keyed state."""
+    """The table of a keyed state."""
 
     def __init__(
         self, snapshot: Snapshot, operator: str, state: StateEntry, *, key: Sequence[str] = (), per: str = "entry"
@@ -257,7 +257,7 @@ class KeyedTable:
 
 
 class ItemsTable:
-    """A state without keys: all of it is one part."""
+    """The table of a state without keys. It has one part."""
 
     keys = None
 
@@ -314,7 +314,7 @@ def state_table(
 
 
 class KeyedRows:
-    """The resolved rows of a keyed state."""
+    """The merged rows of a keyed state."""
 
     def __init__(self, snapshot: Snapshot, operator: str, state: StateEntry) -> None:
         self._snapshot = snapshot
@@ -337,12 +337,12 @@ class KeyedRows:
 
 
 def item_rows(snapshot: Snapshot, operator: str, piece: PieceEntry, state: str) -> Iterator[pa.RecordBatch]:
-    """What a piece holds of a state without keys."""
+    """Return the rows of a state without keys in a piece."""
     return still_there(snapshot, snapshot.piece(operator, piece).items(state))
 
 
 def still_there(snapshot: Snapshot, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows; a file that is gone is an error that says why that can be."""
+    """Yield the rows. If a file is gone, the error gives the probable reason."""
     try:
         yield from rows
     except NotFound as error:
@@ -351,7 +351,7 @@ def still_there(snapshot: Snapshot, rows: Iterable[pa.RecordBatch]) -> Iterator[
             ""
             if snapshot.is_savepoint
             else (
-                f". The job has released epoch {epoch} since, it seems: read a savepoint, or let the job keep more "
+                f". The job has probably released epoch {epoch} meanwhile: read a savepoint, or let the job keep more "
                 f"snapshots with Snapshots(retain=…)"
             )
         )
@@ -359,7 +359,7 @@ def still_there(snapshot: Snapshot, rows: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def planned_parts(pieces: Sequence[PieceEntry], wanted: Sequence[int], *, count: int | None = None) -> list[GroupRanges]:
-    """The wanted key-groups, cut along the pieces and by size; `count` instead of a size."""
+    """Cut the wanted key-groups along the pieces and by size; `count` is the wanted number of parts instead of a size."""
     sizes = {piece.subtask: sum(file.bytes for file in piece.files) for piece in pieces}
     part_bytes = max(1, sum(sizes.values()) // count) if count else PART_BYTES
     parts: list[GroupRanges] = []

@@ -1,14 +1,13 @@
-"""Rows as keyed state of a new savepoint: what is written, checked before anything is, and the writing of one piece.
+"""Writing rows as keyed state of a new savepoint: the checks before anything is written, and the writing of one piece.
 
-A savepoint is made from nothing, or like another one (`base`) in which one state is rewritten or added and everything else
-stays. The rows of a piece come to whoever writes it, by growing key-group and then by key; they go to the file as they
-come, after a look that they are right: in order by our own hash, each key once. What else the operator holds in that piece
-is written beside them.
+A savepoint is new, or a copy of another snapshot (`base`) in which one state is replaced or added. The writer of a piece
+gets its rows sorted by key-group and then by key, and writes them as they arrive. It checks that they are in order by our
+own hash, and that each key comes once. The operator's other states in that piece are written beside them.
 
-Invariants: nothing of the base is changed. The file of a piece has a name of its own at every try, so that of two that are
-made at the same time (Spark may try again, or speculate) neither is torn; the one that the manifest lists is the one.
+Invariants: the base is not changed. The file of a piece has a new name at every try, so that two tries at the same time
+(Spark may retry or speculate) don't overwrite each other; the manifest lists one of the files.
 
-Not here: how rows come together by key-group (spark/state_writer.py), and when the manifest is created.
+Not here: how rows are distributed by key-group (spark/state_writer.py), and when the manifest is created.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ SHAPES = ("value", "list", "map", "reducing", "aggregating")
 
 @dataclass(frozen=True, slots=True)
 class StateWriting:
-    """All that the writers of pieces need to know; it travels to them. `states` are the operator's, the written one among
-    them, in the order in which files have them."""
+    """All that a task needs to write pieces. `states` are the operator's, with the written one, in the order of files."""
 
     target: str
     base: str | None
@@ -64,7 +62,7 @@ class StateWriting:
         return next(entry.info for entry in self.states if entry.name == self.state)
 
     def write_piece(self, subtask: int, rows: Iterable[pa.RecordBatch]) -> PieceEntry:
-        """Writes the operator's piece of this subtask, with these rows as the state. They have the state's schema."""
+        """Write the operator's piece of this subtask, with these rows as the state. They have the state's schema."""
         base = None if self.base is None else _base(self.base)
         piece = self.pieces[subtask]
         states = [state.info for state in self.states]
@@ -76,7 +74,7 @@ class StateWriting:
         return replace(piece, files=files)
 
     def copy_piece(self, operator: str, subtask: int) -> PieceEntry:
-        """Of another operator of the base."""
+        """Copy a piece of another operator of the base."""
         assert self.base is not None
         base, target = _base(self.base), open_store(self.target)
         piece = base.manifest.operators[operator].pieces[subtask]
@@ -87,7 +85,7 @@ class StateWriting:
         return piece
 
     def manifest(self, pieces: Iterable[tuple[str, PieceEntry]], *, created_ms: int) -> Manifest:
-        """Of all pieces that were written."""
+        """Return the manifest of all pieces that were written."""
         found: dict[str, dict[int, PieceEntry]] = {}
         for operator, piece in pieces:
             found.setdefault(operator, {})[piece.subtask] = piece
@@ -121,12 +119,12 @@ class StateWriting:
 
 
 def _base(path: str) -> Snapshot:
-    """What is copied of it doesn't include what is known to be committed."""
+    """Return the base, without committables that are known to be committed."""
     return find_snapshot(path).still_to_commit()
 
 
 def _checked(info: StateInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows; `JobError` where a key is there twice."""
+    """Yield the same rows; `JobError` if a key comes twice."""
     last: pa.Array | None = None
     for rows in batches:
         keys = rows.column("key")
@@ -135,7 +133,7 @@ def _checked(info: StateInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         twice = np.flatnonzero(codes[1:] == codes[:-1])
         if len(twice):
             raise JobError(
-                f"the key {beside[int(twice[0])].as_py()!r} is there more than once, and state {info.name!r} has "
+                f"the key {beside[int(twice[0])].as_py()!r} comes more than once, and state {info.name!r} has "
                 f"one row for each key: group the rows by the key first"
             )
         if len(keys):
@@ -157,7 +155,7 @@ def planned_writing(
     key_group_count: int | None,
     parallelism: int,
 ) -> StateWriting:
-    """Raises an error with a name where that can't be written."""
+    """Return what is to be written, after all checks."""
     if base is None:
         groups = key_group_count or DEFAULT_KEY_GROUPS
         if not 1 <= groups <= MAX_KEY_GROUP_COUNT:
@@ -209,7 +207,7 @@ def declared_info(
     shape: str | None,
     expiring: bool,
 ) -> StateInfo:
-    """What the state is: as the program declares it, else as the base has it, else as the rows are."""
+    """Return the state as the program declares it, otherwise as the base has it, otherwise as the rows are."""
     if isinstance(state, Descriptor):
         if state.kind is not StateKind.KEYED:
             raise JobError(f"state {state.name!r} is {state.kind.value} state: only keyed state can be written")
@@ -236,7 +234,7 @@ def declared_info(
 
 
 def check_rows(info: StateInfo, *, key: pa.DataType, value: pa.DataType) -> None:
-    """`SchemaError` with both, where the rows are not those of the state."""
+    """Raise `SchemaError`, with both types, if the rows don't have the types of the state."""
     wanted = [nullable(info.schema.field(name).type) for name in ("key", "value")]
     given = [nullable(key), nullable(value)]
     if given != wanted:
@@ -249,7 +247,7 @@ def check_rows(info: StateInfo, *, key: pa.DataType, value: pa.DataType) -> None
 
 
 def nullable(kind: pa.DataType) -> pa.DataType:
-    """The same type with everything in it nullable, as state has it."""
+    """Return the same type with all fields nullable, as in state."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(each.name, nullable(each.type)) for each in kind])
     if pa.types.is_list(kind):
@@ -265,7 +263,7 @@ def _known(base: Snapshot | None, operator: str, state: str) -> StateInfo | None
 
 
 def _check_key(operator: str, info: StateInfo, entry: OperatorEntry | None) -> None:
-    """All keyed states of an operator have the same keys."""
+    """Check that the state has the same key type as the operator's other keyed states."""
     key = info.schema.field("key").type
     for state in entry.states if entry is not None else ():
         if state.kind == "keyed" and nullable(state.arrow_schema().field("key").type) != nullable(key):
@@ -276,7 +274,7 @@ def _check_key(operator: str, info: StateInfo, entry: OperatorEntry | None) -> N
 
 
 def _groups_of(piece: PieceEntry, entry: OperatorEntry, key_group_count: int) -> tuple[int, int]:
-    """An operator that had no keyed state has no key-groups yet."""
+    """Return the key-groups of a piece. A piece of an operator without keyed state has none yet."""
     if any(range(*each.key_groups) for each in entry.pieces):
         return piece.key_groups
     if entry.parallelism > key_group_count:

@@ -1,19 +1,19 @@
-"""Writing a subtask's part of a snapshot. Runs on the background thread, over frozen state.
+"""Writing a piece of a snapshot from frozen state, on the background thread.
 
-Theory of operation. A piece is a chain of files: a base with all of the state, and deltas with what changed since. An
-epoch builds on the newest complete one that its marker names (`base`): the piece is that epoch's chain and one more delta,
-with everything that changed since then. What belongs to epochs that are not known to be complete is kept in memory, so
-that the changes of an aborted one are in the next; no piece refers to a file of an epoch that may be aborted
-(docs/promises.md, rows 1 and 2). The marker says it, and not what this subtask has heard itself, because an older chain
-than that may be deleted by the time the piece is listed.
+Theory of operation. A piece is a chain of files: a base with all of the state, and deltas with the changes since then. An
+epoch builds on the newest complete epoch, which its marker names (`base`): its piece is the chain of that epoch and one more
+delta, with everything that changed since. The changes of epochs that are not known to be complete are kept in memory. So the
+next delta includes the changes of an aborted epoch, and no piece refers to a file of an epoch that may be aborted
+(docs/promises.md, rows 1 and 2). The subtask goes by the marker, and not by the last completion that it received, because an
+older chain may be deleted before the piece is listed.
 
-Chains stay short. A layer that holds all of the state begins a new one. When the deltas are half as large as the base,
-they are merged with it to a new base; when they are many, with one another. Merging reads the files back.
+Chains stay short. A layer with all of the state begins a new chain. When the deltas are half as large as the base, they are
+merged with it into a new base; when there are many, they are merged with each other. Merging reads the files back.
 
-Operator state is small and always written whole: of a chain, the last file's counts.
+Operator state is small and always written whole: only that of the last file of a chain counts.
 
-A backend with files of its own (native.py) makes a piece of those instead, except at full epochs, whose pieces are rows that
-any backend can take in. Of the files that never change, only those are uploaded that the base doesn't have.
+A backend with native files (native.py) makes a piece of those instead, except at full epochs, whose pieces are rows that any
+backend can restore. Of files that never change, only those that the base doesn't list are uploaded.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ MAX_DELTA_SHARE = 0.5  # of the base, in bytes
 
 
 class PieceWriter:
-    """Writes one operator's state in one subtask, epoch after epoch.
+    """The writer of one operator's pieces in one subtask, epoch after epoch.
 
-    `restored` is the epoch and the chain that the subtask went on from, where its state is just that.
+    `restored` is the epoch and the chain that the subtask was restored from, if its state is exactly that chain.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PieceWriter:
         self._written = {each: chain for each, chain in self._written.items() if each >= base}
         self._pending = {each: older for each, older in self._pending.items() if each > base}
         if native is not None:
-            # It may be larger than memory: its rows go to the file as they come.
+            # The state may be larger than memory, so its rows are written as they are read.
             chain: Chain = () if full else self._upload(native, epoch=epoch, base=base)
             content: Iterable[Section] = itertools.chain(native.sections() if full else (), items)
         else:
@@ -126,7 +126,7 @@ class PieceWriter:
         )
 
     def _links(self, layer: LayerInMemory, *, complete: bool, base: int, full: bool) -> tuple[Chain, list[SectionReader]]:
-        """The chain that stays, and the layers that are merged to its new end."""
+        """Return the part of the chain that stays, and the layers that are merged into its new last file."""
         if complete:
             return (), [layer]
         layers: list[SectionReader] = [*self._pending.values(), layer]
@@ -161,8 +161,8 @@ def chain_to_continue(
     parallelism: int,
     native: str | None = None,
 ) -> Chain | None:
-    """The files of this very subtask, where what they hold is what the subtask takes in: nothing was rescaled, renamed or
-    converted. `native` is the form of the files that its backend has, if any."""
+    """Return the files that this same subtask wrote, if they hold exactly its state: nothing was rescaled, renamed or
+    converted. `native` is the form of its backend's native files, if any."""
     entry = manifest.operators.get(operator)
     if entry is None or entry.parallelism != parallelism:
         return None
@@ -180,7 +180,7 @@ def chain_to_continue(
 
 
 def _counted(parts: Iterable[FrozenState], counts: Counter[str]) -> Iterator[Section]:
-    """Operator state as it comes, and how many rows of each: a log of records in flight may be larger than memory."""
+    """Yield operator state as it is read, and count its rows: a log of records in flight may be larger than memory."""
     for part in parts:
         for section in part.sections():
             if section.rows.num_rows:

@@ -38,11 +38,20 @@ def lenient(kind: type[_T]) -> type[_T]:
 
 def to_json(value: Any) -> Any:
     if is_dataclass(value):
-        found = ((each, getattr(value, each.name)) for each in fields(value))
-        return {each.name: to_json(held) for each, held in found if held is not None or not each.metadata}
+        return {
+            name: to_json(held)
+            for name, is_optional in _keys(type(value))
+            if (held := getattr(value, name)) is not None or not is_optional
+        }
     if isinstance(value, Mapping):
         return {key: to_json(held) for key, held in value.items()}
     return [to_json(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+@cache
+def _keys(kind: Any) -> list[tuple[str, bool]]:
+    """Return the names of the fields, and whether each has no key if it is None."""
+    return [(each.name, bool(each.metadata)) for each in fields(kind)]
 
 
 def from_json(kind: type[_T], value: object, where: str) -> _T:

@@ -151,7 +151,7 @@ def test_a_program_that_doesn_t_fit_ends_no_job_that_runs(bench: Bench) -> None:
     other = bench.job(restart=tg.NoRestart())
     other.source("in", records(10)).to("out", tg.sinks.parquet(bench.folder / "other"))
     handle = bench.start(other)
-    with pytest.raises(tg.JobFailed, match="can't be taken in by the job as it is now"):
+    with pytest.raises(tg.JobFailed, match="can't be restored into the job as it is now"):
         handle.wait("1 minute")
     bench.open_gate()
     assert running.wait("1 minute") is tg.Status.FINISHED and running.failures == []

@@ -211,7 +211,7 @@ def test_who_starts_a_job_a_second_time_fences_off_the_first(bench: Bench) -> No
     with pytest.raises(
         JobFailed,
         match=r"FencedOff: attempt 1 is over: job 'job' was taken over by another program of the "
-        r"same name and folder: this very process started it once more, at .*Z "
+        r"same name and folder: this same process started it again, at .*Z "
         r"\(attempt 2 in file://.*\). Give each its own name or folder, or stop one",
     ):
         first.wait("1 minute")
@@ -245,7 +245,7 @@ def test_who_is_fenced_off_is_told_by_which_process_and_who_takes_over_that_the_
         second.kill()
     assert f"host {socket.gethostname()}, process {second.pid}, user {getpass.getuser()}, at 20" in str(caught.value)
     assert second.returncode == 0, log
-    assert f"takes over from a program that is still there: host {socket.gethostname()}, process {os.getpid()}" in log
+    assert f"takes over from a program that is still running: host {socket.gethostname()}, process {os.getpid()}" in log
 
 
 @pytest.mark.parametrize("below", ["a file", "proc"])

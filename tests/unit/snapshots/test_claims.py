@@ -62,7 +62,7 @@ def test_a_program_appears_alive_if_it_is_another_process_of_this_host(caplog: p
     SnapshotCatalog(store, program=other).claim_attempt()
     with caplog.at_level(logging.WARNING):
         SnapshotCatalog(store, program=Program.this("job")).claim_attempt()
-        assert f"takes over from a program that is still there: host {socket.gethostname()}, process {process.pid}" in (
+        assert f"takes over from a program that is still running: host {socket.gethostname()}, process {process.pid}" in (
             caplog.text
         )
         caplog.clear()

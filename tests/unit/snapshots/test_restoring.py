@@ -1,4 +1,4 @@
-"""Whether a snapshot can be taken in by the job as it is now, what becomes of every state, and the rows themselves."""
+"""Whether a snapshot can be restored into the job as it is now, what becomes of every state, and the rows themselves."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_state_of_an_operator_that_is_gone_is_refused_and_all_ways_out_are_told(
     told = refusals(planned(SNAPSHOT, operator("total", TOTAL)))
     assert (
         "operator 'sum': the snapshot holds state of it ('total', keyed value long by long), and the job doesn't have "
-        "it (it has 'total'): give an operator this name, or alias='sum', to go on with its state, or let it go with "
+        "it (it has 'total'): give an operator this name, or alias='sum', to keep its state, or drop it with "
         "drop_state=['sum']"
     ) in told
 
@@ -181,7 +181,7 @@ def test_a_state_that_is_no_longer_declared_is_refused() -> None:
     told = refusals(planned(SNAPSHOT, operator("sum")))
     assert (
         "state 'total' of operator 'sum' (keyed value long by long): the operator no longer declares it: declare it "
-        "again, or give alias='total' to the state that goes on with it, or let it go with "
+        "again, or give alias='total' to the state that goes on with it, or drop it with "
         "drop_state=['sum.total']"
     ) in told
 
@@ -351,7 +351,7 @@ operator 'sums': renamed; was 'sum', 1 → 2 subtasks
   kept       x          keyed value long by long
   new        more       keyed value pickled(version=1) by long; begins empty
 operator 'old': refused; the snapshot holds state of it ('total', keyed value long by long), and the job doesn't have it \
-(it has 'bids', 'no state', 'sums'): give an operator this name, or alias='old', to go on with its state, or let it go \
+(it has 'bids', 'no state', 'sums'): give an operator this name, or alias='old', to keep its state, or drop it \
 with drop_state=['old']
   refused    total      keyed value long by long"""
     )

@@ -115,7 +115,7 @@ def test_a_key_that_is_there_twice_is_refused_and_nothing_is_left(tmp_path: Path
         target=store.address, base=None, operator="op", info=INFO, add=False, job=None, key_group_count=GROUPS, parallelism=1
     )
     one = pa.record_batch([["a"], [1]], schema=SCHEMA)
-    with pytest.raises(JobError, match="'a' is there more than once"), savepoint_in_writing(store, job="j", epoch=1):
+    with pytest.raises(JobError, match="'a' comes more than once"), savepoint_in_writing(store, job="j", epoch=1):
         writing.write_piece(0, [one, one])
     assert not (tmp_path / "sp").exists()
 

@@ -1,12 +1,11 @@
 """What changed between two snapshots, row by row.
 
-Keyed state is compared some key-groups at a time, each time the rows of both sides: memory is bounded by what is in them,
-which is one group where there are at most `MAX_SLICES`. Both sides come resolved from snapshots/snapshot.py, whatever the
-backend, the chain of files and the parallelism they were written with.
+Keyed state is compared a few key-groups at a time, so these bound the memory: one group if there are at most `MAX_SLICES`.
+The backends, chains and parallelisms of the two snapshots may differ.
 
-A key with one row on each side is *changed* or *unchanged*; otherwise rows are *added* or *removed*. State without keys
-is compared as a whole, as a bag of rows: what was changed there was removed and added. Values are compared, not bytes:
-the order in which a map lists its entries makes no difference, NaN is NaN, and a number that was widened is the same.
+A key with one row in each snapshot is *changed* or *unchanged*; otherwise rows are *added* or *removed*. State without keys
+is compared as a whole, as a bag of rows: a changed row is one that was removed and one that was added. Values are compared,
+not bytes: the order of a map's entries doesn't count, NaN equals NaN, and a number equals itself in a wider type.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _T = TypeVar("_T")
 
 @contextmanager
 def readable(snapshot: Snapshot) -> Iterator[Snapshot]:
-    """The same snapshot, to be read by key-group as often as one likes. A backend's own files would have to be opened as a
-    database each time: where there are any, all is copied in canonical form to a temporary folder first."""
+    """Provide the snapshot in a form that is cheap to read by key-group many times. Native files would be opened as a
+    database each time; if there are any, the snapshot is first copied in canonical form to a temporary folder."""
     if all(file.form == ROWS for file in snapshot.manifest.files()):
         yield snapshot
         return
@@ -46,7 +45,7 @@ def readable(snapshot: Snapshot) -> Iterator[Snapshot]:
 
 @dataclass(slots=True)
 class StateDifference:
-    """`examples` are a few keys with the value on either side; `note` says why rows weren't compared."""
+    """How the rows of a state differ. `examples` are a few keys with both values; `note` is why rows weren't compared."""
 
     operator: str
     state: str
@@ -65,7 +64,7 @@ def compare(
     examples: int = 0,
     on_step: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Iterator[StateDifference]:
-    """From `one` to `other`, state by state. `on_step` is told how many of the key-groups of a state are done."""
+    """Compare state by state, from `one` to `other`. `on_step` gets the state, and the steps done and in all."""
     for operator in _union(one.manifest.operators, other.manifest.operators):
         before, after = _states_of(one, operator), _states_of(other, operator)
         for state in _union(before, after):
@@ -83,7 +82,7 @@ def compare(
 
 
 def structure(one: Snapshot, other: Snapshot) -> list[str]:
-    """Differences that are not in the rows: operators, states, their types, parallelism, key-groups."""
+    """Return the differences that are not in rows: operators, states, their types, parallelism, key-groups."""
     found: list[str] = []
     before, after = one.manifest, other.manifest
     if before.job != after.job:
@@ -109,7 +108,7 @@ def _states_of(snapshot: Snapshot, operator: str) -> dict[str, StateEntry]:
 
 
 def _rows(snapshot: Snapshot, operator: str, state: str, *, subtask: int = 0, parallelism: int = 1) -> pa.Table | None:
-    """None where this side doesn't have the state."""
+    """Return the rows of a state, None if the snapshot doesn't have it."""
     found = _states_of(snapshot, operator).get(state)
     if found is None:
         return None
@@ -136,7 +135,7 @@ def _compare_keyed(
     difference: StateDifference, one: Snapshot, other: Snapshot, examples: int, on_step: Callable[[str, int, int], None]
 ) -> None:
     counts = {one.manifest.key_group_count, other.manifest.key_group_count}
-    # With other key-groups, the same key is elsewhere: then all there is is compared at once.
+    # If the numbers of key-groups differ, a key is in different groups, so everything is compared at once.
     slices = min(MAX_SLICES, *counts) if len(counts) == 1 else 1
     for index in range(slices):
         before, after = (
@@ -165,7 +164,7 @@ def _compare_by_key(difference: StateDifference, before: pa.Table | None, after:
 
 
 def _count(difference: StateDifference, before: Counter[Hashable], after: Counter[Hashable]) -> bool:
-    """Counts the rows of one key. Whether they are the same."""
+    """Count the rows of one key, and return whether they are the same."""
     if before == after:
         difference.unchanged += before.total()
         return True
@@ -186,7 +185,7 @@ def _by_key(table: pa.Table | None) -> dict[Hashable, Counter[Hashable]]:
 
 
 def _originals(table: pa.Table | None, keys: set[Hashable]) -> dict[Hashable, tuple[Any, list[Any]]]:
-    """Of these keys: the key and its values as a user knows them."""
+    """Return each of these keys, and its values, as the user's types have them."""
     found: dict[Hashable, tuple[Any, list[Any]]] = {}
     for key, value in _pairs(table):
         if (same := comparable(key)) in keys:
@@ -222,5 +221,5 @@ def _values(table: pa.Table | None) -> Iterator[Any]:
 
 
 def _union(one: Iterable[_T], other: Iterable[_T]) -> list[_T]:
-    """In the order of the first, then what is new."""
+    """Return the items of `one`, then those that only `other` has."""
     return list(dict.fromkeys((*one, *other)))

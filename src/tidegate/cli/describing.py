@@ -1,7 +1,6 @@
-"""What is in a snapshot, as plain data: the content of `snapshots list` and `snapshots show`.
+"""The content of a snapshot as plain data, for `snapshots list` and `snapshots show`.
 
-Only manifests are read, and for the row counts of `show` the indexes of files. Whether the files are right is
-verifying.py's question.
+Only manifests are read, and the indexes of files for the row counts of `show`. Not here: checking the files (verifying.py).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Json = dict[str, Any]
 
 
 def listing(folder: SnapshotFolder) -> list[Json]:
-    """A row for each snapshot, ascending by epoch. One whose manifest can't be read has only `epoch` and `problem`."""
+    """Return a row for each snapshot, ascending by epoch. If a manifest can't be read, its row has `problem` instead."""
     rows: list[Json] = []
     before: dict[str, int] = {}
     for epoch in folder.manifests:
@@ -53,7 +52,7 @@ def listing(folder: SnapshotFolder) -> list[Json]:
 
 
 def description(folder: SnapshotFolder, manifest: Manifest) -> Json:
-    """All that the manifest says, and how many rows each state has where that can be known from indexes."""
+    """Return the content of the manifest, and the number of rows of each state if indexes are enough to know it."""
     files = file_sizes(manifest)
     return {
         "folder": folder.shown,
@@ -74,7 +73,7 @@ def description(folder: SnapshotFolder, manifest: Manifest) -> Json:
 
 
 def file_sizes(manifest: Manifest) -> dict[str, int]:
-    """The files of a snapshot, each once."""
+    """Return the size of each file of a snapshot."""
     return {file.name: file.bytes for file in manifest.files()}
 
 

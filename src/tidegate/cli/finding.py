@@ -1,7 +1,7 @@
-"""From the path that a user gives to the snapshots there.
+"""Finding the snapshots at the path that a user gives.
 
 A path (or URI) is one of: the folder of `Snapshots(to=)` with a folder for each job; one job's folder in it; a savepoint's
-folder; the file of one manifest. Reading only: nothing here claims, deletes or repairs.
+folder; the file of one manifest. Nothing here writes: no claims, no deletions, no repairs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.store.opening import open_store
 class SnapshotFolder:
     """The snapshots of one job, or one savepoint. `manifests` maps each complete epoch, ascending, to its manifest's name.
 
-    `whole` says whether these are all there are, so that a file that none of them lists is needed by nobody.
+    `whole` is whether these are all manifests in the store. Only then is a file that none of them lists not needed.
     """
 
     address: str
@@ -40,7 +40,7 @@ class SnapshotFolder:
         return max(self.manifests)
 
     def load(self, epoch: int) -> Manifest:
-        """NotFound where there is no such epoch, CorruptFile where its manifest can't be believed."""
+        """Return the manifest of an epoch. NotFound if there is no such epoch, CorruptFile if the manifest is damaged."""
         if epoch not in self.manifests:
             raise NotFound(
                 f"epoch {epoch} is not a complete snapshot in {self.shown}; there are: {', '.join(map(str, self.manifests))}"
@@ -59,7 +59,7 @@ class SnapshotFolder:
 
 
 def find_folders(path: str) -> list[SnapshotFolder]:
-    """All jobs' snapshots at this path, at least one; `RestoreError` where there are none."""
+    """Return the snapshots of all jobs at this path; `RestoreError` if there are none."""
     path = resolved(path)
     named = layout.split_manifest_address(path)
     if named is not None:
@@ -84,7 +84,7 @@ def find_folders(path: str) -> list[SnapshotFolder]:
 
 
 def find_folder(path: str) -> SnapshotFolder:
-    """The snapshots of the one job at this path; `RestoreError` where there are none or several jobs'."""
+    """Return the snapshots of the one job at this path; `RestoreError` if there are none, or several jobs."""
     folders = find_folders(path)
     if len(folders) > 1:
         raise RestoreError(
@@ -95,7 +95,7 @@ def find_folder(path: str) -> SnapshotFolder:
 
 
 def find_job(path: str) -> str:
-    """The address of the one job at this path that ever ran, whether or not it has a snapshot."""
+    """Return the address of the one job at this path that ever ran, even if it has no snapshot."""
     path = resolved(path)
     names = open_store(path).list("")
     if any(layout.parse_attempt_name(name) for name in names):
@@ -123,7 +123,7 @@ def _of_savepoint(address: str, store: Store) -> SnapshotFolder:
     try:
         epoch = Manifest.from_bytes(store.read(layout.SAVEPOINT), name=layout.SAVEPOINT).epoch
     except CorruptFile:
-        epoch = 0  # told when it is loaded
+        epoch = 0  # the error is raised when the manifest is loaded
     return SnapshotFolder(address, store, {epoch: layout.SAVEPOINT})
 
 

@@ -1,4 +1,4 @@
-"""The command `tidegate`: looks at snapshots, and makes savepoints.
+"""The command `tidegate`: it shows and checks snapshots, and makes savepoints.
 
     tidegate snapshots list PATH
     tidegate snapshots show PATH [--epoch N]
@@ -7,8 +7,8 @@
     tidegate savepoint create SNAPSHOTS TO
     tidegate savepoint export SNAPSHOTS TO [--epoch N]
 
-Exit codes: 0 fine; 1 something is wrong with the snapshots; 2 the question can't be answered (no such path, bad options).
-Every command takes `--json`. Thin: what is said is worked out in the other modules of this package.
+Exit codes: 0 success; 1 a snapshot is damaged; 2 the command can't run (no such path, bad options). Every command takes
+`--json`. The other modules of this package produce the content.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _R = TypeVar("_R")
 
 
 class NoAnswer(click.ClickException):
-    """One line and exit code 2."""
+    """An error in one line, with exit code 2."""
 
     exit_code = 2
 
 
 def answering(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """What is wrong with the input is said in one line, without a traceback."""
+    """Report errors of the input in one line, without a traceback."""
 
     @functools.wraps(command)
     def answer(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -68,7 +68,7 @@ def main() -> None:
 
 @main.group()
 def snapshots() -> None:
-    """Looks at snapshots. Nothing is changed.
+    """Show and check snapshots. Nothing is changed.
 
     PATH is the folder of Snapshots(to=…), one job's folder in it, a savepoint's folder, or the file of a manifest; a path
     or a URI such as s3://bucket/folder.
@@ -80,7 +80,7 @@ def snapshots() -> None:
 @as_json
 @answering
 def list_snapshots(path: str, as_json: bool) -> None:
-    """The complete snapshots, and what each has in common with the one before."""
+    """List the complete snapshots, and how much each shares with the one before."""
     rows = [row for folder in find_folders(path) for row in describing.listing(folder)]
     if as_json:
         printing.print_json({"snapshots": rows})
@@ -96,7 +96,7 @@ def list_snapshots(path: str, as_json: bool) -> None:
 @as_json
 @answering
 def show(path: str, epoch: int | None, as_json: bool) -> None:
-    """What is in a snapshot: operators, states, types, key-groups, files."""
+    """Show the content of a snapshot: operators, states, types, key-groups, files."""
     folder = find_folder(path)
     found = describing.description(folder, folder.load(folder.newest if epoch is None else epoch))
     if as_json:
@@ -108,20 +108,20 @@ def show(path: str, epoch: int | None, as_json: bool) -> None:
 @snapshots.command()
 @click.argument("path")
 @click.option("--epoch", type=int, help="Which one; the newest by default.")
-@click.option("--all", "every", is_flag=True, help="All that are there.")
+@click.option("--all", "every", is_flag=True, help="All snapshots.")
 @as_json
 @answering
 def verify(path: str, epoch: int | None, every: bool, as_json: bool) -> None:
-    """Reads every byte against its checksum, and checks that the key-groups tile and every key is in its own.
+    """Check every byte against its checksum, that the key-groups tile, and that every key is in its key-group.
 
-    Exit code 1 where anything is wrong.
+    Exit code 1 if anything is wrong.
     """
     if every and epoch is not None:
         raise click.UsageError("give --epoch or --all, not both")
     folder = find_folder(path)
     epochs = list(folder.manifests) if every else [folder.newest if epoch is None else epoch]
     if epoch is not None and epoch not in folder.manifests:
-        folder.load(epoch)  # says what there is
+        folder.load(epoch)  # raises an error that lists the epochs
     with printing.progress(quiet=as_json) as bar:
         task = bar.add_task("verifying")
         report = verifying.verify(
@@ -142,13 +142,13 @@ def verify(path: str, epoch: int | None, every: bool, as_json: bool) -> None:
 @click.argument("path_a")
 @click.argument("path_b", required=False)
 @click.option("--epochs", type=int, nargs=2, help="Which ones; by default the newest of each path, or the two newest.")
-@click.option("--keys", type=click.IntRange(min=0), default=0, help="Shows so many keys of each state that differ.")
+@click.option("--keys", type=click.IntRange(min=0), default=0, help="How many differing keys of each state to show.")
 @as_json
 @answering
 def diff(path_a: str, path_b: str | None, epochs: tuple[int, int] | None, keys: int, as_json: bool) -> None:
-    """What changed from one snapshot to another, per operator and state, in rows.
+    """Show what changed from one snapshot to another, by operator and state, in rows.
 
-    With one path: between two snapshots of it.
+    With one path, compare two snapshots of it.
     """
     before = find_folder(path_a)
     after = before if path_b is None else find_folder(path_b)
@@ -177,7 +177,7 @@ def diff(path_a: str, path_b: str | None, epochs: tuple[int, int] | None, keys: 
 
 @main.group()
 def savepoint() -> None:
-    """Makes savepoints: copies of a job's state that stand by themselves.
+    """Make savepoints: self-contained copies of a job's state.
 
     SNAPSHOTS is the folder of Snapshots(to=…) or the job's folder in it, TO an empty or new folder; paths or URIs.
     """
@@ -197,7 +197,7 @@ def savepoint() -> None:
 @as_json
 @answering
 def create(snapshots: str, to: str, timeout_s: float, as_json: bool) -> None:
-    """Asks the running job for a savepoint of its state as it is now, and waits for it."""
+    """Ask the running job for a savepoint of its present state, and wait for it."""
     job = find_job(snapshots)
     request = request_savepoint(job, to, timeout_s=timeout_s)
     _made(wait_for_savepoint(job, request, timeout_s=timeout_s), as_json)
@@ -210,10 +210,9 @@ def create(snapshots: str, to: str, timeout_s: float, as_json: bool) -> None:
 @as_json
 @answering
 def export(snapshots: str, to: str, epoch: int | None, as_json: bool) -> None:
-    """Makes a savepoint of a complete snapshot. The job need not run.
+    """Make a savepoint of a complete snapshot. The job need not run.
 
-    Output of which nobody knows whether it was committed goes along: the job that begins with the savepoint commits it where
-    it was written.
+    The savepoint includes output that may not be committed yet: the job that begins with the savepoint commits it.
     """
     folder = find_folder(snapshots)
     snapshot = folder.snapshot(folder.newest if epoch is None else epoch).still_to_commit()

@@ -113,12 +113,12 @@ def print_report(report: Report) -> None:
         _print(Text(f"WRONG  epoch {problem.epoch}  {problem.where}: {problem.what}", style="red"))
     for note in report.notes:
         _print(Text(f"note   {note}"))
-    looked = (
+    summary = (
         f"epoch {', '.join(map(str, report.epochs))}: {report.files:,} files, {decimal(report.bytes)}, "
         f"{report.rows:,} rows read"
     )
     count = len(report.problems)
-    _print(Text(f"{looked}; {'all of it is right' if not count else '1 problem' if count == 1 else f'{count} problems'}"))
+    _print(Text(f"{summary}; {'all of it is right' if not count else '1 problem' if count == 1 else f'{count} problems'}"))
 
 
 def report_json(report: Report) -> Json:
@@ -159,7 +159,7 @@ def print_savepoint(info: SavepointInfo) -> None:
 
 
 def progress(*, quiet: bool) -> Progress:
-    """On standard error, and only where somebody sees it."""
+    """Return a progress bar on standard error, which is disabled if that isn't a terminal."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -174,7 +174,7 @@ def progress(*, quiet: bool) -> Progress:
 
 @contextmanager
 def steps(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar that starts anew for each thing that is worked on."""
+    """Show a bar that starts again for each state."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}", markup=False),
@@ -196,7 +196,7 @@ def _print(*parts: RenderableType) -> None:
 
 
 def _table(*headings: str) -> Table:
-    """A heading that ends in `>` is of a column of numbers."""
+    """Return a table. A heading that ends in `>` is that of a column of numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         right = heading.endswith(">")
@@ -220,7 +220,7 @@ def _value(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has a word for."""
+    """Convert a value into one that JSON can represent."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else str(_plain(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

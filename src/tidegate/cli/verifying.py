@@ -1,13 +1,11 @@
-"""Whether a snapshot is whole: every byte against its checksum, every key in its place.
+"""Verifying snapshots: every byte against its checksum, and every key against its key-group.
 
-Theory of operation. A manifest lists files with their length and CRC-32; a row file's index lists sections with theirs;
-a section claims key-groups, a piece claims key-groups, and the pieces of an operator tile all there are. Each of these
-claims is held against what is there. Everything that doesn't hold is reported, not only the first; what can't be looked
-into because of one problem doesn't make another.
+Theory of operation. A manifest lists files with their length and CRC-32; the index of a row file lists sections with theirs;
+sections and pieces declare their key-groups, and the pieces of an operator tile all key-groups. Each of these statements is
+checked. All problems are reported, not only the first; what a problem makes unreadable isn't reported again.
 
-Row files are read once, front to back: sections are decoded on the way and the file's checksum is computed from the
-same reads. Files that several snapshots share are read once. Rows of a backend's own files come from
-snapshots/snapshot.py, like everyone's.
+Row files are read once, front to back: the same reads decode the sections and compute the checksum of the file. Files that
+several snapshots list are read once. Rows of native files are read through snapshots/snapshot.py.
 
 Nothing is repaired or deleted.
 """
@@ -35,7 +33,7 @@ ALL_GROUPS = range(MAX_KEY_GROUP_COUNT + 1)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`where` is a file's name, or an operator's."""
+    """What is wrong. `where` is the name of a file or operator."""
 
     epoch: int
     where: str
@@ -44,7 +42,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Report:
-    """What was found. It is good where there are no problems; notes are no problems."""
+    """What was read and found. The snapshots are intact if there are no `problems`; `notes` are not problems."""
 
     epochs: list[int] = field(default_factory=list)
     files: int = 0
@@ -61,7 +59,7 @@ def verify(
     on_total: Callable[[int], None] = lambda total: None,
     on_read: Callable[[int], None] = lambda count: None,
 ) -> Report:
-    """Reads all of these snapshots. `on_total` is told how many bytes there are to read, `on_read` how many more were."""
+    """Read all of these snapshots. `on_total` gets the number of bytes to read, `on_read` the number of each read."""
     report = Report()
     manifests: list[Manifest] = []
     for epoch in epochs:
@@ -84,7 +82,7 @@ class _Check:
         self._report = report
         self._on_read = on_read
         self._epoch = 0
-        # By file and all that it was held against: what two snapshots share is read once.
+        # By file and what the manifest says of it, so that a file that two snapshots list is read once.
         self._checked: dict[tuple[FileEntry, _Claims], list[str]] = {}
         self._seen: set[FileEntry] = set()
         self._item_counts: dict[tuple[FileEntry, str], int] = {}
@@ -100,7 +98,7 @@ class _Check:
                 for file in piece.files:
                     self._file(file, claims)
                 if len(self._report.problems) == before and any(file.form != ROWS for file in piece.files):
-                    for what in _said(self._native_rows(manifest, name, piece)):
+                    for what in _with_errors(self._native_rows(manifest, name, piece)):
                         self._complain(f"operator {name!r}", f"subtask {piece.subtask}: {what}")
                 for what in self._counted(piece, entry.states):
                     self._complain(f"operator {name!r}", f"subtask {piece.subtask}: {what}")
@@ -123,8 +121,8 @@ class _Check:
                 yield from _strays(state, rows, groups, "piece", manifest.key_group_count)
 
     def _counted(self, piece: PieceEntry, states: Iterable[StateEntry]) -> Iterator[str]:
-        """Operator state is written whole each time: of a chain, the last file's counts. Where there was nothing to write
-        the last file is of an earlier epoch, and what it holds counts no more."""
+        """Check the counts of operator state. It is written whole each time, so only that of a chain's last file counts;
+        if there was nothing to write, the last file is of an earlier epoch and its operator state is obsolete."""
         last = next((file for file in reversed(piece.files) if file.form == ROWS), None)
         written = None if last is None else layout.parse_state_file_name(last.name)
         for state in (state.name for state in states if state.kind != "keyed"):
@@ -150,8 +148,8 @@ class _Check:
             return
         content = _Sequential(self._store, file, self._on_read)
         if file.form == ROWS:
-            yield from _said(self._rows_of(file, content, claims))
-        yield from _said(content.rest())
+            yield from _with_errors(self._rows_of(file, content, claims))
+        yield from _with_errors(content.rest())
 
     def _rows_of(self, file: FileEntry, content: _Sequential, claims: _Claims) -> Iterator[str]:
         if content.read(0, len(MAGIC)) != MAGIC:
@@ -170,9 +168,9 @@ class _Check:
                     f"({state.type}) in the manifest"
                 )
             if info.kind.value == "keyed":
-                yield from _said(self._keyed(reader, info.name, claims))
+                yield from _with_errors(self._keyed(reader, info.name, claims))
             else:
-                yield from _said(self._items(reader, file, info.name))
+                yield from _with_errors(self._items(reader, file, info.name))
 
     def _keyed(self, reader: StateFileReader, state: str, claims: _Claims) -> Iterator[str]:
         for section in reader.read_sections(state, ALL_GROUPS):
@@ -194,7 +192,7 @@ class _Check:
 
 @dataclass(frozen=True, slots=True)
 class _Claims:
-    """What the manifest says about the content of a file."""
+    """What the manifest states about the content of a file."""
 
     states: tuple[StateEntry, ...]
     key_groups: range
@@ -202,7 +200,7 @@ class _Claims:
 
 
 class _Sequential:
-    """Reads a file and, as long as the reads go from front to back, computes its checksum from them."""
+    """A reader of a file that computes the checksum from the same reads, as long as they are in order."""
 
     def __init__(self, store: Store, file: FileEntry, on_read: Callable[[int], None]) -> None:
         self._store = store
@@ -220,7 +218,7 @@ class _Sequential:
         return content
 
     def rest(self) -> Iterator[str]:
-        """Reads what hasn't been read in order, and compares the checksum of it all."""
+        """Read what hasn't been read in order, and compare the checksum of the whole file."""
         while self._position < self._file.bytes:
             before = self._position
             self.read(before, min(READ_BYTES, self._file.bytes - before))
@@ -242,19 +240,19 @@ def _strays(state: str, rows: pa.RecordBatch, groups: range, holder: str, key_gr
         )
 
 
-def _said(problems: Iterator[str]) -> Iterator[str]:
-    """What goes wrong while looking is one more problem."""
+def _with_errors(problems: Iterator[str]) -> Iterator[str]:
+    """Yield the problems, and an error that occurs meanwhile as another problem."""
     try:
         yield from problems
     except TidegateError as error:
         yield str(error)
     except (AssertionError, ArithmeticError, LookupError, OSError, TypeError, ValueError, pa.ArrowException) as error:
-        # The checksums are right and the content makes no sense: whoever wrote it was wrong.
+        # The checksums are right but the content is invalid: the writer has a bug.
         yield f"it can't be read: {type(error).__name__}: {error}"
 
 
 def _tiling(entry: OperatorEntry, key_group_count: int) -> Iterator[str]:
-    """Pieces are in the order of their subtasks (the manifest sees to it), and so must their key-groups be."""
+    """Check that the key-groups of pieces are complete and in order. The manifest checks the order of the pieces."""
     if len(entry.pieces) != entry.parallelism:
         yield f"{len(entry.pieces)} pieces at parallelism {entry.parallelism}"
     keyed = any(state.kind == "keyed" for state in entry.states)
@@ -288,10 +286,10 @@ def _unlisted(folder: SnapshotFolder, known: dict[int, Manifest]) -> Iterator[st
         listed = {file.name for epoch in folder.manifests for file in (known.get(epoch) or folder.load(epoch)).files()}
         others = [name for name in folder.store.list(layout.STATE) if name not in listed]
     except TidegateError:
-        return  # reported where it was to be verified; otherwise nobody asked
+        return  # reported if that epoch is verified
     if others:
         yield (
-            f"{len(others)} files are in no snapshot (of an epoch that is being written or was aborted, as a rule): "
+            f"{len(others)} files are in no snapshot (usually of an epoch that is being written or was aborted): "
             f"{', '.join(others[:5])}{', …' if len(others) > 5 else ''}"
         )
 

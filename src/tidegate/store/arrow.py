@@ -1,20 +1,20 @@
-"""Snapshots on any file system that `pyarrow.fs` speaks to: S3, GCS, Azure, HDFS.
+"""Snapshots on any file system that `pyarrow.fs` supports: S3, GCS, Azure, HDFS.
 
-What `create` is worth, by file system (pyarrow 26 offers no exclusive create on any of them):
+What `create` guarantees depends on the file system (pyarrow 26 offers no exclusive create on any of them):
 
-- S3, GCS, Azure: an object appears whole or not at all, so a create is atomic. It is exclusive only as far as looking
-  first and reading back afterwards goes: of two callers that pass the look within one round trip, the later one
-  replaces the earlier one's bytes, and the earlier one may not see it any more.
-- HDFS: atomic by a rename, which replaces; exclusive as above.
+- S3, GCS, Azure: an object appears whole or not at all, so a create is atomic. It is not quite exclusive: it checks for
+  the name first and reads the object back afterwards. If two callers check within one round trip, the later one replaces
+  the earlier one's bytes, and the earlier one may not notice.
+- HDFS: atomic by a rename, which replaces; not quite exclusive, as above.
 - A local file system (for tests; `open_store` takes `LocalStore`): atomic and exclusive, by `link`.
 
-The catalog is built for this: manifests have names that only one attempt can write, and whoever claims an attempt
-reads its claim back before every commit and delete, so a replaced claim is found out. Two drivers started within
-milliseconds of one another on such a store can still write state files of one attempt number; a checksum stops the
-restore then. Leader election excludes it.
+The catalog allows for this: only one attempt can write the name of a manifest, and a claimant reads its claim back before
+every commit and delete, so it notices when the claim was replaced. Two drivers that start within milliseconds on such a
+store can still write state files with the same attempt number; then a checksum stops the restore. Leader election prevents
+this case.
 
-`write` is as durable as closing the stream makes it: a completed upload on object stores, acknowledged replicas on
-HDFS. On a local file system nothing is synced. Permissions are what the file system's own settings give.
+`write` is as durable as closing the stream makes it: a completed upload on object stores, acknowledged replicas on HDFS. On
+a local file system nothing is synced. The file system's own settings determine the permissions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
 
 
 class ArrowStore:
-    """`root` is a path on `filesystem`. `address` is what the user gave; without it one is made up for messages."""
+    """`root` is a path on `filesystem`. `address` is what the user gave; the default is an address for messages."""
 
     def __init__(self, filesystem: pafs.FileSystem, root: str, *, address: str | None = None) -> None:
         while isinstance(filesystem, pafs.SubTreeFileSystem):
@@ -60,7 +60,7 @@ class ArrowStore:
         written_bytes = 0
         with self._errors("write", name):
             self._make_folder(path)
-            # Compression would be guessed from the name otherwise.
+            # By default, pyarrow would guess a compression from the name.
             with self._filesystem.open_output_stream(path, compression=None) as stream:
                 for chunk in chunks:
                     stream.write(chunk)
@@ -74,7 +74,7 @@ class ArrowStore:
             if self._filesystem.type_name == "local":
                 self._create_by_link(path, content, name=name)
             else:
-                self._create_by_looking(path, content, name=name)
+                self._create_after_check(path, content, name=name)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         assert offset >= 0 and (length is None or length >= 0)
@@ -120,7 +120,7 @@ class ArrowStore:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
 
-    def _create_by_looking(self, path: str, content: bytes, *, name: str) -> None:
+    def _create_after_check(self, path: str, content: bytes, *, name: str) -> None:
         if self._info(path).type != pafs.FileType.NotFound:
             raise AlreadyExists(f"{name} is already in {self._shown}")
         if self._filesystem.type_name in _OBJECT_STORES:
@@ -130,7 +130,7 @@ class ArrowStore:
             self._put(temporary, content)
             self._filesystem.move(temporary, path)
         if self.read(name) != content:
-            raise AlreadyExists(f"{name} was created by someone else at the same time in {self._shown}")
+            raise AlreadyExists(f"{name} was created by another process at the same time in {self._shown}")
 
     def _put(self, path: str, content: bytes) -> None:
         with self._filesystem.open_output_stream(path, compression=None) as stream:

@@ -1,14 +1,14 @@
-"""Where snapshots are kept: six methods over names, and what each guarantees.
+"""The store of snapshots: six methods over names, and what each guarantees.
 
 A name is a relative path with forward slashes, made only by `store.layout`. Guarantees every store gives:
 
-- `write` is durable when it returns; a crash within it may leave a torn file under that name, so names are unique by
-  attempt and nothing is believed that a manifest does not list with its length and checksum.
-- `create` is atomic and exclusive: afterwards the name holds exactly these bytes, or nothing of this call's, and of
-  several callers one wins; the others get `AlreadyExists`.
-- `read` returns exactly the bytes asked for or raises `StoreError` (`NotFound` where there is no such name).
+- `write` is durable when it returns. A crash during a write may leave a torn file under that name, so names are unique by
+  attempt, and a file counts only if a manifest lists it with its length and checksum.
+- `create` is atomic and exclusive: afterwards the name holds exactly these bytes, or no bytes of this call. If several
+  processes create the same name, one succeeds and the others get `AlreadyExists`.
+- `read` returns exactly the requested bytes or raises `StoreError` (`NotFound` if there is no such name).
 - `list` returns the names under a folder, sorted, including every `create` and `write` that has returned.
-- `delete` of a name that isn't there is no error.
+- `delete` of a missing name is not an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 
 
 class Readable(Protocol):
-    """All that a restore needs of a store."""
+    """The part of a store that a restore needs."""
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes: ...
 
@@ -26,10 +26,10 @@ class Readable(Protocol):
 class Store(Readable, Protocol):
     @property
     def address(self) -> str:
-        """The URI a user would give to reach this store again."""
+        """Return the URI that opens this store again."""
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
-        """Writes the chunks in order, durably; returns the bytes written."""
+        """Write the chunks in order, durably, and return the number of bytes."""
 
     def create(self, name: str, content: bytes) -> None: ...
 
@@ -41,7 +41,7 @@ class Store(Readable, Protocol):
 
 
 class CountedReads:
-    """A store, and how many `bytes` were read from it."""
+    """A store that counts the `bytes` that were read from it."""
 
     def __init__(self, store: Store) -> None:
         self.bytes = 0

@@ -1,4 +1,4 @@
-"""Reading a whole file of a snapshot, piece by piece, against what is listed of it."""
+"""Reading a whole file of a snapshot in chunks, and checking it against the manifest."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Listed(Protocol):
 
 
 def checked_chunks(store: Readable, file: Listed, *, listed_by: str = "its manifest") -> Iterator[bytes]:
-    """The file's bytes in order. CorruptFile behind the last of them, where they are not those that are listed: who uses
-    them before that has to take it back."""
+    """Yield the file's bytes in order. After the last chunk, raise CorruptFile if the checksum is wrong: a caller that used
+    chunks before then must undo that."""
     checksum = 0
     for offset in range(0, file.bytes, CHUNK_BYTES):
         chunk = store.read(file.name, offset, min(CHUNK_BYTES, file.bytes - offset))

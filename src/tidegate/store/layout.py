@@ -1,26 +1,26 @@
-"""Every name in a store, made and parsed here and nowhere else.
+"""All names in a store are made and parsed here.
 
 A job has a store of its own, at `job_address(where_the_user_said, job_name)`. In it:
 
     attempts/0000000007                                       attempt 7 was claimed
-    origins/0000000007-from-0000000012-a0000000005            attempt 7 goes on from epoch 12, which attempt 5 completed
-    manifests/0000000013-a0000000007.json                     epoch 13 is complete, says attempt 7
-    committed/0000000013-a0000000007                          what that snapshot and those before it list was committed
+    origins/0000000007-from-0000000012-a0000000005            attempt 7 resumes from epoch 12, which attempt 5 completed
+    manifests/0000000013-a0000000007.json                     epoch 13 is complete, by attempt 7
+    committed/0000000013-a0000000007                          what that snapshot and those before it list is committed
     state/a0000000007-e0000000013-s00002-count.tgs            state of operator "count", subtask 2, for that epoch
-    requests/0123456789abcdef0123456789abcdef.json            someone asks the running job for a savepoint
-    requests/0123456789abcdef0123456789abcdef-answer.json     what came of it
+    requests/0123456789abcdef0123456789abcdef.json            a request to the running job for a savepoint
+    requests/0123456789abcdef0123456789abcdef-answer.json     the job's answer
     initial/0123456789abcdef0123456789abcdef/….arrow          rows of the initial state of a stateful processor
 
 A savepoint is a store of its own, which can be moved as a whole:
 
     savepoint.json                                            its manifest, created last: without it there is no savepoint
     state/…                                                   the files that it lists
-    incomplete.json                                           it is being written, or whoever wrote it died
+    incomplete.json                                           it is being written, or its writer died
     claimed.json                                              it is being deleted, by the job that claimed it
 
-Invariants: every name of a file that is not exclusively created carries its attempt, so no two attempts ever write one
-name (docs/promises.md, row 13); each `parse_…` is the exact inverse of its maker and gives None for anything else, so that
-nobody deletes or believes a file that Tidegate did not name. User text enters a name only as a `slug`.
+Invariants: the name of a file that is not exclusively created contains its attempt, so two attempts never write the same
+name (docs/promises.md, row 13). Each `parse_…` is the exact inverse of its maker and returns None for anything else, so that
+Tidegate never uses or deletes a file that it did not name. User text enters a name only as a `slug`.
 
 This module does no I/O.
 """
@@ -64,7 +64,7 @@ _ANSWER = re.compile(r"requests/([0-9a-f]{32})-answer\.json")
 
 @dataclass(frozen=True, slots=True)
 class OriginName:
-    """`attempt` went on from epoch `parent_epoch` of `parent_attempt`; both are 0 where it began from nothing."""
+    """`attempt` resumed from epoch `parent_epoch` of `parent_attempt`. Both are 0 if it began without a snapshot."""
 
     attempt: int
     parent_attempt: int
@@ -93,7 +93,7 @@ class StateFileName:
 
 
 def check_name(name: str) -> str:
-    """The name itself, or StoreError where it could leave the store or needs escaping on some file system."""
+    """Return the name. StoreError if it could leave the store, or needs escaping on some file system."""
     parts = name.split("/")
     if not _NAME.fullmatch(name) or any(part in (".", "..") or len(part) > _PART_MAX_CHARS for part in parts):
         raise StoreError(f"{name!r} is not a name for a file in a store: relative, [A-Za-z0-9_.-] and slashes, no '..'")
@@ -101,10 +101,10 @@ def check_name(name: str) -> str:
 
 
 def slug(text: str) -> str:
-    """[A-Za-z0-9_-]{1,64} for any user text, another one for another text.
+    """Return [A-Za-z0-9_-]{1,64} for any user text, and different slugs for different texts.
 
-    A text that is a slug already stays itself. Everything else gets a hash of the whole text at its end; so does a slug
-    that happens to end like a hash, which keeps the two kinds apart.
+    A text that is a slug stays unchanged. Any other text gets a hash of the whole text at its end; so does a slug that
+    happens to end like a hash, so that the two never collide.
     """
     if _SLUG.fullmatch(text) and not _LOOKS_HASHED.fullmatch(text):
         return text
@@ -113,24 +113,24 @@ def slug(text: str) -> str:
 
 
 def job_id(name: str) -> str:
-    """The job's folder, and its id in URLs."""
+    """Return the name of the job's folder, which is its id in URLs."""
     return slug(name)
 
 
 def job_address(where: str, job: str) -> str:
-    """The URI of the job's own store under the URI that the user gave. A query (`?region=…`) stays at the end."""
+    """Return the URI of the job's own store under the URI that the user gave. A query (`?region=…`) stays at the end."""
     path, mark, query = where.partition("?") if "://" in where else (where, "", "")
     return f"{path.rstrip('/')}/{job_id(job)}{mark}{query}"
 
 
 def inside(address: str, name: str) -> str:
-    """The URI of a file in the store at that address. A query stays at the end."""
+    """Return the URI of a file in the store at that address. A query stays at the end."""
     path, mark, query = address.partition("?") if "://" in address else (address, "", "")
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
 def split_manifest_address(address: str) -> tuple[str, str] | None:
-    """The store's address and the name in it, where the address is that of a manifest; else None."""
+    """Return the store's address and the name in it if the address is that of a manifest, otherwise None."""
     path, mark, query = address.partition("?") if "://" in address else (address, "", "")
     folder, _, name = path.rpartition("/")
     if name == SAVEPOINT:
@@ -142,7 +142,7 @@ def split_manifest_address(address: str) -> tuple[str, str] | None:
 
 
 def shown(address: str) -> str:
-    """The address without user, password and query: for messages and logs, where a secret must not go."""
+    """Return the address without user, password and query, for messages and logs, which must not contain secrets."""
     scheme, separator, rest = address.partition("://")
     if not separator:
         return address
@@ -151,7 +151,7 @@ def shown(address: str) -> str:
 
 
 def initial_state_name(folder: str, part: str) -> str:
-    """Both are unique: nobody writes a name twice."""
+    """Return the name of rows of initial state. Both arguments are unique, so no name is written twice."""
     return f"{INITIAL}/{folder}/{part}.arrow"
 
 
@@ -165,7 +165,7 @@ def origin_name(origin: OriginName) -> str:
 
 
 def manifest_name(*, epoch: int, attempt: int) -> str:
-    """Sorts by epoch. Carries the attempt, so that what a fenced coordinator creates late is told apart by its name."""
+    """Return the name, which sorts by epoch. The attempt tells manifests that a fenced coordinator created from others."""
     assert epoch > 0 and attempt > 0
     return f"{MANIFESTS}/{epoch:010d}-a{attempt:010d}.json"
 
@@ -175,7 +175,7 @@ def committed_name(manifest: ManifestName) -> str:
 
 
 def state_file_name(*, attempt: int, operator: str, subtask: int, epoch: int, local: str = "") -> str:
-    """`operator` is the user's name for it; `local` a backend's, for a file of its own."""
+    """Return the name of a state file. `operator` is the user's name; `local` is a backend's name for a native file."""
     assert attempt > 0 and subtask >= 0 and epoch > 0
     return f"{STATE}/a{attempt:010d}-e{epoch:010d}-s{subtask:05d}-{slug(operator)}.{local or 'tgs'}"
 

@@ -1,11 +1,11 @@
 """Snapshots in a folder of a POSIX file system.
 
-Invariants: folders are 0700 and files 0600 (docs/promises.md, security default 7). `write` goes to the final name and syncs
-the file, then its folder. `create` fills a temporary file, syncs it, and gives it its name with `link`, which the kernel
-makes atomic and exclusive. Temporary names hold a `~`, which no store name can, so `list` never shows one. `delete` syncs
-the folder, so that deletions reach the disk in the order in which they were asked for: a manifest never outlives its files.
+Invariants: folders are 0700 and files 0600 (docs/promises.md, security default 7). `write` writes to the final name and
+syncs the file, then its folder. `create` fills a temporary file, syncs it, and gives it its name with `link`, which the
+kernel makes atomic and exclusive. Temporary names contain a `~`, which no store name can, so `list` never returns one.
+`delete` syncs the folder, so that deletions reach the disk in order: a manifest is never there without its files.
 
-It needs hard links and does not lock anything. An NFS export works as far as its `link` is atomic.
+The file system must have hard links; nothing is locked. An NFS export works if its `link` is atomic.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LocalStore:
                     os.fsync(file.fileno())
                 _sync_folder(path.parent)
             except BaseException:
-                # On a full disk the torn file is in the way of the next try.
+                # On a full disk the torn file would take the space that the next try needs.
                 with suppress(OSError):
                     path.unlink()
                 raise
@@ -85,7 +85,7 @@ class LocalStore:
             try:
                 size_bytes = os.fstat(descriptor).st_size
                 wanted = max(size_bytes - offset, 0) if length is None else length
-                # Checked before anything is allocated: a length may come from a file that lies.
+                # Checked before anything is allocated: the length may come from a damaged file.
                 if offset + wanted > size_bytes:
                     raise CorruptFile(f"{name} in {self.address} has {size_bytes} bytes, not {offset + wanted}")
                 return _read_exactly(descriptor, offset=offset, length=wanted, name=name)
@@ -113,7 +113,7 @@ class LocalStore:
             return path.stat().st_size
 
     def try_writing(self) -> None:
-        """Makes the folder, and a file in it that is deleted at once. OSError if that can't be done."""
+        """Create the folder, and a file in it that is deleted at once. OSError if that fails."""
         _make_folders(self._root)
         trial = self._root / f"~{uuid.uuid4().hex}"
         try:
@@ -160,7 +160,7 @@ def _files_under(folder: Path) -> Iterator[Path]:
 
 
 def _make_folders(folder: Path) -> None:
-    """Like `makedirs`, but every folder made is 0700 and durable."""
+    """Create folders like `makedirs`, each 0700 and durable."""
     if folder.is_dir():
         return
     _make_folders(folder.parent)
@@ -178,7 +178,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Temporary files of processes that died within `create`. Old ones only: a young one may be in use."""
+    """Remove old temporary files, of processes that died in `create`. Young ones may be in use."""
     oldest_s = time.time() - _LEFTOVER_AFTER_S
     for entry in builtins.list(os.scandir(folder)):
         with suppress(OSError):

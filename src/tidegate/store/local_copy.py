@@ -1,24 +1,22 @@
 """A store with copies of its state files on the local disk, so that a slot that comes back on a host need not download.
 
-Theory of operation. Every state file that is written through it goes to the store and, in the same pass, to a file under
-`folder`; one that is read whole is kept there as well. A read is served from there if it can be. The store stays the
-truth: listings, sizes, creates and deletes are its own, a failing local disk fails nothing (the copy is dropped), and a copy
-is believed only as far as it is proven:
+Theory of operation. A state file is written to the store and, in the same pass, to a file under `folder`; a file that is
+read whole is also copied there. Reads use the copy if there is one. The store remains the authority: listings, sizes,
+creates and deletes go to it, an error of the local disk only drops the copy, and copies are verified:
 
-- A copy that this process wrote itself is used. One that was there before is a leftover and is used only after `adopt`
-  was given the manifest's entry for it and length and CRC-32 are the same: names are unique within a store's life, but a
-  user may empty the store and begin again, and then the same names mean other bytes.
-- A copy holds a CRC-32 for each block. Every block that a read touches is compared before a byte of it is returned; the
-  first one that is wrong drops the copy, and the read goes to the store as if there had never been one.
+- A copy that this process wrote is used. A copy that was there before is a leftover. It is used only after `adopt` was
+  given the manifest's entry for it, with the same length and CRC-32: names are unique within a store, but a user may empty
+  the store and start again, and then the same names mean other bytes.
+- A copy holds a CRC-32 for each block. Every block that a read touches is checked before any of it is returned. At the
+  first wrong block the copy is dropped, and the read goes to the store.
 
 A copy is `content | CRC-32 of each block | length, CRC-32 of the content, CRC-32 of what follows the content, magic`,
-written under a temporary name and renamed when the store has the file. Nothing is synced: what a power cut leaves torn
-is found by the checksums.
+written under a temporary name and renamed when the store has the file. Nothing is synced: checksums detect a copy that a
+power failure tore.
 
-The folder is shared by all slots on a host; in it each store has a folder of its own, 0700, its files 0600. When the
-copies of all of them take more than `limit_bytes`, those written or adopted longest ago go first. Every process looks for
-itself, so that the limit may be passed by an eighth for each. Only names under `state/` are copied: of the others some
-are given again.
+All slots on a host share the folder. In it each store has its own folder, 0700, with files 0600. When all copies together
+take more than `limit_bytes`, those written or adopted longest ago are removed. Every process checks on its own, so each may
+exceed the limit by an eighth. Only names under `state/` are copied, since other names can be reused.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadCounts:
-    """How many bytes of state files were read from local copies, and how many from the store itself."""
+    """The number of bytes of state files that were read from local copies, and from the store."""
 
     local_bytes: int = 0
     store_bytes: int = 0
@@ -64,7 +62,7 @@ class ReadCounts:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """What is known of one copy: enough to check whatever is read of it."""
+    """A copy, with the checksums that verify its reads."""
 
     path: Path
     size_bytes: int
@@ -72,7 +70,7 @@ class _Copy:
     block_checksums: array[int]
 
     def read(self, offset: int, length: int) -> bytes:
-        """Verified; `_BadCopy` or OSError where it can't be."""
+        """Return verified bytes; `_BadCopy` or OSError if the copy can't be used."""
         assert offset + length <= self.size_bytes
         if not length:
             return b""
@@ -91,7 +89,7 @@ class _Copy:
 
 
 class _BadCopy(Exception):
-    """The copy can't be believed."""
+    """The copy is damaged."""
 
 
 class LocalCopyStore:
@@ -161,8 +159,8 @@ class LocalCopyStore:
         return self._store.size(name)
 
     def adopt(self, files: Iterable[Listed]) -> int:
-        """To be called before a restore with all files of the manifest. Leftovers of earlier processes on this host that
-        are the files listed are used from now on; all other copies of this store go. Returns the bytes adopted."""
+        """Use the copies that earlier processes on this host left of these files, and remove all other copies of this store.
+        Call it before a restore, with all files of the manifest. Return the number of bytes adopted."""
         listed = {file.name: file for file in files if _is_copied(file.name)}
         self._listed_bytes = {name: file.bytes for name, file in listed.items()}
         self.retain(listed)
@@ -182,8 +180,8 @@ class LocalCopyStore:
             return sum(self._copies[name].size_bytes for name in listed if name in self._copies)
 
     def retain(self, names: Collection[str]) -> None:
-        """Removes the copies of all other files of this store. Others' on the same host are among `names` as well, or
-        they lose them."""
+        """Remove the copies of all other files of this store. `names` must include the files of other slots on this host,
+        which share the copies."""
         for entry in _entries(self._folder):
             name = entry.name.replace("~", "/")
             if name in names or (_is_temporary(entry.name) and not _is_old(entry)):
@@ -193,7 +191,7 @@ class LocalCopyStore:
             _unlink(Path(entry.path))
 
     def _open_folder(self) -> bool:
-        """Whether the folder can be used: ours, and nobody else's to write into."""
+        """Create the folder. Return whether it can be used: it is ours, and only we may write to it."""
         try:
             self._top.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -203,7 +201,7 @@ class LocalCopyStore:
             if stat.S_IMODE(found.st_mode) != 0o700:
                 self._folder.chmod(0o700)
         except OSError as error:
-            _log.warning("no local copies of state are kept: %s", error)
+            _log.warning("No local copies of state are kept: %s", error)
             return False
         self._make_room()
         return True
@@ -223,8 +221,8 @@ class LocalCopyStore:
         with self._lock:
             self._copies[name] = copy
             self._unseen_bytes += copy.size_bytes
-            look = self._unseen_bytes > self._limit_bytes // 8
-        if look:
+            is_due = self._unseen_bytes > self._limit_bytes // 8
+        if is_due:
             self._make_room()
 
     def _copy_whole(self, name: str, content: bytes) -> None:
@@ -242,14 +240,14 @@ class LocalCopyStore:
         assert offset >= 0 and (length is None or length >= 0)
         wanted = max(copy.size_bytes - offset, 0) if length is None else length
         if offset + wanted > copy.size_bytes:
-            return None  # an error, which is the store's to raise
+            return None  # the store raises the error
         try:
             content = copy.read(offset, wanted)
         except FileNotFoundError:
-            self._drop(name)  # another process needed the room
+            self._drop(name)  # another process removed it to make room
             return None
         except (OSError, _BadCopy) as error:
-            _log.warning("the local copy of %s is not used: %s", name, error)
+            _log.warning("The local copy of %s is not used: %s", name, error)
             self._drop(name)
             return None
         with self._lock:
@@ -263,7 +261,7 @@ class LocalCopyStore:
             _unlink(self._path(name))
 
     def _make_room(self) -> None:
-        """Removes the oldest copies of all stores until the rest fits."""
+        """Remove the oldest copies of all stores until the rest fits."""
         found: builtins.list[tuple[float, int, Path]] = []
         for folder in _entries(self._top):
             if folder.name.startswith(_FOLDER_PREFIX):
@@ -281,14 +279,14 @@ class LocalCopyStore:
             total_bytes -= size_bytes
         with self._lock:
             self._unseen_bytes = 0
-            # Only what was looked at: another thread may have finished a copy since.
+            # Another thread may have finished a copy meanwhile, which stays.
             for name, copy in builtins.list(self._copies.items()):
                 if copy.path not in kept and not copy.path.exists():
                     del self._copies[name]
 
 
 class _CopyWriter:
-    """Writes one copy beside the store's write. It never raises: what goes wrong on the local disk ends the copy."""
+    """Writes one copy during the store's write. It never raises: an error of the local disk only ends the copy."""
 
     def __init__(self, path: Path, *, limit_bytes: int) -> None:
         self._path = path
@@ -311,7 +309,7 @@ class _CopyWriter:
         self._whole = True
 
     def finish(self, written_bytes: int) -> _Copy | None:
-        """The copy, in its place; None where there is none. `written_bytes` is what the store took."""
+        """Rename the copy to its final name and return it, None if it failed. `written_bytes` is what the store wrote."""
         if self._file is None or not self._whole or self._bytes != written_bytes:
             self.discard()
             return None
@@ -379,7 +377,7 @@ def _tail(size_bytes: int, checksum: int, block_checksums: array[int]) -> bytes:
 
 
 def _open_copy(path: Path) -> _Copy | None:
-    """What the file says it is, whole in length and in its tail; None where it isn't."""
+    """Open a copy and check its length and its tail. Return None if they are wrong."""
     try:
         with open(path, "rb", buffering=0) as file:
             found_bytes = os.fstat(file.fileno()).st_size

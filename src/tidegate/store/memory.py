@@ -1,9 +1,8 @@
 """The in-memory twin of the stores, for tests and the simulation.
 
-It keeps the same contract, and breaks it where a fault hook says so. The hook is asked before each operation with what
-is about to happen and answers with a fault or None; all randomness is the hook's, so a seeded hook gives the same trace
-every time. The hook may also raise: then nothing is done and its exception goes to the caller, which is how a
-simulation ends a process in the middle of a call.
+It keeps the same contract, and breaks it when a fault hook says so. The hook is called before each operation and returns a
+fault or None. All randomness is in the hook, so a seeded hook gives the same trace every time. If the hook raises, nothing
+is done and the caller gets the exception: so a simulation ends a process in the middle of a call.
 
 Operations are atomic between threads. It does not survive its process.
 """
@@ -32,7 +31,7 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What is about to happen. `byte_count` is what a write or create would store, or a read return; 0 otherwise."""
+    """The next operation. `byte_count` is what a write or create would store, or a read would return; 0 otherwise."""
 
     operation: Operation
     name: str
@@ -46,13 +45,13 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class LoseReply:
-    """All is done, but the caller gets StoreError: the outcome is unknown to it."""
+    """The operation is done, but the caller gets StoreError, so that it doesn't know the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tear:
-    """Of a write, only the first `kept_bytes` reach the store. The caller gets StoreError; a `silent` tear lets it
-    believe that all went well, as a process that died or a disk that lies would leave it."""
+    """Only the first `kept_bytes` of a write reach the store. The caller gets StoreError; after a `silent` tear
+    it gets no error, as if the process died later or the disk lost the rest."""
 
     kept_bytes: int
     silent: bool = False
@@ -60,7 +59,7 @@ class Tear:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """One bit of what a read returns is wrong."""
+    """One bit of the content that a read returns is wrong."""
 
     bit_index: int
 
@@ -70,7 +69,7 @@ FaultHook: TypeAlias = Callable[[Access], Fault | None]
 
 
 class MemoryStore:
-    """`files` is what is stored; a test may read and damage it."""
+    """`files` is the content; a test may read and damage it."""
 
     def __init__(self, name: str = "memory", *, faults: FaultHook | None = None) -> None:
         self.files: dict[str, bytes] = {}

@@ -1,7 +1,7 @@
-"""From the URI that a user gives to a store.
+"""Opening the store at the URI that a user gives.
 
-A store travels to slots as its address; `open_store(store.address)` reaches the same files in any process, except for
-`memory://`, which is one dictionary per name and process, for tests.
+Slots receive the address of a store. `open_store(store.address)` reaches the same files in any process, except for
+`memory://`, which is a dictionary for each name in each process, for tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _memory_stores: dict[str, MemoryStore] = {}
 
 
 def open_store(uri: str) -> Store:
-    """A plain path, file:///folder, s3://bucket/folder, gs://…, abfss://…, hdfs://…, or memory://name."""
+    """Open a plain path, file:///folder, s3://bucket/folder, gs://…, abfss://…, hdfs://…, or memory://name."""
     if not uri:
         raise StoreError("the address of the snapshot store is empty: give a path or a URI such as s3://bucket/folder")
     if not _URI.match(uri):
@@ -45,7 +45,7 @@ def open_store(uri: str) -> Store:
 
 
 def forget_memory_store(name: str) -> None:
-    """The next one of that name begins empty."""
+    """Forget a memory store, so that the next one of that name begins empty."""
     _memory_stores.pop(name, None)
 
 
@@ -54,8 +54,8 @@ def _open_arrow_store(uri: str, *, scheme: str) -> ArrowStore:
     try:
         filesystem, root = pafs.FileSystem.from_uri(known)
     except (pa.ArrowException, OSError, ValueError) as error:
-        said = str(error).replace(known, shown(known))
-        raise StoreError(f"can't open {shown(uri)} as a snapshot store: {said}") from None
+        reason = str(error).replace(known, shown(known))
+        raise StoreError(f"can't open {shown(uri)} as a snapshot store: {reason}") from None
     if not root.strip("/"):
         raise StoreError(f"{shown(uri)} names no folder: snapshots need one, as in s3://bucket/folder")
     return ArrowStore(filesystem, root, address=uri)

@@ -1,6 +1,6 @@
-"""Whether snapshots can be kept where the user said: found out before anything is deployed.
+"""The check, before anything is deployed, that the store is writable.
 
-On a local disk that is tried, which costs next to nothing. Other stores say so when the job's first attempt is claimed.
+On a local disk a file is created. Other stores raise an error when the job's first attempt is claimed.
 """
 
 from __future__ import annotations

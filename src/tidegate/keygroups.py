@@ -29,6 +29,11 @@ def key_groups_of(subtask: int, *, parallelism: int, key_group_count: int) -> ra
     return range(-(-subtask * key_group_count // parallelism), -(-(subtask + 1) * key_group_count // parallelism))
 
 
+def overlap(one: range, other: range) -> range:
+    """Return the key-groups, or items, that are in both ranges."""
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
 def owner_of(group: int, *, parallelism: int, key_group_count: int) -> int:
     """The subtask whose range holds `group`."""
     assert 0 <= group < key_group_count and 0 < parallelism <= key_group_count <= MAX_KEY_GROUP_COUNT

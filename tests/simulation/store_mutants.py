@@ -209,7 +209,7 @@ def _one_slot_speaks_for_all(original: Any) -> Any:
 
 def _release_what_others_share(original: Any) -> Any:
     def release(self: catalog.SnapshotCatalog, epochs: Any, *, attempt: int) -> Any:
-        doomed = [manifest for manifest in self._live_manifests() if manifest.epoch in epochs]
+        doomed = [manifest for manifest in self.live_manifests() if manifest.epoch in epochs]
         return self._delete(doomed, self._files_listed_by(doomed))
 
     return release

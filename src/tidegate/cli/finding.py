@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.errors import CorruptFile, NotFound, RestoreError
-from tidegate.snapshots.catalog import lineage
+from tidegate.snapshots.catalog import SnapshotCatalog, read_manifest
 from tidegate.snapshots.finding import resolved
 from tidegate.snapshots.manifest import Manifest
 from tidegate.snapshots.snapshot import Snapshot
@@ -45,13 +45,7 @@ class SnapshotFolder:
             raise NotFound(
                 f"epoch {epoch} is not a complete snapshot in {self.shown}; there are: {', '.join(map(str, self.manifests))}"
             )
-        name = self.manifests[epoch]
-        manifest = Manifest.from_bytes(self.store.read(name), name=name)
-        if name == layout.SAVEPOINT and manifest.savepoint is None:
-            raise CorruptFile(f"{name} is not the manifest of a savepoint")
-        if name not in (layout.SAVEPOINT, layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)):
-            raise CorruptFile(f"{name} holds the manifest of epoch {manifest.epoch}, attempt {manifest.attempt}")
-        return manifest
+        return read_manifest(self.store, self.manifests[epoch])
 
     def snapshot(self, epoch: int) -> Snapshot:
         """Return the snapshot of an epoch; for errors see `load`."""
@@ -108,11 +102,9 @@ def find_job(path: str) -> str:
 
 
 def _of_job(address: str, store: Store) -> SnapshotFolder:
-    origins = {origin.attempt: origin for origin in map(layout.parse_origin_name, store.list(layout.ORIGINS)) if origin}
-    found = [manifest for manifest in map(layout.parse_manifest_name, store.list(layout.MANIFESTS)) if manifest]
     names = {
         manifest.epoch: layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)
-        for manifest in lineage(origins, found)
+        for manifest in SnapshotCatalog(store).live_manifests()
     }
     if not names:
         raise RestoreError(f"no complete snapshot in {layout.shown(address)}")

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tidegate.errors import RestoreError
-from tidegate.keygroups import key_groups_of
+from tidegate.keygroups import key_groups_of, overlap
 
 
 class StateKind(Enum):
@@ -124,7 +124,7 @@ def shares_of(
 
 def _keyed_shares(pieces: Sequence[Piece], owned: range) -> Iterator[KeyedShare]:
     for index in sorted(range(len(pieces)), key=lambda index: pieces[index].key_groups.start):
-        groups = _overlap(pieces[index].key_groups, owned)
+        groups = overlap(pieces[index].key_groups, owned)
         if groups:
             yield KeyedShare(index, groups)
 
@@ -148,14 +148,10 @@ def _items_shares(
             return
     offset = 0
     for index, count in enumerate(counts):
-        part = _overlap(range(offset, offset + count), wanted)
+        part = overlap(range(offset, offset + count), wanted)
         if part:
             yield ItemsShare(index, state, part.start - offset, part.stop - offset)
         offset += count
-
-
-def _overlap(one: range, other: range) -> range:
-    return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
 def _check_subtasks(pieces: Sequence[Piece]) -> None:

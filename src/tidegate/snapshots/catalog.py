@@ -78,7 +78,7 @@ class SnapshotCatalog:
         From now on, `epochs` lists what this attempt descends from. FencedOff if a newer attempt was claimed meanwhile.
         """
         attempt = self._create_claim(above)
-        live = self._live_manifests()
+        live = self.live_manifests()
         self._require_current(attempt)  # otherwise the newest snapshot may be a later attempt's, which can't be our parent
         parent = live[-1] if live else None
         parent_attempt, self._newest_epoch = (parent.attempt, parent.epoch) if parent else (0, 0)
@@ -121,13 +121,17 @@ class SnapshotCatalog:
             f"them"
         )
 
+    def live_manifests(self) -> list[ManifestName]:
+        """Return the complete snapshots that the newest attempt can resume from, ascending by epoch."""
+        return lineage(self._origins(), self._manifests())
+
     def epochs(self) -> list[int]:
         """Return the complete epochs that the newest attempt can resume from, ascending."""
-        return [manifest.epoch for manifest in self._live_manifests()]
+        return [manifest.epoch for manifest in self.live_manifests()]
 
     def manifests(self) -> list[Manifest]:
         """Return the manifests of `epochs`, verified."""
-        return [self._read(manifest) for manifest in self._live_manifests()]
+        return [read_manifest(self._store, _file_of(manifest)) for manifest in self.live_manifests()]
 
     def highest_epoch_seen(self) -> int:
         """Return the highest epoch that left a trace, be it complete, aborted or dead; 0 if none did."""
@@ -142,9 +146,9 @@ class SnapshotCatalog:
 
     def load(self, epoch: int) -> Manifest:
         """Return the manifest, verified. NotFound if the epoch isn't complete, CorruptFile if the manifest is damaged."""
-        for manifest in self._live_manifests():
+        for manifest in self.live_manifests():
             if manifest.epoch == epoch:
-                return self._read(manifest)
+                return read_manifest(self._store, _file_of(manifest))
         raise NotFound(f"epoch {epoch} is not a complete snapshot in {layout.shown(self._store.address)}")
 
     def verify(self, epoch: int) -> None:
@@ -170,7 +174,7 @@ class SnapshotCatalog:
         name = ManifestName(epoch=manifest.epoch, attempt=manifest.attempt)
         self._require_current(manifest.attempt)
         self._newest_epoch = manifest.epoch
-        self._store.create(layout.manifest_name(epoch=name.epoch, attempt=name.attempt), manifest.to_bytes())
+        self._store.create(_file_of(name), manifest.to_bytes())
         self._listed_files[name] = _names_in(manifest)
         self._require_current(manifest.attempt)
 
@@ -185,13 +189,13 @@ class SnapshotCatalog:
 
     def is_confirmed(self, manifest: ManifestName) -> bool:
         """Return whether all committables of the snapshot are known to be committed."""
-        noted, live = self._noted(), self._live_manifests()
+        noted, live = self._noted(), self.live_manifests()
         return manifest in live and any(each in live and each.epoch >= manifest.epoch for each in noted)
 
     def release(self, epochs: Collection[int], *, attempt: int) -> list[str]:
         """Delete these snapshots, except files that others list. Return the deleted names; FencedOff if not current."""
         self._require_current(attempt)
-        live = self._live_manifests()
+        live = self.live_manifests()
         doomed = [manifest for manifest in live if manifest.epoch in epochs]
         assert not doomed or doomed[-1] != live[-1], "a failure rolls back to the newest snapshot"
         kept = [manifest for manifest in live if manifest not in doomed]
@@ -207,7 +211,7 @@ class SnapshotCatalog:
         self._require_current(attempt)
         # Names come from slots, which may delete state files only.
         state_files = {name for name in files if layout.parse_state_file_name(name) is not None}
-        unneeded = state_files - self._files_listed_by(self._live_manifests())
+        unneeded = state_files - self._files_listed_by(self.live_manifests())
         self._discarded.extend(unneeded)
         return self._delete((), unneeded)
 
@@ -285,7 +289,7 @@ class SnapshotCatalog:
         return [manifest for manifest in parsed if manifest is not None]
 
     def _delete(self, manifests: Iterable[ManifestName], files: Iterable[str]) -> list[str]:
-        names = [layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt) for manifest in manifests]
+        names = [_file_of(manifest) for manifest in manifests]
         names += sorted(files)
         for name in names:
             self._store.delete(name)
@@ -299,23 +303,13 @@ class SnapshotCatalog:
         claims = [layout.attempt_name(attempt) for attempt in self.attempts() if attempt < oldest]
         return self._delete((), claims + [layout.origin_name(o) for o in origins.values() if o.attempt < oldest])
 
-    def _read(self, manifest: ManifestName) -> Manifest:
-        name = layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)
-        found = Manifest.from_bytes(self._store.read(name), name=name)
-        if (found.epoch, found.attempt) != (manifest.epoch, manifest.attempt):
-            raise CorruptFile(f"{name} holds the manifest of epoch {found.epoch}, attempt {found.attempt}")
-        return found
-
     def _files_listed_by(self, manifests: Iterable[ManifestName]) -> frozenset[str]:
         names: frozenset[str] = frozenset()
         for manifest in manifests:
             if manifest not in self._listed_files:
-                self._listed_files[manifest] = _names_in(self._read(manifest))
+                self._listed_files[manifest] = _names_in(read_manifest(self._store, _file_of(manifest)))
             names |= self._listed_files[manifest]
         return names
-
-    def _live_manifests(self) -> list[ManifestName]:
-        return lineage(self._origins(), self._manifests())
 
     def _origins(self) -> dict[int, OriginName]:
         parsed = map(layout.parse_origin_name, self._store.list(layout.ORIGINS))
@@ -342,6 +336,21 @@ def lineage(origins: Mapping[int, OriginName], manifests: Collection[ManifestNam
             break
         attempt, below = origin.parent_attempt, origin.parent_epoch
     return sorted(live)
+
+
+def read_manifest(store: Store, name: str) -> Manifest:
+    """Return the manifest of a snapshot or savepoint, verified."""
+    manifest = Manifest.from_bytes(store.read(name), name=name)
+    if name == layout.SAVEPOINT:
+        if manifest.savepoint is None:
+            raise CorruptFile(f"{name} in {layout.shown(store.address)} is not the manifest of a savepoint")
+    elif layout.parse_manifest_name(name) != ManifestName(epoch=manifest.epoch, attempt=manifest.attempt):
+        raise CorruptFile(f"{name} holds the manifest of epoch {manifest.epoch}, attempt {manifest.attempt}")
+    return manifest
+
+
+def _file_of(manifest: ManifestName) -> str:
+    return layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)
 
 
 def _names_in(manifest: Manifest) -> frozenset[str]:

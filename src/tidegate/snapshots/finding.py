@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from tidegate.errors import CorruptFile, NotFound, StoreError
-from tidegate.snapshots.catalog import SnapshotCatalog
-from tidegate.snapshots.manifest import Manifest, RestoredFrom
+from tidegate.errors import NotFound, StoreError
+from tidegate.snapshots.catalog import SnapshotCatalog, read_manifest
+from tidegate.snapshots.manifest import RestoredFrom
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.store import layout
 from tidegate.store.base import Store
@@ -47,15 +47,9 @@ def restored_from(path: str, snapshot: Snapshot) -> RestoredFrom:
 
 def _snapshot_of(store: Store, name: str) -> Snapshot:
     try:
-        manifest = Manifest.from_bytes(store.read(name), name=name)
+        return Snapshot(store, read_manifest(store, name))
     except NotFound as error:
         raise NotFound(f"there is no snapshot to restore from: {error}") from error
-    if name == layout.SAVEPOINT:
-        if manifest.savepoint is None:
-            raise CorruptFile(f"{name} in {layout.shown(store.address)} is not the manifest of a savepoint")
-    elif layout.parse_manifest_name(name) != layout.ManifestName(epoch=manifest.epoch, attempt=manifest.attempt):
-        raise CorruptFile(f"{name} holds the manifest of epoch {manifest.epoch}, attempt {manifest.attempt}")
-    return Snapshot(store, manifest)
 
 
 def shown_path(path: str) -> str:

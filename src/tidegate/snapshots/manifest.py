@@ -60,10 +60,11 @@ class FileEntry:
             check_name(self.name)
         except StoreError as error:
             raise ValueError(str(error)) from None
-        if not 0 <= self.index_bytes <= self.bytes:
-            raise ValueError(f"{self.name}: an index of {self.index_bytes} bytes in a file of {self.bytes}")
-        if not (0 <= self.checksum < 2**32 and 0 <= self.index_checksum < 2**32):
-            raise ValueError(f"{self.name}: no CRC-32")
+        _require(
+            0 <= self.index_bytes <= self.bytes,
+            f"{self.name}: an index of {self.index_bytes} bytes in a file of {self.bytes}",
+        )
+        _require(0 <= self.checksum < 2**32 and 0 <= self.index_checksum < 2**32, f"{self.name}: not a CRC-32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,10 @@ class StateEntry:
     schema: str
 
     @classmethod
-    def of(cls, *, name: str, kind: str, shape: str, schema: pa.Schema) -> StateEntry:
-        readable = ", ".join(f"{column.name} {column.type}" for column in schema)
-        return cls(name, kind, shape, readable, base64.b64encode(schema.serialize()).decode("ascii"))
+    def of(cls, info: StateInfo) -> StateEntry:
+        readable = ", ".join(f"{column.name} {column.type}" for column in info.schema)
+        exact = base64.b64encode(info.schema.serialize()).decode("ascii")
+        return cls(info.name, info.kind.value, info.shape, readable, exact)
 
     @property
     def info(self) -> StateInfo:
@@ -106,12 +108,9 @@ class PieceEntry:
 
     def __post_init__(self) -> None:
         start, stop = self.key_groups
-        if self.subtask < 0:
-            raise ValueError(f"subtask {self.subtask} is negative")
-        if not 0 <= start <= stop:
-            raise ValueError(f"subtask {self.subtask}: key-groups {start}…{stop} are not a range")
-        if min(self.item_counts.values(), default=0) < 0:
-            raise ValueError(f"subtask {self.subtask}: a negative count")
+        _require(self.subtask >= 0, f"subtask {self.subtask} is negative")
+        _require(0 <= start <= stop, f"subtask {self.subtask}: key-groups {start}…{stop} are not a range")
+        _require(min(self.item_counts.values(), default=0) >= 0, f"subtask {self.subtask}: a negative count")
 
 
 @dataclass(frozen=True, slots=True)

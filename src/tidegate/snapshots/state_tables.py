@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from tidegate.errors import JobError, NotFound, SchemaError
 from tidegate.hashing import hash_columns
-from tidegate.keygroups import groups_of
+from tidegate.keygroups import groups_of, overlap
 from tidegate.snapshots.manifest import ROWS, Manifest, PieceEntry, StateEntry
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.state.evolution import described
@@ -329,7 +329,7 @@ class KeyedRows:
 
     def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
         for piece in self._entry.pieces:
-            ranges = [groups for bounds in part if (groups := _overlap(range(*bounds), range(*piece.key_groups)))]
+            ranges = [groups for bounds in part if (groups := overlap(range(*bounds), range(*piece.key_groups)))]
             if ranges and piece.files:
                 reader = self._snapshot.piece(self._operator, piece)
                 for groups in ranges:
@@ -391,7 +391,3 @@ def _ranges(groups: Sequence[int]) -> list[tuple[int, int]]:
         else:
             ranges.append((group, group + 1))
     return ranges
-
-
-def _overlap(one: range, other: range) -> range:
-    return range(max(one.start, other.start), min(one.stop, other.stop))

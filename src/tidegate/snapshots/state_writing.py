@@ -161,7 +161,7 @@ def planned_writing(
         if not 1 <= groups <= MAX_KEY_GROUP_COUNT:
             raise JobError(f"key_group_count={groups}: choose 1 to {MAX_KEY_GROUP_COUNT}")
         pieces = _pieces(min(parallelism, groups), groups)
-        return StateWriting(target, None, operator, info.name, (_entry(info),), pieces, job or operator, 1, 1, groups)
+        return StateWriting(target, None, operator, info.name, (StateEntry.of(info),), pieces, job or operator, 1, 1, groups)
     manifest = base.manifest
     if key_group_count not in (None, manifest.key_group_count):
         raise JobError(
@@ -175,8 +175,8 @@ def planned_writing(
             f"the base has no state {info.name!r} in operator {operator!r}: to add it, give add=True. {listed(manifest)}"
         )
     _check_key(operator, info, entry)
-    states = tuple(_entry(info) if name == info.name else state for name, state in known.items())
-    states = states if info.name in known else (*states, _entry(info))
+    states = tuple(StateEntry.of(info) if name == info.name else state for name, state in known.items())
+    states = states if info.name in known else (*states, StateEntry.of(info))
     groups = manifest.key_group_count
     pieces = (
         _pieces(min(parallelism, groups), groups)
@@ -288,7 +288,3 @@ def _pieces(parallelism: int, key_group_count: int) -> tuple[PieceEntry, ...]:
         key_groups_of(subtask, parallelism=parallelism, key_group_count=key_group_count) for subtask in range(parallelism)
     ]
     return tuple(PieceEntry(subtask, (groups.start, groups.stop), (), {}) for subtask, groups in enumerate(ranges))
-
-
-def _entry(info: StateInfo) -> StateEntry:
-    return StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape, schema=info.schema)

@@ -105,9 +105,7 @@ class PieceWriter:
         )
         return OperatorEntry(
             parallelism=self._parallelism,
-            states=tuple(
-                StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape, schema=info.schema) for info in states
-            ),
+            states=tuple(StateEntry.of(info) for info in states),
             pieces=(piece,),
         )
 

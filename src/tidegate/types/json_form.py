@@ -37,10 +37,11 @@ def lenient(kind: type[_T]) -> type[_T]:
 
 
 def to_json(value: Any) -> Any:
-    if is_dataclass(value):
+    kind: Any = type(value)
+    if is_dataclass(kind):
         return {
             name: to_json(held)
-            for name, is_optional in _keys(type(value))
+            for name, is_optional in _keys(kind)
             if (held := getattr(value, name)) is not None or not is_optional
         }
     if isinstance(value, Mapping):
@@ -89,7 +90,11 @@ def _object_reader(kind: Any) -> _Read:
         found = _checked(value, (dict,), "an object", where)
         if not needed <= found.keys() or not (is_lenient or found.keys() <= readers.keys()):
             raise ValueError(f"{where}: expected the keys {sorted(readers)}, found {sorted(found)}")
-        return kind(**{key: readers[key](held, f"{where}.{key}") for key, held in found.items() if key in readers})
+        values = {key: readers[key](held, f"{where}.{key}") for key, held in found.items() if key in readers}
+        try:
+            return kind(**values)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
 
     return read
 

@@ -94,9 +94,7 @@ class Made:
                     item_counts={"offsets": len(mine)} if mine else {},
                 )
             )
-        entries = tuple(
-            StateEntry.of(name=info.name, kind=info.kind.value, shape=info.shape, schema=info.schema) for info in states
-        )
+        entries = tuple(StateEntry.of(info) for info in states)
         return self.commit(
             Manifest(
                 job=self.job,

@@ -279,7 +279,7 @@ def test_a_manifest_that_is_wrong_about_a_file_is_found(made: Made, change: Call
 
 def test_operators_without_keyed_state_need_no_key_groups(made: Made) -> None:
     manifest = made.manifests[4]
-    entry = StateEntry.of(name="offsets", kind="split", shape="list", schema=OFFSETS.schema)
+    entry = StateEntry.of(StateInfo("offsets", StateKind.SPLIT, "list", OFFSETS.schema))
     plain = replace(manifest.operators["counting"], states=(entry,), pieces=(piece(0, 0, 0), piece(1, 0, 0)))
     made.commit(replace(manifest, operators={"plain": plain}))
     assert run("snapshots", "verify", made.path).exit_code == 0

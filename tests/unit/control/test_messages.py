@@ -27,10 +27,11 @@ from tidegate.control.messages import (
 from tidegate.errors import ProtocolError
 from tidegate.snapshots.manifest import FileEntry, OperatorEntry, PieceEntry, StateEntry
 from tidegate.snapshots.stats import SubtaskStats
+from tidegate.state.sections import StateInfo, StateKind
 
 KINDS = get_args(Message)
 MS = st.floats(allow_nan=False, allow_infinity=False)
-STATE = StateEntry.of(name="n", kind="keyed", shape="value", schema=pa.schema([pa.field("key", pa.int64())]))
+STATE = StateEntry.of(StateInfo("n", StateKind.KEYED, "value", pa.schema([pa.field("key", pa.int64())])))
 PARTS = st.builds(
     lambda subtask, files: OperatorEntry(8, (STATE,), (PieceEntry(subtask, (3, 5), tuple(files), {"n": len(files)}),)),
     st.integers(0, 7),

@@ -20,6 +20,7 @@ from tidegate.snapshots.manifest import (
     StateEntry,
 )
 from tidegate.snapshots.stats import EpochStats, SubtaskStats
+from tidegate.state.sections import StateInfo, StateKind
 from tidegate.types.json_form import from_json, to_json
 
 SCHEMA = pa.schema(
@@ -29,7 +30,7 @@ SCHEMA = pa.schema(
     ],
     metadata={"hint": "é"},
 )
-COUNT = StateEntry.of(name="count", kind="keyed", shape="value", schema=SCHEMA)
+COUNT = StateEntry.of(StateInfo("count", StateKind.KEYED, "value", SCHEMA))
 FILE = FileEntry(
     name="state/a0000000002-e0000000007-s00000-count.tgs", bytes=100, checksum=2**32 - 1, index_bytes=40, index_checksum=0
 )

@@ -56,10 +56,7 @@ def entry(
     return OperatorEntry(
         parallelism=1,
         pieces=(piece,),
-        states=tuple(
-            StateEntry.of(name=each.info.name, kind=each.info.kind.value, shape=each.info.shape, schema=each.info.schema)
-            for each in states
-        ),
+        states=tuple(StateEntry.of(each.info) for each in states),
     )
 
 

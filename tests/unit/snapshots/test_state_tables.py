@@ -161,7 +161,7 @@ def test_ends_that_are_not_known_are_null(tmp_path: Path) -> None:
     batch = pa.record_batch([["a", "b"], [[1, 2], [3]], [None, [NOW_MS]]], schema=kind)
     file = made.write_file(1, 0, [info], cut_by_group("timed", [batch], GROUPS))
     entry = OperatorEntry(
-        1, (StateEntry.of(name="timed", kind="keyed", shape="list", schema=kind),), (PieceEntry(0, (0, GROUPS), file, {}),)
+        1, (StateEntry.of(StateInfo("timed", StateKind.KEYED, "list", kind)),), (PieceEntry(0, (0, GROUPS), file, {}),)
     )
     made.commit(
         Manifest(job="job", epoch=1, attempt=1, created_ms=1, key_group_count=GROUPS, ending=None, operators={"op": entry})

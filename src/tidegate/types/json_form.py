@@ -10,7 +10,7 @@ then have their defaults, and have unknown ones, which are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -37,7 +37,7 @@ def lenient(kind: type[_T]) -> type[_T]:
 
 
 def to_json(value: Any) -> Any:
-    kind: Hashable = type(value)
+    kind: Any = type(value)
     if is_dataclass(value):
         return {
             name: to_json(held)

@@ -49,7 +49,7 @@ class JobLog:
         """All slots are ready."""
         assert attempt.running_ms is not None
         took_ms = attempt.running_ms - attempt.claimed_ms
-        restored = sum(each.get("bytes", 0) for each in attempt.restored.values())
+        restored = sum(each.bytes for each in attempt.restored.values())
         self._say(
             self._routine,
             "running",

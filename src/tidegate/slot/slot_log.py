@@ -9,9 +9,10 @@ unless an alignment is slow: then a line a minute at most, with the subtask that
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
+from tidegate.control.messages import RestoreStats
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
 from tidegate.logs import OncePer, Speak
@@ -33,15 +34,15 @@ class SlotLog:
         self._slow = OncePer()
         self._since_ms: dict[tuple[SubtaskId, int], int] = {}  # by the alignments that are under way
 
-    def deployed(self, epoch: int | None, cost: Mapping[str, Any]) -> None:
+    def deployed(self, epoch: int | None, cost: RestoreStats | None) -> None:
         """Its subtasks are built, and `cost` is what restoring the snapshot of the epoch took."""
         names = ", ".join(vertex.name for vertex in self._plan.subtasks_in(self._where[2]))
-        if epoch is None:
+        if cost is None:
             self._say(self._routine, "deployed", "is ready, with no snapshot: %s.", names)
         else:
             text = "is ready, with %d bytes of snapshot %d restored in %d ms: %s."
-            fields = {"epoch": epoch, "bytes": cost["bytes"], "duration_ms": cost["ms"]}
-            self._say(self._routine, "deployed", text, cost["bytes"], epoch, cost["ms"], names, **fields)
+            fields: dict[str, Any] = {"epoch": epoch, "bytes": cost.bytes, "duration_ms": cost.ms}
+            self._say(self._routine, "deployed", text, cost.bytes, epoch, cost.ms, names, **fields)
 
     def failed(self, error: BaseException) -> None:
         """An error ends it. The traceback is logged here only; the driver is sent what users need."""

@@ -6,6 +6,7 @@ The engine works with Arrow types only; users write DDL text, and their function
     durations   "1 s" to milliseconds
     columns     one column to Python values, and back
     rows        a batch to named tuples, and back
+    json_form   frozen dataclasses to JSON, and back
 
 Not here: casts between Arrow types, schema evolution.
 """

@@ -68,7 +68,7 @@ def _newest_manifest(store: Store) -> str:
         return layout.manifest_name(epoch=newest.epoch, attempt=newest.attempt)
     where, names = layout.shown(store.address), _names(store)
     if layout.INCOMPLETE in names:
-        raise NotFound(f"the savepoint in {where} was never finished: whoever wrote it was interrupted")
+        raise NotFound(f"the savepoint in {where} was never finished: its writing was interrupted")
     jobs = sorted({name.partition("/")[0] for name in names if f"/{layout.MANIFESTS}/" in name})
     if jobs:
         raise NotFound(f"{where} has folders of the jobs {jobs}: give the path of one, such as {where}/{jobs[0]}")

@@ -172,8 +172,8 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A complete snapshot. `ending` says why it is the last one of its run, where it is. `micro_batch`
-    is the one that the snapshot ends, where it ends one; a manifest without it has no such key."""
+    """A complete snapshot. `ending` is why it is the last one of its job, if it is. `micro_batch` is the micro-batch that it
+    ends, if any."""
 
     job: str
     epoch: int

@@ -186,7 +186,7 @@ def _places(mine: Ints, codes: Ints) -> Ints:
 
 
 def _or_null(places: Ints) -> pa.Array:
-    """Indices to take, null where there is none."""
+    """Return indexes for `take`, with null for -1."""
     return pa.array(places, pa.int64(), mask=places < 0)
 
 

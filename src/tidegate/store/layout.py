@@ -1,6 +1,6 @@
 """All names in a store are made and parsed here.
 
-A job has a store of its own, at `job_address(where_the_user_said, job_name)`. In it:
+Each job has its own store, at `job_address(where_the_user_said, job_name)`. In it:
 
     attempts/0000000007                                       attempt 7 was claimed
     origins/0000000007-from-0000000012-a0000000005            attempt 7 resumes from epoch 12, which attempt 5 completed
@@ -11,7 +11,7 @@ A job has a store of its own, at `job_address(where_the_user_said, job_name)`. I
     requests/0123456789abcdef0123456789abcdef-answer.json     the job's answer
     initial/0123456789abcdef0123456789abcdef/….arrow          rows of the initial state of a stateful processor
 
-A savepoint is a store of its own, which can be moved as a whole:
+Each savepoint is a store, which can be moved as a whole:
 
     savepoint.json                                            its manifest, created last: without it there is no savepoint
     state/…                                                   the files that it lists

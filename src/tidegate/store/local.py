@@ -88,7 +88,7 @@ class LocalStore:
                 # Checked before anything is allocated: the length may come from a damaged file.
                 if offset + wanted > size_bytes:
                     raise CorruptFile(f"{name} in {self.address} has {size_bytes} bytes, not {offset + wanted}")
-                return _read_exactly(descriptor, offset=offset, length=wanted, name=name)
+                return read_exactly(descriptor, offset=offset, length=wanted, name=name)
             finally:
                 os.close(descriptor)
 
@@ -135,7 +135,7 @@ class LocalStore:
             raise StoreError(f"{operation} {name} in {self.address}: {error}") from error
 
 
-def _read_exactly(descriptor: int, *, offset: int, length: int, name: str) -> bytes:
+def read_exactly(descriptor: int, *, offset: int, length: int, name: str) -> bytes:
     parts: builtins.list[bytes] = []
     while length:
         part = os.pread(descriptor, length, offset)

@@ -37,9 +37,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidegate.errors import CorruptFile
 from tidegate.store import layout
 from tidegate.store.base import Store
 from tidegate.store.checked import Listed
+from tidegate.store.local import read_exactly
 
 BLOCK_BYTES = 256 * 1024
 
@@ -70,26 +72,22 @@ class _Copy:
     block_checksums: array[int]
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return verified bytes; `_BadCopy` or OSError if the copy can't be used."""
+        """Return verified bytes; CorruptFile or OSError if the copy can't be used."""
         assert offset + length <= self.size_bytes
         if not length:
             return b""
         first, last = offset // BLOCK_BYTES, -(-(offset + length) // BLOCK_BYTES)
         start, stop = first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.size_bytes)
         with open(self.path, "rb", buffering=0) as file:
-            content = memoryview(_pread(file.fileno(), offset=start, length=stop - start))
+            content = memoryview(read_exactly(file.fileno(), offset=start, length=stop - start, name=self.path.name))
         for block in range(first, last):
             begin = block * BLOCK_BYTES - start
             if zlib.crc32(content[begin : begin + BLOCK_BYTES]) != self.block_checksums[block]:
-                raise _BadCopy(f"block {block} doesn't match its checksum")
+                raise CorruptFile(f"block {block} doesn't match its checksum")
         if (start, stop) == (offset, offset + length):
             assert isinstance(content.obj, bytes)
             return content.obj
         return bytes(content[offset - start : offset - start + length])
-
-
-class _BadCopy(Exception):
-    """The copy is damaged."""
 
 
 class LocalCopyStore:
@@ -246,7 +244,7 @@ class LocalCopyStore:
         except FileNotFoundError:
             self._drop(name)  # another process removed it to make room
             return None
-        except (OSError, _BadCopy) as error:
+        except (OSError, CorruptFile) as error:
             _log.warning("The local copy of %s is not used: %s", name, error)
             self._drop(name)
             return None
@@ -381,29 +379,19 @@ def _open_copy(path: Path) -> _Copy | None:
     try:
         with open(path, "rb", buffering=0) as file:
             found_bytes = os.fstat(file.fileno()).st_size
-            trailer = _pread(file.fileno(), offset=max(found_bytes - _TRAILER.size, 0), length=_TRAILER.size)
+            trailer = read_exactly(
+                file.fileno(), offset=max(found_bytes - _TRAILER.size, 0), length=_TRAILER.size, name=path.name
+            )
             size_bytes, checksum, _, magic = _TRAILER.unpack(trailer)
             table_bytes = -(-size_bytes // BLOCK_BYTES) * _CRC_BYTES
             if magic != _MAGIC or found_bytes != size_bytes + table_bytes + _TRAILER.size:
                 return None
-            block_checksums = array("I", _pread(file.fileno(), offset=size_bytes, length=table_bytes))
-    except (OSError, _BadCopy):
+            block_checksums = array("I", read_exactly(file.fileno(), offset=size_bytes, length=table_bytes, name=path.name))
+    except (OSError, CorruptFile):
         return None
     if _tail(size_bytes, checksum, block_checksums)[-_TRAILER.size :] != trailer:
         return None
     return _Copy(path, size_bytes, checksum, block_checksums)
-
-
-def _pread(descriptor: int, *, offset: int, length: int) -> bytes:
-    parts: list[bytes] = []
-    while length:
-        part = os.pread(descriptor, length, offset)
-        if not part:
-            raise _BadCopy("it is too short")
-        parts.append(part)
-        offset += len(part)
-        length -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _write_all(descriptor: int, content: memoryview) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import builtins
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -87,66 +88,50 @@ class MemoryStore:
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         check_name(name)
         content = b"".join(chunks)
-        fault = self._fault(Operation.WRITE, name, len(content))
-        if isinstance(fault, Tear):
-            self._put(name, content[: fault.kept_bytes])
-            if not fault.silent:
-                raise StoreError(f"write {name} in {self.address}: torn after {fault.kept_bytes} bytes")
-            return len(content)
-        self._refuse(fault, Operation.WRITE, name)
-        self._put(name, content)
-        self._lose_reply(fault, Operation.WRITE, name)
+        with self._operation(Operation.WRITE, name, len(content)) as fault:
+            if isinstance(fault, Tear):
+                self._put(name, content[: fault.kept_bytes])
+                if not fault.silent:
+                    raise StoreError(f"write {name} in {self.address}: torn after {fault.kept_bytes} bytes")
+            else:
+                self._put(name, content)
         return len(content)
 
     def create(self, name: str, content: bytes) -> None:
         check_name(name)
-        fault = self._fault(Operation.CREATE, name, len(content))
-        assert not isinstance(fault, Tear), "a create is atomic: it can fail or lose its reply, not tear"
-        self._refuse(fault, Operation.CREATE, name)
-        with self._lock:
+        with self._operation(Operation.CREATE, name, len(content)) as fault, self._lock:
+            assert not isinstance(fault, Tear), "a create is atomic: it can fail or lose its reply, not tear"
             if name in self.files:
                 raise AlreadyExists(f"{name} is already in {self.address}")
             self.files[name] = bytes(content)
-        self._lose_reply(fault, Operation.CREATE, name)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         assert offset >= 0 and (length is None or length >= 0)
         content = self._content(name)
         stop = max(len(content), offset) if length is None else offset + length
-        fault = self._fault(Operation.READ, name, stop - offset)
-        self._refuse(fault, Operation.READ, name)
-        self._lose_reply(fault, Operation.READ, name)
-        if stop > len(content):
-            raise CorruptFile(f"{name} in {self.address} has {len(content)} bytes, not {stop}")
-        found = content[offset:stop]
-        if isinstance(fault, Flip):
-            damaged = bytearray(found)
+        with self._operation(Operation.READ, name, stop - offset) as fault:
+            if stop > len(content):
+                raise CorruptFile(f"{name} in {self.address} has {len(content)} bytes, not {stop}")
+            if not isinstance(fault, Flip):
+                return content[offset:stop]
+            damaged = bytearray(content[offset:stop])
             damaged[fault.bit_index // 8] ^= 1 << fault.bit_index % 8
             return bytes(damaged)
-        return found
 
     def list(self, folder: str) -> builtins.list[str]:
         prefix = check_name(folder) + "/" if folder else ""
-        fault = self._fault(Operation.LIST, folder, 0)
-        self._refuse(fault, Operation.LIST, folder)
-        self._lose_reply(fault, Operation.LIST, folder)
-        with self._lock:
+        with self._operation(Operation.LIST, folder), self._lock:
             return sorted(name for name in self.files if name.startswith(prefix))
 
     def delete(self, name: str) -> None:
         check_name(name)
-        fault = self._fault(Operation.DELETE, name, 0)
-        self._refuse(fault, Operation.DELETE, name)
-        with self._lock:
+        with self._operation(Operation.DELETE, name), self._lock:
             self.files.pop(name, None)
-        self._lose_reply(fault, Operation.DELETE, name)
 
     def size(self, name: str) -> int:
         content = self._content(name)
-        fault = self._fault(Operation.SIZE, name, 0)
-        self._refuse(fault, Operation.SIZE, name)
-        self._lose_reply(fault, Operation.SIZE, name)
-        return len(content)
+        with self._operation(Operation.SIZE, name):
+            return len(content)
 
     def _put(self, name: str, content: bytes) -> None:
         with self._lock:
@@ -158,18 +143,14 @@ class MemoryStore:
         except KeyError:
             raise NotFound(f"{name} is not in {self.address}") from None
 
-    def _fault(self, operation: Operation, name: str, byte_count: int) -> Fault | None:
-        if self.faults is None:
-            return None
-        fault = self.faults(Access(operation, name, byte_count))
+    @contextmanager
+    def _operation(self, operation: Operation, name: str, byte_count: int = 0) -> Iterator[Fault | None]:
+        """Ask the hook for a fault. Raise a `Fail` before the operation, and a `LoseReply` after it."""
+        fault = None if self.faults is None else self.faults(Access(operation, name, byte_count))
         assert not isinstance(fault, Flip) or operation is Operation.READ, "only what is read can be flipped"
         assert not isinstance(fault, Tear) or operation in (Operation.WRITE, Operation.CREATE), "only writes tear"
-        return fault
-
-    def _refuse(self, fault: Fault | None, operation: Operation, name: str) -> None:
         if isinstance(fault, Fail):
             raise StoreError(f"{operation.value} {name} in {self.address}: failed, as the test asked")
-
-    def _lose_reply(self, fault: Fault | None, operation: Operation, name: str) -> None:
+        yield fault
         if isinstance(fault, LoseReply):
             raise StoreError(f"{operation.value} {name} in {self.address}: no reply, as the test asked")

@@ -2,8 +2,8 @@
 
     import tidegate as tg
 
-Everything a user needs is here by name; what is not in `__all__` is not public. Two names are public without being in it:
-`tg.list` and `tg.map`, which declare states, and which `from tidegate import *` would put in place of Python's own.
+The public names are those in `__all__`, and two more: `tg.list` and `tg.map`, which declare states. They are not in
+`__all__`, because `from tidegate import *` would replace Python's own `list` and `map`.
 """
 
 from __future__ import annotations

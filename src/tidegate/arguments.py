@@ -1,9 +1,10 @@
-"""What users give, checked where it is given.
+"""Checks of users' arguments, made at the call that has the mistake.
 
-Each function takes where an argument was given (`"Snapshots"`), its name and its value. It returns what the engine uses, or
-raises a `JobError` that names all three and what to give instead: `Snapshots(retain=0): give a whole number from 1 up`.
+Each function takes the class or function that was called (`"Snapshots"`), and the name and value of the argument. It
+returns the value that the engine uses, or raises a `JobError` that names all three and what to give instead:
+`Snapshots(retain=0): give a whole number from 1 up`.
 
-An argument of a wrong type would otherwise fail much later, as an error of Python's, in a slot.
+Without these checks an argument of a wrong type would fail much later, in a slot, with an error of Python's.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def one_of(where: str, name: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def names(where: str, name: str, value: Any) -> tuple[str, ...]:
-    """A sequence of names. One text alone is refused, since Python would take its letters."""
+    """Return a sequence of names. A single text is refused, because as a sequence it would be its letters."""
     if isinstance(value, str):
         refuse(where, name, value, f"a list of names, as in {name}=[{value!r}]")
     if not isinstance(value, Collection) or not all(isinstance(each, str) and each for each in value):

@@ -1,36 +1,36 @@
-"""Every error Tidegate raises, as a tree. All of them can be caught by these names, as `tg.JobError` and so on.
+"""Every error that Tidegate raises, as a tree. All are public, as `tg.JobError` and so on.
 
 TidegateError
 ├── JobError                 the job as written can't run: fix the program
 │   ├── SchemaError          a declared type or column doesn't fit
 │   └── GraphError           duplicate or missing name, unconnected stream, impossible parallelism
-├── JobFailed                the job ran and gave up: carries the user's traceback, the operator and the record
-├── SourceError              input that can't be read as it is: fix it or bring it back, start again; nothing was lost
+├── JobFailed                the job ran and gave up: has the user's traceback, the operator and the record
+├── SourceError              input that can't be read as it is: fix or restore it, start again; nothing was lost
 ├── UserFunctionError        a user's function raised: operator, record and traceback
-├── StoreError               the snapshot store did not do what was asked
+├── StoreError               the snapshot store couldn't be read or written as requested
 │   ├── NotFound             there is nothing under that name
 │   ├── AlreadyExists        the name is taken
 │   └── CorruptFile          a length or checksum doesn't match: nothing of it was used
 ├── RestoreError             a snapshot can't be restored into this job
 ├── CommitError              an external commit has an unknown or failed outcome
 ├── FencedOff                a newer attempt exists; this one must end itself
-└── ProtocolError            a peer said something that it must not say
+└── ProtocolError            a peer sent something that it must not send
     └── HandshakeError       wrong secret, job or attempt
 
 When they are raised:
 
-| where | what comes |
+| where | which |
 |---|---|
 | building a job: settings, streams, declarations | `JobError`, `SchemaError`, `GraphError` |
 | `job.start()`, `tg.transform(…)` | `JobError`, and `StoreError` if the folder of snapshots can't be used |
 | `job.run()`, `handle.wait()` and the handle's other methods | `JobFailed` if the job has given up, whatever the cause |
-| `handle.savepoint(…)`, `handle.rescale(…)` | also `JobError` and `StoreError`; the job runs on |
+| `handle.savepoint(…)`, `handle.rescale(…)` | also `JobError` and `StoreError`; the job continues to run |
 | `tg.plan_restore(…)` and its `check()`, `tg.read_state(…)`, `tg.write_state` | `RestoreError`, `StoreError`, `JobError` |
-| raised by a source of yours | `SourceError` ends the job; anything else leads to a restart |
-| raised by a sink of yours | `CommitError`; `SchemaError` in `check` |
+| raised by a source of your own | `SourceError` ends the job; most other errors cause a restart |
+| raised by a sink of your own | `CommitError`; `SchemaError` in `check` |
 | an action or query of Spark on a transform | Spark's own error, with the text of `JobFailed` in it |
 
-A call that waits raises Python's `TimeoutError` when its time is up; the job runs on.
+A call that waits longer than its `timeout` raises Python's `TimeoutError`; the job continues to run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TidegateError(Exception):
 
 
 class JobError(TidegateError):
-    """The job as written can't run, or what was asked of it can't be done. The message says what to change."""
+    """The job as written can't run, or a call of its handle can't be done. The message says what to change."""
 
 
 class SchemaError(JobError):
@@ -49,14 +49,14 @@ class SchemaError(JobError):
 
 
 class GraphError(JobError):
-    """The dataflow graph isn't one that can be deployed."""
+    """The dataflow graph can't be deployed."""
 
 
 class UserFunctionError(TidegateError):
-    """A user's function raised. `user_traceback` is theirs, without the engine's frames.
+    """A user's function raised an exception. `user_traceback` omits the engine's frames.
 
-    `signature` names the exception and the line that raised it, by which the error is known when it comes again. It is None
-    for errors of the world outside, which may be over at the next attempt. `final`: no restart can cure it.
+    `signature` names the exception and the line that raised it, so that the error is recognised when it is repeated. It is
+    None for errors of the outside world, which may be gone at the next attempt. `final`: no restart can cure the error.
     """
 
     def __init__(
@@ -78,21 +78,21 @@ class UserFunctionError(TidegateError):
 
 
 def place(record: str) -> str:
-    """Where an error came, within a sentence. `record` is a record as text, or what there was instead: "the timer at …"."""
+    """Return where an error happened, as part of a sentence. `record` is a record's text, or such as "the timer at …"."""
     return f"at {record}" if record.startswith(("the ", "a batch of ")) else f"at record {record}"
 
 
 class SourceError(TidegateError):
-    """Input that can't be read as it is: a bad line, a column that isn't there, a file that was cut short or is gone.
+    """Input that can't be read as it is: a bad line, a missing column, a file that is truncated or gone.
 
-    Fix or bring back the input, then start the job again. Nothing was lost: it resumes from its last snapshot.
+    Fix or restore the input, then start the job again. Nothing was lost: it resumes from its last snapshot.
     """
 
 
 class JobFailed(TidegateError):
-    """The job ended because of a failure, and the restart strategy gave up. The message carries the last failure.
+    """The job ended because of a failure, and the restart strategy gave up. The message describes the last failure.
 
-    `operator`, `record` and `user_traceback` say where a user's function failed; they are None for failures of another kind.
+    `operator`, `record` and `user_traceback` show where a user's function failed; they are None for other failures.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class ProtocolError(TidegateError):
 
 
 class HandshakeError(ProtocolError):
-    """A connection did not prove that it belongs to this job and attempt."""
+    """A peer did not prove that it belongs to this job and attempt."""
 
 
 class StoreError(TidegateError):
-    """The snapshot store did not do what was asked."""
+    """The snapshot store couldn't be read or written as requested."""
 
 
 class NotFound(StoreError):
@@ -121,7 +121,7 @@ class NotFound(StoreError):
 
 
 class AlreadyExists(StoreError):
-    """The name is taken: a file that must be new is there already, or the folder of a savepoint isn't empty."""
+    """The name is taken: a file that must be new exists, or the folder of a savepoint isn't empty."""
 
 
 class CorruptFile(StoreError):
@@ -129,17 +129,17 @@ class CorruptFile(StoreError):
 
 
 class RestoreError(TidegateError):
-    """A snapshot can't be restored into this job. The message names the state and what the program can say to go on."""
+    """A snapshot can't be restored into this job. The message names the state, and what the program can declare."""
 
 
 class FencedOff(TidegateError):
-    """A newer attempt of the job has started; what belongs to an older one stops at once."""
+    """A newer attempt of the job has started; the older one ends at once."""
 
 
 class CommitError(TidegateError):
-    """An external commit failed or its outcome is unknown. It is never taken for success.
+    """An external commit failed, or its outcome is unknown. Neither counts as success.
 
-    `final`: the commit can't be made any more, by any attempt.
+    `final`: the commit is no longer possible, by any attempt.
     """
 
     def __init__(self, message: str, *, final: bool = False) -> None:

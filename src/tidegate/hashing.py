@@ -1,23 +1,22 @@
 """The one stable hash: Spark's `xxhash64`, vectorised.
 
-Sources, exchange, backends, query clients and Spark itself must agree on the key-group of a key for as long as its
-state lives, so the hash depends on nothing but the key's value and its declared type: never on Python's `hash`, on the
-process or on the batch. It is bit for bit the expression `xxhash64(columns…)` of Spark SQL, so that in Spark
-`pmod(xxhash64(key), G)` is the key-group.
+Sources, exchange, backends and Spark must agree on the key-group of a key for as long as its state exists. So the hash
+depends only on the key's value and its declared type: never on Python's `hash`, on the process or on the batch. It is
+exactly the expression `xxhash64(columns…)` of Spark SQL, so in Spark `pmod(xxhash64(key), G)` is the key-group.
 
 Semantics (org.apache.spark.sql.catalyst.expressions.HashExpression, XXH64):
 - the seed is 42; each column's hash is the seed of the next, likewise for the fields of a struct and the elements of an
   array;
 - a null leaves the seed as it is;
 - boolean, byte, short, int and date hash as 32 bits, long and timestamp (microseconds) as 64, so that an int 1 and a
-  long 1 differ: the type is part of the key's identity, the Python spelling (1, True, 1.0) is not;
+  long 1 differ: the type is part of the key's identity, but it doesn't matter whether Python has 1, True or 1.0;
 - float and double hash their bits, -0.0 as 0.0 and every NaN as the canonical one;
-- string and binary hash their bytes; no Unicode normalisation: NFC and NFD are different keys, as they are to Spark;
+- string and binary hash their bytes, without Unicode normalisation: NFC and NFD are different keys, as in Spark;
 - decimal of up to 18 digits hashes its unscaled value as a long, above that as big-endian bytes of minimal length.
-A map has no order and so no hash: `SchemaError`, as in Spark.
+A map has no order and therefore no hash: `SchemaError`, as in Spark.
 
-All arithmetic is on uint64 arrays, which wrap around silently as Java's long does. Little-endian machines only, as
-Arrow's own buffers.
+All arithmetic is on uint64 arrays, which wrap around silently as Java's long does. The machine must be little-endian, as
+Arrow's buffers are.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ _MASK = (1 << 64) - 1
 _MAX_LONG_DIGITS = 18
 _US_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
-# numpy's fixed cost for a step over bytes pays from about this many rows on. Fewer are hashed one by one: whole batches
-# that are so small, and in larger ones the few rows that are much longer than all others.
+# From about this many rows on, numpy is faster in spite of its fixed cost for each step. Fewer rows are hashed one by one:
+# small batches, and in larger batches the few rows that are much longer than all other rows.
 _FEW_ROWS = 16
 _MUCH_LONGER_BYTES = 1024
 
 
 def hash_columns(columns: Sequence[pa.Array]) -> Ints:
-    """The hash of each row over these columns, in order. Spark's `xxhash64(column, …)`."""
+    """Return the hash of each row over these columns, in order, as Spark's `xxhash64(column, …)`."""
     assert columns and len({len(column) for column in columns}) == 1
     first = columns[0]
     if len(columns) == 1 and first.type.id == _INT64 and not first.null_count:
@@ -67,7 +66,7 @@ def hash_columns(columns: Sequence[pa.Array]) -> Ints:
 
 
 def hash_value(value: Any, type: pa.DataType) -> int:
-    """The hash of one value. A key of several columns is a struct: a tuple or dict hashes as its columns do."""
+    """Return the hash of one value. A key of several columns is a struct: a tuple or dict hashes as its columns do."""
     return int(hash_columns([from_list([value], type)])[0])
 
 
@@ -93,7 +92,7 @@ _HASHABLE = {*_STORED_AS, *_OFFSETS_OF_TEXTS, pa.bool_().id, pa.decimal128(1).id
 
 
 def _refuse_unhashable(type_: pa.DataType) -> None:
-    """By type, whatever the data: a job must not fail at its first non-empty list."""
+    """Check the type, not the data: a job must not fail only at its first non-empty list."""
     if pa.types.is_dictionary(type_):
         _refuse_unhashable(type_.value_type)
     elif type_.id in _NESTED:
@@ -104,7 +103,7 @@ def _refuse_unhashable(type_: pa.DataType) -> None:
 
 
 def _chain(array: pa.Array, seeds: Words) -> Words:
-    """The hashes of the array's values under these seeds, one for each row; the seed itself where the value is null."""
+    """Return the hashes of the array's values under these seeds, one for each row; the seed itself if the value is null."""
     if not len(array) or pa.types.is_null(array.type):
         return seeds
     if pa.types.is_dictionary(array.type):
@@ -120,7 +119,7 @@ def _chain(array: pa.Array, seeds: Words) -> Words:
 
 
 def _hash_valid(array: pa.Array, seeds: Words) -> Words:
-    """As `_chain`, with anything at all where the value is null."""
+    """As `_chain`, but the hashes of null values are undefined."""
     type_ = array.type
     if pa.types.is_boolean(type_):
         return _hash_ints(array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64), seeds)
@@ -147,7 +146,7 @@ def _hash_valid(array: pa.Array, seeds: Words) -> Words:
 
 
 def _stored(array: pa.Array, element: Any, *, extra: int = 0) -> np.ndarray[Any, Any]:
-    """The array's own stretch of its first data buffer, what lies under nulls included."""
+    """Return the array's own part of its first data buffer, including the values under nulls."""
     dtype = np.dtype(element)
     buffer, start_bytes = array.buffers()[1], array.offset * dtype.itemsize
     return np.frombuffer(buffer, dtype=dtype, count=len(array) + extra, offset=start_bytes)
@@ -207,7 +206,7 @@ def _hash_texts(array: pa.Array, seeds: Words) -> Words:
 
 
 def _hash_bytes(data: np.ndarray[Any, Any], starts: Ints, lengths: Ints, seeds: Words) -> Words:
-    """XXH64 of the bytes [start, start + length) of `data` for each row."""
+    """Return XXH64 of the bytes [start, start + length) of `data` for each row."""
     if len(lengths) <= _FEW_ROWS:
         alone = np.arange(len(lengths))
         hashes = np.empty_like(seeds)
@@ -223,7 +222,7 @@ def _hash_bytes(data: np.ndarray[Any, Any], starts: Ints, lengths: Ints, seeds: 
 
 
 def _few_much_longer(lengths: Ints) -> Ints:
-    """Without them, one key of a megabyte in a batch would be 30,000 steps over an array of one."""
+    """Return the few rows that are much longer than the rest: a key of 1 MB would take 30,000 steps for this one row."""
     if lengths.max() <= _MUCH_LONGER_BYTES:
         return np.empty(0, dtype=np.int64)
     usual = np.partition(lengths, -_FEW_ROWS)[-_FEW_ROWS]
@@ -231,7 +230,7 @@ def _few_much_longer(lengths: Ints) -> Ints:
 
 
 def _hash_many(data: np.ndarray[Any, Any], starts: Ints, lengths: Ints, seeds: Words) -> Words:
-    """All rows at once, word by word; a row takes part in a step as long as it has bytes for it."""
+    """Hash all rows at once, word by word; each step covers the rows that are long enough for it."""
     padded = np.concatenate((data, np.zeros(8, dtype=np.uint8)))
     words = np.ndarray(shape=(len(data) + 1,), dtype=np.uint64, buffer=padded, strides=(1,))  # one at every byte
     hashes = seeds + _P5
@@ -257,7 +256,7 @@ def _hash_many(data: np.ndarray[Any, Any], starts: Ints, lengths: Ints, seeds: W
 
 
 def _hash_stripes(words: Words, starts: Ints, stripe_counts: Ints, seeds: Words) -> Words:
-    """The first part of XXH64 for rows of 32 bytes and more: four lanes, each over every fourth word."""
+    """Compute the first part of XXH64, for rows of 32 bytes and more: four lanes, each over every fourth word."""
     lanes = seeds + np.array([[sum(_PRIMES[:2]) & _MASK], [_PRIMES[1]], [0], [-_PRIMES[0] & _MASK]], dtype=np.uint64)
     shortest = int(stripe_counts.min())
     for stripe in range(int(stripe_counts.max())):
@@ -272,7 +271,7 @@ def _hash_stripes(words: Words, starts: Ints, stripe_counts: Ints, seeds: Words)
 
 
 def _hash_one(data: bytes, seed: int) -> int:
-    """XXH64 in plain Python."""
+    """Return XXH64, in plain Python."""
     p1, p2, p3, p4, p5 = _PRIMES
 
     def rotate(word: int, bits: int) -> int:

@@ -1,4 +1,4 @@
-"""Key-groups: which keys belong together, and which subtask owns them.
+"""Key-groups: which key belongs to which group, and which subtask owns a group.
 
 A key's group is its stable hash modulo the job's key-group count, which never changes while the job's state lives.
 Subtask i of p owns the half-open range ceil(i·G/p) … ceil((i+1)·G/p) of the G groups; the owner of group g is g·p // G.
@@ -8,7 +8,6 @@ Invariants (tested for every p ≤ G ≤ 256):
 - `owner_of` is the inverse of `key_groups_of`, and `owners_of` is `owner_of` over an array;
 - the group of a key is Spark's `pmod(xxhash64(key), G)`: the remainder is never negative.
 
-Pure arithmetic: it knows nothing of state, channels or plans.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import numpy as np
 
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 
-# As in Flink. It keeps group · parallelism far from the limits of int32.
+# As in Flink. With this limit, group · parallelism fits into an int32.
 MAX_KEY_GROUP_COUNT = 1 << 15
 
 
 def key_groups_of(subtask: int, *, parallelism: int, key_group_count: int) -> range:
-    """Half-open. The `parallelism` ranges tile [0, key_group_count) exactly."""
+    """Return the half-open range of a subtask. The `parallelism` ranges tile [0, key_group_count) exactly."""
     assert 0 <= subtask < parallelism <= key_group_count <= MAX_KEY_GROUP_COUNT
     return range(-(-subtask * key_group_count // parallelism), -(-(subtask + 1) * key_group_count // parallelism))
 
@@ -35,13 +34,13 @@ def overlap(one: range, other: range) -> range:
 
 
 def owner_of(group: int, *, parallelism: int, key_group_count: int) -> int:
-    """The subtask whose range holds `group`."""
+    """Return the subtask whose range contains `group`."""
     assert 0 <= group < key_group_count and 0 < parallelism <= key_group_count <= MAX_KEY_GROUP_COUNT
     return group * parallelism // key_group_count
 
 
 def groups_of(hashes: np.ndarray[Any, np.dtype[np.int64]], key_group_count: int) -> IntArray:
-    """The key-group of each hash, as Spark's pmod(hash, key_group_count)."""
+    """Return the key-group of each hash, as Spark's pmod(hash, key_group_count)."""
     assert 0 < key_group_count <= MAX_KEY_GROUP_COUNT
     if key_group_count & (key_group_count - 1) == 0:
         # The same for a power of two, negative hashes included, at a fifth of the division's cost.
@@ -51,6 +50,6 @@ def groups_of(hashes: np.ndarray[Any, np.dtype[np.int64]], key_group_count: int)
 
 
 def owners_of(groups: IntArray, *, parallelism: int, key_group_count: int) -> IntArray:
-    """The owner of each group."""
+    """Return the owner of each group."""
     assert 0 < parallelism <= key_group_count <= MAX_KEY_GROUP_COUNT
     return groups.astype(np.int32, copy=False) * np.int32(parallelism) // np.int32(key_group_count)

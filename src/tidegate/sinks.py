@@ -1,4 +1,4 @@
-"""Where records go: `tg.sinks`.
+"""The built-in sinks: `tg.sinks`.
 
 | sink | where | guarantee |
 |---|---|---|
@@ -24,23 +24,23 @@ __all__ = ["collect", "parquet", "print"]
 
 
 def parquet(path: str | os.PathLike[str], *, row_group_rows: int = 65_536, compression: str = "zstd") -> Sink:
-    """Write Parquet files into a folder; a reader sees the records of complete snapshots, each once, and no others.
+    """Write Parquet files into a folder. A reader sees only the records of complete snapshots, each once.
 
         stream.to("out", tg.sinks.parquet("counts/"))
-        spark.read.parquet("counts/")               # right at every moment, also while the job runs
+        spark.read.parquet("counts/")               # correct at every moment, also while the job runs
 
-    Each subtask adds one file for each epoch in which it got records. Files that aren't committed yet are in the folder
-    `_tidegate`, which Spark and Arrow don't read; leave it there. The path may be a URI that Arrow knows (`s3://…`,
+    Each subtask adds one file for each epoch in which it received records. Files that aren't committed yet are in the folder
+    `_tidegate`, which Spark and Arrow don't read; don't touch it. The path may be a URI that Arrow knows (`s3://…`,
     `hdfs://…`). `compression` is "zstd", "snappy" or another codec of Arrow's.
     """
     return ParquetSink(address=address_of(path), row_group_rows=row_group_rows, compression=compression)
 
 
 def collect() -> Sink:
-    """Bring the records to the driver, each once, in order of epochs and within an epoch of subtasks.
+    """Bring the records to the driver, each once, ordered by epoch and, within an epoch, by subtask.
 
-    For tests and results of modest size: more than 32 MB from a subtask in one epoch is an error, for the records
-    travel through the snapshot. Use `parquet` for more.
+    Use it in tests and for small results: more than 32 MB from one subtask in one epoch is an error, because the records
+    are part of the snapshot. Use `parquet` for more.
     """
     return CollectSink()
 
@@ -48,7 +48,7 @@ def collect() -> Sink:
 def print(*, limit: int = 1_000) -> Sink:
     """Print the records on the driver as `name> column=value, …`, when their snapshot is complete.
 
-    For a look at the data. Of each epoch and subtask at most `limit` records are printed, the others are counted. A
-    line can be printed twice, if the program was stopped between printing it and noting that.
+    Of each epoch and subtask at most `limit` records are printed; the rest are counted. After a restart of the program, the
+    last lines may be printed again.
     """
     return PrintSink(limit)

@@ -1,4 +1,4 @@
-"""Where records come from: `tg.sources`.
+"""The built-in sources: `tg.sources`.
 
 | source | what it reads | its end | offset |
 |---|---|---|---|
@@ -8,8 +8,8 @@
 | `json` | a folder of JSON lines files that may grow, new ones too | never, or `stop_at_end` | bytes, per file |
 | `csv` | a folder of CSV files that may grow, new ones too | never, or `stop_at_end` | bytes, per file |
 
-All of them are replayable: after a failure, or at another parallelism, they go on right behind the last record of the
-snapshot. `tidegate.testing.ScriptedSource` is a list with crashes in it. Other sources implement `Source`
+All of them are replayable: after a failure, or at another parallelism, they resume after the last record of the snapshot.
+`tidegate.testing.ScriptedSource` is a list with crashes in it. Other sources implement `Source`
 (tidegate/dataflow/contracts.py). The classes behind these functions are in tidegate/connectors/.
 """
 
@@ -43,7 +43,7 @@ def generator(
     rate: float | None = None,
     splits: int | None = None,
 ) -> Source:
-    """Compute records, for benchmarks, demonstrations and tests.
+    """Compute records, for benchmarks, demos and tests.
 
         def bids(split, start, count):
             n = np.arange(start, start + count)
@@ -54,14 +54,14 @@ def generator(
 
     `make(split, start, count)` returns the records `start … start + count - 1` of a split, as an Arrow record batch or
     table or as a dictionary of columns (numpy arrays, Arrow arrays or lists). `make_row(i)` returns record i of the
-    whole as a tuple; it is simpler and much slower. Give one of the two. Either must be a pure function of the records'
-    numbers, however the range is cut: after a failure it is asked again for records that it made before. For random
+    whole as a tuple; it is simpler and much slower. Give one of the two. Both must be pure functions of the records'
+    numbers: after a failure they are called again for records that they made before, in other ranges. For random
     numbers, hash the number of the record.
 
-    `rows`: how many records in all; without it the source never ends. `rate`: records per second in all, spread evenly
-    over the time since the job started or resumed (it doesn't catch up on the time between); without it, as many as the
-    job takes. `splits` (8): how many subtasks at most share the work; record i of the whole is in split i % splits. It is
-    part of the job's state, so it can't change for a job that goes on from a snapshot.
+    `rows`: how many records in all; without it the source never ends. `rate`: records per second in all, counted from the
+    time when the job started or resumed; without it, as many as the job takes. `splits` (8): how many subtasks at most
+    share the work; record i of the whole is in split i % splits. It is part of the job's state, so it can't change for a
+    job that resumes from a snapshot.
     """
     parsed = parse_schema(schema)
     split_count = 8 if splits is None else splits
@@ -79,9 +79,9 @@ def rows(values: Sequence[Sequence[Any]], schema: Any, *, splits: int = 1) -> So
 
         tg.sources.rows([(1, "a"), (2, "b")], "id long, name string")
 
-    With one split (the default) one subtask reads all rows, in order. With more, the rows are dealt out to the splits
-    in turn, and the order holds within each split only. The rows travel to the slots with the job: use files for
-    anything large. A row that doesn't fit the schema is a `SchemaError` here, not on a slot.
+    With one split (the default) one subtask reads all rows, in order. With more, row i is in split i % splits, and the
+    order holds only within each split. The rows travel to the slots with the job: use files for large data. A row that
+    doesn't fit the schema is a `SchemaError` of this call.
     """
     if isinstance(values, str | bytes) or not isinstance(values, Collection):
         arguments.refuse("sources.rows", "values", values, "a list of rows, such as [(1, 'a'), (2, 'b')]")
@@ -95,12 +95,12 @@ def parquet(
 
         tg.sources.parquet("events/", schema="player long, level int, at timestamp")
 
-    Without `schema` it is that of the oldest file there is. Columns that the schema doesn't name aren't read; a file
-    that lacks one, or has another type for it, is an error that names the file. Each file is taken once, when it is
-    complete; names that start with `_` or `.` or end in `.tmp` are left alone. The best way to add a file is to write
-    it under such a name and to rename it.
+    The default schema is that of the oldest file. Columns that the schema doesn't name aren't read; a file that lacks a
+    column, or has another type for it, is an error that names the file. Each file is read once, when it is complete. Names
+    that start with `_` or `.` or end in `.tmp` are ignored: write a file under such a name, and rename it when it is
+    complete.
 
-    With `stop_at_end` the source is bounded: it reads what is there when it is opened (or opened again after a
+    With `stop_at_end` the source is bounded: it reads the files that exist when it is opened (or opened again after a
     failure), then ends. Otherwise it looks for new files every `discover_every`. The path is a folder (with all folders
     in it), a file, or a URI that Arrow knows (`s3://…`, `hdfs://…`).
     """
@@ -116,12 +116,12 @@ def json(
 
         tg.sources.json("logs/", schema="user string, at timestamp, ms long")
 
-    A field that isn't there is null; fields that the schema doesn't name aren't read; a value of another type is an
-    error that shows file, line and text. Timestamps and dates are ISO 8601 text; a timestamp without a zone is taken as
-    UTC. Files may grow at any time, but never shrink or be replaced; a line is read when its line break is there.
+    A missing field is null; fields that the schema doesn't name aren't read; a value of another type is an error that
+    shows file, line and text. Timestamps and dates are ISO 8601 text; a timestamp without a zone is in UTC. Files may grow
+    at any time, but never shrink or be replaced. A line is read when it has its line break.
 
-    `stop_at_end`, `discover_every`, the path and the names that are left alone: as for `parquet`. A bounded source also
-    reads a last line without a line break.
+    `stop_at_end`, `discover_every`, the path and the ignored names are as for `parquet`. A bounded source also reads a
+    last line without a line break.
     """
     return _folder(address_of(path), JsonLines(parse_schema(schema)), stop_at_end, discover_every)
 
@@ -139,10 +139,10 @@ def csv(
 
         tg.sources.csv("trades/", schema="symbol string, price double, at timestamp", delimiter=";")
 
-    With `header` the first line of each file names its columns, in any order, and those that the schema doesn't name
-    aren't read; without it the columns are the schema's, in order. An empty value is null, `""` is the empty string;
+    With `header` the first line of each file names its columns, in any order, and columns that the schema doesn't name
+    aren't read. Without it the columns are the schema's, in order. An empty value is null, `""` is the empty string;
     empty lines are skipped; a line break within a value is an error. Timestamps are ISO 8601 text, with a zone
-    (`2026-01-31T12:00:00Z`) for `timestamp` and without for `timestamp_ntz`. Everything else as for `json`.
+    (`2026-01-31T12:00:00Z`) for `timestamp` and without for `timestamp_ntz`. Everything else is as for `json`.
     """
     form = CsvLines(parse_schema(schema), header, delimiter)
     return _folder(address_of(path), form, stop_at_end, discover_every)

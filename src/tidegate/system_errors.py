@@ -1,12 +1,12 @@
-"""Errors of the operating system: which of them last, and what to do about them.
+"""Errors of the operating system: which of them are lasting, and what to do about them.
 
-An error lasts if it comes from how things are set up: who may write where, what a path names. It comes again at every try,
-so no restart cures it, and the job ends at once. Everything else may be over at the next attempt: a disk that is full or
-slow (`ENOSPC`, `EIO`), a network, a service, a file that isn't there yet (`ENOENT`).
+An error is lasting if its cause is the set-up: permissions, or what a path names. No restart cures it, so the job ends at
+once. Everything else may be gone at the next attempt: a disk that is full or broken (`ENOSPC`, `EIO`), a network, a
+service, a file that doesn't exist yet (`ENOENT`).
 
-There is this one rule for sources, sinks, snapshots and users' functions. On object stores it doesn't help: Arrow's errors
-have no number there. It is about paths, so it isn't followed through errors of connections: a route that is forbidden for a
-moment gives `EACCES`, too. Nor are errors of TLS and of host names, whose numbers are other lists'.
+This rule holds for sources, sinks, snapshots and users' functions. It doesn't cover object stores, where Arrow's errors have
+no number. Causes of connection errors are not examined, because a route that is forbidden for a moment gives `EACCES`,
+too. Errors of TLS and of host names are not lasting either: their numbers come from other lists.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LASTING = frozenset({*_NO_RIGHT, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno
 
 
 def lasts(error: BaseException) -> bool:
-    """Whether it is such an error, or one of Tidegate's that such an error led to."""
+    """Whether this is a lasting error, or an error of Tidegate's that a lasting error caused."""
     cause = _beneath(error)
     if not isinstance(cause, OSError) or isinstance(cause, _OF_OTHER_LISTS) or _in_safe_mode(cause):
         return False
@@ -34,12 +34,12 @@ def lasts(error: BaseException) -> bool:
 
 
 def advice(error: BaseException) -> str:
-    """Who met an error, and what to do about it; for whoever reads of it on another machine."""
+    """Return which user on which host had the error, and what to do about it. The reader may be on another machine."""
     return f"This was user {user_here()} on host {socket.gethostname()}. {what_to_do(error)}, and start again."
 
 
 def what_to_do(error: BaseException, *, made: bool = False) -> str:
-    """A sentence without its full stop. `made`: missing folders were to be made, so something else prevented that."""
+    """Return a sentence without its full stop. `made`: missing folders were to be created, and that failed."""
     match getattr(_beneath(error), "errno", None):
         case errno.EROFS:
             return "The file system there is mounted read-only: mount it for writing, or give another path"
@@ -48,13 +48,13 @@ def what_to_do(error: BaseException, *, made: bool = False) -> str:
         case errno.EISDIR:
             return "There is a folder of that name, where a file was expected: give another path, or move the folder away"
         case errno.ENAMETOOLONG:
-            return "The path, or a name in it, is longer than the file system takes: give a shorter one"
+            return "The path, or a name in it, is longer than the file system allows: give a shorter one"
         case errno.ELOOP:
-            return "Symbolic links in the path lead in a circle: mend them, or give another path"
+            return "Symbolic links in the path form a loop: fix them, or give another path"
         case errno.ENOENT if made:
-            return "No folder can be made in that place: give another path"
+            return "No folder can be created there: give another path"
         case errno.ENOSPC | errno.EDQUOT:
-            return "There is no space left: make some, or give another path"
+            return "There is no space left: free some, or give another path"
     return "Give that user the right to use the path, or give another path"
 
 
@@ -66,7 +66,7 @@ def user_here() -> str:
 
 
 def _in_safe_mode(error: OSError) -> bool:
-    """Hadoop's library gives `EROFS` for a name node that has just been started, and will soon take writes."""
+    """Whether HDFS's name node has just been started: Hadoop's library gives `EROFS` until it accepts writes."""
     return error.errno == errno.EROFS and "HDFS" in str(error)
 
 

@@ -1,12 +1,12 @@
-"""Results brought to the driver: the collect sink, and how the driver reads what arrives.
+"""The collect sink, which brings rows to the driver, and how the driver reads them.
 
-An epoch's rows are the committable itself: JSON with the name of the delivery, and the rows as an Arrow stream in
-base64. So they are part of the snapshot, and `commit` hands them to the driver. A commit that is repeated after a
-recovery delivers the same name again, and the driver takes each name once: that makes it exactly-once.
+An epoch's rows are the committable itself: JSON with the id of the delivery, and the rows as an Arrow stream in base64.
+So they are part of the snapshot, and `commit` sends them to the driver. A commit that is repeated after a recovery
+delivers the same id again. The driver accepts each id once, so delivery is exactly-once.
 
 Invariants:
-- A delivery's name (sink, epoch, subtask, attempt) is never given to other rows.
-- An epoch's rows have a bound, because they live in the snapshot and on the control connection.
+- A delivery's id (sink, epoch, subtask, attempt) is never given to other rows.
+- The rows of an epoch are limited in size, because they are in the snapshot and on the control connection.
 
 Not here: the way from slot to driver (`SinkContext.deliver` is the runtime's).
 """
@@ -30,7 +30,7 @@ MAX_EPOCH_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeliveryId:
-    """Names what one subtask wrote in one epoch. Ordered as the rows are shown."""
+    """The rows that one subtask wrote in one epoch. Ordered as the rows are shown."""
 
     epoch: int
     subtask: int
@@ -45,7 +45,7 @@ class CollectSink(Sink):
 
 
 class CollectWriter(SinkWriter):
-    """Keeps the rows of the epoch. They become the committable."""
+    """Keeps the rows of an epoch, which become the committable."""
 
     def __init__(self, context: SinkContext) -> None:
         self._context = context
@@ -56,8 +56,8 @@ class CollectWriter(SinkWriter):
         self._bytes += batch.nbytes
         if self._bytes > MAX_EPOCH_BYTES:
             raise JobError(
-                f"sink {self._context.sink!r}: more than {MAX_EPOCH_BYTES >> 20} MB in one epoch are too much to "
-                "collect on the driver. Write them with tg.sinks.parquet(…), filter, or take snapshots more often"
+                f"sink {self._context.sink!r}: one epoch has more than {MAX_EPOCH_BYTES >> 20} MB, too much to collect on "
+                "the driver. Write the records with tg.sinks.parquet(…), filter them, or take snapshots more often"
             )
         if batch.num_rows:
             self._batches.append(batch)
@@ -83,14 +83,8 @@ def encode_delivery(delivery: DeliveryId, rows: pa.Table, *, omitted_count: int 
     return json.dumps({"id": name, "omitted": omitted_count, "rows": base64.b64encode(stream.getvalue()).decode()})
 
 
-def decode_delivered(committable: Committable) -> tuple[DeliveryId, pa.Table]:
-    """The name of a delivery and its rows."""
-    delivery, rows, _ = decode_with_omitted(committable)
-    return delivery, rows
-
-
-def decode_with_omitted(committable: Committable) -> tuple[DeliveryId, pa.Table, int]:
-    """Also the number of rows that the sink left out, which only the print sink does."""
+def decode_delivery(committable: Committable) -> tuple[DeliveryId, pa.Table, int]:
+    """Return the id of a delivery, its rows, and how many rows the sink omitted (only the print sink does)."""
     try:
         content = json.loads(committable)
         with pa.ipc.open_stream(base64.b64decode(content["rows"], validate=True)) as reader:
@@ -100,7 +94,7 @@ def decode_with_omitted(committable: Committable) -> tuple[DeliveryId, pa.Table,
 
 
 def delivered_rows(committables: Iterable[Committable]) -> list[tuple[Any, ...]]:
-    """The rows as named tuples, each delivery once, ordered by epoch and subtask."""
-    deliveries = dict(map(decode_delivered, committables))
+    """Return the rows as named tuples, each delivery once, ordered by epoch and subtask."""
+    deliveries = {delivery: rows for delivery, rows, _ in map(decode_delivery, committables)}
     batches = [batch for delivery in sorted(deliveries) for batch in deliveries[delivery].to_batches()]
     return [row for batch in batches for row in rows_of(batch)]

@@ -1,19 +1,19 @@
 """Folders of files that grow, as sources.
 
 A split is a file, named by its path relative to the folder. Its owner is `crc32(name) % parallelism`, so every reader
-lists the folder by itself and no two read one file. What a file holds, and when it is complete enough to be read, is the
-format's affair (parquet_source.py, lines.py).
+lists the folder on its own, and no file is read by two readers. The format (parquet_source.py, lines.py) defines what is
+in a file, and when a file is complete enough to be read.
 
-The offset of a file is one integer: `n` says that n rows (Parquet) or bytes (lines) were read and that more is there;
-`~n`, which is negative, that n was all there was. Files that were read to their end stay in the offsets for good: that
-is what keeps them from being read twice.
+The offset of a file is one integer: `n` means that n rows (Parquet) or bytes (lines) were read and that there is more;
+`~n`, which is negative, that n is all there is. Files that were read to their end stay in the offsets forever, so that
+they are not read again.
 
 Invariants:
 - An offset is right behind the last record that `poll` returned, whatever was read ahead.
-- What was read never changes: a file that shrank, or that vanished before its end was reached, is a `SourceError`.
+- Input that was read doesn't change: a file that shrank, or vanished before it was read to its end, is a `SourceError`.
 
-Not here: deletion of files that were read. Listing and reading happen in the slot's loop: object stores work, at the
-price of their latency.
+Not here: deletion of files that were read. Listing and reading happen in the slot's loop, so object stores work, but
+their latency delays the slot.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ class FolderSource(Source):
 class FolderReader(SourceReader):
     """Reads files in turn: those already started first, then by (modification time, name).
 
-    Files with something new wait in a queue. A file is read up to the size it had when its turn came; what was added
-    meanwhile waits for another turn, so that a file which is written all the time doesn't keep the others waiting.
+    Files with unread records wait in a queue. A file is read up to the size it had when its turn came. Records that were
+    added meanwhile wait for the next turn, so that a file that is written all the time doesn't delay the other files.
 
-    Where event time is followed, the file whose watermark is the lowest is read next, batch by batch, and a file is live as
-    long as something of it is known to be unread. A few files stay open meanwhile (`FileFormat.most_open`). With more than
-    that, a file is read on until it can be left without reading anything of it twice.
+    If event time is followed, the file with the lowest watermark is read next, batch by batch, and a file is live as long as
+    it is known to have unread records. Up to `FileFormat.most_open` files stay open meanwhile. If there are more, a file is
+    read until it can be closed without reading any of it twice.
     """
 
     def __init__(self, source: FolderSource, folder: InputFolder, context: SourceContext) -> None:
         if source.stop_at_end and not folder.exists():
             raise SourceError(
                 f"there is no {source.address} on host {socket.gethostname()} to read to its end. Give the source the path "
-                f"of a folder or file that every host finds before the job starts, or leave stop_at_end out: then it waits "
-                f"for files"
+                f"of a folder or file that exists on every host before the job starts, or omit stop_at_end: the source then "
+                f"waits for files"
             )
         self._source = source
         self._folder = folder
@@ -75,16 +75,16 @@ class FolderReader(SourceReader):
         self._splits = context.splits.report()
         self._offsets: dict[str, int] = {name: int(offset) for name, offset in context.restored.items() if self._owns(name)}
         self._queue: dict[str, Found] = {}
-        self._waiting: dict[str, Found] = {}  # Read as far as possible when they looked like this.
+        self._waiting: dict[str, Found] = {}  # These were read as far as possible when they had this size and time.
         self._open: dict[str, OpenFile] = {}
-        self._current: OpenFile | None = None  # One of them.
+        self._current: OpenFile | None = None  # One of the open files.
         self._turns: list[tuple[int, int, str]] = []  # A heap: watermark, number of the turn, name.
-        self._turn = count()
+        self._turn_numbers = count()
         self._new: list[str] = []  # In the queue and not yet in a turn.
         self._discover()
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
-        # A clock that was set back must not stop discovery for as long.
+        # If the clock was set back, discover at once, and not only when it has caught up.
         if not (
             self._source.stop_at_end or 0 <= self._context.now_ms() - self._discovered_ms < self._source.discover_every_ms
         ):
@@ -102,7 +102,7 @@ class FolderReader(SourceReader):
         return None
 
     def _next(self) -> OpenFile | None:
-        """The file to read from, opened."""
+        """Return the file to read from, opened."""
         current, most = self._current, self._source.form.most_open
         for name in self._new:
             self._take_turn(name)
@@ -125,7 +125,7 @@ class FolderReader(SourceReader):
         return None
 
     def _take_turn(self, name: str) -> None:
-        heappush(self._turns, (self._splits.watermark_ms(name), next(self._turn), name))
+        heappush(self._turns, (self._splits.watermark_ms(name), next(self._turn_numbers), name))
 
     def _open_file(self, name: str) -> None:
         found = self._queue.pop(name)
@@ -134,7 +134,7 @@ class FolderReader(SourceReader):
             file = self._source.form.open(self._folder, found, position=position, final=self._source.stop_at_end)
         except FileNotFoundError as error:
             if position == 0:
-                self._splits.finish(name)  # Taken away before anything of it was read.
+                self._splits.finish(name)  # Removed before any of it was read.
                 return
             raise self._vanished(name) from error
         if file is None:
@@ -144,7 +144,7 @@ class FolderReader(SourceReader):
             self._open[name] = file
 
     def _leave(self, file: OpenFile) -> None:
-        """It is opened again when its turn comes."""
+        """Close a file that isn't read to its end. It is opened again at its next turn."""
         name = file.found.name
         self._queue.setdefault(name, file.found)
         del self._open[name]
@@ -200,14 +200,14 @@ class FolderReader(SourceReader):
         return zlib.crc32(name.encode()) % self._context.parallelism == self._context.subtask
 
     def _position(self, name: str) -> tuple[int, bool]:
-        """How much of the file was read, and whether that was all of it."""
+        """Return how much of the file was read, and whether that was all of it."""
         offset = self._offsets.get(name, 0)
         return (~offset, True) if offset < 0 else (offset, False)
 
     def _vanished(self, name: str) -> SourceError:
         return SourceError(
             f"{name} in {self._folder.address} is gone, and only {self._offsets[name]} bytes or rows of it were read. "
-            "Bring it back, and remove files only when they were read to their end"
+            "Restore the file, and remove files only after they were read to their end"
         )
 
     def offsets(self) -> Mapping[str, Offset]:

@@ -1,9 +1,9 @@
-"""Folders of input files: addresses, what lies in a folder, and what a file format and an open file are.
+"""Folders of input files: addresses, listings, and the interfaces of a file format and an open file.
 
-A file is named by its path relative to the folder. Names that start with `_` or `.` or end in `.tmp` stand for
-unfinished things, and aren't listed. A position within a file is a number, of rows or of bytes: the format's choice.
+A file is named by its path relative to the folder. Names that start with `_` or `.` or end in `.tmp` are unfinished
+files, and aren't listed. A position within a file is a number of rows or of bytes, depending on the format.
 
-Not here: the formats (parquet_source.py, lines.py), and which file is read when and by whom (files.py).
+Not here: the formats (parquet_source.py, lines.py), and which reader reads which file when (files.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.errors import JobError, SourceError
 
 
 def address_of(path: object) -> str:
-    """A URI as it is, a local path made absolute: the slots' working folder isn't the driver's."""
+    """Return a URI as it is, and a local path made absolute: slots and driver have different working folders."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not text or not isinstance(text, str):
         raise JobError(f"path={path!r}: give a folder, a file or a URI, such as 'events/' or 's3://bucket/events'")
@@ -28,7 +28,7 @@ def address_of(path: object) -> str:
 
 
 def locate(address: str) -> tuple[arrow_fs.FileSystem, str]:
-    """The file system behind an address, and the path within it."""
+    """Return the file system of an address, and the path within it."""
     if "://" not in address:
         return arrow_fs.LocalFileSystem(), address
     try:
@@ -48,7 +48,7 @@ class Found:
 
 
 class InputFolder:
-    """Lists and opens the files under an address, which may also be that of a single file."""
+    """Lists and opens the files under an address, which may also be the address of a single file."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -63,7 +63,7 @@ class InputFolder:
         return bool(self._files.get_file_info(self._root).type != arrow_fs.FileType.NotFound)
 
     def list(self, wanted: Callable[[str], bool]) -> list[Found]:
-        """The wanted files. Only those are asked for their size, which is what makes listing a large folder slow."""
+        """Return the wanted files. Sizes are read for these only, because that makes listing a large folder slow."""
         root = self._files.get_file_info(self._root)
         self._is_file = root.is_file
         if root.is_file:
@@ -99,11 +99,11 @@ def _list_local(folder: str, prefix: str, wanted: Callable[[str], bool]) -> Iter
                     status = entry.stat()
                     yield Found(name, status.st_size, status.st_mtime_ns)
     except FileNotFoundError:
-        return  # Not created yet, or gone since it was listed. Files that must not vanish are missed by the reader.
+        return  # Not created yet, or gone since it was listed. The reader reports missing files that it still needs.
 
 
 class OpenFile(ABC):
-    """A file that is being read. `position` is behind the last record returned; `size` is the position of its end."""
+    """A file that is being read. `position` is behind the last record returned; `size` is the position of the end."""
 
     found: Found
     position: int
@@ -111,19 +111,19 @@ class OpenFile(ABC):
 
     @abstractmethod
     def read(self, max_rows: int) -> pa.RecordBatch | None:
-        """The next records, or None where there is no complete one."""
+        """Return the next records, or None if there is no complete one."""
 
     @property
     @abstractmethod
     def at_rest(self) -> bool:
-        """Whether it can be closed here, and opened again at its position, without reading anything twice."""
+        """Whether the file can be closed now and opened again at its position without reading anything twice."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 class FileFormat(ABC):
-    """`most_open`: how many files may be open at a time."""
+    """A format of input files. `grows`: files may get more records. `most_open`: how many files may be open at a time."""
 
     schema: pa.Schema
     grows: bool
@@ -131,11 +131,11 @@ class FileFormat(ABC):
 
     @abstractmethod
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
-        """None where the file isn't complete enough to be read. `final`: nothing will be added to it."""
+        """Open a file; None if it isn't complete enough to be read. `final`: nothing will be added to the file."""
 
 
 def shrunk(where: str, *, read: int, now: int, unit: str = "bytes") -> SourceError:
     return SourceError(
-        f"{where} has {now} {unit}, but had {read} of them before: it was truncated or replaced. Bring "
-        "back what was there, and give new content a new name: files may only grow"
+        f"{where} has {now} {unit}, but had {read} of them before: it was truncated or replaced. Restore the old file, and "
+        "give new content a new name: files may only grow"
     )

@@ -1,12 +1,12 @@
-"""Records computed from their number: a replayable source that needs nothing outside of the program.
+"""A source of records that are computed from their number: replayable, without anything outside of the program.
 
 Split s of S yields the records s, s + S, s + 2·S, … of the whole; the offset of a split is the number of its records
-that were read. Because `make` is a pure function of (split, start, count), a reader opened at an offset goes on
-with exactly the records that were due next.
+that were read. Because `make` is a pure function of (split, start, count), a reader opened at an offset continues with
+exactly the next records.
 
 Invariants:
 - No Python code runs per record in the vectorised form.
-- The rate is counted from when a reader is opened: after a restore there is no burst to make up for the time between.
+- The rate is counted from when a reader is opened, so there is no burst of records after a restore.
 
 Not here: random data (seed a generator with (split, start) in `make`; a random function isn't replayable).
 """
@@ -25,10 +25,10 @@ from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceRea
 from tidegate.errors import SchemaError
 from tidegate.types import batch_of, from_list
 
-# A longer time between two polls is taken for a jump of the clock, and counts as this long.
+# A longer time between two polls is a jump of the clock, and counts as this long.
 _LONGEST_STEP_MS = 60_000
 
-# More records than will ever be made.
+# More records than can ever be made.
 _UNLIMITED = 2**62
 
 Make = Callable[[int, int, int], Any]
@@ -36,7 +36,7 @@ Make = Callable[[int, int, int], Any]
 
 @dataclass(frozen=True, slots=True)
 class RowWise:
-    """`make` from a function of the record's number in the whole."""
+    """A `make` that calls a function for each record, with the record's number in the whole."""
 
     make_row: Callable[[int], Sequence[Any]]
     schema: pa.Schema
@@ -77,17 +77,17 @@ class GeneratorSource(Source):
         return GeneratorReader(self, restored_counts(context, split_count=self.split_count), context.now_ms, context.splits)
 
     def limit_of(self, split: int) -> int:
-        """How many of the records 0 … rows - 1 belong to the split."""
+        """Return how many of the records 0 … rows - 1 belong to the split."""
         return _UNLIMITED if self.rows is None else _share(self.rows, split=split, split_count=self.split_count)
 
     def batch(self, split: int, start: int, count: int) -> pa.RecordBatch:
-        """What `make` returns, checked and under the declared schema."""
+        """Return what `make` returns, checked and under the declared schema."""
         made = self.make(split, start, count)
         where = f"the generator's make(split={split}, start={start}, count={count})"
         if not (isinstance(made, pa.RecordBatch) and made.schema.equals(self.declared)):
             made = self._under_schema(made, where)
         if made.num_rows != count:
-            raise SchemaError(f"{where} returned {made.num_rows} records: it must return as many as asked for")
+            raise SchemaError(f"{where} returned {made.num_rows} records: return exactly `count` records")
         return made
 
     def _under_schema(self, made: Any, where: str) -> pa.RecordBatch:
@@ -116,18 +116,18 @@ def _array(values: Any, field: pa.Field, where: str) -> pa.Array:
         try:
             values = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise SchemaError(f"{where}: column {field.name!r} is no array of one type: {error}") from error
+            raise SchemaError(f"{where}: column {field.name!r} isn't an array of one type: {error}") from error
     return fitted(values, field, where=where)
 
 
 def _share(total: int, *, split: int, split_count: int) -> int:
-    """How many of the numbers 0 … total - 1 are `split` modulo `split_count`."""
+    """Return how many of the numbers 0 … total - 1 are `split` modulo `split_count`."""
     return (total - split + split_count - 1) // split_count
 
 
 class GeneratorReader(SourceReader):
-    """Makes what is due of its splits, one split after the other. Where event time is followed, each batch is of one split,
-    that with the lowest watermark of those that have something due."""
+    """Makes the records that are due, one split after the other. If event time is followed, each batch is of one split: of
+    the splits with due records, the one with the lowest watermark."""
 
     def __init__(self, source: GeneratorSource, counts: dict[int, int], now_ms: Callable[[], int], splits: Splits) -> None:
         self._source = source
@@ -168,7 +168,7 @@ class GeneratorReader(SourceReader):
         return self._take(split, min(max_rows, available[split]))
 
     def _due(self) -> int:
-        """The number of records that the whole source should have made since this reader was opened."""
+        """Return how many records the whole source should have made since this reader was opened."""
         if self._source.rate is None:
             return _UNLIMITED
         now = self._now_ms()

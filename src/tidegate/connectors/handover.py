@@ -1,25 +1,26 @@
 """Records that a Spark task hands to the slot in it, and the slot's output that the task hands back to Spark.
 
-In the DataFrame form the pipeline's sources read what Spark's partition iterator gives, and its sinks write to what the
-task yields. One `Handover` stands between the two; it travels to the slot inside the sources and sinks of the plan, which
-all refer to the same one, and the task finds it there (`handover_of`).
+In a transform the pipeline's sources read from Spark's partition iterator, and its sinks write the rows that the task
+yields. One `Handover` stands between slot and task. It travels to the slot inside the plan, whose sources and sinks all
+refer to it, and the task finds it there (`handover_of`).
 
-Several inputs come in one stream of batches: a column with the number of the input, one with the slot that a row was
-meant for (which only the exchange before the task looks at), and the columns of all inputs side by side, null in all rows
-but its own. Rows of no input (`TICK`) are there to make Spark start every task. Several outputs go out likewise.
+Several inputs arrive in one stream of batches: a column with the number of the input, one with the slot that a row is for
+(which only the exchange before the task uses), and the columns of all inputs side by side. In a row, the columns of all
+other inputs are null. Rows of no input (`TICK`) make Spark start every task. Several outputs are sent in the same form.
 
 Invariants:
-- A batch is pulled from Spark only while little waits for any input, so the pressure reaches Spark.
-- What is written to an output after the marker of an epoch belongs to the next one. It stays here until `begin`.
-- Everything runs in the slot's thread. Pulling blocks, for as long as Spark takes to give the next batch.
+- A batch is pulled from Spark only while few rows wait here, so the back-pressure reaches Spark.
+- Rows that are written to an output after an epoch's marker belong to the next epoch. They stay here until `begin`.
+- Everything runs in the slot's thread. Pulling blocks for as long as Spark takes to give the next batch.
 
-Not here: Spark itself. Offsets are empty: what is read again after a failure is Spark's to say.
+Not here: Spark itself. Offsets are empty, because Spark decides what is read again after a failure.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,21 +39,21 @@ from tidegate.dataflow.plan import Plan
 from tidegate.types import ddl_of, parse_schema
 
 TICK = -1
-"""The number of the input that rows of no input have."""
+"""The input number of rows that belong to no input."""
 
 WHICH, SLOT = "which", "slot"
-"""The first two columns, in both directions: the number of the input or output, and a slot."""
+"""The first two columns, in both directions: the number of the input or output, and the slot."""
 
 WAITING_ROWS = 16_384
 
 
 def columns_of(index: int, count: int) -> list[str]:
-    """The names that the columns of an input or output have on their way: whatever their own are, these are unique."""
+    """Return unique names for the columns of an input or output on their way, whatever their own names are."""
     return [f"{index}_{position}" for position in range(count)]
 
 
 def handed_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """How several schemas travel as one."""
+    """Return the schema in which rows of all these schemas travel."""
     columns = [
         pa.field(name, field.type)
         for index, schema in enumerate(schemas)
@@ -62,7 +63,7 @@ def handed_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 class Handover:
-    """Between one task and the slot in it, at a time."""
+    """The link between a slot and the task that it is in; one task after the other."""
 
     def __init__(self, inputs: Sequence[pa.Schema], outputs: Sequence[pa.Schema] = ()) -> None:
         self._inputs = tuple(inputs)
@@ -76,7 +77,7 @@ class Handover:
         self._sealed: set[int] = set()
 
     def add_output(self, schema: pa.Schema) -> int:
-        """Its number."""
+        """Add an output, and return its number."""
         self._outputs.append(parse_schema(ddl_of(schema)))  # in Spark's own Arrow types
         return len(self._outputs) - 1
 
@@ -91,7 +92,7 @@ class Handover:
     # What the task calls.
 
     def begin(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """A task's input is here."""
+        """Read the input of a task."""
         assert self.read, "the batch before wasn't read to its end"
         self._batches = batches
         self._sealed = set()
@@ -100,11 +101,11 @@ class Handover:
 
     @property
     def read(self) -> bool:
-        """Whether the sources have taken all that the task was given."""
+        """Whether the sources have read all of the task's input."""
         return self._batches is None and not any(self._waiting)
 
     def take(self) -> list[pa.RecordBatch]:
-        """What was written since, as it goes to Spark."""
+        """Return the rows written since the last call, in the form that Spark receives."""
         written, self._written = self._written, []
         return written
 
@@ -139,8 +140,8 @@ class Handover:
         (self._later.setdefault(index, []) if index in self._sealed else self._written).append(handed)
 
     def seal(self, index: int) -> None:
-        """A marker has passed this output: what follows belongs to the next epoch. Where it is the second one, since the
-        epoch before was aborted, what came in between belongs to the task's output after all."""
+        """A marker has reached this output: rows that follow belong to the next epoch. If this is the second marker, because
+        the first one's epoch was aborted, the rows between the two belong to the task's output."""
         self._sealed.add(index)
         self._release(index)
 
@@ -163,7 +164,7 @@ class Handover:
 
 
 def _cast(columns: Sequence[pa.Array], schema: pa.Schema) -> list[pa.Array]:
-    """Spark's timestamps are in the session's time zone, its strings may be large ones."""
+    """Convert to the schema's types: Spark's timestamps are in the session's time zone, its strings may be large strings."""
     return [
         column if column.type == field.type else column.cast(field.type)
         for column, field in zip(columns, schema, strict=True)
@@ -174,17 +175,17 @@ def _constant(value: int, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, pa.int32()), rows)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class HandedSource(Source):
     """One of the inputs."""
 
-    def __init__(self, handover: Handover, index: int, schema: pa.Schema) -> None:
-        self.handover = handover
-        self.index = index
-        self._schema = schema
+    handover: Handover
+    index: int
+    declared: pa.Schema
 
     @property
     def schema(self) -> pa.Schema:
-        return self._schema
+        return self.declared
 
     @property
     def bounded(self) -> bool:
@@ -194,15 +195,15 @@ class HandedSource(Source):
         return _HandedReader(self.handover, self.index)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _HandedReader(SourceReader):
-    """It never finishes by itself: whoever gathers the tasks says when all that there is was read."""
+    """Never finishes: the driver, which gathers the tasks, decides when all input was read."""
 
-    def __init__(self, handover: Handover, index: int) -> None:
-        self._handover = handover
-        self._index = index
+    handover: Handover
+    index: int
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
-        return self._handover.poll(self._index, max_rows)
+        return self.handover.poll(self.index, max_rows)
 
     def offsets(self) -> Mapping[str, Offset]:
         return {}
@@ -212,33 +213,33 @@ class _HandedReader(SourceReader):
         return False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class HandedSink(Sink):
     """One of the outputs."""
 
-    def __init__(self, handover: Handover, index: int) -> None:
-        self.handover = handover
-        self.index = index
+    handover: Handover
+    index: int
 
     def open(self, context: SinkContext) -> SinkWriter:
         return _HandedWriter(self.handover, self.index, context.subtask)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _HandedWriter(SinkWriter):
-    def __init__(self, handover: Handover, index: int, slot: int) -> None:
-        self._handover = handover
-        self._index = index
-        self._slot = slot
+    handover: Handover
+    index: int
+    slot: int
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._handover.write(self._index, self._slot, batch)
+        self.handover.write(self.index, self.slot, batch)
 
     def pre_commit(self, epoch: int) -> Callable[[], Sequence[Committable]]:
-        self._handover.seal(self._index)
+        self.handover.seal(self.index)
         return lambda: ()
 
 
 def handover_of(plan: Plan) -> Handover:
-    """The one that all of the plan's sources and sinks refer to."""
+    """Return the handover that all of the plan's sources and sinks refer to."""
     for node in plan.nodes:
         end = node.source or node.sink
         if isinstance(end, HandedSource | HandedSink):

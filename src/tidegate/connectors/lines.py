@@ -1,10 +1,10 @@
 """JSON lines and CSV as input formats. Positions are bytes, always at the start of a line.
 
-Files may be appended to at any time: complete lines are read, an unfinished last line waits for its end.
+Files may grow at any time: complete lines are read, an unfinished last line is read when it is complete.
 
 Invariants:
 - Memory is bounded by a block of a file, or by its longest line, not by the file.
-- A line that can't be read is a `SourceError` that names file, line and text, raised once the lines before it were
+- A line that can't be read is a `SourceError` that names file, line and text, raised after the lines before it were
   returned.
 
 Not here: compressed lines, values with line breaks in CSV.
@@ -33,7 +33,7 @@ MOST_OPEN = 64
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
-# Complete lines to a batch and the byte position behind each record; a `ValueError` says what is wrong.
+# Converts complete lines to a batch and the byte position behind each record. A `ValueError` says what is wrong.
 LinesParser = Callable[[bytes], tuple[pa.RecordBatch, Positions]]
 
 
@@ -49,7 +49,7 @@ class JsonLines(FileFormat):
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(f"JSON lines can't hold this schema: {error}. Use Parquet") from error
         except ValueError:
-            pass  # A column that must not be null; that its type can be read is what counts.
+            pass  # A column must not be null. This call checks only that its type can be read.
 
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
         return LinesInput(folder, found, position, self.parse, final=final)
@@ -63,7 +63,7 @@ class JsonLines(FileFormat):
             # Arrow would read an object that spans lines, and crashes on a line that is `null`.
             doubtful = {index: data[starts[index] : ends[index]].strip() for index in np.flatnonzero(~whole)}
             if any(line and not (line.startswith(b"{") and line.endswith(b"}")) for line in doubtful.values()):
-                raise ValueError("no JSON object on a line of its own")
+                raise ValueError("not one JSON object on one line")
             ends = np.delete(ends, [index for index, line in doubtful.items() if not line])
         return self._read(data), ends
 
@@ -93,13 +93,15 @@ class CsvLines(FileFormat):
         arguments.flag("sources.csv", "header", self.header)
         arguments.text("sources.csv", "delimiter", self.delimiter, "one ASCII character")
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n\0' or not self.delimiter.isascii():
-            raise JobError(f"a CSV delimiter is one ASCII character, no quote and no line break: not {self.delimiter!r}")
+            raise JobError(
+                f"{self.delimiter!r} can't be a CSV delimiter: give one ASCII character, not a quote or line break"
+            )
         try:
             self.parse(self.schema.names, self.delimiter.join(['""'] * len(self.schema)).encode() + b"\n")
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(f"CSV can't hold this schema: {error}. Use JSON lines or Parquet") from error
         except ValueError:
-            pass  # A type that has no empty value; that it can be read is what counts.
+            pass  # A type has no empty value. This call checks only that it can be read.
 
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
         if not self.header:
@@ -114,13 +116,16 @@ class CsvLines(FileFormat):
         names = next(text_csv.reader([first.decode("utf-8-sig", errors="replace")], delimiter=self.delimiter))
         for name in self.schema.names:
             if names.count(name) != 1:
-                raise SourceError(f"{found.name} in {folder.address}: the header {names} must name {name!r}, once")
+                raise SourceError(
+                    f"{found.name} in {folder.address}: the header {names} doesn't have {name!r} exactly once. "
+                    "Correct the header, or the schema"
+                )
         return LinesInput(folder, found, max(position, len(first)), partial(self.parse, names), final=final)
 
     def parse(self, names: list[str], data: bytes) -> tuple[pa.RecordBatch, Positions]:
         if data.count(b"\r") != data.count(b"\r\n") or b"\0" in data:
             raise ValueError("a carriage return or a zero byte within a line")
-        # Arrow closes a quote that is open at the end. One more line, of nulls, is swallowed by it, and then missing.
+        # Arrow closes a quote that is open at the end. One more line, of nulls, shows this: it is then part of the quote.
         last = self.delimiter.join(["\0"] * len(names)).encode() + b"\n"
         table = arrow_csv.read_csv(
             pa.BufferReader(data + last),
@@ -142,7 +147,7 @@ class CsvLines(FileFormat):
 
 
 def _lines(data: bytes) -> tuple[Positions, Positions]:
-    """Where each line starts, and the position behind its line break."""
+    """Return where each line starts, and the position behind its line break."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
     return np.concatenate(([0], ends[:-1])), ends
 
@@ -150,7 +155,7 @@ def _lines(data: bytes) -> tuple[Positions, Positions]:
 def _batch_of(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         if not field.nullable and table.column(field.name).null_count:
-            raise ValueError(f"column {field.name!r} is declared as not null, but has no value")
+            raise ValueError(f"column {field.name!r} is declared as not null, but has no value in this line")
     columns = [table.column(name).combine_chunks() for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -173,7 +178,7 @@ class LinesInput(OpenFile):
         if b"\n" not in around and position < self.size:
             raise SourceError(
                 f"{self._where}: byte {position}, up to which it was read, isn't the start of a line: "
-                "it was replaced. Bring back the file that was there, and give new content a new name"
+                "it was replaced. Restore the old file, and give new content a new name"
             )
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
@@ -195,7 +200,7 @@ class LinesInput(OpenFile):
         return taken
 
     def _complete_lines(self) -> bytes:
-        """A block of lines from the position on; empty where no line is complete."""
+        """Return a block of lines, starting at the position; empty if no line is complete."""
         length = BLOCK_BYTES
         while self.position < self.size:
             wanted = min(length, self.size - self.position)
@@ -213,12 +218,12 @@ class LinesInput(OpenFile):
         return b""
 
     def _parse_good(self, data: bytes) -> tuple[pa.RecordBatch, Positions, int]:
-        """The records of these lines, or of those before the first bad one, and how many bytes the lines take."""
+        """Return the records of these lines, or of those before the first bad line, and how many bytes the lines have."""
         try:
             return (*self._parse_all(data), len(data))
         except ValueError:
             _, ends = _lines(data)
-        good, bad = 0, len(ends)  # As many lines can be parsed; as many can't.
+        good, bad = 0, len(ends)  # The first `good` lines can be parsed, the first `bad` can't.
         while bad - good > 1:
             middle = (good + bad) // 2
             try:
@@ -235,7 +240,7 @@ class LinesInput(OpenFile):
         data.decode()
         batch, ends = self._parse(data)
         if batch.num_rows != len(ends):
-            raise ValueError("not one record on each line; values with line breaks can't be read")
+            raise ValueError("not one record on each line: values with line breaks can't be read")
         return batch, ends
 
     def _complain(self, line: bytes) -> None:
@@ -249,8 +254,7 @@ class LinesInput(OpenFile):
             text = line[:200].decode(errors="replace").rstrip("\r\n") + ("…" if len(line) > 200 else "")
             raise SourceError(
                 f"{self._where}, line {before + 1} (byte {self.position}): {error}\n    {text}\n"
-                "Correct the line in the file, or the schema, and start the job again: it goes on from "
-                "here, nothing was lost"
+                "Correct the line in the file, or the schema, and start the job again: it resumes here, nothing was lost"
             ) from error
 
     @property

@@ -1,23 +1,23 @@
-"""Parquet files with two-phase commit: a reader of the folder sees the output of complete snapshots, and nothing else.
+"""Parquet files with two-phase commit: a reader of the folder sees only the output of complete snapshots.
 
     <path>/part-<sink>-<epoch>-<subtask>-<attempt>-<token>.parquet          committed
     <path>/_tidegate/<owner>-<attempt>-<subtask>-<number>-<token>.parquet   pending; Spark and Arrow skip `_` names
     <path>/_tidegate/<owner>-<attempt>-<subtask>-<token>-<number>.receipt   their commit was begun (receipts.py)
 
-The records of an epoch go to a pending file. `pre_commit` closes it and makes it durable; its committable says the
-names, the size and the folder; `commit` renames it, in the folder where it was written, whatever folder the sink has by
-now. `<owner>` is a hash of job, sink and the address of the job's snapshots; `<token>` is random, one for each writer,
-because attempts count from one again where a job starts without its snapshots, and its old output must stay.
+The records of an epoch are in a pending file. `pre_commit` closes it and makes it durable; its committable has the names,
+the size and the folder; `commit` renames it in the folder where it was written, even if the sink has another folder by
+then. `<owner>` is a hash of job, sink and the address of the job's snapshots. `<token>` is random, one for each writer:
+a job that starts without its snapshots counts attempts from one again, and its old output must stay.
 
 Invariants:
-- Committed files are never changed or removed, so `spark.read.parquet(path)` is right at every moment. A file without
-  rows is put there first, so that it is right before the first commit too.
+- Committed files are never changed or removed, so `spark.read.parquet(path)` is correct at every moment. A file without
+  rows is created first, so that it is correct before the first commit, too.
 - `commit` is idempotent, also after consumers have moved or deleted committed files: a pending file that is gone was
-  committed if a receipt says that its commit was begun, or if the final file is there with the size expected. Anything
-  else that isn't a rename that worked is a `CommitError`.
-- Leftovers are pending files of this owner from older attempts, never the present one's, and receipts that nobody needs any
-  more. Two jobs of one name with different folders of snapshots count attempts of their own, so neither may take the
-  other's files for its leftovers. If the folder of snapshots is moved, what was left over before stays.
+  committed if a receipt shows that its commit was begun, or if the final file exists with the expected size. If neither
+  holds, or a rename fails, that is a `CommitError`.
+- Leftovers are pending files of this owner from older attempts, and receipts that are no longer needed. Two jobs with one
+  name and different snapshot folders count their attempts separately, so neither may delete the other's files as
+  leftovers. If the snapshot folder is moved, earlier leftovers stay.
 
 A rename is one step on local disks and HDFS. On object stores it is a copy and a deletion: if the process dies between
 the two, the repeated commit copies the file once more, to the same name.
@@ -75,7 +75,7 @@ class ParquetSink(Sink):
             pq.write_table(pa.table({"n": [1]}), pa.BufferOutputStream(), compression=self.compression)
         except (ValueError, OSError, pa.ArrowException) as error:
             raise JobError(
-                f"Arrow can't write Parquet with compression {self.compression!r}: use 'zstd' or 'snappy'"
+                f"sinks.parquet(compression={self.compression!r}): Arrow can't write it. Give 'zstd' or 'snappy'"
             ) from error
 
     def check(self, schema: pa.Schema) -> None:
@@ -89,7 +89,7 @@ class ParquetSink(Sink):
 
 
 class OutputFolder:
-    """The folder that readers see, and the pending files in it. Names are relative to it."""
+    """The folder that readers see, with the pending files in it. Names are relative to the folder."""
 
     def __init__(self, address: str, *, make: bool = True) -> None:
         self.address = address
@@ -106,7 +106,7 @@ class OutputFolder:
             if lasts(error) or isinstance(error, FileNotFoundError):
                 raise JobError(
                     f"output can't be written to {self.shown}: user {user_here()} on host {socket.gethostname()} "
-                    f"can't make a folder there ({error}). {what_to_do(error, made=True)}, "
+                    f"can't create a folder there ({error}). {what_to_do(error, made=True)}, "
                     f"tg.sinks.parquet(…)"
                 ) from error
             raise
@@ -120,20 +120,20 @@ class OutputFolder:
         return self._files.open_output_stream(self._path(name))
 
     def make_durable(self, name: str) -> int:
-        """Called when the file is closed. Returns its size."""
+        """Make a closed file durable, and return its size."""
         if self._local:
             _sync(self._path(name))
             _sync(os.path.dirname(self._path(name)))
         size = self._size_of(name)
         if size is None:
             raise CommitError(
-                f"{name} in {self.shown} vanished while it was written: a newer attempt of the job has "
-                "discarded it, or someone else has"
+                f"{name} in {self.shown} vanished while it was written: a newer attempt of the job, or someone else, has "
+                "deleted it"
             )
         return size
 
     def publish(self, promises: Sequence[Promise]) -> None:
-        """Renames the pending files. Twice is as good as once, and two processes may do it at the same time."""
+        """Rename the pending files. This is idempotent, and two processes may do it at the same time."""
         try:
             waiting = [promise for promise in promises if self._waits(promise)]
             receipts = highest(parse_pending(_last(promise.pending)) for promise in waiting)
@@ -146,7 +146,7 @@ class OutputFolder:
             raise CommitError(f"can't commit output in {self.shown}: {error}") from error
 
     def rename(self, promise: Promise) -> None:
-        """Its receipt is there, or nobody will commit it again."""
+        """Rename a pending file whose receipt exists, or whose commit will not be repeated."""
         try:
             if self._local:
                 os.replace(self._path(promise.pending), self._path(promise.final))
@@ -166,14 +166,14 @@ class OutputFolder:
             raise CommitError(
                 f"can't commit {promise.final} in {self.shown}: its pending file {promise.pending} is "
                 f"{'gone' if there is None else f'{there} bytes long instead of {promise.size}'}, and nothing shows that it "
-                f"was committed before. If its folder was emptied, moved or is on another machine, bring it back; else "
-                f"start from a later snapshot",
+                f"was committed before. If its folder was emptied, moved or is on another machine, restore the folder; "
+                f"otherwise start from a later snapshot",
                 final=True,
             )
         return True
 
     def _was_committed(self, promise: Promise) -> bool:
-        """Of one whose pending file is gone."""
+        """Whether a file was committed whose pending file is gone."""
         if self._size_of(promise.final) == promise.size:
             return True
         pending = parse_pending(_last(promise.pending))
@@ -189,7 +189,7 @@ class OutputFolder:
             _sync(self._path(PENDING_FOLDER))
 
     def _replace_receipts(self, receipts: dict[Writer, int]) -> None:
-        """The newer ones stand for those before."""
+        """Delete the receipts of this process that these newer ones replace."""
         for writer, number in receipts.items():
             before = self._receipts.get(writer, number)
             if before < number:
@@ -229,7 +229,7 @@ def _sync(path: str) -> None:
 
 
 class PendingFile:
-    """A Parquet file that is being written: first by the slot's loop, then by a background thread, never by both."""
+    """A Parquet file that is being written: first by the slot's loop, then by a background thread, never by both at once."""
 
     def __init__(self, name: str, folder: OutputFolder, schema: pa.Schema, compression: str) -> None:
         self.name = name
@@ -241,7 +241,7 @@ class PendingFile:
         self._parquet.write_table(rows, row_group_size=row_group_rows)
 
     def finish(self) -> int:
-        """Durable when it returns. Returns the size."""
+        """Close the file, make it durable, and return its size."""
         self._parquet.close()
         self._stream.close()
         return self._folder.make_durable(self.name)
@@ -307,7 +307,7 @@ class ParquetSinkWriter(SinkWriter):
         return partial(self._finish, epoch, file or self._new_name(), rest)
 
     def _finish(self, epoch: int, file: PendingFile | str, rest: Sequence[pa.RecordBatch]) -> Sequence[Committable]:
-        """Runs in the background: it uses nothing of the writer that changes. `file` may still have to be opened."""
+        """Finish the file, in the background, with what never changes in the writer. `file` may be a name to open."""
         file = self._open(file) if isinstance(file, str) else file
         if rest:
             file.write(pa.Table.from_batches(rest, self._context.schema), row_group_rows=self._row_group_rows)
@@ -321,7 +321,7 @@ class ParquetSinkWriter(SinkWriter):
             self._folder_at(folder).publish(list(promises))
 
     def _folder_at(self, folder: str | None) -> OutputFolder:
-        """Where a committable was written: here, unless the sink was restored with another folder."""
+        """Return the folder of a committable: the sink's own, unless the sink was restored with another one."""
         if folder in (None, self._folder.shown):
             return self._folder
         try:
@@ -332,7 +332,7 @@ class ParquetSinkWriter(SinkWriter):
     def discard_leftovers(self) -> None:
         names, attempt = self._folder.names(PENDING_FOLDER), self._context.attempt
         pending = ((name, *parsed) for name in names if (parsed := parse_pending(name)) is not None)
-        begun = highest(map(parse_receipt, names))  # a receipt without its pending file would say that it was committed
+        begun = highest(map(parse_receipt, names))  # to delete a file with a receipt would make it count as committed
         left = [
             name
             for name, writer, number in pending
@@ -347,8 +347,8 @@ class ParquetSinkWriter(SinkWriter):
 
 
 def with_secrets_of(own: str, folder: str) -> str:
-    """The address of a folder without user, password and query; those are taken from the sink's own address if both are on
-    the same host or in the same bucket."""
+    """Return the address of a folder with the user, password and query of the sink's own address, if both are on the same
+    host or in the same bucket."""
     mine, there = urlsplit(own), urlsplit(folder)
     if "://" not in own or (mine.scheme, mine.netloc.rpartition("@")[2]) != (there.scheme, there.netloc):
         return folder

@@ -1,17 +1,19 @@
 """Parquet as an input format. Positions are rows.
 
-A file is complete when its footer is there, and never changes from then on.
+A file is complete when it has its footer, and never changes from then on.
 
 Invariants:
 - Memory is bounded by a batch of a row group, not by the file; row groups before the position aren't read.
-- A column changes its representation to fit the schema, never a value (`fitted`): what would is a `SourceError`.
-- Damage is told from a disk or an object store that is away for a moment: only the first is a `SourceError`.
+- A column changes its representation to fit the schema, never a value (`fitted`): a conversion that would is a
+  `SourceError`.
+- A damaged file is a `SourceError`. A disk or an object store that is unavailable for a moment isn't.
 
-Not here: columns in folder names (`day=1/`), nested columns in part.
+Not here: columns in folder names (`day=1/`), and reading parts of nested columns.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from tidegate.errors import SchemaError, SourceError
 from tidegate.types import parse_schema
 
 PARQUET_BATCH_ROWS = 16_384
-MOST_OPEN = 8  # Of each, the columns of a row group may be in memory.
+MOST_OPEN = 8  # The columns of a row group of each file may be in memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,13 @@ class ParquetFormat(FileFormat):
         if final:
             raise SourceError(
                 f"{found.name} in {folder.address} has no valid Parquet footer: it is being written, or "
-                "was left unfinished. Run again once it is complete, or remove it"
+                "was left unfinished. Start again when it is complete, or remove it"
             )
         return None
 
 
 def _parquet_file(folder: InputFolder, name: str) -> pq.ParquetFile | None:
-    """None where there is no valid footer (yet)."""
+    """Open a file; None if it has no valid footer (yet)."""
     file = folder.open(name)
     try:
         return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
@@ -60,18 +62,18 @@ def _parquet_file(folder: InputFolder, name: str) -> pq.ParquetFile | None:
 
 
 def _is_damage(error: Exception, folder: InputFolder) -> bool:
-    """Whether it is the file's content that is wrong. Arrow raises `OSError` for most of that too: without a number, as
-    other file systems also do where they can't be reached."""
+    """Whether the error shows that the file's content is wrong. For that, Arrow mostly raises an `OSError` without a number,
+    but so do remote file systems that can't be reached."""
     return not isinstance(error, OSError) or (error.errno is None and folder.is_local)
 
 
 def schema_in(address: str) -> pa.Schema:
-    """The schema of the oldest Parquet file at the address."""
+    """Return the schema of the oldest Parquet file at the address."""
     folder = InputFolder(address)
     for found in sorted(folder.list(lambda _: True), key=lambda found: (found.mtime_ns, found.name)):
         file = _parquet_file(folder, found.name)
         if file is not None:
-            # INT96 is how Spark and Hive write instants; Arrow doesn't know that their zone is UTC.
+            # Spark and Hive write instants as INT96; Arrow doesn't know that their zone is UTC.
             instants = {
                 column.path for column in map(file.schema.column, range(len(file.schema))) if column.physical_type == "INT96"
             }
@@ -83,15 +85,15 @@ def schema_in(address: str) -> pa.Schema:
             ]
             file.close()
             return parse_schema(pa.schema(fields))
-    there = f"no Parquet file in {address}" if folder.exists() else f"there is no {address}, and so no file"
+    missing = f"there is no Parquet file in {address}" if folder.exists() else f"there is no {address}"
     raise SchemaError(
-        f"{there} to take the schema from: give another path, or give the source a schema, such as "
+        f"{missing} to take the schema from: give another path, or give the source a schema, such as "
         'schema="id long, name string", if the files come later'
     )
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type that Spark's name for this one stands for: one of several widths, zones or units."""
+    """Return the type in the one width, zone and unit that Spark's types have."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     if pa.types.is_timestamp(kind):
@@ -101,7 +103,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 @contextmanager
 def _input_is_to_blame() -> Iterator[None]:
-    """A file that doesn't fit the schema is an error of the input; for a generator it is one of the program."""
+    """Raise a `SourceError` for a `SchemaError`: here the input is wrong, and not the program as with a generator."""
     try:
         yield
     except SchemaError as error:
@@ -109,7 +111,7 @@ def _input_is_to_blame() -> Iterator[None]:
 
 
 class ParquetInput(OpenFile):
-    """Positions are rows. Row groups before the position aren't read again."""
+    """A Parquet file that is being read, from the row group of the position on."""
 
     def __init__(self, file: pq.ParquetFile, folder: InputFolder, found: Found, position: int, schema: pa.Schema) -> None:
         self.found = found
@@ -123,12 +125,10 @@ class ParquetInput(OpenFile):
         if position > self.size:
             raise shrunk(self._where, read=position, now=self.size, unit="rows")
         self._check_columns(file.schema_arrow)
-        group, start = 0, 0
-        while group < file.num_row_groups and start + file.metadata.row_group(group).num_rows <= position:
-            start += file.metadata.row_group(group).num_rows
-            group += 1
-        self._skip = position - start
-        self._group_starts = set(accumulate(file.metadata.row_group(each).num_rows for each in range(file.num_row_groups)))
+        ends = list(accumulate(file.metadata.row_group(each).num_rows for each in range(file.num_row_groups)))
+        self._group_ends = set(ends)
+        group = bisect_right(ends, position)
+        self._skip = position - (ends[group - 1] if group else 0)
         self._batches: Iterator[pa.RecordBatch] = iter(
             file.iter_batches(
                 PARQUET_BATCH_ROWS, row_groups=range(group, file.num_row_groups), columns=schema.names, use_threads=False
@@ -159,8 +159,8 @@ class ParquetInput(OpenFile):
             if not _is_damage(error, self._folder):
                 raise
             raise SourceError(
-                f"{self._where} can't be read behind row {self.position}: {error!r}. Replace it by an "
-                "intact copy with the same rows"
+                f"{self._where} can't be read after row {self.position}: {error!r}. Replace it by an intact copy with the "
+                "same rows"
             ) from error
         skipped = min(self._skip, read.num_rows)
         self._skip -= skipped
@@ -170,7 +170,7 @@ class ParquetInput(OpenFile):
 
     @property
     def at_rest(self) -> bool:
-        return self.position in self._group_starts
+        return self.position in self._group_ends
 
     def close(self) -> None:
         self._file.close(force=True)

@@ -1,12 +1,10 @@
-"""The print sink: rows shown by the driver, one line each, as their epochs are committed.
+"""The print sink: the driver prints one line for each row when the row's epoch is committed.
 
-It rides on the deliveries of collecting.py, so it works on a cluster as on one machine, and shows committed rows only.
-Of each epoch and subtask it keeps the first `limit` rows, up to about 1 MB, and counts the others.
+It uses the deliveries of collecting.py, so it works on a cluster as on one machine, and shows committed rows only. Of
+each epoch and subtask it keeps the first `limit` rows, up to about 1 MB, and counts the rest.
 
-Invariant: a line is printed at least once. The driver leaves out a delivery that it has printed before; a new driver
-(after the program was started again) doesn't know, and may print the last epoch again.
-
-Not here: formats. For anything but a look at the data, write Parquet or collect.
+Invariant: a line is printed at least once. The driver skips a delivery that it has printed before. After a restart of
+the program, a new driver may print the last epoch again.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidegate import arguments
-from tidegate.connectors.collecting import DeliveryId, decode_with_omitted, encode_delivery
+from tidegate.connectors.collecting import DeliveryId, decode_delivery, encode_delivery
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
 from tidegate.types import rows_of
 
-# A delivery that comes again comes soon, after a recovery: so many names are more than enough to know it.
+# Deliveries are repeated soon after the first time, at a recovery, so this is more than enough.
 _REMEMBERED_DELIVERIES = 10_000
 
 _SHOWN_BYTES = 1 << 20
@@ -70,12 +68,10 @@ class PrintWriter(SinkWriter):
             self._context.deliver(committable)
 
 
-def printed_lines(committable: Committable) -> list[str]:
-    """`out> word='tide', n=3` for each row, and a last line for those that were left out."""
-    delivery, rows, omitted_count = decode_with_omitted(committable)
-    names = rows.column_names
+def _lines(delivery: DeliveryId, rows: pa.Table, omitted_count: int) -> list[str]:
+    """Return `out> word='tide', n=3` for each row, and a last line with the number of omitted rows."""
     lines = [
-        f"{delivery.sink}> " + ", ".join(f"{name}={value!r}" for name, value in zip(names, row, strict=True))
+        f"{delivery.sink}> " + ", ".join(f"{name}={value!r}" for name, value in zip(rows.column_names, row, strict=True))
         for batch in rows.to_batches()
         for row in rows_of(batch)
     ]
@@ -85,18 +81,18 @@ def printed_lines(committable: Committable) -> list[str]:
 
 
 class DeliveryPrinter:
-    """The driver's end: prints each delivery once."""
+    """Prints each delivery once, on the driver."""
 
     def __init__(self, write_line: Callable[[str], object] | None = None) -> None:
         self._write_line = write_line or (lambda line: print(line, file=sys.stdout, flush=True))
         self._printed: dict[DeliveryId, None] = {}
 
     def take(self, committable: Committable) -> None:
-        delivery, _, _ = decode_with_omitted(committable)
+        delivery, rows, omitted_count = decode_delivery(committable)
         if delivery in self._printed:
             return
         self._printed[delivery] = None
         if len(self._printed) > _REMEMBERED_DELIVERIES:
             del self._printed[next(iter(self._printed))]
-        for line in printed_lines(committable):
+        for line in _lines(delivery, rows, omitted_count):
             self._write_line(line)

@@ -1,20 +1,21 @@
-"""Receipts: durable evidence that the commit of pending files was begun while all of them were there.
+"""Receipts: durable evidence that the commit of pending files was begun while all of them existed.
 
 A commit renames pending files. Before the first rename it creates a receipt beside them, an empty file:
 
     <owner>-<attempt>-<subtask>-<token>-<number>.receipt
 
-It says that the files of this writer up to that number were there when their commit was begun. So when the commit is
-repeated, a pending file that is missing was renamed if a receipt covers it, whatever became of the file afterwards:
-consumers may move committed files, or delete them. Without a receipt a missing pending file is lost output.
+It shows that the files of this writer up to that number existed when their commit was begun. When the commit is repeated,
+a missing pending file with a receipt was therefore renamed, even if consumers have moved or deleted the committed file
+since. A missing pending file without a receipt is lost output.
 
-One number stands for all below it, because the output of a writer is committed in the order of its epochs, hence of its
-numbers (protocol/commit.py), also by whoever restores it: its committables stay together (protocol/recovery.py, "whole").
+A receipt covers all lower numbers, because the output of a writer is committed in the order of its epochs, and so of its
+numbers (protocol/commit.py). That holds after a restore, too: a writer's committables stay together
+(protocol/recovery.py, "whole").
 
-There is one receipt for each writer that has committed anything, so receipts grow with attempts and not with output. A
-savepoint may list output whose commit nobody has confirmed, and live forever; so receipts outlive the attempt. Those of
-all but the newest `KEPT_ATTEMPTS` attempts are deleted, so that their number has a bound: a commit that is repeated after
-that finds the committed file, or fails.
+There is one receipt for each writer that has committed anything, so receipts grow with attempts and not with output. They
+outlive the attempt, because an exported snapshot may list output whose commit was never confirmed. Only the receipts of
+the newest `KEPT_ATTEMPTS` attempts are kept, so that their number is bounded: a commit that is repeated after that finds
+the committed file, or fails.
 
 This module does no I/O.
 """
@@ -38,7 +39,7 @@ _RECEIPT = re.compile(r"([0-9a-f]{12})-(\d+)-(\d+)-([0-9a-f]{8})-(\d+)\.receipt"
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """One writer of pending files. `owner` stands for the job, its snapshots and its sink; `token` is the writer's own."""
+    """A writer of pending files. `owner` identifies the job, its snapshots and its sink; `token` is the writer's own."""
 
     owner: str
     attempt: int
@@ -72,7 +73,7 @@ def highest(parsed: Iterable[tuple[Writer, int] | None]) -> dict[Writer, int]:
 
 
 def superseded(names: Iterable[str], *, owner: str, attempt: int) -> list[str]:
-    """Return the receipts of this owner that nobody needs in this attempt."""
+    """Return the receipts of this owner that are no longer needed in this attempt."""
     receipts = {name: receipt for name in names if (receipt := parse_receipt(name)) is not None}
     newest = highest(receipts.values())
     return [
@@ -84,8 +85,8 @@ def superseded(names: Iterable[str], *, owner: str, attempt: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A committable of a Parquet sink. `folder` is the output folder that both names are relative to, without secrets, so
-    that the output can be committed from a sink with another folder; None in snapshots of older versions."""
+    """A committable of a Parquet sink. Both names are relative to `folder`, the output folder without secrets, so that a
+    sink with another folder can commit the output. None in snapshots of older versions."""
 
     pending: str
     final: str
@@ -108,8 +109,8 @@ class Promise:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CommitError(
-                f"not a committable of a Parquet sink: {committable[:200]!r}. Was another kind of sink "
-                f"restored under this name? Give the new one another name",
+                f"not a committable of a Parquet sink: {committable[:200]!r}. If the job had another kind of sink under "
+                f"this name, give the new sink another name",
                 final=True,
             ) from error
         folder_of, _, name = promise.pending.rpartition("/")

@@ -1,11 +1,11 @@
-"""Rows that the program itself holds, as a source; and what all sources with a fixed number of splits share.
+"""A source of rows that the program holds, and functions that all sources with a fixed number of splits share.
 
 Row i of the list is record i // splits of split i % splits; the offset of a split is the number of its records
 that were read.
 
 Invariants:
-- The list is checked against the schema when the source is built, so that a reader never meets a bad row.
-- `fitted` changes the representation of a column, never a value: whatever would lose something is a `SchemaError`.
+- The list is checked against the schema when the source is built, so that a reader never finds a bad row.
+- `fitted` changes the representation of a column, never a value: a conversion that would is a `SchemaError`.
 
 Not here: reading anything from outside of the program (files.py, generator.py).
 """
@@ -48,14 +48,14 @@ class RowsSource(Source):
 
 
 class RowsReader(SourceReader):
-    """Returns a slice of one split at a time: of the splits in turn, or in the order of event time where it is followed."""
+    """Returns a slice of one split at a time: of the splits in turn, or in the order of event time if that is followed."""
 
     def __init__(self, batches: Sequence[pa.RecordBatch], counts: dict[int, int], splits: Splits) -> None:
         for split, count in counts.items():
             if count > batches[split].num_rows:
                 raise RestoreError(
-                    f"the snapshot was taken when {count} rows of split {split} had been read, but the list that the "
-                    f"job holds now has only {batches[split].num_rows} there: give the source the rows it had, or more"
+                    f"the snapshot was taken when {count} rows of split {split} had been read, but the job's list now has "
+                    f"only {batches[split].num_rows} there: give the source the rows it had, or more"
                 )
         self._batches = batches
         self._counts = counts
@@ -84,7 +84,7 @@ class RowsReader(SourceReader):
 
     @property
     def finished(self) -> bool:
-        return all(count == self._batches[split].num_rows for split, count in self._counts.items())
+        return not self._turns
 
 
 def split_id(split: int) -> str:
@@ -92,7 +92,7 @@ def split_id(split: int) -> str:
 
 
 def next_split(turns: Sequence[int], splits: Splits) -> int:
-    """The first one, or that with the lowest watermark where event time is followed."""
+    """Return the first split, or if event time is followed, the one with the lowest watermark."""
     if not splits.is_followed:
         return turns[0]
     return min(turns, key=lambda split: splits.watermark_ms(split_id(split)))
@@ -103,10 +103,10 @@ def check_split_count(where: str, split_count: int) -> None:
 
 
 def restored_counts(context: SourceContext, *, split_count: int) -> dict[int, int]:
-    """The number of records read from each split that this subtask owns. Split s belongs to subtask s % parallelism."""
+    """Return how many records were read of each split that this subtask owns. Split s belongs to subtask s % parallelism."""
     if context.restored and set(context.restored) != {split_id(split) for split in range(split_count)}:
         raise RestoreError(
-            f"the snapshot was taken with {len(context.restored)} splits ({_some(context.restored)}), the source has "
+            f"the snapshot was taken with {len(context.restored)} splits ({_some(context.restored)}), but the source has "
             f"{split_count} now: records would be read twice or never. Build the source with the splits it had"
         )
     owned = range(context.subtask, split_count, context.parallelism)
@@ -119,7 +119,7 @@ def _some(names: Mapping[str, Offset]) -> str:
 
 
 def fitted(column: Any, field: pa.Field, *, where: str) -> pa.Array:
-    """The column (an Arrow array, chunked or not) in the declared type, if that preserves every value."""
+    """Return a column (an Arrow array, chunked or not) in the declared type, if that preserves every value."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     check_fits(array.type, field, where=where)
     if array.type != field.type:
@@ -135,8 +135,8 @@ def fitted(column: Any, field: pa.Field, *, where: str) -> pa.Array:
 def check_fits(got: pa.DataType, field: pa.Field, *, where: str) -> None:
     if not _preserves_values(got, field.type):
         raise SchemaError(
-            f"{where}: column {field.name!r} is {ddl_of(got)}, but {ddl_of(field.type)} is declared for "
-            "it: change the declared schema or the data"
+            f"{where}: column {field.name!r} is {ddl_of(got)}, but is declared as {ddl_of(field.type)}: change the declared "
+            "schema or the data"
         )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tidegate import sinks
 from tidegate.connectors import collecting
-from tidegate.connectors.collecting import DeliveryId, decode_delivered, delivered_rows
+from tidegate.connectors.collecting import DeliveryId, decode_delivery, delivered_rows
 from tidegate.dataflow.contracts import SinkContext, SinkWriter
 from tidegate.errors import CommitError, JobError
 
@@ -48,11 +48,11 @@ def test_nothing_delivered_is_no_rows() -> None:
     assert delivered_rows([]) == []
 
 
-def test_a_delivery_tells_its_name_and_its_rows() -> None:
+def test_a_delivery_has_its_id_and_its_rows() -> None:
     writer = _open([], subtask=1, attempt=7)
     writer.write(_batch(1, 2, 3).slice(1, 1))
     (committable,) = writer.pre_commit(5)()
-    delivery, rows = decode_delivered(committable)
+    delivery, rows, _ = decode_delivery(committable)
     assert delivery == DeliveryId(epoch=5, subtask=1, sink="out", attempt=7)
     assert rows.to_pylist() == [{"n": 2, "tags": None, "at": None}]
 
@@ -66,7 +66,7 @@ def test_too_much_in_an_epoch_is_refused_with_a_way_out(monkeypatch: pytest.Monk
         writer.pre_commit(epoch)()
     for _ in range((1 << 20) // large.nbytes):
         writer.write(large)
-    with pytest.raises(JobError, match=r"sink 'out': more than 1 MB .* tg\.sinks\.parquet"):
+    with pytest.raises(JobError, match=r"sink 'out': one epoch has more than 1 MB.* tg\.sinks\.parquet"):
         writer.write(large)
 
 
@@ -82,4 +82,4 @@ def test_too_much_in_an_epoch_is_refused_with_a_way_out(monkeypatch: pytest.Monk
 )
 def test_a_delivery_that_cant_be_read_is_an_error(nonsense: str) -> None:
     with pytest.raises(CommitError):
-        decode_delivered(nonsense)
+        decode_delivery(nonsense)

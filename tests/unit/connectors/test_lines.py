@@ -24,16 +24,16 @@ from tidegate.errors import JobError, SchemaError, SourceError
         ('{"n": 1.5}', "int64"),
         ('{"n": "1"}', "changed from number to string"),
         ('{"n": 99999999999999999999}', "99999999999999999999"),
-        ("null", "no JSON object"),
-        ("[1]", "no JSON object"),
-        ("nonsense", "no JSON object"),
-        ('{"n": 1', "no JSON object"),
+        ("null", "not one JSON object"),
+        ("[1]", "not one JSON object"),
+        ("nonsense", "not one JSON object"),
+        ('{"n": 1', "not one JSON object"),
         ('{"n": 1}{"n": 2}', "not one record on each line"),
         ('{"n": 1} null {"n": 1}', "not one record on each line"),
-        ('{"n":\n1}', "no JSON object"),
+        ('{"n":\n1}', "not one JSON object"),
         ('{"n": 1,}', "JSON parse error"),
         ('{"n": 1, "n": 2}', "twice"),
-        ("\x00", "no JSON object"),
+        ("\x00", "not one JSON object"),
     ],
 )
 def test_a_bad_line_is_told_with_file_line_byte_and_text(tmp_path: Path, bad: str, complaint: str) -> None:
@@ -185,7 +185,7 @@ def test_a_csv_header_is_waited_for_and_checked(tmp_path: Path) -> None:
     append(tmp_path / "a.csv", "n\n1,2\n")
     assert reading.later() == [2]
     (tmp_path / "b.csv").write_text("m,o\n1,2\n")
-    with pytest.raises(SourceError, match=r"b.csv in .*the header \['m', 'o'\] must name 'n', once"):
+    with pytest.raises(SourceError, match=r"b.csv in .*the header \['m', 'o'\] doesn't have 'n' exactly once"):
         reading.later()
     (tmp_path / "b.csv").write_text("n,n\n1,2\n")
     again = Reading(source)

@@ -50,7 +50,7 @@ def test_row_groups_before_the_offset_arent_read_again(tmp_path: Path) -> None:
     source = sources.parquet(tmp_path, schema="n long", stop_at_end=True)
     assert Reading(source, {"a.parquet": 1000}).now() == list(range(1000, 3000))
     assert Reading(source, {"a.parquet": 1500}).now() == list(range(1500, 3000))
-    with pytest.raises(SourceError, match=r"a.parquet in .* can't be read behind row 999"):
+    with pytest.raises(SourceError, match=r"a.parquet in .* can't be read after row 999"):
         Reading(source, {"a.parquet": 999}).now()
 
 

@@ -103,8 +103,8 @@ def out_in(folder: Path) -> Callable[[ProcessJob], None]:
     ("below", "told"),
     [
         ("file/out", "A part of the path is a file and not a folder"),
-        ("x" * 300, "longer than the file system takes"),
-        ("/proc/out", "No folder can be made in that place: give another path"),
+        ("x" * 300, "longer than the file system allows"),
+        ("/proc/out", "No folder can be created there: give another path"),
     ],
 )
 def test_a_sink_whose_folder_cant_be_written_ends_the_job_at_once(bench: Bench, below: str, told: str) -> None:
@@ -126,7 +126,7 @@ def test_a_folder_that_isnt_there_says_what_to_do(bench: Bench) -> None:
     source = tg.sources.json(bench.folder / "none", schema="number long", stop_at_end=True)
     handle, failed = run_to_failure(bench, lambda job: job.source("in", source).to("out", tg.sinks.collect()))
     assert len(handle.failures) == 1
-    assert f"there is no {bench.folder / 'none'} on host" in str(failed) and "leave stop_at_end out" in str(failed)
+    assert f"there is no {bench.folder / 'none'} on host" in str(failed) and "omit stop_at_end" in str(failed)
 
 
 @pytest.mark.parametrize("gone", ["state", "manifests", "attempts"])

@@ -180,9 +180,9 @@ def test_columns_come_out_in_the_declared_types(made: Any) -> None:
     [
         ({"m": [1, 2]}, r"returned the columns \['m'\], the schema declares \['n'\]"),
         ({"n": [1, 2], "m": [1, 2]}, r"returned the columns \['m', 'n'\]"),
-        ({"n": np.array([1.0, 2.0])}, "column 'n' is double, but long is declared"),
-        ({"n": np.array(["1", "2"])}, "column 'n' is string, but long is declared"),
-        ({"n": _AT}, "column 'n' is timestamp_ntz, but long is declared"),
+        ({"n": np.array([1.0, 2.0])}, "column 'n' is double, but is declared as long"),
+        ({"n": np.array(["1", "2"])}, "column 'n' is string, but is declared as long"),
+        ({"n": _AT}, "column 'n' is timestamp_ntz, but is declared as long"),
         ({"n": [1, "2"]}, "2"),
         ({"n": np.array([1, 2], np.uint64)}, "uint64"),
         ({"n": [1]}, "returned 1 records"),

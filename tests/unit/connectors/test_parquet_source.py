@@ -92,7 +92,7 @@ def test_a_parquet_file_with_another_schema_is_told(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"a.parquet in .* has no column 'n'; it has m"):
         Reading(sources.parquet(tmp_path, schema="n long")).now()
     pq.write_table(pa.table({"n": ["1"]}), tmp_path / "a.parquet")
-    with pytest.raises(SourceError, match=r"a.parquet in .* column 'n' is string, but long is declared"):
+    with pytest.raises(SourceError, match=r"a.parquet in .* column 'n' is string, but is declared as long"):
         Reading(sources.parquet(tmp_path, schema="n long")).now()
 
 

@@ -1,8 +1,8 @@
-"""What a stateful processor may catch: errors that are one of Tidegate's and one of Spark's.
+"""The errors that a stateful processor may catch. Each is an error of Tidegate and an error of Spark.
 
-Spark's handle and state variables raise `PySparkRuntimeError` without a condition (`getCondition()` is None); where Spark's
-engine has a condition, it stands in brackets in the text. The same is done here, so that a processor that catches Spark's
-errors, or looks for a condition in the text, works unchanged. docs/migrating.md lists what only one of the engines refuses.
+Spark's handle and state variables raise `PySparkRuntimeError` without a condition (`getCondition()` is None); if Spark's
+engine has a condition, the text has it in brackets. These errors do the same, so a processor that catches Spark's errors, or
+looks for a condition in the text, works unchanged. docs/migrating.md lists what only one of the engines refuses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def misfit(text: str, condition: str | None = None) -> ProcessorSchemaError:
 
 
 class NoKey:
-    """Where the cursor is in `init` and `close`. No table can look it up, so that no state is touched by mistake."""
+    """The cursor's key in `init` and `close`. It can't be hashed, so no table can look up a state for it."""
 
     def __hash__(self) -> int:
         raise refused(

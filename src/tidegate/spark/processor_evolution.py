@@ -1,11 +1,11 @@
-"""What a stateful processor's states were called before, for state that an earlier version of it wrote.
+"""The earlier names of a stateful processor's states and fields, for state that an earlier version of the processor wrote.
 
     tg.transform_with_state(df.groupBy("user"), Accounts(), …, evolve={
         "account": tg.Evolution(alias="balance", renamed={"cents": "amount"}, added={"orders": 0})})
 
-A processor declares its states by calls of Spark's handle, which has no place for that. What Spark's engine does without
-being told is done here without it, too: a new field is null in what is there already, a field that is gone is dropped,
-numbers are widened, fields may change their order.
+A processor declares its states by calls of Spark's handle, which has no argument for earlier names. What Spark's engine does
+by default is done here without `evolve=`, too: a new field is null in existing state, a missing field is dropped, numbers
+are widened, and fields may change their order.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ADVICE = Advice(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evolution:
-    """What an earlier program wrote for a state of a stateful processor, as `evolve=` of `tg.transform_with_state` takes it.
+    """How a state of a stateful processor has changed since an earlier program, for `evolve=` of `tg.transform_with_state`.
 
-    `alias` is the name that the state had (or a list of them); `added={"n": 0}` gives a field that is new a value in what
-    is there already (null without it); `renamed={"new": "old"}` says what a field was called. Fields inside fields are
-    joined by dots, and lists and maps need no name: `"address.zip"`. Of a map they are the fields of its values.
+    `alias` is an earlier name of the state (or a list of them); `added={"n": 0}` gives a new field a value in existing state
+    (without it, null); `renamed={"new": "old"}` gives the earlier names of fields. Fields inside fields are joined by dots,
+    and lists and maps add no name: `"address.zip"`. For a map, the fields are those of its values.
 
-    It may stay in the program: state that already has the present names and fields is taken in as it is.
+    It may stay in the program: state that already has the present names and fields is read as it is.
     """
 
     alias: Names = ()
@@ -60,7 +60,7 @@ UNCHANGED = Evolution()
 
 
 def checked_evolve(evolve: Any, *, declared: Mapping[str, Any], operator: str) -> dict[str, Evolution]:
-    """What the user gave, by the names of states that `init` declares."""
+    """Return `evolve=` as a dict, if its names are names of states that `init` declares."""
     given = {} if evolve is None else evolve
     if not isinstance(given, Mapping) or not all(isinstance(each, Evolution) for each in given.values()):
         raise JobError(
@@ -77,7 +77,7 @@ def checked_evolve(evolve: Any, *, declared: Mapping[str, Any], operator: str) -
 
 
 def check_aliases(aliases: Mapping[str, tuple[str, ...]]) -> None:
-    """What a snapshot holds under a name goes to one state."""
+    """Refuse an alias that would give the state under one name in a snapshot to two states."""
     claimed = [*aliases, *(each for of_state in aliases.values() for each in of_state)]
     twice = {name for name in claimed if claimed.count(name) > 1}
     if twice:

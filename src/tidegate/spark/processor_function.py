@@ -1,12 +1,12 @@
 """A stateful processor of Spark's as the function of a grouped operator: by rows, and by pandas DataFrames.
 
-Each key costs one call of the processor, a cursor that is set, and the rows' own making; everything else is done for
-thousands of rows at once. So rows are of a class whose fields are shared (`row_class`), timer values are made once for each
-epoch, and what the processor gives is turned into Arrow by column.
+Each key costs one call of the processor, setting the cursor, and creating the rows; everything else is done for thousands of
+rows at once. So all rows share a class (`row_class`), timer values are made once for each epoch, and the output is converted
+to Arrow by column.
 
-A row that doesn't fit the declared output is an error that names the operator, the row and what to change. Where Spark is
-lenient (a number for a text, a datetime without zone) so is this: what Tidegate's own strict conversion refuses is given to
-Arrow's, which Spark uses.
+A row that doesn't fit the declared output is an error that names the operator, the row and what to change. If Spark accepts
+a value of another type (a number for a text, a datetime without a time zone), so does this: values that Tidegate's strict
+conversion refuses are passed to Arrow's, which Spark uses.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ from tidegate.types import ddl_of, from_list
 if TYPE_CHECKING:
     import pandas as pd
 
-# Output becomes columns when there are so many rows (or DataFrames): soon, while they are in the processor's cache.
-FLUSH_ROWS = 512
+FLUSH_ROWS = 512  # that many rows or DataFrames become columns, while they are still in the CPU's cache
 _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
 
 
 class ProcessorFunction(GroupFunction):
-    """`settings` are the session's. Without a `time` (time mode None) a processor is told no times. `gives` is the word for
-    what a processor yields."""
+    """A processor as a `GroupFunction`. `settings` are the session's. Without a `time` (time mode None) a processor gets no
+    times. `gives` is the word for what it yields, in errors."""
 
     gives: str
 
@@ -103,8 +102,7 @@ class ProcessorFunction(GroupFunction):
                 blame(self._operator, error, at=f"the records of key {user_key!r}, the first of them {group[0]!r}")
             if len(out) >= FLUSH_ROWS:
                 yield from self._batches(out)
-                out = []
-                take = taker(handle, out, item=self.gives)
+                out.clear()
         if out:
             yield from self._batches(out)
 
@@ -122,8 +120,7 @@ class ProcessorFunction(GroupFunction):
                 blame(self._operator, error, at=f"the timer at {at_ms} of key {user_key!r}")
             if len(out) >= FLUSH_ROWS:
                 yield from self._batches(out)
-                out = []
-                take = taker(handle, out, item=self.gives)
+                out.clear()
         if out:
             yield from self._batches(out)
 
@@ -144,15 +141,15 @@ class ProcessorFunction(GroupFunction):
 
     @abstractmethod
     def _parts(self, groups: Groups) -> Iterator[Sequence[Any]]:
-        """What `handleInputRows` iterates over, key by key, and what `handleInitialState` is called with one by one."""
+        """Yield, for each key, what `handleInputRows` iterates over. `handleInitialState` is called with one item each."""
 
     @abstractmethod
     def _batches(self, given: list[Any]) -> Iterator[pa.RecordBatch]:
-        """What the processor gave."""
+        """Yield what the processor gave as batches of the declared output."""
 
 
 class RowFunction(ProcessorFunction):
-    """Rows in, rows out."""
+    """A processor that takes and yields rows."""
 
     gives = "row"
 
@@ -167,7 +164,7 @@ class RowFunction(ProcessorFunction):
         kind = self._classes.get(names) or self._classes.setdefault(names, row_class(names))
         rows = map(tuple.__new__, repeat(kind), zip(*python_columns(groups.rows, self._settings.zone), strict=True))
         if len(groups.sizes) == groups.rows.num_rows:
-            return zip(rows, strict=False)  # each has one
+            return zip(rows, strict=False)  # every key has one row
         stops = list(accumulate(groups.sizes, initial=0))
         return map(list(rows).__getitem__, map(slice, stops, islice(stops, 1, None)))
 
@@ -184,13 +181,13 @@ class RowFunction(ProcessorFunction):
         )
 
     def _in_order(self, row: Any) -> Sequence[Any]:
-        """The row's values in the order of the output. Fields go by their names, as in Spark."""
+        """Return the row's values in the order of the output. Fields are matched by name, as in Spark."""
         names = self._names
         fields = getattr(row, "__fields__", None)
         if fields is None and isinstance(row, tuple | list) and len(row) == len(names):
             return row
         if fields is None:
-            raise self._refused(f"the processor gave {row!r}, which is no Row of these columns")
+            raise self._refused(f"the processor gave {row!r}, which is not a Row of these columns")
         order = self._orders.get(tuple(fields))
         if order is None:
             if sorted(fields) != sorted(names):
@@ -230,7 +227,7 @@ def _is_of(value: Any, kind: pa.DataType) -> bool:
 
 
 class PandasFunction(ProcessorFunction):
-    """DataFrames in, DataFrames out."""
+    """A processor that takes and yields pandas DataFrames."""
 
     gives = "DataFrame"
 
@@ -242,7 +239,7 @@ class PandasFunction(ProcessorFunction):
 
         for frame in given:
             if not isinstance(frame, pd.DataFrame):
-                raise self._refused(f"the processor gave {frame!r}, which is no pandas.DataFrame")
+                raise self._refused(f"the processor gave {frame!r}, which is not a pandas.DataFrame")
             self._check_columns(frame)
         frames = [frame for frame in given if len(frame)]
         try:
@@ -258,5 +255,5 @@ class PandasFunction(ProcessorFunction):
             raise self._refused(f"the processor gave a DataFrame with the columns {list(map(str, names))}")
 
 
+# By whether the processor is for pandas.
 FUNCTIONS: dict[bool, Callable[..., ProcessorFunction]] = {False: RowFunction, True: PandasFunction}
-"""By whether it is for pandas."""

@@ -1,8 +1,8 @@
 """Records as pandas DataFrames and back, for `transformWithStateInPandas`.
 
-Values are converted by Spark's own functions, so that types, time zones and the session's settings have the effect that
-they have in Spark. Spark makes the DataFrames of a key out of Python values, row by row, which changes some types; the same
-is done here for thousands of rows at once.
+Spark's own functions convert the values, so that types, time zones and the session's settings have the same effect as in
+Spark. Spark makes the DataFrames of a key from Python values, row by row, which changes some types; the same changes are
+made here for thousands of rows at once.
 """
 
 from __future__ import annotations
@@ -34,17 +34,16 @@ REFUSALS = (
     AssertionError,
     KeyError,
 )
-# Beyond so many columns a row is a plain tuple, and its DataFrame has numbers for names.
-MAX_NAMED = 254
+MAX_NAMED = 254  # with more columns, Spark's row is a plain tuple, and the columns of its DataFrame are named by numbers
 EXACT_FLOAT = 2**53
 
 
 def frames_of(groups: Groups, settings: ProcessorSettings) -> Iterator[Sequence[pd.DataFrame]]:
-    """The DataFrames of each key."""
+    """Yield the DataFrames of each key."""
     rows = groups.rows
     whole, retyped = _whole(rows, settings)
     mean = max(rows.nbytes / rows.num_rows, 1) if rows.num_rows else 1
-    limit = max(1, min(settings.frame_rows, math.ceil(settings.frame_bytes / mean)))  # Spark cuts when it is reached
+    limit = max(1, min(settings.frame_rows, math.ceil(settings.frame_bytes / mean)))  # Spark cuts when the limit is reached
     start = 0
     for size in groups.sizes:
         yield [_part(whole, first, min(limit, start + size - first), retyped) for first in range(start, start + size, limit)]
@@ -52,13 +51,13 @@ def frames_of(groups: Groups, settings: ProcessorSettings) -> Iterator[Sequence[
 
 
 def batches_of(frames: Sequence[pd.DataFrame], returns: pa.Schema, settings: ProcessorSettings) -> Iterator[pa.RecordBatch]:
-    """What a processor gave, under the schema of the output. Raises one of `REFUSALS`."""
+    """Yield what a processor gave as batches with the schema of the output. Raise one of `REFUSALS` if it doesn't fit."""
     together = _together(frames)
     if together is not None:
         try:
             yield _batch_of(together, returns, settings)
         except REFUSALS:
-            pass  # each for itself may fit, as in Spark; or shows what doesn't
+            pass  # one by one they may fit, as in Spark, or the error shows which one doesn't
         else:
             return
     for frame in frames:
@@ -83,26 +82,24 @@ def _batch_of(frame: pd.DataFrame, returns: pa.Schema, settings: ProcessorSettin
 
 
 def _together(frames: Sequence[pd.DataFrame]) -> pd.DataFrame | None:
-    """All of them as one, since that is quicker; None if something could be lost by it."""
+    """Return all frames as one, since that is faster; None if integers could lose digits by it, or there is only one."""
     import pandas as pd
 
     names = frames[0].columns if frames else None
     if len(frames) < 2 or not all(frame.columns is names or frame.columns.equals(names) for frame in frames):
         return None
     together = pd.concat(frames, ignore_index=True)
-    return None if _loses(together) else together
-
-
-def _loses(together: pd.DataFrame) -> bool:
-    """Whether integers may have lost digits because another DataFrame had floats in their column."""
-    return any(
-        kind.kind == "f" and bool((together.iloc[:, index].abs() >= EXACT_FLOAT).any())
+    # If another DataFrame has floats in a column, its integers have become floats, too.
+    if any(
+        kind.kind == "f" and (together.iloc[:, index].abs() >= EXACT_FLOAT).any()
         for index, kind in enumerate(together.dtypes)
-    )
+    ):
+        return None
+    return together
 
 
 def _whole(rows: pa.RecordBatch, settings: ProcessorSettings) -> tuple[pd.DataFrame, list[int]]:
-    """All rows as one DataFrame; and which of its columns may have another type in a part of it."""
+    """Return all rows as one DataFrame, and the indexes of columns that may have another type in a part of it."""
     import pandas as pd
 
     types = [in_zone(kind, settings.zone) for kind in rows.schema.types]
@@ -122,14 +119,14 @@ def _whole(rows: pa.RecordBatch, settings: ProcessorSettings) -> tuple[pd.DataFr
         elif pa.types.is_boolean(kind) and series.dtype == object:
             retyped.append(index)
     whole = pd.concat(found, axis=1)
-    # Spark's rows are named tuples on their way: what can't be a field's name is numbered.
+    # In between, Spark's rows are named tuples, which replace names that can't be a field's by numbers.
     names: Sequence[str] = vars(namedtuple("Fields", rows.schema.names, rename=True))["_fields"]
     whole.columns = pd.Index(names) if len(names) <= MAX_NAMED else pd.RangeIndex(len(names))
     return whole, retyped
 
 
 def _part(whole: pd.DataFrame, start: int, size: int, retyped: Sequence[int]) -> pd.DataFrame:
-    """Rows numbered from 0. They are in no other part, so that they may be changed in place."""
+    """Return some rows, numbered from 0. No other part has them, so a processor may change them in place."""
     import pandas as pd
 
     part = whole.iloc[start : start + size]
@@ -143,7 +140,7 @@ def _part(whole: pd.DataFrame, start: int, size: int, retyped: Sequence[int]) ->
 
 
 def _retyped(series: pd.Series[Any]) -> pd.Series[Any]:
-    """Of the type that its values have where there are no nulls, else an object."""
+    """Return the series with the type of its values if it has no nulls, else as objects."""
     import pandas as pd
 
     if series.hasnans:

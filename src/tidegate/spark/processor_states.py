@@ -1,18 +1,19 @@
 # ruff: noqa: N802, N803  (Spark's names)
-"""What a stateful processor is given in `init`: Spark's handle and state variables, over Tidegate's tables.
+"""What a stateful processor gets in `init`: Spark's handle and state variables, over Tidegate's tables.
 
-`init` runs twice. On the driver, when the query is built, a `RecordingHandle` notes what states there are, so that they can
-be declared as keyed states of the operator: they are in snapshots, are rescaled and can be read as tables like any other. On
-a slot, once when its subtask is opened, a `LiveHandle` gives out the state variables. They work on the key that the
-operator's cursor is at.
+`init` runs twice. On the driver, when the query is built, a `RecordingHandle` records the states, so that the operator can
+declare them as keyed states: like any other state they are in snapshots, are rescaled and can be read as tables. On a slot,
+when its subtask is opened, a `LiveHandle` returns the state variables. They work on the key that the operator's cursor is
+at.
 
-A state variable's methods are made with it, as plain functions over the table's own: they are what a processor calls most.
+The methods of a state variable are set on the object, as plain functions over the table's methods, since a processor calls
+them more often than anything else.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -49,7 +50,7 @@ WITH_A_KEY = "use it in handleInputRows, handleExpiredTimer or handleInitialStat
 
 @dataclass(frozen=True, slots=True)
 class DeclaredState:
-    """As `init` declared it. `key` is the schema of a map's keys; `evolution` says what it was before."""
+    """A state as `init` declared it. `key` is the schema of a map's keys; `evolution` describes earlier versions."""
 
     name: str
     shape: str
@@ -60,7 +61,7 @@ class DeclaredState:
 
     @property
     def as_tuples(self) -> bool:
-        """Whether state holds the values as tuples."""
+        """Whether the backend holds the values as tuples."""
         has_containers = any(form_of(field.type).copied is not None for field in self.value)
         return self.shape == "value" and self.ttl_ms is None and not has_containers
 
@@ -88,8 +89,8 @@ class DeclaredState:
 
 
 class ProcessorHandle(StatefulProcessorHandle):
-    """What both handles do: record what `init` declares, and refuse what Spark's handle refuses, at the same calls. `time`
-    is that of the processor's timers."""
+    """What both handles have in common: they record what `init` declares, and refuse what Spark's handle refuses, in the
+    same calls. `time` is the kind of the processor's timers."""
 
     def __init__(self, time: TimeKind | None) -> None:
         self.declared: dict[str, DeclaredState] = {}
@@ -110,10 +111,10 @@ class ProcessorHandle(StatefulProcessorHandle):
         self._in_init = False
 
     def deleteIfExists(self, stateName: str) -> None:
-        """What there was of it is let go when the query is restored (`drop_state`)."""
+        """Drop the state when the query is restored (`drop_state`)."""
         if not self._in_init:
             raise refused(f"deleteIfExists({stateName!r}) outside of init: call it in init", INVALID_HANDLE_STATE)
-        self.declared.pop(stateName, None)  # a variable of it may have been given out; it is of no use then
+        self.declared.pop(stateName, None)  # a variable that was returned for it refuses to be used
         self.deleted.add(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
@@ -146,7 +147,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         return self._variable_of(declared)
 
     def _ttl(self, name: str, ttl_ms: int | None) -> int | None:
-        """As in Spark, 0 is none."""
+        """Return the time to live, if it is allowed. As in Spark, 0 means none."""
         if ttl_ms is None or not (ttl_ms := index(ttl_ms)):
             return None
         if self._time is not TimeKind.PROCESSING:
@@ -166,7 +167,8 @@ class ProcessorHandle(StatefulProcessorHandle):
     def _no_timers(self, method: str) -> ProcessorError:
         if self._time is None:
             return refused(
-                f"{method}: timers need a time: give timeMode='ProcessingTime', or 'EventTime' and a watermark on the input",
+                f"{method}: timers need a time mode: give timeMode='ProcessingTime', or 'EventTime' and a watermark on the "
+                f"input",
                 INVALID_TIME_MODE,
             )
         return refused(
@@ -175,11 +177,11 @@ class ProcessorHandle(StatefulProcessorHandle):
 
     @abstractmethod
     def _variable_of(self, declared: DeclaredState) -> Any:
-        """The state variable that the processor gets."""
+        """Return the state variable that the processor gets."""
 
 
 class RecordingHandle(ProcessorHandle):
-    """On the driver."""
+    """The handle on the driver, whose state variables can't be used."""
 
     def _variable_of(self, declared: DeclaredState) -> Any:
         return _unusable(
@@ -200,7 +202,7 @@ def _schema_of(state: str, declared: Any) -> pa.Schema:
 
 
 def _unusable(shape: str, why: str, condition: str | None = None, *, is_empty: bool = False) -> Any:
-    """A state variable that can't be used here, and says why. With `is_empty` its iterators are, as Spark's are then."""
+    """Return a state variable that raises an error when used. With `is_empty` its iterators are empty, like Spark's."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise refused(why, condition)
@@ -209,12 +211,8 @@ def _unusable(shape: str, why: str, condition: str | None = None, *, is_empty: b
     variable = kind.__new__(kind)
     for method in [name for name in vars(kind) if not name.startswith("_")]:
         iterates = is_empty and method in _ITERATING[shape]
-        setattr(variable, method, _nothing if iterates else refuse)
+        setattr(variable, method, (lambda: iter(())) if iterates else refuse)
     return variable
-
-
-def _nothing() -> Iterator[Any]:
-    return iter(())
 
 
 _SPARKS: dict[str, Any] = {"value": sparks.ValueState, "list": sparks.ListState, "map": sparks.MapState}
@@ -222,7 +220,7 @@ _ITERATING = {"value": (), "list": ("get",), "map": ("keys", "values", "iterator
 
 
 class LiveHandle(ProcessorHandle):
-    """On a slot. `known` are the states that init declared when the query was built."""
+    """The handle on a slot. `known` are the states that `init` declared when the query was built."""
 
     def __init__(
         self,
@@ -240,9 +238,11 @@ class LiveHandle(ProcessorHandle):
         super().end_init()
         timers = self._timers
         if timers is not None:
-            self.registerTimer = lambda expiryTimestampMs: timers.set(to_ms(expiryTimestampMs))  # type: ignore[method-assign]
-            self.deleteTimer = lambda expiryTimestampMs: timers.delete(to_ms(expiryTimestampMs))  # type: ignore[method-assign]
-            self.listTimers = lambda: iter(timers.times())  # type: ignore[method-assign]
+            vars(self).update(
+                registerTimer=lambda expiryTimestampMs: timers.set(to_ms(expiryTimestampMs)),
+                deleteTimer=lambda expiryTimestampMs: timers.delete(to_ms(expiryTimestampMs)),
+                listTimers=lambda: iter(timers.times()),
+            )
 
     def begin_close(self) -> None:
         for method in ("registerTimer", "deleteTimer", "listTimers"):
@@ -277,30 +277,26 @@ class ValueVariable(sparks.ValueState):
             row = held()
             return None if row is None else out(row)
 
-        self.get = held if out is as_held else get  # type: ignore[method-assign]
-        takes_rows = into is tuple and declared.as_tuples
-        update = keep if takes_rows else lambda newValue: keep(into(newValue))
-        self.update = update  # type: ignore[method-assign]
-        self.exists = lambda: held() is not None  # type: ignore[method-assign]
-        self.clear = table.clear  # type: ignore[method-assign]
+        vars(self).update(
+            get=held if out is as_held else get,
+            update=keep if into is tuple and declared.as_tuples else lambda newValue: keep(into(newValue)),
+            exists=lambda: held() is not None,
+            clear=table.clear,
+        )
 
 
 class ListVariable(sparks.ListState):
     def __init__(self, declared: DeclaredState, table: Any) -> None:
         into, out = rows_in(declared.value), rows_out(declared.value)
 
-        def put(newState: Iterable[Any]) -> None:
-            table.replace(list(map(into, newState)))
-
-        def append_list(newState: Iterable[Any]) -> None:
-            table.extend(list(map(into, newState)))
-
-        self.get = lambda: map(out, table.get())  # type: ignore[method-assign]
-        self.put = put  # type: ignore[method-assign]
-        self.appendValue = lambda newState: table.add(into(newState))  # type: ignore[method-assign]
-        self.appendList = append_list  # type: ignore[method-assign]
-        self.exists = lambda: bool(table.get())  # type: ignore[method-assign]
-        self.clear = table.clear  # type: ignore[method-assign]
+        vars(self).update(
+            get=lambda: map(out, table.get()),
+            put=lambda newState: table.replace(list(map(into, newState))),
+            appendValue=lambda newState: table.add(into(newState)),
+            appendList=lambda newState: table.extend(list(map(into, newState))),
+            exists=lambda: bool(table.get()),
+            clear=table.clear,
+        )
 
 
 class MapVariable(sparks.MapState):
@@ -308,24 +304,23 @@ class MapVariable(sparks.MapState):
         assert declared.key is not None
         into, out = rows_in(declared.value), rows_out(declared.value)
         key_in, key_out = map_keys_in(declared.key), map_keys_out(declared.key)
-        make = row_maker(declared.value.names)  # what Spark gives is a Row here, and a plain tuple everywhere else
+        make = row_maker(declared.value.names)  # here Spark returns a Row, and everywhere else a plain tuple
 
         def get_value(key: Any) -> Any:
             row = table.get(key_in(key))
             return None if row is None else make(out(row))
 
-        def items() -> Iterator[Any]:
-            return ((key_out(key), out(row)) for key, row in table.items())
-
-        self.getValue = get_value  # type: ignore[method-assign]
-        self.containsKey = lambda key: key_in(key) in table  # type: ignore[method-assign]
-        self.updateValue = lambda key, value: table.put(key_in(key), into(value))  # type: ignore[method-assign]
-        self.removeKey = lambda key: table.remove(key_in(key))  # type: ignore[method-assign]
-        self.iterator = items  # type: ignore[method-assign]
-        self.keys = lambda: map(key_out, table.keys())  # type: ignore[method-assign]
-        self.values = lambda: map(out, table.values())  # type: ignore[method-assign]
-        self.exists = lambda: len(table) > 0  # type: ignore[method-assign]
-        self.clear = table.clear  # type: ignore[method-assign]
+        vars(self).update(
+            getValue=get_value,
+            containsKey=lambda key: key_in(key) in table,
+            updateValue=lambda key, value: table.put(key_in(key), into(value)),
+            removeKey=lambda key: table.remove(key_in(key)),
+            iterator=lambda: ((key_out(key), out(row)) for key, row in table.items()),
+            keys=lambda: map(key_out, table.keys()),
+            values=lambda: map(out, table.values()),
+            exists=lambda: len(table) > 0,
+            clear=table.clear,
+        )
 
 
 VARIABLES: dict[str, Callable[[DeclaredState, Any], Any]] = {

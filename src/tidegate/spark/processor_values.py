@@ -1,12 +1,12 @@
-"""Values as Spark's stateful processors see them, and as Tidegate's state and Arrow hold them.
+"""Conversions between the values that Spark's stateful processors see and those that Tidegate's state and Arrow hold.
 
-Spark's state holds rows: a processor gives and gets tuples. Tidegate holds a row as a struct, a dict by the fields' names.
-So tuples become structs on their way in and tuples again on their way out; what is in them differs in a few types only:
+Spark's state holds rows: a processor writes and reads tuples. Tidegate holds a row as a struct, a dict by the fields' names.
+So tuples become structs when they are written, and tuples again when they are read. Only a few types differ inside them:
 
-- a timestamp is a datetime without zone, in local time, as Spark's own are (one with a zone is taken as what it says);
-- a struct within a row is a `Row` on its way out.
+- a timestamp is a datetime without a time zone, in local time, as in Spark (a datetime with a time zone is converted);
+- a struct within a row is read as a `Row`.
 
-Records that a processor gets are as Spark's are: of Arrow's own conversion, timestamps in the session's time zone.
+The records that a processor gets are Spark's: Arrow converts them, with timestamps in the session's time zone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 
 def rows_in(schema: pa.Schema) -> Convert:
-    """From what a processor gives (a tuple, a list, a Row) to a tuple that a state of this struct takes."""
+    """Return the conversion of what a processor writes (a tuple, a list, a Row) to a tuple that the state takes."""
     converts = [_into(field.type) for field in schema]
     if not any(converts):
         return tuple
@@ -43,7 +43,7 @@ def rows_in(schema: pa.Schema) -> Convert:
     def convert(given: Any) -> Any:
         values = tuple(given)
         if len(values) != len(converts):
-            return values  # the state says what is wrong with it
+            return values  # the state refuses it with an error of its own
         return tuple(
             [value if each is None or value is None else each(value) for each, value in zip(converts, values, strict=True)]
         )
@@ -52,7 +52,7 @@ def rows_in(schema: pa.Schema) -> Convert:
 
 
 def rows_out(schema: pa.Schema, *, are_tuples: bool = False) -> Convert:
-    """The way back, from a dict, or from a tuple where the state holds those."""
+    """Return the opposite conversion, from a dict, or from a tuple if the state holds tuples."""
     converts = [_out_of(field.type) for field in schema]
     values_of: Convert = as_held if are_tuples else dict.values
     if not any(converts):
@@ -134,7 +134,7 @@ def _moment_out(held: datetime) -> datetime:
 
 
 def map_key_type(schema: pa.Schema) -> pa.DataType:
-    """What a map state has for keys: the type of the field where there is one, JSON text where there are several."""
+    """Return the type of a map state's keys: that of the field if there is one, JSON text if there are several."""
     return schema.field(0).type if len(schema) == 1 else pa.string()
 
 
@@ -198,11 +198,11 @@ _READ: dict[int, Convert] = {
 
 
 def row_class(names: Sequence[str]) -> type[Row]:
-    """A class of rows with these fields. What Spark's `Row` finds by searching is at hand here; what hides a field there
-    (`count`, `index`) hides it here, too."""
-    # A named tuple's fields are found in C, in any tuple.
-    at_hand = vars(namedtuple("Fields", names, rename=True))
-    fields = {name: at_hand[name] for name in names if name in at_hand and not hasattr(Row, name)}
+    """Return a class of rows with these fields. It finds a field directly, where Spark's `Row` searches its list of names. A
+    field that is hidden by a method of `Row` (`count`, `index`) is hidden here, too."""
+    # The accessors of a named tuple's fields are written in C, and work on any tuple.
+    accessors = vars(namedtuple("Fields", names, rename=True))
+    fields = {name: accessors[name] for name in names if name in accessors and not hasattr(Row, name)}
     return type("Row", (Row,), {**fields, "__fields__": list(names)})
 
 
@@ -212,7 +212,7 @@ def row_maker(names: Sequence[str]) -> Convert:
 
 
 def python_columns(batch: pa.RecordBatch, zone: str) -> list[list[Any]]:
-    """As Arrow itself gives them, which is what Spark does, but quickly."""
+    """Return the columns as Arrow converts them, which is what Spark does, but faster."""
     return [python_column(column, zone) for column in batch.columns]
 
 
@@ -231,7 +231,7 @@ def python_column(column: pa.Array, zone: str) -> list[Any]:
 
 
 def in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
-    """The type with all its timestamps in a time zone."""
+    """Return the type with all its timestamps in a time zone."""
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, zone)
     if pa.types.is_list(kind):
@@ -244,7 +244,7 @@ def in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
 
 
 def user_keys(types: Sequence[pa.DataType], zone: str) -> Callable[[Sequence[Any]], Iterable[tuple[Any, ...]]]:
-    """From keys as state has them to the tuples that a processor gets."""
+    """Return the conversion of keys as state has them to the tuples that a processor gets."""
     zoned = [pa.types.is_timestamp(kind) and kind.tz is not None for kind in types]
     if not any(zoned):
         return zip if len(types) == 1 else as_held

@@ -4,12 +4,13 @@
     counts = tg.transform_with_state(df.groupBy("user"), Counts(), "user string, n long", "Append", "None",
                                      name="counts", snapshots=tg.Snapshots(to="state/"))
 
-A micro-batch is an epoch (transform.py), and an epoch is what the grouped operator takes for a batch (dataflow/operators/
-grouped.py). The processor's states, which its `init` declares, are the operator's keyed states. Why it is like this, and
-what is different from Spark's: docs/adr/011.
+A micro-batch is an epoch (transform.py), and the grouped operator handles an epoch at once (dataflow/operators/grouped.py).
+The processor's states, which its `init` declares, are the operator's keyed states. docs/adr/011 gives the reasons, and what
+differs from Spark.
 
-The initial state of a streaming query can't be an input of it: Spark unites no stream with what isn't one. So it is written
-to the folder of snapshots once, by a job of Spark's own when the query is built, and read in the first micro-batch.
+The initial state of a streaming query can't be an input of the query: Spark doesn't unite a streaming DataFrame with one
+that isn't. So a Spark job writes it to the folder of snapshots once, when the query is built, and the first micro-batch
+reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import inspect
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
 INITIAL_INPUT = "initial_state"
 DEFAULT_NAME = "transform_with_state"
-WATERMARK_DELAY = "spark.watermarkDelayMs"  # what withWatermark leaves with its column
+WATERMARK_DELAY = "spark.watermarkDelayMs"  # withWatermark sets it in its column's metadata
 TIMERS = {"none": None, "processingtime": TimeKind.PROCESSING, "eventtime": TimeKind.EVENT}
 OUTPUT_MODES = ("append", "update")
 ROWS_IN_A_FILE = 1 << 16
@@ -85,41 +87,19 @@ def transform_with_state(
     alias: Names = (),
     **by_sparks_names: Any,
 ) -> DataFrame:
-    """`grouped.transformWithState(…)` on Tidegate: the arguments after the first are Spark's own, in its order, and the
-    processor is the same. Spark's names for them (`statefulProcessor=`, `outputStructType=`, `outputMode=`, `timeMode=`,
-    `initialState=`, `eventTimeColumnName=`) do, too.
+    """`grouped.transformWithState(…)` on Tidegate, with the same processor. The arguments after the first are Spark's, in
+    the same order. They may also be given under Spark's names (`statefulProcessor=`, `outputStructType=`, `outputMode=`,
+    `timeMode=`, `initialState=`, `eventTimeColumnName=`).
 
         result = tg.transform_with_state(df.groupBy("user"), Counts(), "user string, n long", "Append", "None",
                                          name="counts", snapshots=tg.Snapshots(to="state/"))
 
-    On a streaming DataFrame `name` and `snapshots` are needed; `slots`, `restore_from`, `savepoint_to`, `backend`, `tuning`
-    and `drop_state` are as in `tg.transform`. The processor's states are those of the operator `name`, under the names that
-    `init` gives them. For state of an earlier program `evolve` says what states and fields were called and what new fields
-    begin with (`evolve={"account": tg.Evolution(…)}`), and `alias` what the operator was called.
+    A streaming DataFrame needs `name` and `snapshots`; `slots`, `restore_from`, `savepoint_to`, `backend`, `tuning` and
+    `drop_state` are as in `tg.transform`. The processor's states belong to the operator `name`, under the names that `init`
+    gives them. If an earlier program wrote the state, `evolve` gives the earlier names of states and fields and the defaults
+    of new fields (`evolve={"account": tg.Evolution(…)}`), and `alias` the earlier name of the operator.
     """
-    asked = _Asked(
-        grouped,
-        processor,
-        output,
-        output_mode,
-        time_mode,
-        initial_state,
-        event_time_column,
-        name=name,
-        evolve=evolve,
-        alias=alias,
-    )
-    return _built(
-        _renamed(asked, by_sparks_names),
-        is_pandas=False,
-        slots=slots,
-        snapshots=snapshots,
-        restore_from=restore_from,
-        savepoint_to=savepoint_to,
-        backend=backend,
-        tuning=tuning,
-        drop_state=arguments.names("transform_with_state", "drop_state", drop_state),
-    )
+    return _built(_asked(locals()), is_pandas=False)
 
 
 def transform_with_state_in_pandas(
@@ -143,88 +123,50 @@ def transform_with_state_in_pandas(
     alias: Names = (),
     **by_sparks_names: Any,
 ) -> DataFrame:
-    """`grouped.transformWithStateInPandas(…)` on Tidegate: as `transform_with_state`, for a processor that takes and gives
+    """`grouped.transformWithStateInPandas(…)` on Tidegate: `transform_with_state` for a processor that takes and yields
     pandas DataFrames."""
-    asked = _Asked(
-        grouped,
-        processor,
-        output,
-        output_mode,
-        time_mode,
-        initial_state,
-        event_time_column,
-        name=name,
-        evolve=evolve,
-        alias=alias,
-    )
-    return _built(
-        _renamed(asked, by_sparks_names),
-        is_pandas=True,
-        slots=slots,
-        snapshots=snapshots,
-        restore_from=restore_from,
-        savepoint_to=savepoint_to,
-        backend=backend,
-        tuning=tuning,
-        drop_state=arguments.names("transform_with_state", "drop_state", drop_state),
-    )
+    return _built(_asked(locals()), is_pandas=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the user asked for."""
-
-    grouped: Any
-    processor: Any
-    output: Any
-    output_mode: Any
-    time_mode: Any
-    initial_state: Any
-    event_time_column: str
-    name: Any
-    evolve: Any
-    alias: Any
-
-
-def _renamed(asked: _Asked, by_sparks_names: dict[str, Any]) -> _Asked:
-    """With what was given under Spark's names."""
+def _asked(given: dict[str, Any]) -> SimpleNamespace:
+    """Return the arguments of a call, all under Tidegate's names."""
+    by_sparks_names = given.pop("by_sparks_names")
     unknown = set(by_sparks_names) - set(SPARKS_NAMES)
     if unknown:
         raise TypeError(f"transform_with_state has no argument {min(unknown)!r}")
-    return replace(asked, **{SPARKS_NAMES[name]: given for name, given in by_sparks_names.items()})
+    return SimpleNamespace(**{**given, **{SPARKS_NAMES[name]: value for name, value in by_sparks_names.items()}})
 
 
-def _built(
-    asked: _Asked, *, is_pandas: bool, snapshots: Snapshots | None, drop_state: Sequence[str], **rest: Any
-) -> DataFrame:
+def _built(asked: SimpleNamespace, *, is_pandas: bool) -> DataFrame:
     from tidegate.spark.processor_function import FUNCTIONS
 
+    drop_state = arguments.names("transform_with_state", "drop_state", asked.drop_state)
     _check_modes(asked)
     timers = TIMERS[asked.time_mode.lower()]
     data = _grouped_data(asked.grouped, "grouped")
-    asked = replace(asked, name=checked_name(asked.name, streaming=data.isStreaming, default=DEFAULT_NAME))
+    asked.name = checked_name(asked.name, streaming=data.isStreaming, default=DEFAULT_NAME)
     key = _grouping_key(asked.grouped, data, "grouped")
-    returns = _output_schema(asked, data.sparkSession)
+    returns = _output_schema(asked.output, data.sparkSession)
     recorded = _recorded(asked, timers)
     event_time = _event_time(data, timers) if data.isStreaming and timers is not None else None
-    initial, initial_key = (None, ()) if asked.initial_state is None else _initial_grouping(asked, data, key)
-    schema = pa.schema([field.with_nullable(True) for field in parse_schema(data.schema)])
-    function = FUNCTIONS[is_pandas](
-        asked.processor,
-        recorded.declared,
-        returns=returns,
-        settings=ProcessorSettings.of(data.sparkSession),
-        time=timers,
-        key_types=[schema.field(each).type for each in key],
-    )
-    files = None
-    if initial is not None and data.isStreaming and snapshots is not None:
-        files = _initial_files(initial, initial_key, snapshots, asked.name)
-    second = None if event_time is None else SecondPort.LATEST
+    initial, initial_key = (None, ()) if asked.initial_state is None else _initial_grouping(asked.initial_state, data, key)
+    schema = _nullable(parse_schema(data.schema))
+    files, second = None, None if event_time is None else SecondPort.LATEST
+    frames = {DEFAULT_INPUT: data}
     if initial is not None and not data.isStreaming:
         second = SecondPort.INITIAL
+        frames[INITIAL_INPUT] = initial
+    elif initial is not None and asked.snapshots is not None:
+        files = _initial_files(initial, initial_key, asked.snapshots, asked.name)
     spec = GroupedSpec(
-        function,
+        FUNCTIONS[is_pandas](
+            asked.processor,
+            recorded.declared,
+            returns=returns,
+            settings=ProcessorSettings.of(data.sparkSession),
+            time=timers,
+            key_types=[schema.field(each).type for each in key],
+        ),
         key,
         timers=timers,
         event_time=event_time,
@@ -235,31 +177,35 @@ def _built(
         advice=ADVICE,
     )
 
-    def pipeline(**inputs: Stream) -> Stream:
-        stream = inputs[DEFAULT_INPUT]
+    def pipeline(input: Stream, initial_state: Stream | None = None) -> Stream:
         if second is SecondPort.LATEST:
-            return with_event_time(stream, asked.name, spec, returns, alias=asked.alias)
-        initial_rows = inputs[INITIAL_INPUT].key_by(*initial_key) if second is SecondPort.INITIAL else None
-        return process_groups(stream.key_by(*key), asked.name, spec, returns, second=initial_rows, alias=asked.alias)
+            return with_event_time(input, asked.name, spec, returns, alias=asked.alias)
+        rows = None if initial_state is None else initial_state.key_by(*initial_key)
+        return process_groups(input.key_by(*key), asked.name, spec, returns, second=rows, alias=asked.alias)
 
-    frames = {DEFAULT_INPUT: data}
-    if initial is not None and second is SecondPort.INITIAL:
-        frames[INITIAL_INPUT] = initial
     result = transform(
         frames,
-        lambda *streams, **named: pipeline(**dict(zip(frames, streams, strict=False)), **named),
+        pipeline,
         name=asked.name,
-        snapshots=snapshots,
+        slots=asked.slots,
+        snapshots=asked.snapshots,
+        restore_from=asked.restore_from,
+        savepoint_to=asked.savepoint_to,
+        backend=asked.backend,
+        tuning=asked.tuning,
         drop_state=[*drop_state, *(f"{asked.name}.{state}" for state in sorted(recorded.deleted))],
-        **rest,
     )
-    return _with_event_time(result, asked, event_time)
+    return _with_event_time(result, asked.event_time_column, event_time)
 
 
-# ------------------------------------------------------------------------------------------------- what is asked for
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def _check_modes(asked: _Asked) -> None:
+# --------------------------------------------------------------------------------------------------------- arguments
+
+
+def _check_modes(asked: SimpleNamespace) -> None:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     if isinstance(asked.processor, type) or not isinstance(asked.processor, StatefulProcessor):
@@ -270,13 +216,12 @@ def _check_modes(asked: _Asked) -> None:
     for method in ("init", "close", "handleInitialState"):
         if inspect.isgeneratorfunction(getattr(asked.processor, method)):
             raise JobError(
-                f"{type(asked.processor).__name__}.{method} is a generator, which is called for what it does and "
-                f"not for rows: nothing of it would run. Remove its yield; rows come from handleInputRows and "
-                f"handleExpiredTimer"
+                f"{type(asked.processor).__name__}.{method} is a generator, and nobody iterates over what it returns, so "
+                f"its code would never run. Remove its yield; yield rows in handleInputRows and handleExpiredTimer"
             )
     if not isinstance(asked.output_mode, str) or asked.output_mode.lower() not in OUTPUT_MODES:
         raise JobError(
-            f"outputMode={asked.output_mode!r}: what a processor yields is what is written, once; give 'Append' "
+            f"outputMode={asked.output_mode!r}: a processor's rows are written once, as it yields them; give 'Append' "
             f"or 'Update', which mean the same here"
         )
     if not isinstance(asked.time_mode, str) or asked.time_mode.lower() not in TIMERS:
@@ -288,7 +233,7 @@ def _grouped_data(grouped: Any, what: str) -> DataFrame:
 
     if not isinstance(grouped, GroupedData):
         raise JobError(
-            f"{what} is {type(grouped).__name__}: give what df.groupBy(…) gives, of a session in this process "
+            f"{what} is {type(grouped).__name__}: give what df.groupBy(…) returns, of a session in this process "
             f"(not of Spark Connect)"
         )
     data: DataFrame = grouped._df
@@ -296,7 +241,7 @@ def _grouped_data(grouped: Any, what: str) -> DataFrame:
 
 
 def _grouping_key(grouped: GroupedData, data: DataFrame, what: str) -> tuple[str, ...]:
-    """By which of the DataFrame's columns it was grouped."""
+    """Return the columns of the DataFrame by which it was grouped."""
     found: list[str] = []
     for name in grouped.count().columns[:-1]:
         same = [column for column in data.columns if column == name] or [
@@ -313,8 +258,7 @@ def _grouping_key(grouped: GroupedData, data: DataFrame, what: str) -> tuple[str
     return tuple(found)
 
 
-def _output_schema(asked: _Asked, spark: SparkSession) -> pa.Schema:
-    output = asked.output
+def _output_schema(output: Any, spark: SparkSession) -> pa.Schema:
     try:
         schema = parse_schema(output)
         if isinstance(output, str) and has_ntz(spark):
@@ -326,11 +270,11 @@ def _output_schema(asked: _Asked, spark: SparkSession) -> pa.Schema:
             "outputStructType has no columns: give those of the rows that the processor yields, such as "
             "'user string, n long'"
         )
-    return pa.schema([field.with_nullable(True) for field in schema])
+    return _nullable(schema)
 
 
-def _recorded(asked: _Asked, timers: TimeKind | None) -> RecordingHandle:
-    """What the processor's `init` declares. It runs on a copy: what it sets there shall not travel to the slots."""
+def _recorded(asked: SimpleNamespace, timers: TimeKind | None) -> RecordingHandle:
+    """Return what the processor's `init` declares. It runs on a copy: what `init` sets must not travel to the slots."""
     from tidegate.spark.processor_states import RecordingHandle
 
     handle = RecordingHandle(timers)
@@ -345,7 +289,7 @@ def _recorded(asked: _Asked, timers: TimeKind | None) -> RecordingHandle:
 
 
 def _evolving(declared: DeclaredState) -> tuple[str, ...]:
-    """The names that a state had; or why they and its changed fields can't be."""
+    """Return the earlier names of a state."""
     try:
         return declared.descriptor().aliases
     except JobError as error:
@@ -353,7 +297,7 @@ def _evolving(declared: DeclaredState) -> tuple[str, ...]:
 
 
 def _event_time(data: DataFrame, timers: TimeKind) -> EventTime | None:
-    """What the input's withWatermark says."""
+    """Return the event time that withWatermark set on the input."""
     found = [field for field in data.schema.fields if WATERMARK_DELAY in (field.metadata or {})]
     if len(found) > 1:
         raise JobError(
@@ -371,21 +315,14 @@ def _event_time(data: DataFrame, timers: TimeKind) -> EventTime | None:
         found[0].name,
         int(found[0].metadata[WATERMARK_DELAY]),
         drops_late=timers is TimeKind.EVENT,
-        is_of_query=_has_several_watermarks(data),
+        # United or joined streams have a watermark each. Spark tracks all of them, and takes the slowest or the fastest.
+        is_of_query=len(re.findall(r"(?m)^\W*EventTimeWatermark\b", data._jdf.queryExecution().analyzed().treeString())) > 1,
     )
 
 
-def _has_several_watermarks(data: DataFrame) -> bool:
-    """Those of streams that were united or joined, each with its column and delay. Spark follows them all, and takes the
-    slowest or the fastest."""
-    plan: str = data._jdf.queryExecution().analyzed().treeString()
-    return len(re.findall(r"(?m)^\W*EventTimeWatermark\b", plan)) > 1
-
-
-def _with_event_time(result: DataFrame, asked: _Asked, event_time: EventTime | None) -> DataFrame:
-    """What follows may go by a column of the output's. It is marked as withWatermark would mark it, which Spark allows once
-    in a query: the watermark is that of the input."""
-    column = asked.event_time_column
+def _with_event_time(result: DataFrame, column: str, event_time: EventTime | None) -> DataFrame:
+    """Return the result with `column` marked as the event time for the operators that follow. Spark allows withWatermark
+    once in a query, so the mark is made without it, and the watermark is that of the input."""
     if not column:
         return result
     if column not in result.columns:
@@ -396,9 +333,9 @@ def _with_event_time(result: DataFrame, asked: _Asked, event_time: EventTime | N
 # ---------------------------------------------------------------------------------------------------- initial state
 
 
-def _initial_grouping(asked: _Asked, data: DataFrame, key: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
-    initial = _grouped_data(asked.initial_state, "initialState")
-    initial_key = _grouping_key(asked.initial_state, initial, "initialState")
+def _initial_grouping(grouped: Any, data: DataFrame, key: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
+    initial = _grouped_data(grouped, "initialState")
+    initial_key = _grouping_key(grouped, initial, "initialState")
     if initial.isStreaming:
         raise JobError(
             "initialState is a streaming DataFrame: give one that isn't, since all of it is read in the first micro-batch"
@@ -416,8 +353,8 @@ def _initial_grouping(asked: _Asked, data: DataFrame, key: tuple[str, ...]) -> t
 
 
 def _initial_files(initial: DataFrame, key: tuple[str, ...], snapshots: Snapshots, job: str) -> InitialFiles | None:
-    """None where the first micro-batch is over for good: its successor has a snapshot. Then nobody needs the files that
-    earlier starts wrote."""
+    """Write the initial state. If the second micro-batch has a snapshot, the first one never runs again: then return None,
+    and delete the files that earlier starts wrote."""
     store = open_store(job_address(snapshots.to, job))
     numbers = [each.micro_batch.number for each in SnapshotCatalog(store).manifests() if each.micro_batch is not None]
     if max(numbers, default=0) > 0:
@@ -426,12 +363,11 @@ def _initial_files(initial: DataFrame, key: tuple[str, ...], snapshots: Snapshot
         return None
     write = _writer(store.address, uuid.uuid4().hex)
     names = [row.name for row in initial.mapInArrow(write, "name string").collect()]
-    schema = pa.schema([field.with_nullable(True) for field in parse_schema(initial.schema)])
-    return InitialFiles(store.address, tuple(names), schema, key)
+    return InitialFiles(store.address, tuple(names), _nullable(parse_schema(initial.schema)), key)
 
 
 def _writer(address: str, folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function that writes the rows of a partition, and gives the names of its files."""
+    """Return a function that writes the rows of a partition, and yields the names of its files."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = open_store(address)
@@ -451,7 +387,6 @@ def _written(store: Store, folder: str, batches: Sequence[pa.RecordBatch]) -> pa
     name = initial_state_name(folder, uuid.uuid4().hex)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
+        stream.write_table(pa.Table.from_batches(batches))
     store.write(name, [memoryview(sink.getvalue())])
     return pa.record_batch([pa.array([name])], names=["name"])

@@ -141,7 +141,7 @@ def test_the_manifests_are_tables_too_and_sql_works(session: SparkSession, made:
         ({"stat": "x"}, "no option 'stat', did you mean 'state'"),
         ({"table": "counts"}, "there are 'snapshots', 'operators'"),
         ({"state": "count", "epoch": "newest"}, "give a whole number"),
-        ({"state": "count", "table": "states"}, "stands alone"),
+        ({"state": "count", "table": "states"}, "without .state. and .diff."),
     ],
 )
 def test_what_makes_no_sense_is_told_when_it_is_loaded(
@@ -357,7 +357,7 @@ def test_what_can_not_be_written_is_told_and_leaves_nothing(session: SparkSessio
         tg.write_state(narrow, to, base=base, operator="counting", state="count")
     with pytest.raises(SchemaError, match="'value' is missing"):
         tg.write_state(rows.select("key"), to, operator="counting", state="count")
-    with pytest.raises(SchemaError, match="'more' is of no use"):
+    with pytest.raises(SchemaError, match="'more' isn't used"):
         tg.write_state(rows.withColumn("more", F.lit(1)), to, operator="counting", state="count")
     with pytest.raises(JobError, match="only keyed state can be written"):
         tg.write_state(rows, to, base=base, operator="counting", state="offsets")
@@ -410,5 +410,5 @@ def test_what_can_not_be_written_is_told_and_leaves_nothing(session: SparkSessio
     (tmp_path / "sp" / "mine.txt").touch()
     with pytest.raises(AlreadyExists, match="is not empty"):
         tg.write_state(rows, to, operator="counting", state="count")
-    with pytest.raises(AnalysisException, match=r"state is written with tg\.write_state"):
+    with pytest.raises(AnalysisException, match=r"write state with tg\.write_state"):
         rows.write.format("tidegate").mode("append").save(to)

@@ -1,24 +1,23 @@
 """`spark.read.format("tidegate")`: the state in a snapshot, what changed in it, and what the manifests say, as DataFrames.
 
-Options: `path` (that of `load`: as `restore_from` takes it), and one of
+Options: `path` (that of `load`; any path that `restore_from` accepts), and one of
 
-- `state`, with `operator` where several have one of that name: the state's rows (snapshots/state_tables.py). `per` is
-  "entry" or "key"; `key` names the key's columns;
+- `state`, with `operator` if several operators have a state of that name: the state's rows (snapshots/state_tables.py).
+  `per` is "entry" or "key"; `key` names the key's columns;
 - the same with `diff`, an older snapshot's path, or an epoch in the same folder: what changed since then
   (snapshots/state_changes.py);
 - `table`: snapshots, operators, states or sizes (snapshots/snapshot_tables.py).
 
-`epoch` chooses a snapshot of a job's folder, the newest one otherwise; `partitions` says into how many to cut. `keys` (JSON)
-and `key_groups` ("3, 8-15") say what to read of keyed state, and only the key-groups that it is in are read.
+`epoch` selects a snapshot of a job's folder (by default the newest); `partitions` sets the number of partitions. `keys`
+(JSON) and `key_groups` ("3, 8-15") limit what is read of keyed state: only the key-groups that have it are read.
 
-A DataFrame is of one snapshot: the one that there was when it was made, however often it is read and whatever the job
-completes meanwhile. Spark plans in processes of its own and reads in others, so that what travels is text: each process
-opens the snapshot itself.
+A DataFrame shows the snapshot that was there when it was made, however often it is read and whatever the job completes
+meanwhile. Spark plans in one process and reads in others. Only text travels between them, and each opens the snapshot.
 
-Why options and not filters alone. Spark 4.3 hands a source in Python the filters of a query, and keeps what came of it with
-the DataFrame instead of with the query: the next query on the same DataFrame or view, or the other side of a union, reads
-what was left over from the first, and nobody is told. Later versions keep it with the query (they can be told by their
-`pushLimit`), and only there are filters on `key_group` and on the key's columns used.
+Options are needed beside filters because of Spark 4.3: it passes a query's filters to a source in Python, but keeps the
+filtered reader with the DataFrame instead of with the query. So the next query on the same DataFrame or view, or the other
+side of a union, silently reads only what the first query's filters left. Later versions keep the reader with the query (they
+can be recognized by `pushLimit`), and only with those are filters on `key_group` and on the key's columns used.
 """
 
 from __future__ import annotations
@@ -69,17 +68,15 @@ if TYPE_CHECKING:
 FORMAT = "tidegate"
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 OPTIONS = ("path", "state", "operator", "per", "key", "keys", "key_groups", "diff", "table", "epoch", "partitions")
-# Whether Spark keeps what came of a query's filters to that query.
-FILTERS_ARE_SAFE = hasattr(DataSourceReader, "pushLimit")
-# Equality on more keys than this reads everything.
-MAX_KEYS = 10_000
+FILTERS_ARE_SAFE = hasattr(DataSourceReader, "pushLimit")  # whether a query's filters apply to that query only
+MAX_KEYS = 10_000  # a filter with more keys than this reads everything
 
 _GROUPS = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class TableRequest:
-    """What the options say. `address` is that of just one snapshot, and so is `before`."""
+    """The options of a read. `address` and `before` are addresses of single snapshots."""
 
     path: str
     address: str
@@ -96,31 +93,31 @@ class TableRequest:
         snapshot = find_snapshot(self.address)
         if self.table is not None:
             return snapshot, SnapshotTable(snapshot, self.table, path=self.path)
-        if self.before is not None:
-            table = changes_table(find_snapshot(self.before), snapshot, self.state, self.operator, key=self.key)
-        else:
-            table = state_table(snapshot, self.state, self.operator, key=self.key, per=self.per)
+        table = (
+            state_table(snapshot, self.state, self.operator, key=self.key, per=self.per)
+            if self.before is None
+            else changes_table(find_snapshot(self.before), snapshot, self.state, self.operator, key=self.key)
+        )
         if table.keys is None and (self.keys is not None or self.key_groups is not None):
             raise JobError(f"state {self.state!r} has no keys: the options 'keys' and 'key_groups' are for keyed state")
         return snapshot, table
 
     def wanted(self, keys: KeyColumns) -> list[pa.Array] | None:
-        """The columns of the keys that are asked for."""
+        """Return the columns of the keys to read; None for all keys."""
         return None if self.keys is None else parsed_keys(self.keys, keys)
 
     def groups(self, keys: KeyColumns, group_count: int) -> set[int]:
-        """The key-groups that are asked for, one way or the other."""
+        """Return the key-groups that both options, `keys` and `key_groups`, let through."""
         found = set(range(group_count))
         if self.key_groups is not None:
             found &= parsed_groups(self.key_groups)
-        wanted = self.wanted(keys)
-        if wanted is not None:
+        if (wanted := self.wanted(keys)) is not None:
             found &= set(groups_of(hash_columns(wanted), group_count).tolist())
         return found
 
 
 class StateSource(DataSource):
-    """Made by Spark, with the options."""
+    """The format "tidegate". Spark makes an object of this class with the options of a read."""
 
     _request: TableRequest | None = None
 
@@ -138,12 +135,12 @@ class StateSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         raise JobError(
-            "state is written with tg.write_state(df, to, operator=…, state=…): the rows have to be brought "
-            "together by key-group first, which a source in Python can't ask of Spark"
+            "the format 'tidegate' can't be written, since a source in Python can't make Spark group the rows by "
+            "key-group: write state with tg.write_state(df, to, operator=…, state=…)"
         )
 
     def _chosen(self) -> TableRequest:
-        """Spark keeps this object once it has asked for the schema, and so the choice of a snapshot."""
+        """Return the request. Spark keeps this object once it has the schema, so the snapshot is chosen once."""
         if self._request is None:
             self._request = requested(self.options)
         return self._request
@@ -151,7 +148,7 @@ class StateSource(DataSource):
 
 @contextmanager
 def _without_frames() -> Iterator[None]:
-    """An error of ours says what is wrong: Spark is to show it without the frames above. The process ends with it."""
+    """Let Spark show our errors without Python's frames. The process ends with such an error."""
     try:
         yield
     except TidegateError:
@@ -170,11 +167,11 @@ def requested(options: Any) -> TableRequest:
     path, diff, table = options.get("path"), options.get("diff"), options.get("table")
     if not path:
         raise JobError(
-            "say which snapshot is meant: load(path) with the folder of a savepoint or of a job's snapshots, or "
+            "no snapshot was given: use load(path) with the folder of a savepoint or of a job's snapshots, or "
             "the file of a manifest"
         )
     if table is not None and (diff is not None or options.get("state") is not None):
-        raise JobError("the option 'table' stands alone: it is about a snapshot and not about a state of it")
+        raise JobError("the option 'table' is about a whole snapshot: give it without 'state' and 'diff'")
     epoch = _number(options, "epoch")
     before = None
     if diff is not None:
@@ -198,7 +195,7 @@ def _number(options: Any, name: str) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or not int(text):
-        raise JobError(f"the option {name!r} is {text!r}: give a whole number from 1 on")
+        raise JobError(f"the option {name!r} is {text!r}: give a whole number, 1 or more")
     return int(text)
 
 
@@ -215,7 +212,7 @@ def parsed_groups(text: str) -> set[int]:
 
 
 def parsed_keys(text: str, keys: KeyColumns) -> list[pa.Array]:
-    """The keys that a JSON text says, as columns: `5`, `[5, 6]`, `["a"]`; of several columns `[["a", 5]]`."""
+    """Return the keys of a JSON text as columns: `5`, `[5, 6]`, `["a"]`; keys of several columns are `[["a", 5]]`."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -239,14 +236,14 @@ def parsed_keys(text: str, keys: KeyColumns) -> list[pa.Array]:
 
 
 def _typed(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """JSON has no word for some types: they are texts there."""
+    """Return the values as an array. Types that JSON lacks are given as texts."""
     if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
         return pa.array([None if value is None else str(value) for value in values], pa.string()).cast(kind)
     return from_list(values, kind)
 
 
 class StateReader(DataSourceReader):
-    """Reads one table. Travels from the process that plans to those that read."""
+    """Reads one table. It travels from the process that plans to those that read."""
 
     def __init__(self, request: TableRequest, schema: StructType, partitions: int | None) -> None:
         self._request = request
@@ -260,23 +257,23 @@ class StateReader(DataSourceReader):
         return [InputPartition(part) for part in table.parts(groups, count=self._partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is None:  # Spark's way of saying that there are no partitions
+        if partition.value is None:  # so Spark calls it if there are no partitions
             return
         snapshot, table = self._request.open()
         expected = to_arrow_schema(self._schema, timezone="UTC")
-        wanted = None if table.keys is None else self._request.wanted(table.keys)
+        keys = table.keys
+        wanted = None if keys is None else self._request.wanted(keys)
         groups = self._groups(snapshot, table)
         for rows in table.read(partition.value):
-            if wanted is not None:
-                assert table.keys is not None
-                rows = rows.filter(_among([rows.column(name) for name in table.keys.names], wanted))
-            if groups is not None:  # a part may be more than was asked for
+            if keys is not None and wanted is not None:
+                rows = rows.filter(_among([rows.column(name) for name in keys.names], wanted))
+            if groups is not None:  # a part may have more than was asked for
                 rows = rows.filter(pa.array(np.isin(rows.column(KEY_GROUP), list(groups))))
             if rows.num_rows:
                 yield _as_expected(rows, expected)
 
     def _groups(self, snapshot: Snapshot, table: Table) -> set[int] | None:
-        """The key-groups that are asked for; None where nothing was said."""
+        """Return the key-groups to read; None for all."""
         if table.keys is None or (self._pushed is None and self._request.keys is self._request.key_groups is None):
             return None
         groups = self._request.groups(table.keys, snapshot.manifest.key_group_count)
@@ -284,7 +281,7 @@ class StateReader(DataSourceReader):
 
 
 def _among(columns: Sequence[pa.Array], wanted: Sequence[pa.Array]) -> pa.Array:
-    """Which rows are among the wanted ones."""
+    """Return a mask of the rows whose keys are wanted."""
     together = [pa.concat_arrays(both) for both in zip(columns, wanted, strict=True)]
     names = [str(index) for index in range(len(together))]
     codes = key_codes(pa.StructArray.from_arrays(together, names)) if len(together[0]) else np.zeros(0, np.int64)
@@ -293,10 +290,10 @@ def _among(columns: Sequence[pa.Array], wanted: Sequence[pa.Array]) -> pa.Array:
 
 
 class PushingReader(StateReader):
-    """The same for a Spark that can be trusted with filters."""
+    """A `StateReader` for versions of Spark in which filters are safe."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  (Spark's name)
-        """What is left for Spark to do: everything but `key_group`, since groups are left out exactly."""
+        """Yield the filters that Spark must apply: all except those on `key_group`, which are applied exactly here."""
         snapshot, table = self._request.open()
         if table.keys is None:
             yield from filters
@@ -304,8 +301,7 @@ class PushingReader(StateReader):
         group_count = snapshot.manifest.key_group_count
         pushed = set(range(group_count))
         for each in filters:
-            groups = groups_within(each)
-            if groups is None:
+            if (groups := groups_within(each)) is None:
                 yield each
             else:
                 pushed.intersection_update(groups)
@@ -314,7 +310,7 @@ class PushingReader(StateReader):
 
 
 def groups_within(condition: Filter) -> Iterable[int] | None:
-    """The key-groups that a condition on `key_group` lets through; None for any other condition."""
+    """Return the key-groups that a condition on `key_group` lets through; None for any other condition."""
     if getattr(condition, "attribute", None) != (KEY_GROUP,):
         return None
     all_groups = range(MAX_KEY_GROUP_COUNT)
@@ -335,7 +331,7 @@ def groups_within(condition: Filter) -> Iterable[int] | None:
 
 
 def groups_of_keys(conditions: Iterable[Filter], keys: KeyColumns, group_count: int) -> set[int] | None:
-    """The key-groups of all keys that these conditions could let through; None where that can't be told."""
+    """Return the key-groups of all keys that these conditions could let through; None if that can't be known."""
     allowed: dict[str, list[Any]] = {}
     for condition in conditions:
         path: Sequence[str] = getattr(condition, "attribute", ())
@@ -357,12 +353,12 @@ def groups_of_keys(conditions: Iterable[Filter], keys: KeyColumns, group_count: 
         combined = list(zip(*product(*(allowed[name] for name in keys.names)), strict=True))
         columns = [from_list(values, kind) for values, kind in zip(combined, keys.types, strict=True)]
     except SchemaError:
-        return None  # a value of another type than the column's: Spark knows what to do with it
+        return None  # a value of another type than the column's, which Spark converts
     return set(groups_of(hash_columns(columns), group_count).tolist()) if columns else set()
 
 
 def _as_expected(rows: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
-    """Spark wants its own spelling of types to the letter: the names of a list's items, whether they can be null."""
+    """Return the rows with exactly the types that Spark expects: names of a list's items, whether they can be null."""
     if rows.schema.equals(expected):
         return rows
     if rows.schema.names != expected.names:

@@ -1,17 +1,17 @@
 """`tg.write_state`: a DataFrame becomes keyed state in a new savepoint.
 
-Spark brings the rows together: `pmod(xxhash64(key), key_group_count)` is the key-group (ADR 002), the piece that owns it is
-the partition, and within a partition rows are sorted by key-group and key. Each task writes one piece of the operator, with
-what else that piece holds; other tasks copy the pieces of the other operators. The driver creates the manifest when all of
-it is there: before that there is no savepoint, and after a failure nothing is left of it.
+Spark distributes the rows: `pmod(xxhash64(key), key_group_count)` is the key-group (ADR 002), each partition is the piece
+that owns its key-groups, and within a partition rows are sorted by key-group and key. Each task writes one piece of the
+operator, with the other states in that piece; other tasks copy the pieces of the other operators. The driver creates the
+manifest when all files are there: before that there is no savepoint, and a failure leaves nothing behind.
 
-Rows come in one of two forms, told by their columns: one for each key, with a `value` (an array for a list, a map for a
-map), or one for each entry, as such a state is read: `map_key` and `value`, or `position` and `value`. `expires` may be
-there; `key_group` and `epoch`, which a table that was read has, are left out.
+Rows have one of two forms, which their columns show: one row for each key, with a `value` (an array for a list, a map for a
+map), or one row for each entry, as such a state is read: `map_key` and `value`, or `position` and `value`. They may have
+`expires`; `key_group` and `epoch`, which a table that was read has, are ignored.
 
-Nothing is there twice: no key, no entry of a key's list or map, no timer. Entries are gathered by Spark, from whichever
-partitions they come, and with them goes a column that says what is wrong with them; the task that writes the piece raises
-it. So it doesn't depend on how Spark is told to treat such a map (`spark.sql.mapKeyDedupPolicy`).
+Nothing may be there twice: no key, no entry of a key's list or map, no timer. Spark gathers the entries from all partitions,
+with a column that says what is wrong with them, and the task that writes the piece raises the error. So the result doesn't
+depend on Spark's setting for duplicates in maps (`spark.sql.mapKeyDedupPolicy`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +38,6 @@ from tidegate.state.handles import KeyedState
 from tidegate.state.sections import StateInfo
 from tidegate.state.ttl import COLLECTIONS, EXPIRES
 from tidegate.store import layout
-from tidegate.store.base import Store
 from tidegate.store.opening import open_store
 from tidegate.types import ddl_of, parse_schema
 from tidegate.types.json_form import from_json, to_json
@@ -65,15 +65,15 @@ def write_state(
     key_group_count: int | None = None,
     parallelism: int | None = None,
 ) -> SavepointInfo:
-    """Writes the rows as keyed state into a new savepoint in the folder `to`, which a job can begin with (`restore_from`).
+    """Write the rows as keyed state into a new savepoint in the folder `to`, with which a job can begin (`restore_from`).
 
-    `state` is the state's name, or its declaration, `MyFunction.count`, which says what the rows must be. `key` names the
-    key's columns, by default `key`, or those that the base has. `shape` ("value", "list", "map", "reducing", "aggregating")
-    is for a new state that is given by name.
+    `state` is the state's name, or its declaration, `MyFunction.count`, which defines what the rows must be. `key` names the
+    key's columns, by default `key`, or those of the base. `shape` ("value", "list", "map", "reducing", "aggregating") is for
+    a new state that is given by name.
 
-    Without `base` the savepoint has this state alone; `job` and `key_group_count` (128) are what it says of itself, and
-    `parallelism` is in how many files it is written. With `base`, a savepoint or snapshot as `restore_from` takes it, that
-    one's state is rewritten, or added with `add=True`, and all else is copied. The base stays as it is.
+    Without `base` the savepoint has only this state; `job` and `key_group_count` (128) go into its manifest, and
+    `parallelism` is the number of files. With `base` (a savepoint or snapshot as `restore_from` accepts it) the savepoint is
+    a copy of the base in which this state is replaced, or to which it is added with `add=True`. The base is unchanged.
     """
     import pyspark
 
@@ -103,7 +103,9 @@ def write_state(
         pieces = _write_pieces(rows, writing)
         pieces += _copy_pieces(spark, writing, found, done={piece.subtask for _, piece in pieces})
         manifest = writing.manifest(pieces, created_ms=created_ms)
-        _remove_others(target, {file.name for file in manifest.files()})
+        # Tasks that Spark ran more than once leave files behind.
+        for name in set(target.list(layout.STATE)) - {file.name for file in manifest.files()}:
+            target.delete(name)
         graph = "" if found is None or found.manifest.savepoint is None else found.manifest.savepoint.graph
         made = create_savepoint(
             target, manifest, created_ms=created_ms, graph=graph, versions={**versions_here(), "spark": pyspark.__version__}
@@ -112,7 +114,7 @@ def write_state(
 
 
 def _checked(df: object, state: object, **texts: str | None) -> str | Descriptor:
-    """The state as it was given, if it and the other arguments are of the types that they must have."""
+    """Return the state as it was given, if it and the other arguments have the right types."""
     if not hasattr(df, "sparkSession"):
         raise JobError(f"write_state({df!r}, …): give a DataFrame")
     for name, given in texts.items():
@@ -123,7 +125,7 @@ def _checked(df: object, state: object, **texts: str | None) -> str | Descriptor
     return arguments.text("write_state", "state", state, "the name of a state, or its declaration")
 
 
-# What the rows are.
+# Preparing the rows.
 
 
 def _prepared(
@@ -135,7 +137,7 @@ def _prepared(
     key: str | Sequence[str] | None,
     shape: str | None,
 ) -> tuple[DataFrame, StateInfo]:
-    """A row for each key, with the key's columns, `value` and perhaps `expires`; and the state that they are."""
+    """Return one row for each key, with the key's columns, `value` and perhaps `expires`, and what state the rows are."""
     names = _key_names(df, base, operator, key)
     if AT_MS in df.columns and VALUE not in df.columns:
         df = df.withColumnRenamed(AT_MS, VALUE)
@@ -191,14 +193,14 @@ def _check_columns(df: DataFrame, names: Sequence[str]) -> None:
     if missing or unknown or not names:
         raise SchemaError(
             f"the rows have the columns ({ddl_of(parse_schema(df.schema))}), "
-            + (f"and {', '.join(map(repr, missing))} is missing" if missing else f"of which {unknown[0]!r} is of no use")
+            + (f"and {', '.join(map(repr, missing))} is missing" if missing else f"and {unknown[0]!r} isn't used")
             + f": give the key's columns (key={list(names)!r}), {VALUE!r}, {MAP_KEY!r} for entries of a map, {POSITION!r} "
-            f"for items of a list, and {EXPIRES!r} where the state has a ttl"
+            f"for items of a list, {EXPIRES!r} if the state has a ttl, and no others"
         )
 
 
 def _whole(df: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str | None]:
-    """Entries put together to a row for each key; and of which shape they are, where they are entries."""
+    """Return one row for each key, gathered from entries if the rows are entries, and then also the entries' shape."""
     from pyspark.sql import functions as F  # noqa: N812  (everyone's name for it)
 
     shape = "map" if MAP_KEY in df.columns else "list" if POSITION in df.columns else None
@@ -212,7 +214,7 @@ def _whole(df: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str | None]:
     if shape == "list":
         entries = F.array_sort(
             entries,
-            lambda one, other: F.coalesce(  # nulls are complained of
+            lambda one, other: F.coalesce(  # a null position is in the complaint
                 F.signum(one[POSITION] - other[POSITION]).cast("int"), F.lit(0)
             ),
         )
@@ -227,10 +229,10 @@ def _whole(df: DataFrame, names: Sequence[str]) -> tuple[DataFrame, str | None]:
 
 
 def _complaint(places: Column, what: str) -> Column:
-    """What is wrong with the places of a key's entries, as far as the key; null if nothing is."""
+    """Return what is wrong with the places of a key's entries, with {} for the key; null if they are right."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    # To find the first that is there twice takes long, and is done only if there is one.
+    # Finding the first duplicate takes long, and Spark does it only if there is one.
     twice = F.element_at(F.filter(places, lambda place, index: F.array_position(places, place) <= index), 1)
     is_null = f"{what} of an entry of the key {{}} is null: give every entry one"
     is_twice = " of the key {} is there more than once: each is written once, so keep one of them"
@@ -240,10 +242,10 @@ def _complaint(places: Column, what: str) -> Column:
 
 
 def _listed(df: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Timers, put together to a row for each key."""
+    """Return timers as one row for each key."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    gathered = df.groupBy(*names).agg(F.collect_list(F.struct(VALUE)).alias(VALUE))  # in structs, or nulls get lost
+    gathered = df.groupBy(*names).agg(F.collect_list(F.struct(VALUE)).alias(VALUE))  # structs, since nulls would be dropped
     return gathered.withColumn(VALUE, F.sort_array(F.transform(VALUE, lambda timer: timer[VALUE])))
 
 
@@ -251,7 +253,7 @@ def _listed(df: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def _write_pieces(rows: DataFrame, writing: StateWriting) -> list[tuple[str, PieceEntry]]:
-    """The operator's pieces. Spark may leave out tasks that have no rows."""
+    """Write the operator's pieces, except those without rows if Spark starts no task for them."""
     from pyspark.sql import functions as F  # noqa: N812
 
     names = [name for name in rows.columns if name not in (VALUE, EXPIRES, COMPLAINT)]
@@ -276,16 +278,16 @@ def _piece_task(writing: StateWriting, names: Sequence[str]) -> Callable[[Batche
         subtask = context.partitionId()
         rows = (_as_state(batch, writing.info, names, subtask) for batch in batches if batch.num_rows)
         try:
-            yield _told(writing.operator, writing.write_piece(subtask, rows))
+            yield _report(writing.operator, to_json(writing.write_piece(subtask, rows)))
         except JobError as error:
-            # Not raised here: Spark would try again, and leave tasks behind that write while the driver tidies up.
-            yield _row(writing.operator, {REFUSED: str(error)})
+            # Not raised here: Spark would try again, and its tasks would still write while the driver removes files.
+            yield _report(writing.operator, {REFUSED: str(error)})
 
     return task
 
 
 def _as_state(batch: pa.RecordBatch, info: StateInfo, names: Sequence[str], subtask: int) -> pa.RecordBatch:
-    """What Spark gives, in the state's own types."""
+    """Return rows from Spark in the types of the state."""
     if (np.asarray(batch.column(PIECE)) != subtask).any():
         raise StoreError(f"Spark gave rows of another piece to task {subtask}")
     kind = info.schema.field("key").type
@@ -303,37 +305,26 @@ def _as_state(batch: pa.RecordBatch, info: StateInfo, names: Sequence[str], subt
     if EXPIRES in info.schema.names:
         wanted = info.schema.field(EXPIRES).type
         in_ms = pa.timestamp("ms", tz="UTC")
-        if EXPIRES not in batch.schema.names:
-            made.append(pa.nulls(len(batch), wanted))
-        else:
-            made.append(
-                batch.column(EXPIRES).cast(pa.list_(in_ms) if pa.types.is_list(wanted) else in_ms, safe=False).cast(wanted)
-            )
+        made.append(
+            batch.column(EXPIRES).cast(pa.list_(in_ms) if pa.types.is_list(wanted) else in_ms, safe=False).cast(wanted)
+            if EXPIRES in batch.schema.names
+            else pa.nulls(len(batch), wanted)
+        )
     return pa.RecordBatch.from_arrays(made, schema=info.schema)
 
 
 def _refuse(complaints: pa.Array, key: pa.Array) -> None:
-    for index, complaint in enumerate(complaints.to_pylist() if complaints.null_count < len(complaints) else ()):
-        if complaint is not None:
-            raise JobError(complaint.replace("{}", repr(key[index].as_py()), 1))
+    for index in np.flatnonzero(complaints.is_valid()).tolist():
+        raise JobError(complaints[index].as_py().replace("{}", repr(key[index].as_py()), 1))
 
 
 def _copy_pieces(
     spark: SparkSession, writing: StateWriting, base: Snapshot | None, done: set[int]
 ) -> list[tuple[str, PieceEntry]]:
-    """Everything else: the pieces of the other operators, and those of this one that have no rows."""
-    others = (
-        []
-        if base is None
-        else [
-            (name, piece.subtask)
-            for name, entry in base.manifest.operators.items()
-            if name != writing.operator
-            for piece in entry.pieces
-        ]
-    )
-    empty = [(writing.operator, piece.subtask) for piece in writing.pieces if piece.subtask not in done]
-    wanted = others + empty
+    """Copy the pieces of the other operators, and write those of this operator that have no rows."""
+    operators = {} if base is None else base.manifest.operators
+    wanted = [(name, each.subtask) for name, entry in operators.items() if name != writing.operator for each in entry.pieces]
+    wanted += [(writing.operator, piece.subtask) for piece in writing.pieces if piece.subtask not in done]
     if not wanted:
         return []
 
@@ -346,47 +337,32 @@ def _copy_pieces(
                     if operator == writing.operator
                     else writing.copy_piece(operator, subtask)
                 )
-                yield _told(operator, written)
+                yield _report(operator, to_json(written))
 
     tasks = min(len(wanted), 4 * spark.sparkContext.defaultParallelism)
     return _done(spark.range(0, len(wanted), 1, tasks).mapInArrow(task, "operator string, piece string"))
 
 
-def _told(operator: str, piece: PieceEntry) -> pa.RecordBatch:
-    return _row(operator, to_json(piece))
-
-
-def _row(operator: str, told: dict[str, Any]) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([operator]), pa.array([json.dumps(told)])], names=["operator", "piece"])
+def _report(operator: str, piece: dict[str, Any]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([operator]), pa.array([json.dumps(piece)])], names=["operator", "piece"])
 
 
 def _done(tasks: DataFrame) -> list[tuple[str, PieceEntry]]:
-    """What the tasks told. A failure of ours that comes back through Spark is raised as what it is."""
+    """Run the tasks and return the pieces that they report. Our errors are raised without Spark's around them."""
     try:
-        told = tasks.collect()
+        reports = tasks.collect()
     except Exception as error:
         raise _ours(error) from error
-    found = [(row.operator, json.loads(row.piece)) for row in told]
-    refused = [piece[REFUSED] for _, piece in found if REFUSED in piece]
-    if refused:
-        raise JobError(refused[0])
+    found = [(row.operator, json.loads(row.piece)) for row in reports]
+    for _, piece in found:
+        if REFUSED in piece:
+            raise JobError(piece[REFUSED])
     return [(operator, from_json(PieceEntry, piece, "piece")) for operator, piece in found]
 
 
 def _ours(error: Exception) -> Exception:
-    text = str(error)
     for kind in (SchemaError, JobError, StoreError, TidegateError):
-        _, found, said = text.rpartition(f"{kind.__module__}.{kind.__name__}: ")
+        _, found, text = str(error).rpartition(f"{kind.__module__}.{kind.__name__}: ")
         if found:
-            lines = said.splitlines()
-            return kind(
-                "\n".join(lines[: next((index for index, line in enumerate(lines) if not line.strip()), len(lines))])
-            )
+            return kind("\n".join(takewhile(str.strip, text.splitlines())))
     return error
-
-
-def _remove_others(target: Store, listed: set[str]) -> None:
-    """What tasks left that were tried again."""
-    for name in target.list(layout.STATE):
-        if name not in listed:
-            target.delete(name)

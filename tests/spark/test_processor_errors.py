@@ -291,5 +291,5 @@ def test_an_init_that_is_a_generator_is_refused_when_the_query_is_built(spark: S
         def init(self, handle: Any) -> Any:
             yield handle
 
-    with pytest.raises(tg.JobError, match=r"Yields.init is a generator.*nothing of it would run. Remove its yield"):
+    with pytest.raises(tg.JobError, match=r"Yields.init is a generator.*its code would never run. Remove its yield"):
         tg.transform_with_state(spark.range(4).groupBy("id"), Yields("()"), "n long", "Append", "None", slots=2)

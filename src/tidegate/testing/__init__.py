@@ -1,8 +1,8 @@
 """What Tidegate is tested with, shipped so that you can test your jobs with it.
 
 `ScriptedSource` has crashes written as data; `ProcessJob` runs the engine in plain processes, without Spark;
-`ExperimentalSnapshots` measures the protocols that the paper argues
-against; `tidegate.testing.simulation` runs it under a seeded scheduler with a simulated clock, network and store.
+`tidegate.testing.simulation` runs the engine under a seeded scheduler with a simulated clock, network and store;
+`ExperimentalSnapshots` measures the protocols that the paper argues against.
 """
 
 from __future__ import annotations

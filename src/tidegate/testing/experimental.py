@@ -16,8 +16,8 @@ PROTOCOLS = ("chandy_lamport", "stop_the_world")
 class ExperimentalSnapshots(Snapshots):
     """`tg.Snapshots` by another protocol, "chandy_lamport" or "stop_the_world". For benchmarks, not for jobs.
 
-    "chandy_lamport" keeps the records under way of every channel in the snapshot (Chandy and Lamport, 1985);
-    "stop_the_world" lets no source read while a snapshot is taken.
+    "chandy_lamport" puts the records in flight of every channel into the snapshot (Chandy and Lamport, 1985);
+    "stop_the_world" stops all sources while a snapshot is taken.
     """
 
     protocol: str
@@ -27,8 +27,8 @@ class ExperimentalSnapshots(Snapshots):
         arguments.one_of("ExperimentalSnapshots", "protocol", self.protocol, PROTOCOLS)
         if self.mode != "exactly_once" or self.alignment_timeout is not None:
             raise JobError(
-                f"ExperimentalSnapshots(protocol={self.protocol!r}) is a protocol of its own: "
-                f"omit mode and alignment_timeout"
+                f"ExperimentalSnapshots(protocol={self.protocol!r}) has an alignment of its own: omit mode and "
+                f"alignment_timeout"
             )
 
     @property

@@ -1,10 +1,10 @@
-"""Slots' processes that begin with Tidegate already imported, which takes longer than many a test.
+"""Slots' processes that start with Tidegate already imported, since the imports take longer than many tests.
 
-A nursery is a process that has imported the engine and does nothing but fork, as Spark's own Python daemon does. A slot gets
-its job through a pipe, and the path, environment, folder and outputs of whoever asked for it, as if that one had started it.
-A nursery ends with the process that opened it; its slots do what slots do when their coordinator is gone.
+A nursery is a process that has imported the engine and does nothing but fork, like Spark's Python daemon. A slot gets its
+job through a pipe, and the path, environment, working folder and outputs of the process that asked for it. A nursery ends
+when the process that opened it ends; its slots then lose their coordinator, and end as slots do.
 
-Texts hash alike in all processes of one nursery. Who wants to notice that somebody relies on that uses two.
+Texts have the same hashes in all processes of one nursery. A test that must notice code relying on that uses two nurseries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 
-import pyarrow.parquet  # noqa: F401  (many jobs have it, and imported here it is there already)
+import pyarrow.parquet  # noqa: F401  (many jobs need it, and each slot would import it)
 
 from tidegate.slot.hosting import run_slot
 
@@ -35,7 +35,7 @@ _FORK = b"fork"
 
 
 class SlotProcess:
-    """One that a nursery has forked; nobody is told its exit code."""
+    """A process that a nursery has forked. Its exit code isn't known."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -60,7 +60,7 @@ class SlotProcess:
 
 
 class Nursery:
-    """Begins with the first process that is asked for."""
+    """Forks processes. Its own process starts when the first one is asked for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class Nursery:
         atexit.register(self.close)
 
     def start(self, index: int, payload: bytes, attempt: int, coordinator: tuple[str, int]) -> SlotProcess:
-        """A process for what `run_slot` is given."""
+        """Return a new process that runs `run_slot` with these arguments."""
         here = {
             "path": sys.path,
             "environment": dict(os.environ),
@@ -84,7 +84,7 @@ class Nursery:
             ours = self._opened()
             socket.send_fds(ours, [_FORK], [read, 1, 2])
             process = SlotProcess(int(ours.recv(16)))
-        # Where it was killed meanwhile, whoever looks at it will see that.
+        # If the process was killed meanwhile, its deployment notices.
         with contextlib.suppress(BrokenPipeError), os.fdopen(write, "wb") as to_slot:
             to_slot.write(json.dumps(here).encode() + b"\n" + payload)
         return process
@@ -96,7 +96,8 @@ class Nursery:
             self._owner = None
 
     def _opened(self) -> socket.socket:
-        """Another one where it was killed, and in a fork of ours, which would speak between our words."""
+        """Return the socket of a live nursery. Start another one if it was killed, or if this process is a fork: two
+        processes must not share a socket."""
         if self._socket is None or self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             if self._socket is not None:
                 self._socket.close()
@@ -112,8 +113,8 @@ class Nursery:
 
 
 def serve(number: int) -> None:
-    """The nursery's own process: forks whenever it is asked to, until nobody can ask any more."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead need nobody to wait for them
+    """Run in the nursery's own process: fork for every request, until the other end of the socket is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that ended processes don't remain as zombies
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
@@ -128,10 +129,10 @@ def serve(number: int) -> None:
             requests.send(str(forked).encode())
             for handle in handles:
                 os.close(handle)
-    _live(*handles)
+    _run_forked(*handles)
 
 
-def _live(job: int, output: int, errors: int) -> None:
+def _run_forked(job: int, output: int, errors: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for handle, number in ((output, 1), (errors, 2)):

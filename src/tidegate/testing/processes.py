@@ -2,8 +2,8 @@
 
     job = ProcessJob("counts", slots=2, snapshots=tg.Snapshots(every="1 s", to=folder))
 
-Each slot is a process of its own that gets the job through a pipe and connects to the coordinator like any other. It is
-forked from one that has imported Tidegate and nothing else (nursery.py).
+Each slot is a process that gets the job through a pipe and connects to the coordinator like any other slot. It is forked
+from a process that has imported Tidegate and nothing else (nursery.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tidegate.driver import job
 from tidegate.driver.deployment import Deployer
 from tidegate.testing.nursery import Nursery
 
-# Two, so that texts hash differently in a slot and its neighbour, as in processes that know nothing of each other.
+# Two, so that texts hash differently in a slot and its neighbour, as in processes that were started separately.
 _NURSERIES = (Nursery(), Nursery())
 
 
@@ -43,6 +43,6 @@ class ProcessDeployment:
         return f"the processes {[process.pid for process in self.processes]} have ended" if all(ended) else None
 
     def cancel(self) -> None:
-        # SIGTERM would wait for a process that was stopped (SIGSTOP) to go on.
+        # A process that was stopped (SIGSTOP) would get SIGTERM only when it continues.
         for process in self.processes:
             process.kill()

@@ -1,16 +1,16 @@
-"""A source whose crashes are written as data: to show that a job of yours survives them.
+"""A source whose crashes are written as data, to show that a job of yours survives them.
 
         source = ScriptedSource([(1, "a"), Crash(), (2, "b"), Pause("50 ms"), Kill(), (3, "c")],
                                 schema="n long, s string")
 
-The records come out in order; where the script says `Crash()` the reader raises, and where it says `Kill()` the process
-that reads is killed with SIGKILL. The job recovers, reads again from its last snapshot, and passes by: each crash
-happens once (or `times` times), because it leaves a mark in a folder before it happens. The job's committed output must
-be what it would be without the crashes.
+The records are read in order; at `Crash()` the reader raises, and at `Kill()` the process that reads is killed with SIGKILL.
+The job recovers and reads again from its last snapshot, and this time the reader passes the crash: each happens once (or
+`times` times), because it leaves a mark in a folder before it happens. The job's committed output must be what it would be
+without the crashes.
 
 Invariants:
 - A step of the script other than a record yields no record: the script without them is the expected input.
-- A crash happens after every record before it was handed to the job, and before any record behind it.
+- A crash happens when all records before it have been given to the job, and no record behind it.
 
 Not here: faults of the network, the store or other processes (tidegate/testing/simulation and tests/faults).
 """
@@ -42,25 +42,25 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kills the process that reads (SIGKILL), the first `times` times it is reached. Only for sources in slots of
-    their own: in a test's own process it ends the test."""
+    """Kills the process that reads (SIGKILL), the first `times` times it is reached. Use it only if slots are processes of
+    their own: in a test's process it ends the test."""
 
     times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """No record for this long ("50 ms"; a bare number is milliseconds). Paused again when read again."""
+    """Gives no record for this long ("50 ms"; a bare number is milliseconds), each time it is reached."""
 
     duration: Any
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitSnapshot:
-    """No record behind this one until the position here went into a snapshot `times` times.
+    """Gives no further record until `times` snapshots were taken at this position.
 
     With one snapshot at a time (the default), the first is complete or aborted when the second is taken; so
-    `AwaitSnapshot(times=2), Crash()` crashes with a snapshot to go back to. The job needs a snapshot interval.
+    `AwaitSnapshot(times=2), Crash()` crashes when there is a snapshot to restore. The job needs a snapshot interval.
     """
 
     times: int = 1
@@ -70,15 +70,15 @@ Step = Crash | Kill | Pause | AwaitSnapshot
 
 
 class ScriptedCrash(RuntimeError):
-    """Raised where a script says `Crash()`. It is no `TidegateError`, for it stands for any failure there is."""
+    """Raised at `Crash()`. It isn't a `TidegateError`, since it stands for any failure."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class ScriptedSource(Source):
     """Reads scripts of records (tuples) and steps. Bounded.
 
-    Each script is a split of its own: script i is read by subtask i % parallelism, in order. `memory` is the folder
-    where crashes leave their marks; every slot and attempt must see the same one. Without it, it is a new one for each
+    Each script is a split: script i is read by subtask i % parallelism, in order. `memory` is the folder in which crashes
+    leave their marks; every slot and attempt must see the same folder. The default is a new folder for each
     `ScriptedSource` in the machine's folder for temporary files: right for one machine, not for a cluster.
     """
 
@@ -114,7 +114,7 @@ class ScriptedSource(Source):
 
 
 class ScriptedReader(SourceReader):
-    """Plays its scripts in turn."""
+    """Reads its scripts in turn."""
 
     def __init__(self, playbacks: list[_Playback], splits: Splits) -> None:
         self._playbacks = playbacks
@@ -143,7 +143,7 @@ class ScriptedReader(SourceReader):
 
 
 class _Playback:
-    """One script and the number of its items that were passed."""
+    """A script, and how many of its items were passed."""
 
     def __init__(self, index: int, source: ScriptedSource, context: SourceContext) -> None:
         self.split = f"script-{index}"
@@ -158,7 +158,7 @@ class _Playback:
         self._taken_times = 0
         if self._passed > len(self._script):
             raise RestoreError(
-                f"the snapshot was taken behind item {self._passed} of {self.split}, which has only "
+                f"the snapshot was taken after item {self._passed} of {self.split}, which has only "
                 f"{len(self._script)} now: give the source the script it had, or a longer one"
             )
 
@@ -191,7 +191,7 @@ class _Playback:
         self._taken_at = None
 
     def _pass(self, step: Step) -> bool:
-        """Whether what follows may be read now."""
+        """Whether the items after the step may be read now."""
         if isinstance(step, AwaitSnapshot):
             return self._taken_at == self._passed or self._taken_times >= step.times
         if isinstance(step, Pause):
@@ -209,7 +209,7 @@ class _Playback:
         return True
 
     def _happens_now(self, times: int) -> bool:
-        """Leaves one more mark, unless there are as many as there should be."""
+        """Leave one more mark. Return False if there are `times` marks already."""
         self._memory.mkdir(parents=True, exist_ok=True)
         for time in range(times):
             try:

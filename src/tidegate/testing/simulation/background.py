@@ -1,12 +1,12 @@
-"""Background work in the simulation: coroutines that give way wherever the real thread could be overtaken.
+"""Background work in the simulation: coroutines that pause wherever another thread could run in the real engine.
 
-A real background thread runs beside the slot's loop, and a slot that is being restored reads beside everything else.
-Here such work runs in a coroutine: it stops at every access to the store, and where the heap gives the interpreter
-away, until the scheduler lets it go on. Between, anything may happen: steps of its own slot, a crash, another coordinator.
+A real background thread runs beside the slot's loop, and a slot that is being restored reads the store beside everything
+else. Here such work runs in a coroutine: it pauses at every access to the store, and where the heap's writer yields to other
+threads, until the scheduler resumes it. Meanwhile anything may happen: steps of its own slot, a crash, another coordinator.
 
-Python has no coroutines that stop inside a plain call, so each is a thread that runs only while somebody waits for it
-in `resume`. At every moment exactly one thread runs, and the scheduler says which: the run is as good as
-single-threaded, and repeats exactly.
+Python's coroutines can't pause inside a plain call, so each coroutine here is a thread that runs only while another thread
+waits for it in `resume`. Exactly one thread runs at any time, and the scheduler decides which, so a run is in effect
+single-threaded and can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ HEAP_PAUSE_US = 60
 
 
 class _Thread:
-    """One real thread that coroutines borrow, one after the other."""
+    """A real thread that coroutines use, one after the other."""
 
     def __init__(self) -> None:
-        self.go = threading.Lock()  # held, but for the moment in which control is handed over
+        self.go = threading.Lock()  # always held, except while control passes from one thread to the other
         self.back = threading.Lock()
         self.go.acquire()
         self.back.acquire()
@@ -55,7 +55,7 @@ class _Thread:
 
 
 class Coroutines:
-    """Those of one world, and which of them is running (None: the scheduler itself)."""
+    """The coroutines of one world, and which of them is running (None if it is the scheduler)."""
 
     def __init__(self) -> None:
         self.running: Coroutine | None = None
@@ -74,7 +74,7 @@ class Coroutines:
 
 
 class Coroutine:
-    """`work` that stops in `pause` and goes on at `resume`."""
+    """Work that stops in `pause` and continues at `resume`."""
 
     def __init__(self, coroutines: Coroutines, work: Callable[[], Any]) -> None:
         self.done = False
@@ -87,7 +87,7 @@ class Coroutine:
         self._thrown: BaseException | None = None
 
     def resume(self) -> None:
-        """Until it pauses or is done."""
+        """Run the work until it pauses or is done."""
         assert not self.done
         if self._thread is None:
             self._thread = self._coroutines.borrow()
@@ -100,7 +100,7 @@ class Coroutine:
             self._coroutines.give_back(self._thread)
 
     def pause(self, pause_us: int) -> None:
-        """Called from within."""
+        """Let the scheduler run for that long. Called by the work itself."""
         assert self._coroutines.running is self and self._thread is not None
         self.pause_us = pause_us
         self._thread.back.release()
@@ -109,7 +109,7 @@ class Coroutine:
             raise self._thrown
 
     def kill(self) -> None:
-        """It gets `ProcessCrashed` where it paused. One that has not begun never does."""
+        """Raise `ProcessCrashed` where the work paused. Work that has not begun never will."""
         if self._thread is None:
             self.done = True
             return
@@ -120,7 +120,7 @@ class Coroutine:
     def _body(self) -> None:
         try:
             self.result = self._work()
-        except BaseException as error:  # noqa: BLE001  (whoever resumed it decides)
+        except BaseException as error:  # noqa: BLE001  (the caller of `resume` decides)
             self.error = error
         self.done = True
 
@@ -137,7 +137,7 @@ class Worker(Protocol):
 
 
 class SimulatedBackground:
-    """`control.background.Background` of one process: in order, one at a time, slowly."""
+    """`control.background.Background` of one process: it does work in order, one at a time, and takes its time."""
 
     def __init__(self, world: World, coroutines: Coroutines, worker: Worker) -> None:
         self.stalled_until_us = 0
@@ -157,7 +157,7 @@ class SimulatedBackground:
             self._begin()
 
     def deliver(self) -> bool:
-        """One outcome; whether there was any."""
+        """Deliver one outcome. Return False if there is none."""
         if not self._outcomes or self._closed:
             return False
         then, result, error = self._outcomes.popleft()
@@ -169,12 +169,12 @@ class SimulatedBackground:
         return bool(self._outcomes) and not self._closed
 
     def close(self) -> None:
-        """A process that ends: the work at hand goes on to its end, what waits is dropped, nobody hears of either."""
+        """End with the process: the current work runs to its end, waiting work is dropped, and no outcome is delivered."""
         self._closed = True
         self._waiting.clear()
 
     def kill(self) -> None:
-        """A process that dies."""
+        """Die with the process: the current work stops where it is."""
         self.close()
         current, self._current = self._current, None
         if current is not None and current[0] is not self._coroutines.running and not current[0].done:
@@ -184,19 +184,19 @@ class SimulatedBackground:
         work, then = self._waiting.popleft()
         coroutine = Coroutine(self._coroutines, work)
         self._current = coroutine, then
-        self._world.after(self._world.delay_us("store", STORE_STEP_US), lambda: self._go_on(coroutine))
+        self._world.after(self._world.delay_us("store", STORE_STEP_US), lambda: self._resume(coroutine))
 
-    def _go_on(self, coroutine: Coroutine) -> None:
+    def _resume(self, coroutine: Coroutine) -> None:
         if self._current is None or self._current[0] is not coroutine:
             return
         until_us = max(self._worker.frozen_until_us, self.stalled_until_us)
         if self._world.now_us < until_us:
-            self._world.at(until_us, lambda: self._go_on(coroutine))
+            self._world.at(until_us, lambda: self._resume(coroutine))
             return
         self._world.acting = self._worker
         coroutine.resume()
         if not coroutine.done:
-            self._world.after(coroutine.pause_us, lambda: self._go_on(coroutine))
+            self._world.after(coroutine.pause_us, lambda: self._resume(coroutine))
         elif self._current is not None:
             self._finished(coroutine, self._current[1])
 
@@ -216,11 +216,12 @@ class SimulatedBackground:
 
 
 @contextmanager
-def heap_that_gives_way(world: World, coroutines: Coroutines) -> Iterator[None]:
-    """Lets the loop go on between any few entries that the heap's writer has read, not only between thousands."""
+def heap_that_pauses(world: World, coroutines: Coroutines) -> Iterator[None]:
+    """Make the heap's writer pause after every few entries, so that the slot's loop can run in between. The real writer
+    pauses only after thousands."""
 
     class SimulatedPace(cutting.Pace):
-        """Instead of the real one, which looks at a real clock."""
+        """A pace by the simulated clock; the real one reads a real clock."""
 
         def __init__(self, *, rest_factor: float) -> None:
             self.entries = HEAP_CHUNK_ENTRIES
@@ -230,7 +231,7 @@ def heap_that_gives_way(world: World, coroutines: Coroutines) -> Iterator[None]:
                 coroutines.running.pause(world.delay_us("store", HEAP_PAUSE_US))
 
     class NoPace(SimulatedPace):
-        """Behind the heap: what was read belongs to the writer alone, and it gives way at the next access to the store."""
+        """No pauses outside of the heap: what was read belongs to the writer alone, and the next pause is at the store."""
 
         def rest_if_due(self) -> None: ...
 

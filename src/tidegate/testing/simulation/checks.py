@@ -1,8 +1,8 @@
-"""What must never happen, watched while a run goes on, and what must be true at its end (docs/promises.md).
+"""The checks of what must never happen during a run, and of what must be true at its end (docs/promises.md).
 
 The witness sees every change of the store, every announcement of a coordinator and every commit outside. The checks at the
-end read the store as anybody could: through the catalogue, with the engine's own reading code, at other parallelisms
-than the one that wrote it.
+end read the store as a user could: through the catalogue, with the engine's own reading code, at other parallelisms than
+the one that wrote it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidegate.protocol.recovery import StateKind
 from tidegate.snapshots.catalog import SnapshotCatalog, lineage
 from tidegate.snapshots.committed import committable_count
 from tidegate.snapshots.finding import find_snapshot
-from tidegate.snapshots.manifest import Manifest, OperatorEntry
+from tidegate.snapshots.manifest import Manifest
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.state.columns import key_list
 from tidegate.store import layout
@@ -61,7 +61,7 @@ class Witness:
 
     def after_access(self, user: str, operation: Operation, name: str, before: bytes | None) -> None:
         if operation is Operation.WRITE:
-            # Row 13: whoever writes a name twice can overwrite what somebody relies on.
+            # Row 13: a second write of a name could replace a file that a snapshot needs.
             if name in self._written:
                 self._world.violate(f"{user} writes {name} a second time")
             self._written.add(name)
@@ -79,7 +79,7 @@ class Witness:
         manifest, origin = layout.parse_manifest_name(name), layout.parse_origin_name(name)
         if manifest is not None:
             self.completed.append((manifest.epoch, manifest.attempt))
-            # One that a fenced coordinator creates late is dead, and its files may be gone already.
+            # A manifest that a fenced coordinator creates late isn't alive, and its files may be gone already.
             alive = manifest in live_manifests(self._memory)
             created = Manifest.from_bytes(self._memory.files[name], name=name)
             for file in created.files():
@@ -91,12 +91,12 @@ class Witness:
             behind = [epoch for epoch, attempt in self.announced if attempt < origin.attempt and epoch > origin.parent_epoch]
             if behind:
                 self._world.violate(
-                    f"attempt {origin.attempt} goes on from epoch {origin.parent_epoch}, though epoch "
+                    f"attempt {origin.attempt} resumes from epoch {origin.parent_epoch}, though epoch "
                     f"{max(behind)} was announced before"
                 )
 
     def _confirmed(self, manifest: ManifestName) -> None:
-        """Row 9: whoever restores the snapshot commits nothing of it again, so nothing of it may be left."""
+        """Row 9: a restore of a confirmed snapshot commits nothing of it again, so nothing of it may be left to commit."""
         left = (
             []
             if self.external is None
@@ -108,14 +108,14 @@ class Witness:
         )
         if left or (manifest.epoch, manifest.attempt) not in self.completed:
             self._world.violate(
-                f"epoch {manifest.epoch} of attempt {manifest.attempt} is said to be committed, without "
+                f"epoch {manifest.epoch} of attempt {manifest.attempt} is marked as committed, without "
                 f"{left or 'being complete'}"
             )
 
     def _look_for_records(self, manifest: Manifest) -> None:
-        """Records under way are in a snapshot only in the modes that say so, and in none that ends the job."""
+        """Records in flight are only in snapshots of modes that log them, and never in one that ends the job."""
         ended = manifest.ending in (Ending.INPUT_ENDED.value, Ending.DRAIN.value)
-        for operator, state in _records_under_way(manifest):
+        for operator, state in _records_in_flight(manifest):
             kept = not ended if state == FEEDBACK else self._logs_in_flight and manifest.ending is None
             if not kept:
                 self._world.violate(
@@ -123,7 +123,7 @@ class Witness:
                 )
 
     def _needed_files(self) -> frozenset[str]:
-        """What the snapshots of the present lineage list."""
+        """Return the files that the snapshots of the present lineage list."""
         if self._needed is None:
             names = frozenset[str]()
             for manifest in live_manifests(self._memory):
@@ -147,20 +147,20 @@ class Witness:
             self._world.violate(f"epoch {epoch} of attempt {attempt} was announced after {self.announced}")
         behind = [origin for origin in self.origins if origin.attempt > attempt and origin.parent_epoch < epoch]
         if behind:
-            self._world.violate(f"epoch {epoch} of attempt {attempt} was announced, though {behind} go on from before it")
+            self._world.violate(f"epoch {epoch} of attempt {attempt} was announced, though {behind} resume from before it")
         self.announced.append((epoch, attempt))
         self.announced_us.append(self._world.now_us)
 
     # Outside.
 
     def before_commit(self, transaction: Transaction) -> None:
-        """Output is committed only once a snapshot holds it that the job never goes back behind."""
+        """Output is committed only after a snapshot with it is complete, since the job never restores an older one."""
         if not any(epoch >= transaction.epoch and attempt >= transaction.attempt for epoch, attempt in self.completed):
             self._world.violate(f"{transaction} is committed, but no snapshot that has it is complete")
 
 
-def _records_under_way(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """The operators that have any, and in which state."""
+def _records_in_flight(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield the operators and states in which a snapshot has records in flight."""
     for operator, entry in manifest.operators.items():
         for piece in entry.pieces:
             yield from (
@@ -180,7 +180,7 @@ def live_manifests(memory: MemoryStore) -> list[ManifestName]:
 
 
 def check_store(memory: MemoryStore, *, retain: int) -> Manifest:
-    """Every retained snapshot is whole and nothing else is there. Returns the newest."""
+    """Check that every retained snapshot is whole and that nothing else is there. Return the newest."""
     memory.faults = None
     live = live_manifests(memory)
     assert live, "the job has finished without a snapshot"
@@ -211,22 +211,22 @@ def check_store(memory: MemoryStore, *, retain: int) -> Manifest:
 
 
 def check_savepoint(order: SavepointOrder) -> None:
-    """One that is there is whole, and none failed because what it was made of was deleted meanwhile."""
+    """Check that a savepoint is whole if it is there, and didn't fail because its snapshot was deleted meanwhile."""
     assert not isinstance(order.error, NotFound), f"a savepoint lost its snapshot while it was copied: {order.error}"
     if order.info is not None:
         savepoint = find_snapshot(order.to)
         store, manifest = savepoint.store, savepoint.manifest
         assert manifest.epoch == order.info.epoch
         assert not committable_count(manifest), "a savepoint has something left to commit"
-        kept = [(operator, state) for operator, state in _records_under_way(manifest) if state != FEEDBACK]
-        assert not kept, f"full epochs are aligned, but a savepoint has records under way in {kept}"
+        logged = [(operator, state) for operator, state in _records_in_flight(manifest) if state != FEEDBACK]
+        assert not logged, f"full epochs are aligned, but a savepoint has records in flight in {logged}"
         for file in manifest.files():
             content = store.read(file.name)
             assert (len(content), zlib.crc32(content)) == (file.bytes, file.checksum), f"{file.name} of a savepoint"
 
 
 def check_outside(external: External, *, attempts: int) -> None:
-    """Nothing is left open but what a zombie prepared after the last attempt had cleaned up."""
+    """Check that no transaction is left open, except those that a zombie prepared after a later attempt had cleaned up."""
     for transaction in external.prepared.values():
         discarded_us = max(
             (
@@ -241,7 +241,7 @@ def check_outside(external: External, *, attempts: int) -> None:
 
 
 class FinalState:
-    """Reads states of a snapshot as a job of some other parallelism would, and compares two such readings."""
+    """Reads states of a snapshot as jobs of different parallelisms would, and checks that they read the same."""
 
     def __init__(self, manifest: Manifest, memory: MemoryStore, rng: Random) -> None:
         self._manifest = manifest
@@ -262,8 +262,8 @@ class FinalState:
         return one
 
     def _read(self, operator: str, state: str, parallelism: int) -> list[Any]:
-        entry = self._manifest.operators[operator]
-        kind = _kind(entry, state)
+        states = self._manifest.operators[operator].states
+        kind = next(StateKind(each.kind) for each in states if each.name == state)
         shares = [_items(rows[state]) for rows in self._rows_at(operator, parallelism)]
         if kind in (StateKind.UNION, StateKind.BROADCAST):
             assert all(share == shares[0] for share in shares), f"{state} of {operator} isn't the same for all"
@@ -271,14 +271,13 @@ class FinalState:
         return [item for share in shares for item in share]
 
     def _rows_at(self, operator: str, parallelism: int) -> list[Mapping[str, Iterable[pa.RecordBatch]]]:
-        """By subtask. Kept, so that what is the same for all states of an operator is read once."""
-        found = self._rows.get((operator, parallelism))
-        if found is None:
-            found = self._rows[operator, parallelism] = [
+        """Return the rows of each subtask. They are cached, since several states of an operator share files."""
+        if (operator, parallelism) not in self._rows:
+            self._rows[operator, parallelism] = [
                 Snapshot(self._memory, self._manifest).rows(operator, subtask=subtask, parallelism=parallelism)
                 for subtask in range(parallelism)
             ]
-        return found
+        return self._rows[operator, parallelism]
 
 
 def _items(rows: Iterable[pa.RecordBatch]) -> list[Any]:
@@ -287,7 +286,3 @@ def _items(rows: Iterable[pa.RecordBatch]) -> list[Any]:
         values = to_list(batch.column("value"))
         found += zip(key_list(batch.column("key")), values, strict=True) if "key" in batch.schema.names else values
     return found
-
-
-def _kind(entry: OperatorEntry, state: str) -> StateKind:
-    return next(StateKind(each.kind) for each in entry.states if each.name == state)

@@ -1,8 +1,8 @@
-"""The world outside: a transactional store that a two-phase sink writes to, and the sink.
+"""The outside: a transactional store, and the two-phase sink that writes to it.
 
-Rules of the outside: a transaction is prepared once, under a name that nobody had before; committing a prepared one
-makes its rows visible, in this order; committing again changes nothing; committing one that is unknown or was given up
-must never be asked for. An answer can get lost after the deed.
+The store's rules: a transaction is prepared once, under a name that was never used before; committing a prepared transaction
+makes its rows visible, in the order of commits; committing it again changes nothing; an unknown transaction, or one that was
+given up, must never be committed. An answer can be lost after the store has done what it was asked for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Outage(Protocol):
     """What goes wrong outside."""
 
     def __call__(self, deed: str, transaction: Transaction) -> str | None:
-        """ "refused", "answer lost", or None where all goes well. `deed` is "prepare" or "commit"."""
+        """Return "refused", "answer lost", or None if nothing goes wrong. `deed` is "prepare" or "commit"."""
 
 
 class External:
@@ -53,11 +53,11 @@ class External:
         self._before_commit = before_commit
 
     def rows(self, sink: str) -> list[tuple[Any, ...]]:
-        """What a reader sees, in the order in which it became visible."""
+        """Return the rows that a reader sees, in the order in which they became visible."""
         return [row for transaction in self.committed.values() if transaction.sink == sink for row in transaction.rows]
 
     def by_sink(self) -> dict[str, list[tuple[Any, ...]]]:
-        """The rows of every sink that has committed some."""
+        """Return the rows of every sink that has committed any."""
         return {sink: self.rows(sink) for sink in sorted({transaction.sink for transaction in self.committed.values()})}
 
     def prepare(self, transaction: Transaction) -> None:
@@ -84,7 +84,7 @@ class External:
             raise CommitError(f"commit {name}: {outage}")
 
     def give_up_older(self, sink: str, attempt: int) -> None:
-        """What attempts before this one left behind."""
+        """Give up what attempts before this one left prepared."""
         old = [name for name, left in self.prepared.items() if left.sink == sink and left.attempt < attempt]
         for name in old:
             self.given_up[name] = self.prepared.pop(name)

@@ -1,10 +1,9 @@
 """What goes wrong, and when.
 
-A run has a handful of faults. Each waits for an *occasion* (a step, a marker, an upload, an acknowledgement, a
-manifest, a commit…) to come for the n-th time, so that the faults are spread over the phases of an epoch's life and not
-over idle time; then it strikes, as a rule where the occasion is. Beside them, some runs have a store or an outside that
-fails now and then. After the last fault, or after a time, everything is healed, and from then on the job must get
-through.
+A run has a handful of faults. Each waits for the n-th occurrence of an *occasion* (a step, a marker, an upload, an
+acknowledgement, a manifest, a commit…), so that the faults are spread over the phases of an epoch and not over idle time.
+Then it strikes, usually in the process of the occasion. In addition, the store or the outside of some runs fails now and
+then. After the last fault, or after a time, everything is healed, and from then on the job must come to its end.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tidegate.testing.simulation.processes import CoordinatorProcess, SlotProces
 from tidegate.testing.simulation.store import Mishap
 from tidegate.testing.simulation.world import ProcessCrashed, World
 
-# Occasions, and after how many of them at most the fault strikes.
+# Occasions, and the highest number of occurrences before a fault strikes.
 OCCASIONS: dict[str, int] = {
     "step": 400,
     "marker": 40,
@@ -44,17 +43,17 @@ OCCASIONS: dict[str, int] = {
     "Done": 1,
     "delete": 15,
 }
-MOST_MISHAPS = 3  # of one fault of the store
+MOST_MISHAPS = 3  # caused by one fault of the store
 HOUR_MS = 3_600_000
 HEALED_AFTER_US = 5_000_000
 
 
 class SimulatedFailure(ConnectionError):
-    """Raised in a user's function, as by a service that is away for a moment: it may come twice at the same record."""
+    """Raised in a user's function as if by a service that is briefly unavailable: it may come twice at the same record."""
 
 
 class Trip:
-    """Crash-as-data: users' functions call `at` for every record, and it raises when a fault has armed it."""
+    """Lets a fault crash users' functions: they call `at` for every record, and it raises once the fault has armed it."""
 
     def __init__(self) -> None:
         self.armed = False
@@ -66,7 +65,7 @@ class Trip:
 
 
 class Stage(Protocol):
-    """What faults may do to the simulation."""
+    """The part of the simulation that faults act on."""
 
     world: World
     trip: Trip
@@ -84,9 +83,10 @@ class Stage(Protocol):
 class FaultRates:
     """How much goes wrong in a run.
 
-    At most `most_faults` faults, of these `kinds` alike (None: of all kinds, the usual ones more often). In some runs this
-    share of accesses to the store, or of prepares and commits outside, fails too. `flip` is the share of reads of state
-    with a wrong bit. At most `most_interruptions` times the job is stopped or cancelled, and resumed with other slots.
+    There are at most `most_faults` faults, evenly of these `kinds` (None: of all kinds, some of them more often). In some
+    runs a share of the accesses to the store (`store_error`), or of prepares and commits outside (`outage`), fails too.
+    `flip` is the share of reads of state with a wrong bit. The job is stopped or cancelled, and resumed with another number
+    of slots, at most `most_interruptions` times.
     """
 
     most_faults: int = 9
@@ -115,12 +115,12 @@ class Faults:
     stage: Stage
     rng: Random
     rates: FaultRates
-    span: float = 1.0  # how long a run is, compared with others
+    span: float = 1.0  # the length of a run in comparison with others
     struck: list[str] = field(default_factory=list)
     healed_us: int | None = None
     flipped: bool = False
     _armed: list[_Armed] = field(default_factory=list)
-    _mishaps: list[tuple[Operation | None, str, Mishap]] = field(default_factory=list)  # and where
+    _mishaps: list[tuple[Operation | None, str, Mishap]] = field(default_factory=list)  # with their operation and folder
     _store_error: float = 0.0
     _outage: float = 0.0
     _flip: float = 0.0
@@ -153,7 +153,7 @@ class Faults:
                     return
 
     def mishap(self, process: str, operation: Operation, name: str) -> Mishap | None:
-        """What happens to this access to the store."""
+        """Return what goes wrong with this access to the store."""
         self.note(_store_occasion(operation, name), self.stage.world.acting)
         for position, (wanted, folder, mishap) in enumerate(self._mishaps):
             if wanted in (None, operation) and name.startswith(folder):
@@ -169,7 +169,7 @@ class Faults:
         return None
 
     def outage(self, deed: str, transaction: Transaction) -> str | None:
-        """What happens to this deed outside."""
+        """Return what goes wrong with this prepare or commit outside."""
         acting = self.stage.world.acting
         self.note(deed, acting)
         if acting is not None and acting.crashed:
@@ -201,7 +201,7 @@ class Faults:
             self.stage.world.tell(f"FAULT {kind}: {told}")
 
     def _victim(self, process: Any) -> SlotProcess | None:
-        """The slot at hand, as a rule."""
+        """Return the slot of the occasion, or else any living slot."""
         if isinstance(process, SlotProcess) and process.alive and self.rng.random() < 0.6:
             return process
         slots = self.stage.living_slots()
@@ -210,17 +210,15 @@ class Faults:
     def _for_a_while_us(self) -> int:
         return int(self.rng.choice((3_000, 30_000, 300_000)) * (0.5 + self.rng.random()))
 
-    # The kinds.
+    # The kinds. Each does something and returns what, or None if there is nothing to do it to.
 
-    def _slot_dies(self, process: Any) -> str | None:
-        victim = self._victim(process)
+    def _dies(self, victim: SlotProcess | CoordinatorProcess | None) -> str | None:
         if victim is None:
             return None
         victim.crash("by a fault")
         return victim.name
 
-    def _slot_stops(self, process: Any) -> str | None:
-        victim = self._victim(process)
+    def _stops(self, victim: SlotProcess | CoordinatorProcess | None) -> str | None:
         if victim is None:
             return None
         for_us = self._for_a_while_us()
@@ -248,14 +246,8 @@ class Faults:
             victim.link.down.held_until_us = until_us
         return f"{victim.name}, {way}, for {for_us // 1000} ms"
 
-    def _message_is_lost(self, process: Any) -> str | None:
-        return self._goes_astray(process, "lost")
-
-    def _message_is_doubled(self, process: Any) -> str | None:
-        return self._goes_astray(process, "doubled")
-
-    def _goes_astray(self, process: Any, how: str) -> str | None:
-        """The message at hand, or the next one that gets there."""
+    def _message_is(self, how: str, process: Any) -> str | None:
+        """Lose or double the message of the occasion, or the next one that arrives."""
         where = process if isinstance(process, SlotProcess | CoordinatorProcess) else self._victim(process)
         if where is None or not where.alive:
             return None
@@ -274,13 +266,6 @@ class Faults:
         self.stage.trip.armed = True
         return "at the next record"
 
-    def _coordinator_dies(self, _: Any) -> str | None:
-        coordinator = self.stage.current_coordinator()
-        if coordinator is None:
-            return None
-        coordinator.crash("by a fault")
-        return coordinator.name
-
     def _coordinator_is_taken_over(self, _: Any) -> str | None:
         coordinator = self.stage.current_coordinator()
         if coordinator is None:
@@ -288,19 +273,11 @@ class Faults:
         self.stage.take_over()
         return f"{coordinator.name} lives on"
 
-    def _coordinator_stops(self, _: Any) -> str | None:
-        coordinator = self.stage.current_coordinator()
-        if coordinator is None:
-            return None
-        for_us = self._for_a_while_us()
-        coordinator.frozen_until_us = self.stage.world.now_us + for_us
-        return f"{coordinator.name} for {for_us // 1000} ms"
-
     def _store_fails(self, _: Any) -> str:
         operation = self.rng.choice((None, Operation.WRITE, Operation.WRITE, *Operation))
         fault = self.rng.choice((Fail, LoseReply, Tear))
-        for _turn in range(self.rng.randint(1, MOST_MISHAPS)):
-            self._mishaps.append((operation, "", Mishap(fault=fault, position=self.rng.random())))
+        count = self.rng.randint(1, MOST_MISHAPS)
+        self._mishaps += [(operation, "", Mishap(fault=fault, position=self.rng.random())) for _ in range(count)]
         return f"{fault.__name__}, {'any' if operation is None else operation.value}"
 
     def _dies_at_the_store(self, _: Any) -> str:
@@ -323,17 +300,17 @@ class Faults:
 
 
 _KINDS: dict[str, tuple[Callable[[Faults, Any], str | None], int]] = {
-    "slot dies": (Faults._slot_dies, 5),
-    "slot stops": (Faults._slot_stops, 3),
+    "slot dies": (lambda faults, process: faults._dies(faults._victim(process)), 5),
+    "slot stops": (lambda faults, process: faults._stops(faults._victim(process)), 3),
     "background stalls": (Faults._background_stalls, 3),
     "link hangs": (Faults._link_hangs, 3),
     "channel is cut": (Faults._channel_is_cut, 1),
-    "message is lost": (Faults._message_is_lost, 2),
-    "message is doubled": (Faults._message_is_doubled, 2),
+    "message is lost": (lambda faults, process: faults._message_is("lost", process), 2),
+    "message is doubled": (lambda faults, process: faults._message_is("doubled", process), 2),
     "function raises": (Faults._function_raises, 2),
-    "coordinator dies": (Faults._coordinator_dies, 2),
+    "coordinator dies": (lambda faults, process: faults._dies(faults.stage.current_coordinator()), 2),
     "coordinator is taken over": (Faults._coordinator_is_taken_over, 2),
-    "coordinator stops": (Faults._coordinator_stops, 1),
+    "coordinator stops": (lambda faults, process: faults._stops(faults.stage.current_coordinator()), 1),
     "store fails": (Faults._store_fails, 4),
     "dies at the store": (Faults._dies_at_the_store, 4),
     "bit flips": (Faults._bit_flips, 1),

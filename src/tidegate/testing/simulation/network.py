@@ -1,10 +1,10 @@
 """Channels and control links in the simulation: first in, first out, with delays, bounds, cuts and loss.
 
-A channel belongs to one attempt. What was sent is on the wire until its time has come, and then waits at the inlet;
-both count towards the bound. An inlet that is blocked, or holds half of the bound (unless it is hurried), leaves the rest
-on the wire, as a socket does. When a process ends, the other ends of its channels hear of it a little later; of a
-process that died, what was still on the wire may be lost. The control links have two directions that are delayed and held
-up each by itself. What is on a link travels in its wire form.
+A channel belongs to one attempt. What was sent is on the wire until its time has come, and then waits at the inlet; both
+count towards the bound. An inlet that is blocked, or holds half of the bound (unless it is hurried), leaves the rest on the
+wire, as a socket does. When a process ends, the other ends of its channels are notified a little later; if it died, elements
+that were still on the wire may be lost. Each direction of a control link is delayed and held up separately. Messages travel
+on a link in their wire form.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Channel:
         self._arrived: deque[Element] = deque()
         self._markers: deque[Marker] = deque()  # those that have arrived
         self._hurried = False
-        self._stalled = False  # something has been due and was left on the wire
+        self._stalled = False  # an element that was due was left on the wire
         self._last_us = 0
         self._ended = False
         self._cut = False
@@ -75,7 +75,7 @@ class Channel:
         self._world.at(self._last_us, self._arrive)
 
     def close(self) -> None:
-        """What was sent can still be taken."""
+        """Do nothing: the elements that were sent can still be taken."""
 
     # The inlet.
 
@@ -119,7 +119,7 @@ class Channel:
     # The world.
 
     def cut(self, *, keeps: int) -> None:
-        """Nothing follows but the first few elements that are on the wire."""
+        """Lose everything except the first `keeps` elements on the wire."""
         self._cut = True
         while len(self._wire) > keeps:
             self._wire.pop()
@@ -139,7 +139,7 @@ class Channel:
         return self.blocked or (not self._hurried and len(self._arrived) > self._max_elements // 2)
 
     def _arrive(self) -> None:
-        # What was due may have been lost in a cut, or have come together with what was due before it.
+        # An element that was due may have been lost in a cut, or delivered together with one that was due before it.
         while self._wire and self._wire[0][0] <= self._world.now_us:
             if self._holds_back:
                 self._stalled = True
@@ -175,7 +175,7 @@ class Wiring:
         return self._channels[channel]
 
     def between_slots(self) -> list[Channel]:
-        """Those with two ends alive."""
+        """Return the channels of which both ends are alive."""
         return [
             channel
             for _, channel in sorted(self._channels.items())
@@ -186,7 +186,7 @@ class Wiring:
         ]
 
     def cut(self, channel: Channel, reason: str) -> None:
-        """Both ends hear of it."""
+        """Cut the channel, and notify both ends."""
         channel.cut(keeps=self._world.rng.randrange(4))
         for end in (channel.upstream, channel.downstream):
             if end is not None:
@@ -257,7 +257,7 @@ class _Direction:
             self._push(json.dumps(to_wire(message)), LINK_US)
 
     def close(self, *, keeps: int | None = None) -> None:
-        """The other end gets what is on the way (the first `keeps` of it), then None."""
+        """Deliver the messages that are on their way (only the first `keeps`), then None, to the other end."""
         if self._closed:
             return
         self._closed = True
@@ -280,7 +280,7 @@ class _Direction:
 
 
 class ControlLink:
-    """Between one slot and the coordinator that it belongs to."""
+    """The link between a slot and its coordinator."""
 
     def __init__(self, world: World, slot: SlotProcess, coordinator: CoordinatorProcess) -> None:
         self.slot = slot
@@ -311,7 +311,7 @@ class CoordinatorLinks:
             self._by_slot[slot].down.send(message)
 
     def admit(self, link: ControlLink) -> bool:
-        """The handshake: only the attempt that is expected, each slot once."""
+        """Admit a link at its handshake, if it is of the expected attempt and the slot's first."""
         if link.slot.attempt != self.expected or link.slot.index in self._by_slot:
             return False
         self._by_slot[link.slot.index] = link

@@ -1,14 +1,14 @@
 """A user's own job in the simulation: built as for Spark, and placed in the simulated world.
 
-- Its sources are read as they are, but bit by bit: a poll finds nothing or some records, as chance has it. They must be
-  bounded, and must not end the process they run in.
-- What it writes to `tg.sinks.collect()` goes to the simulated world outside, in transactions that can be refused or lose
-  their answers. `Outcome.committed` has it. Any other sink is used as it is.
-- The number of slots, the faults and the rest are the seed's.
+- Its sources are used as they are, but a poll returns a random number of records, or none. They must be bounded, and must
+  not end the process they run in.
+- What the job writes to `tg.sinks.collect()` goes to the simulated outside, in transactions that can be refused or whose
+  answers can be lost. `Outcome.committed` has the rows. Any other sink is used as it is.
+- The seed decides the number of slots, the faults and everything else.
 
-The function that builds it is called for each layout (that is, again when the job resumes with other slots). As on a
-cluster, an operator's function is copied for each subtask; unlike there the copy is shallow, so what a function changes
-beside its declared state must be made in its `open`.
+The function that builds the job is called for each layout (that is, again when the job resumes with another number of
+slots). As on a cluster, each subtask has a copy of an operator's function. Here the copy is shallow, so a function must
+create in `open` whatever it changes beside its declared state.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf
 
 
 class OwnJob(SimulatedJob):
-    """What it must commit is for the test to say; the checks of the engine are made as for any job."""
+    """A user's job. The test checks what it has committed; the engine's own checks are made as for any job."""
 
-    can_drain = False  # the end of event time, which a drain brings about half-way, would fire the job's timers
+    can_drain = False  # a drain half-way would end event time, and so fire the job's timers
 
     def __init__(self, builder: Callable[[Pipeline], object]) -> None:
         self.name = getattr(builder, "__qualname__", repr(builder))
@@ -42,7 +42,7 @@ class OwnJob(SimulatedJob):
         return replace(graph, nodes=tuple(_placed(node, site) for node in graph.nodes))
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
-        """Nothing: the test compares `Outcome.committed`."""
+        """Check nothing: the test compares `Outcome.committed`."""
 
 
 def _placed(node: Node, site: Site) -> Node:
@@ -52,8 +52,8 @@ def _placed(node: Node, site: Site) -> Node:
                 raise JobError(f"source {node.name!r} never ends, so a simulation of it wouldn't either: give it an end")
             if isinstance(source, ScriptedSource) and any(isinstance(item, Kill) for s in source.scripts for item in s):
                 raise JobError(
-                    f"source {node.name!r}: Kill() would kill this very process, which simulates all others; use Crash(), "
-                    "or leave it to the seed (FaultRates)"
+                    f"source {node.name!r}: Kill() would kill this process, which simulates all others; use Crash(), or "
+                    f"rely on the seed's faults (FaultRates)"
                 )
             return replace(node, spec=SourceSpec(site.source(source)))
         case SinkSpec(sink=CollectSink()):

@@ -1,9 +1,8 @@
 """The simulated processes: a slot's, and the driver's with the coordinator in it.
 
-They stand where `driver/hosting.py` and `slot/hosting.py` stand in the real world, around the same `Slot` and `Coordinator`.
-One turn of a process does one thing of those that wait for it: a message, an outcome of background work, a step. A process
-can be stopped for a while (as by SIGSTOP), can end by itself, and can die at any moment; its files, and what it sent
-before, stay.
+They replace `driver/hosting.py` and `slot/hosting.py` around the same `Slot` and `Coordinator`. In each turn a process does
+one of the things that wait for it: a message, an outcome of background work, a step. A process can be stopped for a while
+(as by SIGSTOP), can end, and can die at any moment; its files, and what it sent before, remain.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ BOOT_US = 3_000
 STAGE_ABORTED_US = 60_000  # how long Spark takes to notice that one of the tasks is gone
 CANCELLED_US = 20_000
 
-# Messages that may get lost without any harm (row 6): the epoch isn't completed, or the next one makes up for it. The
-# loss of any other one is the loss of its link.
+# Messages that may be lost without harm (row 6): the epoch isn't completed, or the next one makes up for it. When any other
+# message is lost, its link is lost, too.
 MISSED = frozenset({"Trigger", "Acknowledge", "Decline", "Abort", "Complete", "Committed", "Heartbeat"})
-# Those that may come twice. A link doesn't repeat what it carries; a peer that isn't sure may.
+# Messages that may come twice. A link doesn't repeat messages, but a peer that doesn't know whether one arrived may.
 REPEATABLE = frozenset(
     {"Trigger", "EndInput", "Acknowledge", "Decline", "Abort", "Complete", "InputEnded", "Heartbeat", "Committed", "Done"}
 )
 
-# What may be reported as the cause of a failure. Anything else is a bug: above all a failed assertion.
+# Errors that may be the cause of a failure. Any other error is a bug, above all a failed assertion.
 KNOWN_FAILURES = (
     "ProtocolError",
     "StoreError",
@@ -55,7 +54,7 @@ KNOWN_FAILURES = (
 
 
 class Surroundings(Protocol):
-    """What the processes need of the simulation."""
+    """What the processes need from the simulation."""
 
     world: World
     coroutines: Coroutines
@@ -70,14 +69,14 @@ class Surroundings(Protocol):
 
 
 class _Process:
-    """What both kinds have in common: a loop that is woken, can be stopped, and ends."""
+    """What both kinds of process have in common: a loop that is woken, can be stopped, and ends."""
 
     def __init__(self, surroundings: Surroundings, name: str) -> None:
         self.name = name
         self.alive = True
         self.crashed = False
         self.frozen_until_us = 0
-        self.astray: str | None = None  # what is to happen to the next message: it is "lost" or "doubled"
+        self.astray: str | None = None  # what happens to the next message: it is "lost" or "doubled"
         self._surroundings = surroundings
         self._world = surroundings.world
         self._wake_us: int | None = None
@@ -108,13 +107,12 @@ class _Process:
             assert self.crashed
 
     def _astray(self, message: Message) -> str | None:
-        """What happens to a message: "lost", "doubled", or "cut" where the link breaks with it, since nobody would miss
-        the message. None: it is fine, as nearly always."""
+        """Return what happens to a message: "lost", "doubled", or "cut" if its loss must break the link, since no time-out
+        would notice it. Mostly None: it is delivered."""
         how, self.astray = self.astray, None
         kind = type(message).__name__
-        if how == "lost":
-            missed = kind in MISSED and getattr(message, "ending", None) is None
-            how = "lost" if missed else "cut"
+        if how == "lost" and (kind not in MISSED or getattr(message, "ending", None) is not None):
+            how = "cut"
         elif how == "doubled" and kind not in REPEATABLE:
             how = None
         if how is not None:
@@ -167,7 +165,7 @@ class SlotProcess(_Process):
         self._tell(Register(self.index, "simulation", self.index, 1000 * self.attempt + self.index))
         self.wake_soon()
 
-    # What reaches it.
+    # What the slot receives.
 
     def arrived(self, wire: str | None) -> None:
         self._inbox.append(wire)
@@ -237,7 +235,7 @@ class SlotProcess(_Process):
         return True
 
     def _restore(self, coroutine: Coroutine) -> None:
-        """A slot that is being deployed reads its state and does nothing else meanwhile."""
+        """Read the state of a slot that is being deployed. The slot does nothing else meanwhile."""
         if self._restoring is not coroutine:
             return
         if self._world.now_us < self.frozen_until_us:
@@ -265,7 +263,7 @@ class SlotProcess(_Process):
     # Its end.
 
     def end(self) -> None:
-        """By itself: what it sent arrives, the background work at hand is finished."""
+        """End in order: what the process sent arrives, and its current background work is finished."""
         if self.alive:
             self.alive = False
             self._world.tell(f"{self.name}: ends")
@@ -293,7 +291,7 @@ class SlotProcess(_Process):
 
 
 class SimulatedDeployment:
-    """`driver.coordinator.Deployment`. As on Spark, a stage that is over may leave processes behind."""
+    """A `driver.coordinator.Deployment`. As on Spark, processes may outlive their stage."""
 
     def __init__(
         self, surroundings: Surroundings, *, attempt: int, settings: JobSettings, slots: int, coordinator: CoordinatorProcess
@@ -352,7 +350,7 @@ class _Deployer:
 
 
 class CoordinatorProcess(_Process):
-    """A driver. It ends when its coordinator has come to a terminal status."""
+    """A driver. It ends when its coordinator has a terminal status."""
 
     def __init__(
         self, surroundings: Surroundings, *, number: int, settings: JobSettings, plan: Plan, on_end: Callable[[], None]
@@ -383,7 +381,7 @@ class CoordinatorProcess(_Process):
         return self.alive and self.links.admit(link)
 
     def request(self, request: Callable[[Coordinator], None]) -> None:
-        """What a user asks of the coordinator, in its own time."""
+        """Pass a user's request to the coordinator in one of its turns."""
         self._requests.append(request)
         self.wake_soon()
 
@@ -410,7 +408,7 @@ class CoordinatorProcess(_Process):
     def _take_message(self) -> None:
         link, wire = self._inbox.popleft()
         if not self.links.knows(link):
-            return  # of an attempt that is over: refused
+            return  # the link of an attempt that is over
         if wire is None:
             self.links.forget(link)
             self._world.tell(f"{self.name}: {link.slot.name} is lost")

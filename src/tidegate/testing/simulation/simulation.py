@@ -1,13 +1,13 @@
-"""One simulated life of a job: from its first deployment to its end, with everything that a seed lets happen.
+"""A simulated run of a job, from its first deployment to its end, with everything that happens under a seed.
 
     simulation = Simulation(build, seed=17)
     outcome = simulation.run()                  # raises SimulationFailed, with the story, if something is wrong
     assert sorted(outcome.committed["out"]) == expected, simulation.story()
 
-`build` is a function that builds your job on the pipeline it is given (own_job.py says what happens to its sources and
-sinks). The seed decides the job's layout, what goes wrong, and whether the job is stopped or cancelled half-way and
-started again with another number of slots. The run ends when the job has finished and every process, zombies included,
-is gone; then all checks are made (checks.py).
+`build` is a function that builds your job on the pipeline it is given (own_job.py describes what becomes of its sources and
+sinks). The seed decides the job's layout, what goes wrong, and whether the job is stopped or cancelled half-way and started
+again with another number of slots. The run ends when the job has finished and every process, zombies included, is gone; then
+all checks are made (checks.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidegate.protocol.restart import FixedDelay
 from tidegate.store.base import Store
 from tidegate.store.opening import forget_memory_store
 from tidegate.testing.experimental import ExperimentalSnapshots
-from tidegate.testing.simulation.background import Coroutines, heap_that_gives_way
+from tidegate.testing.simulation.background import Coroutines, heap_that_pauses
 from tidegate.testing.simulation.checks import FinalState, Witness, check_outside, check_savepoint, check_store
 from tidegate.testing.simulation.external import External
 from tidegate.testing.simulation.faults import DEFAULT_RATES, MOST_MISHAPS, FaultRates, Faults, Trip
@@ -45,22 +45,22 @@ LONGEST_US = 200_000_000
 MOST_EVENTS = 100_000
 SNAPSHOT_AFTER_HEALING_US = 20_000_000  # the promise is 60 s, but time-outs here are shorter than by default
 DRIVER_RESTART_US = 10_000
-QUIET, BUSY = 0.7, 0.3  # how often sources have nothing, the latter where records under way are what is tested
-SLOW_CHANNELS = 10.0  # so that much is under way, and many an alignment isn't through in time
+QUIET, BUSY = 0.7, 0.3  # the share of a source's polls that find nothing; BUSY in modes that log records in flight
+SLOW_CHANNELS = 10.0  # so that many records are in flight, and many alignments time out
 MOST_SLOTS = 4
 
 
-# How the settings say which alignment it is. All but at_least_once count every record once.
+# The settings of each mode. All modes except at_least_once count every record once.
 MODES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "exactly_once": lambda rng: {},
     "at_least_once": lambda rng: {"mode": "at_least_once"},
     "unaligned": lambda rng: {"mode": "unaligned"},
     "alignment_timeout": lambda rng: {"alignment_timeout": rng.choice((1, 1, 3))},
     "chandy_lamport": lambda rng: {"protocol": "chandy_lamport"},
-    # Not too often, or nothing else would be done.
+    # With longer intervals than the others, or the job would do nothing else.
     "stop_the_world": lambda rng: {"protocol": "stop_the_world", "every": rng.choice((6, 15, 30))},
 }
-# What is drawn for a job of a user: what jobs run with outside of experiments, and each record counts once.
+# Drawn for a user's job: the modes that aren't experiments and count every record once.
 DRAWN_MODES = ("alignment_timeout", "exactly_once", "unaligned")
 
 
@@ -79,7 +79,7 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run has come to, for those who compare and count."""
+    """What a run has done, for comparisons and statistics."""
 
     digest: str
     event_count: int
@@ -93,8 +93,9 @@ class Outcome:
 class Simulation:
     """A run of `job`: a function that builds it on the pipeline it is given.
 
-    `mode` is one of `MODES`, drawn from the seed unless given: all but "at_least_once" count every record once. `rates`
-    say how much goes wrong; with `NO_FAULTS` the run gives the output to compare others with. `rng` lays the job out.
+    `mode` is one of `MODES`, by default drawn from the seed; all except "at_least_once" count every record once. `rates`
+    define how much goes wrong; a run with `NO_FAULTS` gives the output to compare others with. The job's layout is drawn
+    from `rng`.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Simulation:
         rng = self._rng = rng or Random(f"layout {seed}")
         self.mode = rng.choice(DRAWN_MODES) if mode is None else mode
         if self.mode not in MODES:
-            raise JobError(f"mode={mode!r}: it is one of {', '.join(MODES)}")
+            raise JobError(f"mode={mode!r}: give one of {', '.join(MODES)}")
         self.exact = self.mode != "at_least_once"
         self.job = job if isinstance(job, SimulatedJob) else OwnJob(job)
         self.settings = _settings(rng, self.mode)
@@ -131,15 +132,15 @@ class Simulation:
         self.witness.external = self.external
         self._slots = rng.randint(1, self.job.most_slots)
         self._site = self._new_site(self._slots)
-        self._interruption: Interruption | None = None  # that is asked for and has not happened yet
+        self._interruption: Interruption | None = None  # requested, and not done yet
         self._starting = 0  # coordinators that are about to start
         self.again = f"Simulation({self.job.name}, seed={seed}, mode={self.mode!r}, rates={rates})"
-        self._plan(self._site)  # what is wrong with the job is an error at this line
+        self._plan(self._site)  # an error in the job is raised here, not in `run`
 
     # The run.
 
     def run(self) -> Outcome:
-        with heap_that_gives_way(self.world, self.coroutines):
+        with heap_that_pauses(self.world, self.coroutines):
             try:
                 self._begin()
                 self._until(lambda: self.finished)
@@ -162,7 +163,7 @@ class Simulation:
         )
 
     def story(self, what: str = "the output is wrong") -> str:
-        """Return what went wrong, in which run, and after what: for the message of an assertion."""
+        """Return what went wrong, in which run, and after which events: for the message of an assertion."""
         return "\n".join(
             (
                 what,
@@ -204,7 +205,7 @@ class Simulation:
                 world.violate("no snapshot was completed for long after everything was healed")
 
     def _check_end(self) -> None:
-        # A driver that ends, also one that is cancelled, may leave one snapshot behind that it was about to release.
+        # A driver that ends, even if it is cancelled, may leave behind one snapshot that it was about to release.
         most = self.settings.snapshots.retain + len(self.coordinators) + MOST_MISHAPS * len(self.faults.struck)
         manifest = check_store(self.shared.memory, retain=most)
         assert not self.witness.announced or manifest.epoch >= max(self.witness.announced)[0]
@@ -216,12 +217,10 @@ class Simulation:
             self.job.check_delivered(self.coordinators[0].coordinator.delivered, exact=self.exact)
 
     def _tear_down(self) -> None:
-        for slot in [
-            slot for coordinator in self.coordinators for deployment in coordinator.deployments for slot in deployment.slots
-        ]:
-            slot.crash("at the end of the simulation")
-        for coordinator in self.coordinators:
-            coordinator.crash("at the end of the simulation")
+        processes: list[SlotProcess | CoordinatorProcess] = list(self.coordinators)
+        processes[:0] = [slot for each in self.coordinators for deployment in each.deployments for slot in deployment.slots]
+        for process in processes:
+            process.crash("at the end of the simulation")
         self.coroutines.close()
 
     # Drivers come and go.
@@ -271,13 +270,13 @@ class Simulation:
             self._start_coordinator_later()
 
     def _check_failure(self, coordinator: CoordinatorProcess) -> None:
-        """A job that gives up says why, and there is a reason."""
+        """Check that a job which gave up had a reason to."""
         why = coordinator.coordinator.failures[-1].message
         if coordinator.coordinator.failures[-1].stopped and self._interruption is not None:
-            return  # it was restarting: the next driver is asked again
+            return  # it was restarting: the request goes to the next driver
         fenced = why.startswith("FencedOff") and (len(self.coordinators) > 1 or self.faults.flipped)
         corrupt = why.startswith("CorruptFile") and self.faults.flipped
-        # A store that fails at the very first access is taken for a wrong address, and told to the user at once.
+        # If the store fails at the first access, the address may be wrong, and the job reports that to the user at once.
         unreachable = not coordinator.coordinator.attempts and why.startswith(("StoreError", "NotFound"))
         if not (fenced or corrupt or (unreachable and self.faults.struck)):
             self.world.violate(f"{coordinator.name} gave up: {why}")
@@ -288,7 +287,7 @@ class Simulation:
             self._ask_interruption()
 
     def _ask_interruption(self) -> None:
-        """Of the present driver; asked again where another one has taken its place."""
+        """Ask the present driver for the interruption. Called again when another driver has taken its place."""
         asked = self._interruption
         if asked is not None and self.coordinators and self.coordinators[-1].alive:
             self.world.tell(f"the user asks {self.coordinators[-1].name} for {asked.how}")
@@ -336,7 +335,7 @@ class Simulation:
     def _attempts(self) -> int:
         return max((coordinator.coordinator.attempt for coordinator in self.coordinators), default=0)
 
-    # What processes and faults ask for.
+    # What processes and faults use.
 
     def store_for(self, process: SlotProcess | CoordinatorProcess) -> Store:
         return ProcessStore(
@@ -373,7 +372,7 @@ class Simulation:
         return self.coordinators[-1] if self.coordinators and self.coordinators[-1].alive and not self._starting else None
 
     def take_over(self) -> None:
-        """Another driver starts though the present one is alive."""
+        """Start another driver although the present one is alive."""
         self._start_coordinator_later()
 
     def _living_coordinators(self) -> list[CoordinatorProcess]:

@@ -1,4 +1,4 @@
-"""Where a simulated job is built, what it is, and how its output is compared with what must come out."""
+"""A simulated job, the site where it is built, and the check of its output."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tidegate.testing.simulation.faults import Trip
 from tidegate.testing.simulation.world import World
 
 Row = tuple[Any, ...]
-# The items of an operator's state in the last snapshot, (key, value) pairs where it is keyed.
+# Returns the items of an operator's state in the last snapshot: (key, value) pairs if it is keyed.
 StateOf = Callable[[str, str], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class PacedSource(Source):
-    """Rows that come bit by bit: a poll finds nothing or some, as chance has it."""
+    """A source whose polls return a random number of rows, or none."""
 
     source: Source
     world: World
@@ -70,20 +70,20 @@ class _PacedReader(SourceReader):
 
 @dataclass(slots=True)
 class Site:
-    """Where a job is built: the world it touches, and how parallel its operators are in the present layout."""
+    """What a job is built with: the world around it, and the parallelism of its operators in the present layout."""
 
     world: World
     external: External
     trip: Trip
     slots: int
     exact: bool  # every record counts once, also after a rollback
-    idle: float  # how often a source has nothing when it is asked
+    idle: float  # the share of polls that find nothing
     rng: Random
     drawn: dict[str, int | None] = field(default_factory=dict)
-    plan: Plan | None = None  # of the job in this layout: it is built once, for all coordinators and slots
+    plan: Plan | None = None  # the job's plan in this layout, built once for all coordinators and slots
 
     def parallelism(self, operator: str) -> int | None:
-        """Drawn once per layout; None (as many as slots) as a rule."""
+        """Return the operator's parallelism, drawn once per layout; mostly None (as many subtasks as slots)."""
         if operator not in self.drawn:
             self.drawn[operator] = self.rng.choice((None, None, self.rng.randint(1, self.slots)))
         return self.drawn[operator]
@@ -96,26 +96,26 @@ class Site:
 
 
 class SimulatedJob(ABC):
-    """A dataflow, and what is to be true at its end."""
+    """A dataflow, and the check of its output."""
 
     name: str
-    can_drain = True  # False where the end of event time changes the output
-    span = 1.0  # how long a run is, compared with others: so much sooner and less goes wrong
+    can_drain = True  # False if the end of event time changes the output
+    span = 1.0  # the length of a run in comparison with others; faults are spread over it
     most_slots = 4
 
     @abstractmethod
     def build(self, pipeline: Pipeline, site: Site) -> None: ...
 
     def placed(self, graph: LogicalGraph, site: Site) -> LogicalGraph:
-        """The graph as it is run in the simulated world: by default as it was built."""
+        """Return the graph that the simulated world runs; by default, the graph as it was built."""
         return graph
 
     @abstractmethod
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
-        """`rows(sink)` is what was committed, in the order of commits. Asserts.
+        """Assert that the output is right. `rows(sink)` is what was committed, in the order of commits.
 
-        Where not `exact`, a record may have been processed several times: nothing may be missing.
+        If not `exact`, records may have been processed several times, but none may be missing.
         """
 
     def check_delivered(self, delivered: Mapping[str, list[str]], *, exact: bool) -> None:  # noqa: B027  (optional)
-        """`delivered` is what the one driver of the whole run was given by sinks that end there. Asserts."""
+        """Assert that `delivered` is right: what the run's only driver got from sinks that end at the driver."""

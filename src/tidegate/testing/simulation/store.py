@@ -1,8 +1,8 @@
-"""The snapshot store in the simulation: one memory for all, seen by each process through its own eyes.
+"""The snapshot store in the simulation: one memory for all processes, and a view of it for each.
 
-The memory is `store/memory.py` with its fault hook. A `ProcessStore` gives way before every access, asks the faults
-what is to go wrong with this one, and dies in the middle of it where they say so: before it, behind it, or with half a
-file written. What was done is shown to the witness, who knows what must never be done.
+The memory is `store/memory.py` with its fault hook. A `ProcessStore` pauses before every access and asks the faults what
+goes wrong with it. Its process may die before the access, after it, or with half a file written. The witness sees every
+change, and knows what must never be done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Mishap:
-    """What goes wrong with one access. `fault` is the memory's; `position` (0 … 1) says where a tear or a flip is.
+    """What goes wrong with one access. `fault` is one of the memory's; `position` (0 … 1) is the place of a tear or a flip.
 
     With `crash` the process dies: "before" the access, or "after" it, in which case a torn write stays torn.
     """
@@ -48,11 +48,11 @@ class StoreWitness(Protocol):
     def before_access(self, user: str, operation: Operation, name: str) -> None: ...
 
     def after_access(self, user: str, operation: Operation, name: str, before: bytes | None) -> None:
-        """It was done, though the caller may be told otherwise. `before` is what the name held."""
+        """Called when the access was done, even if the caller gets an error. `before` is what the file held before it."""
 
 
 class SharedMemory:
-    """The files, and what is to happen to the next access."""
+    """The files, and what goes wrong with the next access."""
 
     def __init__(self) -> None:
         self.memory = MemoryStore("simulation", faults=self._fault)
@@ -79,7 +79,7 @@ class SharedMemory:
 
 
 class ProcessStore:
-    """`store.base.Store` as one process has it."""
+    """The `store.base.Store` of one process."""
 
     def __init__(
         self,
@@ -123,7 +123,9 @@ class ProcessStore:
         return self._access(Operation.SIZE, name, lambda: self._memory.size(name))
 
     def _access(self, operation: Operation, name: str, act: Callable[[], T]) -> T:
-        self._give_way()
+        if self._coroutines.running is not None:
+            self._coroutines.running.pause(self._world.delay_us("store", STORE_STEP_US))
+        self._check_alive()
         self._witness.before_access(self._user.name, operation, name)
         mishap = self._mishap(self._user.name, operation, name)
         self._check_alive()
@@ -146,12 +148,6 @@ class ProcessStore:
         if mishap is not None and mishap.crash is not None:
             self._die(f"after {operation.value} {name}")
         return result
-
-    def _give_way(self) -> None:
-        running = self._coroutines.running
-        if running is not None:
-            running.pause(self._world.delay_us("store", STORE_STEP_US))
-        self._check_alive()
 
     def _check_alive(self) -> None:
         if self._user.crashed:

@@ -1,11 +1,11 @@
 """The simulated world: one clock, one queue of events, one source of chance, one trace.
 
-Everything that happens is an event at a time in microseconds; the next one is taken, the clock jumps to it, and it may
-put further ones into the queue. How long anything takes is drawn from the seeded `rng`, so that everything which could
-happen in any order does so in some order under some seed, and in the same order whenever that seed is run again.
+Everything that happens is an event at a time in microseconds. The next event is taken from the queue, the clock jumps to its
+time, and it may put further events into the queue. All durations are drawn from the seeded `rng`. So events that could
+happen in any order happen in some order under each seed, and in the same order whenever that seed is run again.
 
-Invariants: nothing here or in the other modules of the simulation reads a real clock, or takes chance from anywhere but
-`rng`; one thread of control at a time (see `background.py` for the coroutines).
+Invariants: no module of the simulation reads a real clock, or uses random numbers other than those of `rng`; only one thread
+runs at a time (see `background.py` for the coroutines).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ WALL_START_MS = 1_700_000_000_000
 
 
 class ProcessCrashed(KeyboardInterrupt):
-    """Ends whatever a simulated process is doing. As an interrupt it is no error of a user's function, and nothing of the
-    engine's holds it up."""
+    """Ends whatever a simulated process is doing. It is an interrupt, so it doesn't count as an error of a user's function,
+    and the engine doesn't catch it."""
 
 
 class Violation(KeyboardInterrupt):
-    """Something happened that must never happen. It gets through like a crash."""
+    """Something happened that must never happen. Like a crash, it isn't caught by the engine."""
 
 
 class SimulatedClock:
@@ -46,7 +46,7 @@ class SimulatedClock:
 
 
 class Trace:
-    """What happened: the last lines for people, a digest of all for comparing two runs. `listener` gets every line."""
+    """What happened: the last lines, to be read, and a digest of all lines, to compare runs. `listener` gets every line."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -71,7 +71,7 @@ class Trace:
 
 
 class World:
-    """Time and chance. `slowness` stretches what is drawn for one kind of work, by the kind's name."""
+    """Time and random numbers. `slowness` multiplies the durations of a kind of work, by the kind's name."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -86,7 +86,7 @@ class World:
         self._event_number = 0
 
     def at(self, at_us: int, action: Callable[[], None]) -> None:
-        """Two events at one time happen in the order in which they were asked for."""
+        """Add an event. Events at the same time happen in the order in which they were added."""
         self._event_number += 1
         heapq.heappush(self._events, (max(at_us, self.now_us), self._event_number, action))
 
@@ -94,7 +94,7 @@ class World:
         self.at(self.now_us + delay_us, action)
 
     def happen(self) -> bool:
-        """The next event; False where there is none."""
+        """Let the next event happen. Return False if there is none."""
         if not self._events:
             return False
         self.event_count += 1
@@ -103,7 +103,7 @@ class World:
         return True
 
     def delay_us(self, kind: str, typical_us: int) -> int:
-        """Mostly around what is typical, in one of ten cases up to ten times as long, rarely up to forty times."""
+        """Draw a duration: mostly near the typical one, in one of ten cases up to ten times as long, rarely forty times."""
         drawn = self.rng.random()
         if drawn < 0.9:
             factor = 0.2 + drawn
@@ -117,7 +117,7 @@ class World:
         self.trace.add(f"{(self.now_us - MONOTONIC_START_US) / 1000:10.3f} ms  {line}")
 
     def violate(self, what: str) -> NoReturn:
-        """Ends the run. The first violation is the one that is reported."""
+        """End the run. The first violation is the one that is reported."""
         if self.violation is None:
             self.violation = what
             self.tell(f"VIOLATION: {what}")

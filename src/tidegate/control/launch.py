@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,13 +46,17 @@ class SlotLaunch:
         return payload
 
 
-def unpacked(payload: bytes, index: int, attempt: int, coordinator: tuple[str, int]) -> tuple[SlotLaunch, Identity]:
-    """The launch, in the process of the slot that it is for. Where it can't be unpacked, because a module isn't there or is
+def identity_of(payload: bytes, attempt: int) -> Identity:
+    """What a slot of the job proves to the coordinator and to other slots."""
+    name, secret, _ = cloudpickle.loads(payload)
+    return Identity(name, attempt, secret)
+
+
+def unpacked(payload: bytes, index: int, link: Link) -> SlotLaunch:
+    """The launch, in the process of the slot that it is for. If it can't be unpacked, because a module isn't there or is
     another one, the coordinator is told, and then it is a `JobError`."""
-    name, secret, contents = cloudpickle.loads(payload)
-    identity = Identity(name, attempt, secret)
     try:
-        return cloudpickle.loads(contents), identity
+        launch: SlotLaunch = cloudpickle.loads(cloudpickle.loads(payload)[2])
     except Exception as error:
         advice = (
             missing_module_advice(error)
@@ -61,10 +64,10 @@ def unpacked(payload: bytes, index: int, attempt: int, coordinator: tuple[str, i
             else ("The modules here may be of another version than the driver's: send the same ones.")
         )
         explained = JobError(f"slot {index} can't unpack the job: {error}. {advice.rstrip()}")
-        with contextlib.closing(reach_driver(coordinator, identity, {"slot": index})) as link:
-            link.send(to_wire(failed(index, explained)))
-            link.flush(timeout_s=5.0)
+        link.send(to_wire(failed(index, explained)))
+        link.flush(timeout_s=5.0)
         raise explained from error
+    return launch
 
 
 def _travels(spec: Any) -> bool:

@@ -187,7 +187,8 @@ class Shutdown:
     reason: str
 
 
-# Between a Spark task that brings a slot along and whoever gathers such tasks on the driver (gathering.py).
+# Between a Spark task that brings a slot along and the driver, on the link that is the slot's control link as well: before
+# the slot is there (dataframes/gathering.py), and about the micro-batch (driver/batches.py).
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +209,11 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Be this slot of this attempt, whose coordinator listens at host and port; snapshots are in that store. `goes_on`: with
-    the slot that the process holds. `now_ms` is the time of the micro-batch, which users' functions see, and `watermark_ms`
-    the query's watermark."""
+    """Be this slot of this attempt; snapshots are in that store. `goes_on`: with the slot that the process holds. `now_ms`
+    is the time of the micro-batch, which users' functions see, and `watermark_ms` the query's watermark."""
 
     attempt: int
     slot: int
-    host: str
-    port: int
     store: str
     goes_on: bool = False
     now_ms: int | None = None

@@ -230,6 +230,7 @@ class JobSettings:
     drop_state: tuple[str, ...] = ()
     writes_state: bool = True  # False: epochs end as ever, and nothing is written of their state
     writers_rest: bool = True  # False: nothing is processed while a snapshot is written, so nobody needs to give way
+    drains: bool = False  # whether event time ends with the input of a transform of batch DataFrames
     at_the_end: str = "the job ends"  # what the log says follows a failure after which there is no restart
 
     def __post_init__(self) -> None:

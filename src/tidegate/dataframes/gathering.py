@@ -1,24 +1,20 @@
-"""Tasks that Spark starts when it likes, gathered to runs on the driver.
+"""The driver's listener for the tasks that Spark starts when it likes, and how they are gathered into runs.
 
-In the DataFrame form nobody deploys slots: an action of the user's makes Spark start a stage, whose tasks come here, offer
-themselves (`Offer`) and are told which slot of which attempt to be. The tasks of one stage at one try are a `Run`. To the
-coordinator a run is a deployment like any other.
+In the DataFrame form nobody deploys slots: an action of the user's makes Spark start a stage, whose tasks connect here and
+offer themselves (`Offer`). The tasks of one stage at one try are a `Run`. When all of them are there the run is conducted in
+a thread of its own: a coordinator takes the run's tasks for its slots (task_slots.py), and the link of each task is the
+control link of its slot. At the end, whatever it is, every task gets a `Verdict`.
 
-    task                      gathering                         conductor of the transform, one thread for each run
-    Offer       ──────────►   all of the stage are there  ───►  begins an attempt, or goes on with one
-                ◄── Assign ──────────────────────────────────   (the coordinator's deployer)
-    InputRead   ──────────►   all have said so            ───►  asks what is on its way, where there are loops
-                ◄── Probe ───────────────────────────────────
-    Counted     ──────────►   all have answered           ───►  has time moved, and asks again
-                ◄── MoveTime ────────────────────────────────   (none of these without loops)
-                                                                ends the epoch
-    Left        ──────────►   (where the slot ended)
-                ◄── Verdict ─────────────────────────────────   the task may end
+    task                      gathering                                          run
+    Offer       ──────────►   until all tasks of the stage are there ─────────►  conduct(run), which attaches a coordinator
+                ◄── Assign, Deploy, Start, Trigger … ──────────────────────────  send
+    Register, Ready, InputRead, Acknowledge … ─────────────────────────────────► on_event
+                ◄── Verdict ───────────────────────────────────────────────────  close, when conduct has returned
 
 Invariants:
-- A run has every task of its stage exactly once. Spark numbers the tasks that it starts; where a task comes again, the
-  higher number counts, and the run that has the lower one is over.
-- A run whose task is lost is over. So is one whose task comes again: Spark has given that try up.
+- A run has every task of its stage exactly once. Spark numbers the tasks that it starts; if a task comes again, the higher
+  number counts, and the run that has the lower one loses all its tasks: Spark has given that try up.
+- A task is of one run, and is assigned once. So whatever arrives on its link is of that run, and of its attempt.
 - What failed for a reason that is in the program fails at once when Spark tries it again.
 - A task always gets a verdict, unless its link is lost; then it must fail by itself.
 
@@ -35,33 +31,23 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from tidegate.channels.handshake import Identity, serve
 from tidegate.channels.links import Link, LinkServer
 from tidegate.control.listening import Listening
-from tidegate.control.messages import (
-    Assign,
-    Counted,
-    InputRead,
-    Left,
-    Message,
-    MoveTime,
-    Offer,
-    Probe,
-    Traffic,
-    Verdict,
-    from_wire,
-    to_wire,
-)
+from tidegate.control.messages import Message, Offer, Verdict, from_wire, to_wire
 from tidegate.control.waker import Waker
-from tidegate.dataframes.queries import BatchTimes
 from tidegate.errors import ProtocolError
 
 NAME = "tidegate-gathering"
 SECRET_BYTES = 32
 TICK_S = 1.0
 REMEMBERED_FAILURES = 64
+
+# What a task has sent, or why it is lost.
+OnEvent: TypeAlias = Callable[[int, Message | str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,100 +60,75 @@ class RunEnd:
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """A task and what it has said."""
+    """A task, and the run that it is of once all tasks of its stage are there."""
 
     link: Link
     offer: Offer
     came_s: float = field(default_factory=time.monotonic)
-    read: bool = False
-    counted: Counted | None = None
-    left: bool = False
+    run: Run | None = None
     lost: str | None = None
 
 
 class Run:
-    """The tasks of one stage, all there. A `Deployment` to the coordinator; its methods may be called from any thread."""
+    """The tasks of one stage at one try, all there. `attach`, `send` and `close` may be called from any thread."""
 
     def __init__(self, members: Mapping[int, _Member], post: Callable[[Callable[[], None]], None]) -> None:
-        self._members = dict(members)
+        self.members = dict(members)
         self._post = post
-        self._over: str | None = None
+        self._on_event: OnEvent | None = None
         self.is_closed = False  # whether its conductor is done with it
-        self.moved = threading.Event()  # something was said or lost since this was cleared
 
     @property
     def offers(self) -> list[Offer]:
         """By task."""
-        return [self._members[task].offer for task in sorted(self._members)]
+        return [self.members[task].offer for task in sorted(self.members)]
 
-    @property
-    def read(self) -> bool:
-        """Whether every slot has taken in what its task was given."""
-        return all(member.read for member in self._members.values())
+    def attach(self, on_event: OnEvent) -> None:
+        """Have it called, in the gathering's thread, with what tasks send, and once for each task that is or was lost."""
+        self._post(partial(self._attach, on_event))
 
-    def assign(
-        self,
-        attempt: int,
-        slots: Mapping[int, int],
-        *,
-        coordinator: tuple[str, int],
-        store: str,
-        goes_on: bool = False,
-        times: BatchTimes | None = None,
-    ) -> None:
-        """`slots`: by task. `times`: of the micro-batch, if it is one."""
-        now_ms, watermark_ms = (None, 0) if times is None else times
-        for task, slot in slots.items():
-            self._send(self._members[task], Assign(attempt, slot, *coordinator, store, goes_on, now_ms, watermark_ms))
-
-    def probe(self, number: int) -> None:
-        """Asks all slots what they have put on channels and taken from them."""
-        for member in self._members.values():
-            self._send(member, Probe(number))
-
-    def move_time(self, order: MoveTime) -> None:
-        """Behind it, slots answer questions."""
-        for member in self._members.values():
-            self._send(member, order)
-
-    def traffic(self, number: int) -> Traffic | None:
-        """The answers to that question together, when all are there."""
-        answers = [member.counted for member in self._members.values()]
-        given = [Traffic(each.sent, each.taken, each.replays) for each in answers if each and each.number == number]
-        return sum(given, Traffic()) if len(given) == len(answers) else None
+    def send(self, task: int, message: Message) -> None:
+        """A task that is lost, or was refused, doesn't get it."""
+        self._post(partial(self._send, self.members[task], message))
 
     def close(self, error: str | None) -> None:
         """Every task may end."""
-        for member in self._members.values():
-            self._send(member, Verdict(error))
+        for task in self.members:
+            self.send(task, Verdict(error))
         self.is_closed = True
 
-    def ended(self) -> str | None:
-        lost = next((member.lost for member in self._members.values() if member.lost is not None), None)
-        if self._over is not None or lost is not None:
-            return self._over or lost
-        return "all tasks have left" if all(member.left for member in self._members.values()) else None
-
-    def cancel(self) -> None:
-        """The slots were told to end. A task that is stuck in a user's function is Spark's to end."""
-        self.give_up("it was cancelled")
-
-    def give_up(self, why: str) -> None:
-        self._over = self._over or why
-        self.moved.set()
+    def on_event(self, task: int, event: Message | str) -> None:
+        """In the gathering's thread. Nothing but a loss comes before somebody is attached, and that is remembered."""
+        if self._on_event is not None:
+            self._on_event(task, event)
 
     def _send(self, member: _Member, message: Message) -> None:
-        self._post(lambda: member.link.send(to_wire(message)))
+        if member.lost is None:
+            member.link.send(to_wire(message))
+
+    def _attach(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        for task, member in self.members.items():
+            if member.lost is not None:
+                on_event(task, member.lost)
 
 
 @dataclass(slots=True)
 class _Stage:
-    """One stage of Spark: who waits for the others of the present try, the run of the last try, and why it failed where
+    """One stage of Spark: who waits for the other tasks of the present try, the run of the last try, and why it failed if
     another try would fail in the same way."""
 
     waiting: dict[int, _Member] = field(default_factory=dict)
     run: Run | None = None
     failure: str | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nobody is there of it: no task waits, and the conductor and all tasks of the last run are done."""
+        run = self.run
+        return not self.waiting and (
+            run is None or (run.is_closed and all(member.lost is not None for member in run.members.values()))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +156,7 @@ class Gathering:
                 ports=listening.ports,
                 on_connect=lambda link, hello: None,
                 on_message=self._said,
-                on_lost=self._lost,
+                on_lost=self._drop,
             )
         self._waker = Waker(self._selector)
         self._requests: deque[Callable[[], None]] = deque()
@@ -221,7 +182,7 @@ class Gathering:
         abandon: Callable[[int, str], None] = lambda stage, why: None,
         begun: Callable[[], None] | None = None,
     ) -> None:
-        """A task waits for the others no longer than `patience_s`. `abandon(stage, why)` asks Spark not to try a stage
+        """A task waits for the other tasks no longer than `patience_s`. `abandon(stage, why)` asks Spark not to try a stage
         again; it is called before the tasks get the verdict. `begun()` is called whenever a task comes."""
         self._transforms[transform] = _Transform(slots, conduct, patience_s, abandon, begun)
 
@@ -252,37 +213,22 @@ class Gathering:
         self._requests.append(request)
         self._waker.wake()
 
-    # What tasks say.
+    # What tasks send.
 
     def _said(self, link: Link, wire: dict[str, Any]) -> None:
+        member = self._members.get(link)
         try:
             message = from_wire(wire)
         except ProtocolError as error:
             self._refuse(link, str(error))
             return
-        member = self._members.get(link)
-        if isinstance(message, Offer) and member is None:
-            self._offered(_Member(link, message))
-        elif isinstance(message, Counted) and member is not None:
-            member.counted = message
-            self._tell_run(member)
-        elif isinstance(message, InputRead | Left) and member is not None:
-            member.read |= isinstance(message, InputRead)
-            member.left |= isinstance(message, Left)
-            self._tell_run(member)
-        else:
-            self._refuse(link, f"a task doesn't say {type(message).__name__} here")
-
-    def _lost(self, link: Link, reason: str) -> None:
-        member = self._members.pop(link, None)
         if member is None:
-            return
-        member.lost = f"task {member.offer.task} was lost: {reason}"
-        stage = self._stages.get((member.offer.transform, member.offer.stage))
-        if stage is not None and stage.waiting.get(member.offer.task) is member:
-            del stage.waiting[member.offer.task]
-        self._tell_run(member)
-        self._forget_one((member.offer.transform, member.offer.stage))
+            if isinstance(message, Offer):  # anything else is of a task that was refused
+                self._offered(_Member(link, message))
+        elif member.run is not None:
+            member.run.on_event(member.offer.task, message)
+        else:
+            self._refuse(link, f"a task that waits for others doesn't send {type(message).__name__}")
 
     def _offered(self, member: _Member) -> None:
         offer = member.offer
@@ -296,20 +242,21 @@ class Gathering:
         if stage.failure is not None:
             self._refuse(member.link, stage.failure)
             return
-        of_run = () if stage.run is None else [known for known in stage.run.offers if known.task == offer.task]
-        waiting = stage.waiting.get(offer.task)
-        if any(known.number > offer.number for known in (*of_run, *([waiting.offer] if waiting else ()))):
+        run, waiting = stage.run, stage.waiting.get(offer.task)
+        known = ([] if run is None else [run.members[offer.task]]) + ([] if waiting is None else [waiting])
+        if any(each.offer.number > offer.number for each in known):
             self._refuse(member.link, "Spark has started this task again")
             return
+        self._members[member.link] = stage.waiting[offer.task] = member
+        stage.run = None
         if waiting is not None:
             self._refuse(waiting.link, "Spark has started this task again")
-        if stage.run is not None:
-            stage.run.give_up("Spark has started its tasks again")
-            stage.run = None
-        self._members[member.link] = member
-        stage.waiting[offer.task] = member
+        for each in () if run is None else run.members.values():
+            self._refuse(each.link, "Spark has started its tasks again")
         if len(stage.waiting) == transform.slots:
             run = stage.run = Run(stage.waiting, self._post)
+            for each in stage.waiting.values():
+                each.run = run
             stage.waiting = {}
             threading.Thread(target=self._conduct, args=(transform, stage, run), name=f"{NAME} run", daemon=True).start()
 
@@ -318,21 +265,38 @@ class Gathering:
         now_s = time.monotonic()
         for key, stage in list(self._stages.items()):
             transform = self._transforms.get(key[0])
-            if transform is None:
-                continue
-            for task, member in list(stage.waiting.items()):
-                if now_s - member.came_s > transform.patience_s:
-                    del stage.waiting[task]
+            for member in list(stage.waiting.values()):
+                if transform is not None and now_s - member.came_s > transform.patience_s:
                     self._refuse(
                         member.link,
-                        f"{len(stage.waiting) + 1} of {transform.slots} tasks were there after "
+                        f"{len(stage.waiting)} of {transform.slots} tasks were there after "
                         f"{transform.patience_s:.0f} s, and they work only together: are there task "
                         f"slots for all of them, and are they free?",
                     )
-                    self._forget_one(key)
+
+    def _refuse(self, link: Link, why: str) -> None:
+        link.send(to_wire(Verdict(why)))
+        self._drop(link, why)
+
+    def _drop(self, link: Link, why: str) -> None:
+        """The task at the other end is lost, or isn't wanted."""
+        member = self._members.pop(link, None)
+        if member is None:
+            return
+        member.lost = why
+        key = (member.offer.transform, member.offer.stage)
+        stage = self._stages.get(key)
+        if stage is not None and stage.waiting.get(member.offer.task) is member:
+            del stage.waiting[member.offer.task]
+        if member.run is not None:
+            member.run.on_event(member.offer.task, why)
+        self._forget_one(key)
 
     def _conduct(self, transform: _Transform, stage: _Stage, run: Run) -> None:
-        end = transform.conduct(run)
+        try:
+            end = transform.conduct(run)
+        except Exception as error:  # noqa: BLE001  (tasks wait for a verdict)
+            end = RunEnd(f"{type(error).__name__}: {error}")
         if end.error is not None and end.final:
             stage.failure = end.error
             with contextlib.suppress(Exception):  # then Spark tries again, and the tasks fail for the same reason
@@ -342,7 +306,7 @@ class Gathering:
 
     def _forget_stages(self) -> None:
         """A stage's number is used once. What is in order is forgotten; of failures the last ones are kept."""
-        settled = [key for key, stage in self._stages.items() if self._is_settled(stage)]
+        settled = [key for key, stage in self._stages.items() if stage.is_settled]
         failed = [key for key in settled if self._stages[key].failure is not None]
         for key in settled:
             if key not in failed[-REMEMBERED_FAILURES:]:
@@ -351,28 +315,9 @@ class Gathering:
     def _forget_one(self, key: tuple[str, int]) -> None:
         """The stage, unless Spark may try it again and the reason why it failed has to be known."""
         stage = self._stages.get(key)
-        if stage is not None and self._is_settled(stage) and (stage.failure is None or key[0] not in self._transforms):
+        if stage is not None and stage.is_settled and (stage.failure is None or key[0] not in self._transforms):
             del self._stages[key]
 
     def _forget_stages_of(self, transform: str) -> None:
         for key in [key for key in self._stages if key[0] == transform]:
             self._forget_one(key)
-
-    def _is_settled(self, stage: _Stage) -> bool:
-        """Whether nobody is there of it: no task waits, and the conductor and all tasks of the last run are done."""
-        run = stage.run
-        return not stage.waiting and (
-            run is None or (run.is_closed and all(link not in self._members for link in self._links_of(run)))
-        )
-
-    def _links_of(self, run: Run) -> list[Link]:
-        return [member.link for member in run._members.values()]
-
-    def _tell_run(self, member: _Member) -> None:
-        stage = self._stages.get((member.offer.transform, member.offer.stage))
-        if stage is not None and stage.run is not None:
-            stage.run.moved.set()
-
-    def _refuse(self, link: Link, why: str) -> None:
-        self._members.pop(link, None)
-        link.send(to_wire(Verdict(why)))

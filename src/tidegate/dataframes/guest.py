@@ -1,7 +1,9 @@
 """The slot in a Spark task: it is driven as the generator that the task's output comes from.
 
-A task offers itself to the driver (`gathering.py`), becomes the slot that it is told to be, and yields what the slot's
-sinks write until the verdict comes. After a micro-batch the process keeps the slot for the next one, with all its state.
+A task offers itself to the driver (gathering.py), becomes the slot that it is told to be, and yields what the slot's sinks
+write until the verdict comes. Its link to the driver is the control link of the slot as well. After a micro-batch the
+process keeps the slot, with all its state and without a link, for the next task of the same transform.
+
 While the slot's loop runs, Spark waits for output; while Spark takes output, the slot waits. Neither waits for long: what
 Spark hands in doesn't depend on any slot.
 """
@@ -12,8 +14,6 @@ import contextlib
 import gc
 import logging
 import selectors
-import time
-from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,27 +24,14 @@ from tidegate.channels.handshake import Identity, serve
 from tidegate.channels.links import Link
 from tidegate.connectors.handover import Handover, handover_of
 from tidegate.control.clock import BatchTime
-from tidegate.control.launch import reach_driver, unpacked
-from tidegate.control.messages import (
-    Assign,
-    Counted,
-    InputRead,
-    Left,
-    Message,
-    MoveTime,
-    Offer,
-    Probe,
-    Verdict,
-    from_wire,
-    to_wire,
-)
+from tidegate.control.launch import identity_of, reach_driver, unpacked
+from tidegate.control.messages import Assign, InputRead, Left, Message, Offer, Verdict, from_wire, to_wire
 from tidegate.dataframes.gathering import NAME
 from tidegate.errors import JobError, JobFailed, TidegateError
 from tidegate.slot.hosting import SlotHost, interpreter_for_a_slot
 from tidegate.slot.process_title import process_title
 
 _OVER = object()
-VERDICT_TIMEOUT_S = 10.0
 
 _logger = logging.getLogger(__name__)
 
@@ -59,20 +46,19 @@ class Invitation:
 
 
 class _Driver:
-    """A task's link to the driver."""
+    """A task's link to the driver. What comes for the slot is passed on to it."""
 
     def __init__(self, invitation: Invitation, selector: selectors.BaseSelector) -> None:
         self.verdict: Verdict | None = None
-        self.asked: deque[Probe | MoveTime] = deque()
+        self.slot: SlotHost | None = None
         self._assigned: Assign | None = None
         self._lost: str | None = None
         self._selector = selector
-        identity = Identity(NAME, 0, invitation.secret)
-        self._link = reach_driver(invitation.gathering, identity, {})
-        self._link.attach(selector, on_message=self._said, on_lost=self._on_lost)
+        self.link = reach_driver(invitation.gathering, Identity(NAME, 0, invitation.secret), {})
+        self.link.attach(selector, on_message=self._said, on_lost=self._on_lost)
 
     def tell(self, message: Message) -> None:
-        self._link.send(to_wire(message))
+        self.link.send(to_wire(message))
 
     def offer(self, offer: Offer) -> Assign:
         """Waits until the other tasks are there, too."""
@@ -82,39 +68,41 @@ class _Driver:
             self.check()
         return self._assigned
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """For the verdict, no longer than that."""
-        give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while self.verdict is None and (give_up_s is None or time.monotonic() < give_up_s):
-            serve(self._selector, None if give_up_s is None else max(give_up_s - time.monotonic(), 0.0))
+    def wait(self) -> None:
+        """For the verdict."""
+        self.check()
+        while self.verdict is None:
+            serve(self._selector, None)
             self.check()
 
     def check(self) -> None:
-        """Raises where the task must fail."""
+        """Raises if the task must fail."""
         if self.verdict is not None and self.verdict.error is not None:
             raise JobFailed(self.verdict.error)
-        if self._lost is not None and self.verdict is None:
-            raise TidegateError(f"the driver is gone: {self._lost}")
+        if not self.link.up and self.verdict is None:
+            raise TidegateError(f"the driver is gone: {self._lost or 'the link to it was lost'}")
 
     def close(self) -> None:
-        self._link.close()
+        self.link.close()
 
     def _said(self, link: Link, wire: dict[str, Any]) -> None:
         message = from_wire(wire)
         if isinstance(message, Assign):
             self._assigned = message
-        elif isinstance(message, Probe | MoveTime):
-            self.asked.append(message)
         elif isinstance(message, Verdict):
             self.verdict = message
+        elif self.slot is not None:  # else it is to shut down before it is there, and a verdict follows
+            self.slot.on_message(message)
 
     def _on_lost(self, link: Link, reason: str) -> None:
         self._lost = reason
+        if self.slot is not None and self.verdict is None:
+            self.slot.on_link_lost(reason)
 
 
 @dataclass(slots=True, eq=False)
 class _HeldSlot:
-    """A slot and its loop, from one micro-batch to the next."""
+    """A slot and its loop, from one micro-batch to the next, on a selector of its own."""
 
     attempt: int
     index: int
@@ -123,65 +111,53 @@ class _HeldSlot:
     rounds: Generator[None]
     handover: Handover
     time: BatchTime | None
+    selector: selectors.BaseSelector
 
     @classmethod
-    def made(cls, invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector) -> _HeldSlot:
-        coordinator = (assigned.host, assigned.port)
-        launch, identity = unpacked(invitation.payload, assigned.slot, assigned.attempt, coordinator)
+    def made(cls, invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector, driver: _Driver) -> _HeldSlot:
+        """If that fails, the coordinator knows why, and its verdict is what the task fails with."""
+        identity = identity_of(invitation.payload, assigned.attempt)
         time = None if assigned.now_ms is None else BatchTime(assigned.now_ms, assigned.watermark_ms)
-        host = SlotHost(
-            assigned.slot, replace(launch, store=assigned.store), identity, coordinator, selector=selector, batch_time=time
-        )
-        return cls(assigned.attempt, assigned.slot, identity.job, host, host.rounds(), handover_of(launch.plan), time)
+        try:
+            launch = replace(unpacked(invitation.payload, assigned.slot, driver.link), store=assigned.store)
+            host = SlotHost(assigned.slot, launch, identity, driver.link, selector, batch_time=time)
+        except JobError:
+            driver.tell(Left())
+            driver.wait()
+            raise
+        handover = handover_of(launch.plan)
+        return cls(assigned.attempt, assigned.slot, identity.job, host, host.rounds(), handover, time, selector)
 
 
-class _Held:
-    """What this process holds of a transform: a selector, and a slot where one is waiting for the next micro-batch."""
-
-    def __init__(self) -> None:
-        self.selector = selectors.DefaultSelector()
-        self.slot: _HeldSlot | None = None
-
-    def take(self) -> _HeldSlot | None:
-        """The slot, if its coordinator hasn't given it up meanwhile."""
-        while self.slot is not None and serve(self.selector, 0):
-            pass
-        slot, self.slot = self.slot, None
-        if slot is not None and not slot.host.alive:
-            slot.rounds.close()
-            return None
-        return slot
-
-
-# By transform. A streaming transform has its processes to itself, until its query is over (spark/processes.py).
-_held: dict[str, _Held] = {}
+# What this process holds, by transform: one slot at most. A streaming transform has its processes to itself, until its query
+# is over (spark/processes.py).
+_held: dict[str, _HeldSlot] = {}
 
 
 def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The body of a task."""
-    _drop_what_has_ended()
-    if offer.transform not in _held:
-        _held[offer.transform] = _Held()  # which has a file of its own open
-    held = _held[offer.transform]
-    slot = held.take()
+    _drop_others(offer.transform)
+    slot = _held.pop(offer.transform, None)
+    selector = selectors.DefaultSelector() if slot is None else slot.selector
     try:
         with interpreter_for_a_slot(fresh=slot is None):
-            with contextlib.closing(_Driver(invitation, held.selector)) as driver:
+            with contextlib.closing(_Driver(invitation, selector)) as driver:
                 if slot is not None:
                     offer = replace(offer, attempt=slot.attempt, slot=slot.index)
                 assigned = driver.offer(offer)
                 if not assigned.goes_on:
                     if slot is not None:
                         slot.rounds.close()
-                    slot = _made(invitation, assigned, held.selector, driver)
+                    slot = _HeldSlot.made(invitation, assigned, selector, driver)
                 assert slot is not None, "only who holds a slot is told to go on with it"
+                driver.slot, slot.host.link = slot.host, driver.link
                 if slot.time is not None and assigned.now_ms is not None:
                     slot.time.set(assigned.now_ms, assigned.watermark_ms)
                 with process_title(slot.index, slot.job, slot.attempt):
                     yield from _drive(slot, driver, batches)
                 if offer.batch is not None and slot.host.alive:
-                    held.slot, slot = slot, None
-            if held.slot is not None:
+                    _held[offer.transform], slot = slot, None
+            if _held:
                 # Garbage that refers to itself has to go before it is frozen with the state. The state of earlier batches
                 # is frozen here, so only what this task made is walked.
                 del driver
@@ -189,36 +165,23 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
     finally:
         if slot is not None:
             slot.rounds.close()
-        if held.slot is None:
-            del _held[offer.transform]
-            held.selector.close()
-        else:
+        if _held:
             gc.freeze()  # Spark collects garbage after every task, and would walk all of the state
+        else:
+            selector.close()
 
 
-def _made(invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector, driver: _Driver) -> _HeldSlot:
-    """Where it can't be, the coordinator knows, and its verdict is what the task fails with. Where another slot has told it
-    so before, the coordinator may be gone already, and the verdict is on its way."""
-    try:
-        return _HeldSlot.made(invitation, assigned, selector)
-    except TidegateError as error:
-        driver.tell(Left())
-        driver.wait(None if isinstance(error, JobError) else VERDICT_TIMEOUT_S)
-        driver.check()
-        raise
-
-
-def _drop_what_has_ended() -> None:
-    """The slots in this process that nobody waits for any more, with their state."""
-    for transform, held in list(_held.items()):
+def _drop_others(transform: str) -> None:
+    """The slot of another transform in this process, with its state: that transform's query is over. If it isn't, its slots
+    restore their state elsewhere."""
+    for other in [other for other in _held if other != transform]:
+        held = _held.pop(other)
         try:
-            held.slot = held.take()
+            held.rounds.close()
         except Exception:
             _logger.exception("A slot of a query that is over failed when it was closed; nothing depends on it any more")
-        if held.slot is None:
-            del _held[transform]
-            held.selector.close()
-            gc.unfreeze()
+        held.selector.close()
+        gc.unfreeze()
 
 
 def _drive(slot: _HeldSlot, driver: _Driver, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -234,14 +197,4 @@ def _drive(slot: _HeldSlot, driver: _Driver, batches: Iterator[pa.RecordBatch]) 
         if handover.read and not is_told:
             is_told = True
             driver.tell(InputRead())
-        while driver.asked:
-            _answer(driver.asked.popleft(), slot.host, driver)
         yield from handover.take()
-
-
-def _answer(asked: Probe | MoveTime, host: SlotHost, driver: _Driver) -> None:
-    if isinstance(asked, MoveTime):
-        host.move_time(asked)
-        return
-    traffic = host.traffic()
-    driver.tell(Counted(asked.number, traffic.sent, traffic.taken, traffic.replays))

@@ -4,8 +4,9 @@ A `TransformJob` is built like any job, but for its ends: the sources and sinks 
 and its slots are the tasks that were gathered (gathering.py). Every run of a bounded transform is a job of its own, from
 its beginning to its end: where Spark runs the stage again, for another action or after a failure, it begins again.
 
-At the end of the input event time ends as well, so that all timers of event time fire (`drain`), unless the state is to go
-on elsewhere. Then the last snapshot becomes a savepoint, once: a run that Spark repeats afterwards leaves it as it is.
+When the tasks have read their input the coordinator ends the job. Event time ends as well, so that all timers of event time
+fire (`drains`), unless the state is to go on elsewhere. Then the last snapshot becomes a savepoint, once: a run that Spark
+repeats afterwards leaves it as it is.
 """
 
 from __future__ import annotations
@@ -29,12 +30,11 @@ from tidegate.control.settings import Tuning, check_tuning
 from tidegate.dataflow.keyed_stream import BroadcastStream, KeyedStream
 from tidegate.dataflow.stream import Stream
 from tidegate.dataframes.gathering import Run, RunEnd
+from tidegate.dataframes.task_slots import TaskSlots
 from tidegate.driver import job
 from tidegate.driver.attempts import Restore
-from tidegate.driver.deployment import Deployment
-from tidegate.driver.handle import Handle
-from tidegate.driver.hosting import CoordinatorHost, MakeDeployer
-from tidegate.errors import GraphError, JobFailed, TidegateError
+from tidegate.driver.hosting import CoordinatorHost
+from tidegate.errors import GraphError, JobFailed
 from tidegate.protocol.restart import NoRestart
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.manifest import MicroBatch
@@ -48,7 +48,6 @@ DEFAULT_OUTPUT = "output"
 SECRET_BYTES = 32
 # A slot says nothing while Spark takes its output or gets it the next batch; a lost task is noticed by its link.
 HEARTBEAT_TIMEOUT = "10 minutes"
-POLL_S = 0.05
 MEMORY = "memory://"
 AT_THE_END = "Spark is told, and tries the tasks again if that may help, or ends the action or query"
 
@@ -66,10 +65,13 @@ class TransformJob(job.Job):
         slots: int,
         tuning: Tuning | None = None,
         writes_state: bool,
+        drains: bool = False,
         **rest: Any,
     ) -> None:
         super().__init__(name, slots=slots, restart=NoRestart(), tuning=_for_tasks(tuning or Tuning()), **rest)
-        self._settings = replace(self._settings, writes_state=writes_state, writers_rest=False, at_the_end=AT_THE_END)
+        self._settings = replace(
+            self._settings, writes_state=writes_state, writers_rest=False, drains=drains, at_the_end=AT_THE_END
+        )
         self._handover = Handover(list(inputs.values()))
         self.inputs = {
             each: self.source(each, HandedSource(self._handover, index, schema))
@@ -118,12 +120,12 @@ class TransformJob(job.Job):
         return SlotLaunch(plan=self.plan(), settings=self._settings, store=store, secret=self._secret)
 
     def host(
-        self, make_deployer: MakeDeployer, *, store: str, restore: Restore, micro_batch: MicroBatch | None = None
+        self, slots: TaskSlots, *, store: str, restore: Restore, micro_batch: MicroBatch | None = None
     ) -> CoordinatorHost:
         """The coordinator of an attempt whose slots were gathered."""
         return CoordinatorHost(
             self.launch(store),
-            make_deployer,
+            slots,
             replan=self._plan_at,
             explain=self._explain,
             versions=self._versions(),
@@ -144,27 +146,12 @@ def _for_tasks(tuning: Tuning) -> Tuning:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GatheredDeployer:
-    """The slots are there already."""
-
-    run: Run
-    coordinator: tuple[str, int]
-    store: str
-
-    def deploy(self, attempt: int) -> Deployment:
-        slots = {offer.task: offer.task for offer in self.run.offers}
-        self.run.assign(attempt, slots, coordinator=self.coordinator, store=self.store)
-        return self.run
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounded:
     """How the runs of a transform over bounded input begin and end. `written` has the savepoint once it is there."""
 
     job: TransformJob
     restore: Restore
-    drain: bool
     savepoint_to: str | None
     lock: threading.Lock = field(default_factory=threading.Lock)
     written: list[str] = field(default_factory=list)
@@ -174,18 +161,13 @@ class Bounded:
         store = f"{MEMORY}tidegate-transform-{uuid.uuid4().hex}"
         if self.savepoint_to is not None:
             store = job_address(f"{self.savepoint_to.rstrip('/')}.work-{uuid.uuid4().hex[:8]}", self.job.name)
-        failures: list[bool] = []
+        slots = TaskSlots(run, store=store)
         try:
-            handle = self.job.host(
-                lambda launch, coordinator: GatheredDeployer(run, coordinator, store), store=store, restore=self.restore
-            ).start()
-            try:
-                finish(run, handle, drain=self.drain)
-            finally:
-                failures = [failure.permanent or failure.user_traceback is not None for failure in handle.failures]
+            slots.start(lambda slots: self.job.host(slots, store=store, restore=self.restore))
+            slots.wait()
             self._save(store)
         except Exception as error:  # noqa: BLE001
-            return RunEnd(told(error), final=any(failures) or not isinstance(error, JobFailed))
+            return RunEnd(told(error), final=slots.failed_finally or not isinstance(error, JobFailed))
         finally:
             _clear(store)
         return RunEnd()
@@ -210,17 +192,6 @@ class Bounded:
 def told(error: Exception) -> str:
     """As tasks hear of it."""
     return str(error) if isinstance(error, JobFailed) else f"{type(error).__name__}: {error}"
-
-
-def finish(run: Run, handle: Handle, *, drain: bool) -> None:
-    """Waits until all input is read, ends the job, and waits for that. `JobFailed` where it failed."""
-    while not run.read and not handle.status.terminal:
-        run.moved.wait(POLL_S)
-        run.moved.clear()
-    if handle.status.terminal:
-        handle.wait()
-        raise TidegateError(f"the job {handle.name!r} is {handle.status.value}, and its input wasn't read to the end")
-    handle.stop(drain=drain, timeout=None)
 
 
 def _clear(address: str) -> None:

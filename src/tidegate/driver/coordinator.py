@@ -26,6 +26,7 @@ from tidegate.control.failing import described, is_final
 from tidegate.control.messages import (
     Acknowledge,
     Committed,
+    Counted,
     Decline,
     Delivered,
     Deploy,
@@ -33,6 +34,7 @@ from tidegate.control.messages import (
     Failed,
     Heartbeat,
     InputEnded,
+    InputRead,
     Message,
     Noticed,
     Ready,
@@ -44,7 +46,7 @@ from tidegate.control.messages import (
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import NO_ORIGIN, Opened, Restore, named_snapshot, open_attempt
-from tidegate.driver.batches import BatchEnd
+from tidegate.driver.batches import BatchEnd, Batches
 from tidegate.driver.claiming import Claim
 from tidegate.driver.deployment import Deployer, Deployment, Layout, Links, Rescaling
 from tidegate.driver.epochs import Epochs
@@ -91,6 +93,7 @@ class Coordinator:
         graph: str = "",
         versions: Mapping[str, str] | None = None,
         micro_batch: MicroBatch | None = None,
+        batch_ended: Callable[[BatchEnd], None] = lambda end: None,
         speak: Speak = keep_silent,
         noticed: set[str] | None = None,
     ) -> None:
@@ -120,7 +123,7 @@ class Coordinator:
             clock=clock,
             want_full=self._want_full_epoch,
             versions=versions or {},
-            micro_batch=micro_batch,
+            batches=Batches(micro_batch, plan=plan, tell_all=self.tell_all, ended=batch_ended),
             log=self._log,
         )
         self._savepoints = self._epochs.savepoints
@@ -187,11 +190,6 @@ class Coordinator:
         self._epochs.batches.begin(batch)
         self._roster.all_heard(self._clock.monotonic_ms())
 
-    def end_batch(self, order: BatchEnd) -> None:
-        """End the micro-batch, whose input is all read."""
-        self._epochs.batches.end(order)
-        self.tick()
-
     def savepoint(self, order: SavepointOrder) -> None:
         self._savepoints.take(order)
 
@@ -246,6 +244,10 @@ class Coordinator:
                 self._epochs.feed(SnapshotDeclined(SubtaskId(vertex, subtask), epoch, AbortReason.DECLINED, text))
             case InputEnded(vertex, subtask):
                 self._epochs.feed(epoch_coordinator.InputEnded(SubtaskId(vertex, subtask)))
+            case InputRead():
+                self._epochs.batches.on_input_read(slot)
+            case Counted():
+                self._epochs.batches.on_counted(slot, message, self._clock.monotonic_ms())
             case Heartbeat(_, metrics):
                 self.metrics.update(metrics)
                 if self.attempts[-1].first_record_ms is None and any(of.records_in for of in metrics.values()):
@@ -287,13 +289,13 @@ class Coordinator:
 
     def crashed(self, error: BaseException) -> None:
         """The loop around this coordinator can't go on, because of a bug as a rule."""
-        self._failed_for_good("".join(traceback.format_exception(error)))
         try:
+            self._failed_for_good("".join(traceback.format_exception(error)))
             if self._deployment is not None:
                 self._deployment.cancel()
         finally:
-            self._job_over("failed", cancel=True)
             self.status = Status.FAILED
+            self._job_over("failed", cancel=True)
 
     def tick(self) -> None:
         """Looks at the clock and at the deployment."""
@@ -428,7 +430,6 @@ class Coordinator:
             replace(failure, attempt=self.attempt, at_ms=self._clock.now_ms()),
             now_ms=now_ms,
             epoch=self._epochs.newest,
-            expected=self._epochs.batches.parked and failure.user_traceback is None and not failure.permanent,
         )
         if isinstance(decision, GiveUp):
             self._wind_down(Status.FAILED)
@@ -459,8 +460,9 @@ class Coordinator:
 
     def _job_over(self, how: str, *, cancel: bool) -> None:
         """What was asked for and never will be is told so."""
-        self._savepoints.on_job_over(f"the job {self._settings.name!r} has {_PAST[how]}", cancel=cancel)
-        self._rescales.give_up(f"it has {_PAST[how]} before")
+        past = "been cancelled" if how == "cancelled" else how
+        self._savepoints.on_job_over(f"the job {self._settings.name!r} has {past}", cancel=cancel)
+        self._rescales.give_up(f"it has {past} before")
 
     def _let_go(self, now_ms: int, *, cancel: bool = True) -> None:
         if self.attempts and self.attempts[-1].ended_ms is None:
@@ -493,6 +495,3 @@ class Coordinator:
         timeout_ms = self._settings.tuning.heartbeat_timeout_ms
         if silent := self._roster.silent(now_ms, timeout_ms):
             self.failed(Failure(f"slots {silent} said nothing for {timeout_ms} ms", silent[0]))
-
-
-_PAST = {"finished": "finished", "stopped": "stopped", "cancelled": "been cancelled", "failed": "failed"}

@@ -40,12 +40,13 @@ from tidegate.protocol.epoch_coordinator import (
     ReleaseSnapshots,
     SnapshotAcknowledged,
     SnapshotRequested,
+    StopRequested,
     TimePassed,
     TriggerEpoch,
 )
 from tidegate.protocol.ids import SubtaskId
 from tidegate.snapshots.catalog import SnapshotCatalog
-from tidegate.snapshots.manifest import Manifest, MicroBatch, OperatorEntry
+from tidegate.snapshots.manifest import Manifest, OperatorEntry
 from tidegate.snapshots.stats import EpochStats, SubtaskStats
 from tidegate.store.layout import parse_state_file_name
 
@@ -87,12 +88,12 @@ class Epochs:
         clock: Clock,
         want_full: Callable[[], None],
         versions: Mapping[str, str],
-        micro_batch: MicroBatch | None,
+        batches: Batches,
         log: JobLog,
     ) -> None:
         self.reports = EpochReports()
         self.newest: int | None = None
-        self.batches = Batches(micro_batch)
+        self.batches = batches
         self.savepoints = SavepointRequests(
             catalog=catalog, background=copies, clock=clock, want=want_full, release=self._release, log=log
         )
@@ -152,13 +153,14 @@ class Epochs:
         self.reports.attempt_over()
         self._coordinator = None
         self.savepoints.on_attempt_over()
-        self.batches.on_attempt_over()
 
     def tick(self, now_ms: int) -> None:
         """Look at the clock. Called while the attempt runs."""
         self.feed(TimePassed(now_ms))
-        if self.running and self.batches.wants_epoch():
-            self.feed(SnapshotRequested())
+        self.batches.tick(now_ms)
+        if self.running and self.batches.wants_end():
+            is_job = self.batches.current is None
+            self.feed(StopRequested(self._settings.drains) if is_job else SnapshotRequested())
 
     def want_full(self) -> None:
         """Ask for a full epoch, for a savepoint. The attempt runs."""

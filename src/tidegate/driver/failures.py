@@ -25,8 +25,8 @@ class FailureLog:
         self._failed_at_ms: list[int] = []
         self._errors: list[ErrorAtRecord | None] = []
 
-    def take(self, failure: Failure, *, now_ms: int, epoch: int | None, expected: bool = False) -> RestartAfter | GiveUp:
-        """Decide what follows. `epoch` is the newest complete snapshot. An `expected` failure is not worth a warning."""
+    def take(self, failure: Failure, *, now_ms: int, epoch: int | None) -> RestartAfter | GiveUp:
+        """Decide what follows. `epoch` is the newest complete snapshot."""
         self._failed_at_ms.append(now_ms)
         self._errors.append(_error_of(failure, epoch))
         earlier = repeats(self._errors)
@@ -52,17 +52,16 @@ class FailureLog:
                 delay_ms=decision.delay_ms,
             )
         else:
-            self.end(failure, level=logging.INFO if expected else logging.ERROR, epoch=epoch)
+            self.end(failure, epoch=epoch)
         return decision
 
-    def end(self, failure: Failure, *, level: int = logging.ERROR, epoch: int | None = None) -> None:
+    def end(self, failure: Failure, *, epoch: int | None = None) -> None:
         """Take a failure after which the job ends."""
         self._add(
             failure,
             f"A restart doesn't help: {self._at_the_end}"
             if failure.permanent
             else self._at_the_end[:1].upper() + self._at_the_end[1:],
-            level=level,
             epoch=epoch,
         )
 

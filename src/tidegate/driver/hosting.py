@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from tidegate import logs
 from tidegate.channels.handshake import Identity, serve
@@ -24,8 +24,9 @@ from tidegate.control.messages import Message, from_wire, to_wire
 from tidegate.control.waker import Waker
 from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import Restore
+from tidegate.driver.batches import BatchEnd
 from tidegate.driver.coordinator import Coordinator
-from tidegate.driver.deployment import Deployer, Layout
+from tidegate.driver.deployment import Deployer, Layout, Links
 from tidegate.driver.handle import Handle
 from tidegate.driver.job_log import LOGGER
 from tidegate.errors import ProtocolError
@@ -40,6 +41,23 @@ MakeDeployer = Callable[[SlotLaunch, tuple[str, int]], Deployer]
 Replan = Callable[[int, Mapping[str, int]], Plan]
 
 
+class Slots(Links, Protocol):
+    """How the slots of a job are brought up and reached: each of them connects to a coordinator of its own (`SlotLinks`), or
+    they are tasks of Spark that have come to the driver already (dataframes/task_slots.py)."""
+
+    def open(self, host: CoordinatorHost) -> None:
+        """Called once, before anything else."""
+
+    def deployer(self, launch: SlotLaunch) -> Deployer:
+        """What deploys them at this launch's plan."""
+
+    def batch_ended(self, end: BatchEnd) -> None:
+        """Called in the coordinator's thread when a micro-batch has ended, or has to run again."""
+
+    def close(self) -> None:
+        """Called in the coordinator's thread when it ends, whatever the reason."""
+
+
 class CoordinatorHost:
     """Runs the coordinator of one job until it has ended. `replan(slots, parallelism by operator)` gives another plan of it,
     and `explain` what savepoints say of one."""
@@ -47,7 +65,7 @@ class CoordinatorHost:
     def __init__(
         self,
         launch: SlotLaunch,
-        make_deployer: MakeDeployer,
+        slots: Slots,
         *,
         replan: Replan,
         explain: Callable[[Plan], str],
@@ -58,23 +76,23 @@ class CoordinatorHost:
     ) -> None:
         logs.set_up(launch.settings.tuning.log_format, launch.settings.tuning.log_level)
         self._launch = launch
-        self._make_deployer = make_deployer
+        self._slots = slots
         self._replan = replan
         self._explain = explain
         self._parallelism: dict[str, int] = {}  # by operator, as `rescale` was told so far
-        self._selector = selectors.DefaultSelector()
-        self._links = SlotLinks(self._selector, launch)
-        self._waker = Waker(self._selector)
+        self.selector = selectors.DefaultSelector()
+        slots.open(self)
+        self._waker = Waker(self.selector)
         self._requests: deque[Callable[[], None]] = deque()
         self._background = BackgroundThread("tidegate-coordinator-store", self._waker.wake)
         self._copies = BackgroundThread("tidegate-savepoints", self._waker.wake)
         try:
-            self._coordinator = Coordinator(
+            self.coordinator = Coordinator(
                 plan=launch.plan,
                 settings=launch.settings,
                 catalog=SnapshotCatalog(open_store(launch.store), program=Program.this(launch.settings.name)),
-                deployer=make_deployer(launch, self._links.address),
-                links=self._links,
+                deployer=slots.deployer(launch),
+                links=slots,
                 clock=SystemClock(),
                 background=self._background,
                 copies=self._copies,
@@ -84,33 +102,28 @@ class CoordinatorHost:
                 micro_batch=micro_batch,
                 speak=LOGGER.log,
                 noticed=noticed,
+                batch_ended=slots.batch_ended,
             )
         except BaseException:
             self._close()
             raise
-        self._links.coordinator = self._coordinator
-        self._coordinator.on_delivered = _printing(launch.plan)
+        self.coordinator.on_delivered = _printing(launch.plan)
         self._thread = threading.Thread(target=self._run, name=f"tidegate-coordinator {launch.settings.name}", daemon=True)
 
     def start(self) -> Handle:
-        self._coordinator.start()
+        self.coordinator.start()
         self._thread.start()
-        return Handle(self._launch.settings.name, self._coordinator, self._post, self._thread.join, self._relayout)
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where slots find the coordinator."""
-        return self._links.address
+        return Handle(self._launch.settings.name, self.coordinator, self._post, self._thread.join, self._relayout)
 
     def ask(self, request: Callable[[Coordinator], None]) -> None:
         """Has the coordinator's own thread do it."""
-        self._post(lambda: request(self._coordinator))
+        self._post(lambda: request(self.coordinator))
 
     def _relayout(self, slots: int | None, parallelism: Mapping[str, int]) -> Layout:
         """In the thread of whoever asks. Nothing has changed where this raises."""
         wanted = {**self._parallelism, **parallelism}
-        plan = self._replan(self._coordinator.plan.slots if slots is None else slots, wanted)
-        deployer = self._make_deployer(replace(self._launch, plan=plan), self._links.address)
+        plan = self._replan(self.coordinator.plan.slots if slots is None else slots, wanted)
+        deployer = self._slots.deployer(replace(self._launch, plan=plan))
         self._parallelism = wanted
         return Layout(plan, deployer, self._explain(plan))
 
@@ -119,10 +132,10 @@ class CoordinatorHost:
         self._waker.wake()
 
     def _run(self) -> None:
-        coordinator = self._coordinator
+        coordinator = self.coordinator
         try:
             while not coordinator.status.terminal:
-                serve(self._selector, COORDINATOR_TICK_S)
+                serve(self.selector, COORDINATOR_TICK_S)
                 self._background.deliver()
                 self._copies.deliver()
                 while self._requests:
@@ -134,11 +147,11 @@ class CoordinatorHost:
             self._close()
 
     def _close(self) -> None:
-        self._links.close()
+        self._slots.close()
         self._background.close(finish=True)  # deletions, as a rule
         self._copies.close(finish=True)  # answers to those who asked for savepoints
         self._waker.close()
-        self._selector.close()
+        self.selector.close()
 
 
 def _printing(plan: Plan) -> Callable[[str, str], bool]:
@@ -155,18 +168,21 @@ def _printing(plan: Plan) -> Callable[[str, str], bool]:
 
 
 class SlotLinks:
-    """The coordinator's links, by slot."""
+    """The links of slots that connect to the coordinator, by slot."""
 
-    def __init__(self, selector: selectors.BaseSelector, launch: SlotLaunch) -> None:
-        self.coordinator: Coordinator | None = None
+    def __init__(self, launch: SlotLaunch, make_deployer: MakeDeployer) -> None:
         self._launch = launch
+        self._make_deployer = make_deployer
         self._by_slot: dict[int, Link] = {}
         self._slots: dict[Link, int] = {}
         self._refusals = Refusals()
         self._listening = launch.settings.tuning.coordinator_listening
+
+    def open(self, host: CoordinatorHost) -> None:
+        self._host = host
         with self._listening.explained():
             self._server = LinkServer(
-                selector,
+                host.selector,
                 self._identity(0),
                 bind_host=self._listening.bind_host,
                 ports=self._listening.ports,
@@ -175,10 +191,11 @@ class SlotLinks:
                 on_lost=self._lost,
             )
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where slots find it."""
-        return self._listening.found_at(self._server.address)
+    def deployer(self, launch: SlotLaunch) -> Deployer:
+        return self._make_deployer(launch, self._listening.found_at(self._server.address))
+
+    def batch_ended(self, end: BatchEnd) -> None:
+        raise AssertionError("micro-batches are of tasks")
 
     def expect(self, attempt: int) -> None:
         self._server.identity = self._identity(attempt)
@@ -198,8 +215,7 @@ class SlotLinks:
 
     def _connected(self, link: Link, hello: Mapping[str, Any]) -> None:
         slot = hello.get("slot")
-        slots = 0 if self.coordinator is None else self.coordinator.plan.slots
-        if not isinstance(slot, int) or not 0 <= slot < slots or slot in self._by_slot:
+        if not isinstance(slot, int) or not 0 <= slot < self._host.coordinator.plan.slots or slot in self._by_slot:
             self._refusals.add(self._launch.settings.name, link.attempt, link.peer, f"slot {slot!r} isn't expected now")
             link.close()
             return
@@ -208,17 +224,17 @@ class SlotLinks:
 
     def _said(self, link: Link, wire: dict[str, Any]) -> None:
         slot = self._slots.get(link)
-        if slot is None or self.coordinator is None:
+        if slot is None:
             return
         try:
             message = from_wire(wire)
         except ProtocolError as error:
-            self.coordinator.on_lost(slot, str(error))
+            self._host.coordinator.on_lost(slot, str(error))
         else:
-            self.coordinator.on_message(slot, message)
+            self._host.coordinator.on_message(slot, message)
 
     def _lost(self, link: Link, reason: str) -> None:
         slot = self._slots.pop(link, None)
-        if slot is not None and self.coordinator is not None:
+        if slot is not None:
             del self._by_slot[slot]
-            self.coordinator.on_lost(slot, reason)
+            self._host.coordinator.on_lost(slot, reason)

@@ -22,7 +22,7 @@ from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import Restore
 from tidegate.driver.deployment import Deployer
 from tidegate.driver.handle import Handle
-from tidegate.driver.hosting import CoordinatorHost
+from tidegate.driver.hosting import CoordinatorHost, SlotLinks
 from tidegate.driver.job_log import LOGGER
 from tidegate.driver.reports import Status
 from tidegate.errors import JobError
@@ -126,7 +126,7 @@ class Job(Pipeline):
         )
         host = CoordinatorHost(
             launch,
-            self._deployer,
+            SlotLinks(launch, self._deployer),
             replan=self._plan_at,
             explain=self._explain,
             versions=self._versions(),

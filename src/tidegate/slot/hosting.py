@@ -14,7 +14,6 @@ import selectors
 import socket
 import sys
 from collections.abc import Generator, Iterator, Mapping
-from typing import Any
 
 import pyarrow as pa
 
@@ -26,8 +25,8 @@ from tidegate.channels.tcp import TcpNetwork
 from tidegate.channels.tcp_ends import ChannelLost
 from tidegate.control.background import BackgroundThread
 from tidegate.control.clock import BatchTime, SystemClock
-from tidegate.control.launch import CONNECT_TIMEOUT_S, SlotLaunch, reach_driver, unpacked
-from tidegate.control.messages import Failed, MoveTime, Register, Traffic, from_wire, to_wire
+from tidegate.control.launch import CONNECT_TIMEOUT_S, SlotLaunch, identity_of, reach_driver, unpacked
+from tidegate.control.messages import Failed, Message, Register, from_wire, to_wire
 from tidegate.control.waker import Waker
 from tidegate.errors import JobError
 from tidegate.protocol.ids import ChannelId
@@ -50,18 +49,30 @@ KEPT_BYTES = 256 << 20
 
 def run_slot(index: int, payload: bytes, attempt: int, coordinator: tuple[str, int]) -> None:
     """The body of a slot's process. It returns when the coordinator says so or can't be reached any more."""
+    identity = identity_of(payload, attempt)
     try:
-        launch, identity = unpacked(payload, index, attempt, coordinator)
-    except JobError as error:
-        fields = {"event": "failed", "attempt": attempt, "slot": index}
-        LOGGER.error("Attempt %d, slot %d: %s", attempt, index, error, extra=fields)
-        return  # the coordinator knows
-    with interpreter_for_a_slot(), process_title(index, launch.settings.name, attempt):
-        try:
-            SlotHost(index, launch, identity, coordinator).run()
-        except (WrongAttempt, LinkLost) as error:  # a newer attempt has started, or the job is over: a zombie ends itself
-            fields = {"event": "superseded", "job": identity.job, "attempt": attempt, "slot": index}
-            LOGGER.info("Job %r, attempt %d, slot %d ends: %s", identity.job, attempt, index, error, extra=fields)
+        with (
+            selectors.DefaultSelector() as selector,
+            contextlib.closing(reach_driver(coordinator, identity, {"slot": index})) as link,
+        ):
+            try:
+                launch = unpacked(payload, index, link)
+            except JobError as error:
+                fields = {"event": "failed", "attempt": attempt, "slot": index}
+                LOGGER.error("Attempt %d, slot %d: %s", attempt, index, error, extra=fields)
+                return  # the coordinator knows
+            with interpreter_for_a_slot(), process_title(index, launch.settings.name, attempt):
+                host = SlotHost(index, launch, identity, link, selector)
+                link.attach(
+                    selector,
+                    on_message=lambda _, wire: host.on_message(from_wire(wire)),
+                    on_lost=lambda _, reason: host.on_link_lost(reason),
+                )
+                for _ in host.rounds():
+                    pass
+    except (WrongAttempt, LinkLost) as error:  # a newer attempt has started, or the job is over: a zombie ends itself
+        fields = {"event": "superseded", "job": identity.job, "attempt": attempt, "slot": index}
+        LOGGER.info("Job %r, attempt %d, slot %d ends: %s", identity.job, attempt, index, error, extra=fields)
 
 
 @contextlib.contextmanager
@@ -103,34 +114,32 @@ def _slot_store(launch: SlotLaunch) -> Store:
 
 
 class SlotHost:
-    """One slot with its sockets. A selector that is given is shared, and stays open. `batch_time` is what users' functions
-    see in place of the clock; whoever gives it moves it."""
+    """One slot with its channels. `link` leads to the coordinator; whoever made it serves it on the same selector, and may
+    replace it: that of a task lasts as long as the task. `batch_time` is what users' functions see in place of the clock;
+    whoever gives it moves it."""
 
     def __init__(
         self,
         index: int,
         launch: SlotLaunch,
         identity: Identity,
-        coordinator: tuple[str, int],
+        link: Link,
+        selector: selectors.BaseSelector,
         *,
-        selector: selectors.BaseSelector | None = None,
         batch_time: BatchTime | None = None,
     ) -> None:
         logs.set_up(launch.settings.tuning.log_format, launch.settings.tuning.log_level)
-        self._selector = selector or selectors.DefaultSelector()
-        self._owns_selector = selector is None
-        self._link = reach_driver(coordinator, identity, {"slot": index})
-        listening = launch.settings.tuning.slot_listening(index, own_end=self._link.own_host)
+        self.link = link
+        listening = launch.settings.tuning.slot_listening(index, own_end=link.own_host)
         try:
             with listening.explained():
                 self._network = TcpNetwork(
-                    identity=identity, bind_host=listening.bind_host, ports=listening.ports, selector=self._selector
+                    identity=identity, bind_host=listening.bind_host, ports=listening.ports, selector=selector
                 )
         except JobError as error:
-            self._link.send(to_wire(Failed(index, str(error))))
-            self._link.close()
+            link.send(to_wire(Failed(index, str(error))))
             raise
-        self._waker = Waker(self._selector)
+        self._waker = Waker(selector)
         self._background = BackgroundThread(f"tidegate-slot-{index}-store", self._waker.wake)
         self._orphaned = False
         world = SlotWorld(
@@ -138,29 +147,26 @@ class SlotHost:
             store=_slot_store(launch),
             clock=SystemClock(),
             background=self._background,
-            tell=lambda message: self._link.send(to_wire(message)),
+            tell=lambda message: self.link.send(to_wire(message)),
             speak=LOGGER.log,
             batch_time=batch_time,
         )
         self._slot = Slot(index, plan=launch.plan, settings=launch.settings, attempt=identity.attempt, world=world)
-        self._link.attach(self._selector, on_message=self._said, on_lost=self._lost)
         host, port = listening.found_at(self._network.address)
         world.tell(Register(index, host, port, os.getpid(), socket.gethostname()))
-
-    def run(self) -> None:
-        for _ in self.rounds():
-            pass
 
     @property
     def alive(self) -> bool:
         """Whether the loop would go on."""
         return not self._slot.ended and not self._orphaned
 
-    def traffic(self) -> Traffic:
-        return self._slot.traffic()
+    def on_message(self, message: Message) -> None:
+        self._slot.on_message(message)
 
-    def move_time(self, order: MoveTime) -> None:
-        self._slot.move_time(order)
+    def on_link_lost(self, reason: str) -> None:
+        """The coordinator is gone, or has fenced the slot off."""
+        self._slot.on_link_lost(reason)
+        self._orphaned = True
 
     def rounds(self) -> Generator[None]:
         """The loop, for whoever has something to do after every round of it."""
@@ -174,24 +180,14 @@ class SlotHost:
                 except ChannelLost as error:
                     slot.on_channel_lost(str(error))
                 background.deliver()
-            self._link.flush(timeout_s=5.0)
+            self.link.flush(timeout_s=5.0)
         finally:
             try:
                 slot.close()  # calls users' functions
             finally:
                 background.close()
-                self._link.close()
                 network.close()
                 self._waker.close()
-                if self._owns_selector:
-                    self._selector.close()
-
-    def _said(self, link: Link, wire: dict[str, Any]) -> None:
-        self._slot.on_message(from_wire(wire))
-
-    def _lost(self, link: Link, reason: str) -> None:
-        self._slot.on_link_lost(reason)
-        self._orphaned = True
 
 
 class _Connecting:

@@ -21,6 +21,7 @@ from tidegate.control.messages import (
     Acknowledge,
     Committed,
     Complete,
+    Counted,
     Decline,
     Deploy,
     Done,
@@ -28,6 +29,7 @@ from tidegate.control.messages import (
     Heartbeat,
     Message,
     MoveTime,
+    Probe,
     Ready,
     RestoreStats,
     Shutdown,
@@ -129,18 +131,6 @@ class Slot:
                 waits.append(deadline_ms - now_ms)
         return max(0, min(waits))
 
-    def traffic(self) -> Traffic:
-        """On all channels of its subtasks."""
-        return sum((subtask.traffic() for subtask in self._subtasks), Traffic())
-
-    def move_time(self, order: MoveTime) -> None:
-        """Between two steps, when no record is under way."""
-        try:
-            for subtask in self._subtasks:
-                subtask.move_time(order)
-        except Exception as error:  # noqa: BLE001  (timers call users' functions)
-            self._fail(error)
-
     def close(self) -> None:
         self.ended = True
         for subtask in self._subtasks:
@@ -172,6 +162,12 @@ class Slot:
             case Abort(epoch):
                 for subtask in self._subtasks:
                     subtask.abort(epoch)
+            case Probe(number):
+                traffic = sum((subtask.traffic() for subtask in self._subtasks), Traffic())
+                self._world.tell(Counted(number, traffic.sent, traffic.taken, traffic.replays))
+            case MoveTime():  # no record is under way
+                for subtask in self._subtasks:
+                    subtask.move_time(message)
             case Shutdown():
                 self.ended = True
             case _:

@@ -150,6 +150,7 @@ def transform(
         backend=backend,
         drop_state=drop_state,
         writes_state=streaming or savepoint_to is not None,
+        drains=savepoint_to is None if drain is None else drain,
         snapshots=own,
     )
     job.place(spark)
@@ -161,7 +162,7 @@ def transform(
     if streaming:
         conducted = _streaming(spark, job, inputs, restore, own)
     else:
-        conducted = _bounded(spark, job, restore, savepoint_to=savepoint_to, drain=drain)
+        conducted = _bounded(spark, job, restore, savepoint_to=savepoint_to)
     given = _handed(spark, job, inputs, conducted, payload, launch.settings.tuning)
     if outputs is None:
         return _only(given, 0, job.output_columns[0])
@@ -203,17 +204,14 @@ def _streaming(
     return _Conducted(transform_id, tenant.conduct, alarm.stream, alarm.forget, tenant, observed_as)
 
 
-def _bounded(
-    spark: SparkSession, job: _SparkTransformJob, restore: Restore, *, savepoint_to: str | None, drain: bool | None
-) -> _Conducted:
+def _bounded(spark: SparkSession, job: _SparkTransformJob, restore: Restore, *, savepoint_to: str | None) -> _Conducted:
     if restore.path is not None:
         find_snapshot(restore.path)
     # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
     ticks = spark.range(0, job.slots, 1, job.slots)
     if savepoint_to is not None:
         check_empty(open_store(savepoint_to := resolved(savepoint_to)))
-    drain = savepoint_to is None if drain is None else drain
-    bounded = Bounded(job=job, restore=restore, drain=drain, savepoint_to=savepoint_to)
+    bounded = Bounded(job=job, restore=restore, savepoint_to=savepoint_to)
     return _Conducted(uuid.uuid4().hex, bounded.conduct, ticks, lambda: None)
 
 

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import selectors
+import threading
 import time
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from tidegate.channels.handshake import serve
 from tidegate.channels.links import connect_link
-from tidegate.control.messages import (
-    Assign,
-    Counted,
-    InputRead,
-    Left,
-    Message,
-    Offer,
-    Probe,
-    Traffic,
-    Verdict,
-    from_wire,
-    to_wire,
-)
+from tidegate.control.messages import Assign, Heartbeat, InputRead, Message, Offer, Verdict, from_wire, to_wire
 from tidegate.control.settings import Tuning
 from tidegate.dataframes.gathering import Gathering, Run, RunEnd
 
@@ -62,24 +52,38 @@ class Task:
 
 
 class Conductor:
-    """Ends runs as it is told to, and all of them with the test."""
+    """Ends a run when all tasks have read, or one is lost, or with the test."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
         self.failure: str | None = None
         self.abandoned: list[tuple[int, str]] = []
-        self.over = False
+        self.events: list[tuple[int, int, Message | str]] = []  # with the attempt and the task
+        self.ended: list[SimpleQueue[str | None]] = []  # by run
+        self.may_attach = threading.Event()
+        self.may_attach.set()
 
     def conduct(self, run: Run) -> RunEnd:
         self.runs.append(run)
-        run.assign(
-            len(self.runs), {offer.task: offer.task for offer in run.offers}, coordinator=("here", 1), store="memory://s"
-        )
-        give_up_s = time.monotonic() + WITHIN_S
-        while run.ended() is None and not run.read and not self.over and time.monotonic() < give_up_s:
-            run.moved.wait(0.05)
-            run.moved.clear()
-        return RunEnd(run.ended() or self.failure, final=self.failure is not None)
+        attempt = len(self.runs)
+        ended: SimpleQueue[str | None] = SimpleQueue()
+        self.ended.append(ended)
+        read: set[int] = set()
+
+        def on_event(task: int, event: Message | str) -> None:
+            self.events.append((attempt, task, event))
+            if isinstance(event, str):
+                ended.put(f"task {task} was lost: {event}")
+            elif isinstance(event, InputRead):
+                read.add(task)
+                if len(read) == len(run.offers):
+                    ended.put(self.failure)
+
+        self.may_attach.wait(WITHIN_S)
+        run.attach(on_event)
+        for offer in run.offers:
+            run.send(offer.task, Assign(attempt, offer.task, "memory://s"))
+        return RunEnd(ended.get(), final=self.failure is not None)
 
     def abandon(self, stage: int, why: str) -> None:
         self.abandoned.append((stage, why))
@@ -104,7 +108,8 @@ def conductor(gathering: Gathering) -> Iterator[Conductor]:
     conductor = Conductor()
     gathering.add("t", 2, conductor.conduct, patience_s=60.0, abandon=conductor.abandon)
     yield conductor
-    conductor.over = True
+    for ended in conductor.ended:
+        ended.put("the test is over")
 
 
 def test_a_run_begins_when_all_are_there_and_ends_when_all_have_read(gathering: Gathering, conductor: Conductor) -> None:
@@ -112,11 +117,11 @@ def test_a_run_begins_when_all_are_there_and_ends_when_all_have_read(gathering: 
     time.sleep(0.2)
     assert conductor.runs == []
     second = Task(gathering, 1, 6)
-    assert first.hears() == Assign(1, 0, "here", 1, "memory://s")
-    assert second.hears() == Assign(1, 1, "here", 1, "memory://s")
+    assert first.hears() == Assign(1, 0, "memory://s")
+    assert second.hears() == Assign(1, 1, "memory://s")
     first.say(InputRead())
     time.sleep(0.2)
-    assert not conductor.runs[0].read
+    assert first.heard == second.heard == []
     second.say(InputRead())
     assert first.hears() == second.hears() == Verdict(None)
 
@@ -132,7 +137,7 @@ def test_a_task_that_comes_again_takes_the_place_of_the_old_one(gathering: Gathe
 
     again = [Task(gathering, task, 10 + task) for task in range(2)]
     assert "started its tasks again" in str(new.hears()) and "started its tasks again" in str(other.hears())
-    assert [task.hears() for task in again] == [Assign(2, task, "here", 1, "memory://s") for task in range(2)]
+    assert [task.hears() for task in again] == [Assign(2, task, "memory://s") for task in range(2)]
 
 
 def test_a_run_is_over_when_a_task_is_lost(gathering: Gathering, conductor: Conductor) -> None:
@@ -144,29 +149,55 @@ def test_a_run_is_over_when_a_task_is_lost(gathering: Gathering, conductor: Cond
     assert conductor.abandoned == [], "the next try may do better"
 
 
-def test_what_the_slots_have_counted_is_added_up_when_all_have_answered(gathering: Gathering, conductor: Conductor) -> None:
-    tasks = [Task(gathering, task, task) for task in range(2)]
-    for task in tasks:
-        task.hears()
-    run = conductor.runs[0]
-    run.probe(1)
-    assert [task.hears() for task in tasks] == [Probe(1), Probe(1)]
-    tasks[0].say(Counted(1, sent=5, taken=2, replays=False))
-    time.sleep(0.2)
-    assert run.traffic(1) is None
-    tasks[1].say(Counted(1, sent=1, taken=4, replays=True))
-    until(lambda: run.traffic(1) == Traffic(6, 6, True))
-    assert run.traffic(2) is None
-
-
-def test_a_run_whose_tasks_have_all_left_has_ended(gathering: Gathering, conductor: Conductor) -> None:
+def test_a_task_that_is_lost_before_the_run_is_attached_to_is_known_then(gathering: Gathering, conductor: Conductor) -> None:
+    conductor.may_attach.clear()
     tasks = [Task(gathering, task, task) for task in range(2)]
     until(lambda: len(conductor.runs) == 1)
-    tasks[0].say(Left())
+    tasks[1].close()
+    until(lambda: len(gathering._members) == 1)
+    conductor.may_attach.set()
+    said = tasks[0].hears()
+    if isinstance(said, Assign):
+        said = tasks[0].hears()
+    assert isinstance(said, Verdict) and "task 1 was lost" in str(said.error)
+
+
+def test_what_comes_on_the_link_of_an_older_run_reaches_nobody(gathering: Gathering, conductor: Conductor) -> None:
+    old = [Task(gathering, task, task) for task in range(2)]
+    for task in old:
+        assert isinstance(task.hears(), Assign)
+    new = [Task(gathering, task, 10 + task) for task in range(2)]
+    for task in old:
+        assert isinstance(task.hears(), Verdict)
+    for task in new:
+        assert task.hears() == Assign(2, task is new[1], "memory://s")
+    for task in old:
+        task.say(InputRead())
+        task.say(Heartbeat(0, {}))
+    new[0].say(Heartbeat(0, {}))
+    until(lambda: (2, 0, Heartbeat(0, {})) in conductor.events)
     time.sleep(0.2)
-    assert conductor.runs[0].ended() is None
-    tasks[1].say(Left())
-    until(lambda: conductor.runs[0].ended() == "all tasks have left")
+    assert [event for _, _, event in conductor.events if not isinstance(event, str)] == [Heartbeat(0, {})]
+    assert old[0].heard == old[1].heard == [], "their verdict stands"
+    for task in new:
+        task.say(InputRead())
+    assert [task.hears() for task in new] == [Verdict(None)] * 2
+
+
+def test_a_task_that_speaks_before_it_is_assigned_is_refused(gathering: Gathering, conductor: Conductor) -> None:
+    task = Task(gathering, 0, 1)
+    task.say(InputRead())
+    assert "a task that waits for others doesn't send InputRead" in str(task.hears())
+    until(lambda: not gathering._stages)
+
+
+def test_a_task_that_sends_what_nobody_understands_is_lost(gathering: Gathering, conductor: Conductor) -> None:
+    tasks = [Task(gathering, task, task) for task in range(2)]
+    for task in tasks:
+        assert isinstance(task.hears(), Assign)
+    tasks[1]._link.send({"kind": "Nonsense"})
+    assert "unknown kind" in str(tasks[1].hears())
+    assert "task 1 was lost: a message of unknown kind" in str(tasks[0].hears())
 
 
 def test_who_waits_for_others_that_dont_come_is_sent_away(gathering: Gathering) -> None:
@@ -188,6 +219,15 @@ def test_what_is_the_programs_fault_fails_at_once_the_next_time(gathering: Gathe
     conductor.failure = None
     others = [Task(gathering, task, 10 + task, stage=2) for task in range(2)]
     assert all(isinstance(task.hears(), Assign) for task in others), "another stage is another matter"
+
+
+def test_an_error_of_whoever_conducts_a_run_is_the_verdict(gathering: Gathering) -> None:
+    def fails(run: Run) -> RunEnd:
+        raise ZeroDivisionError("a bug of ours")
+
+    gathering.add("t", 2, fails, patience_s=60.0)
+    tasks = [Task(gathering, task, task) for task in range(2)]
+    assert [task.hears() for task in tasks] == [Verdict("ZeroDivisionError: a bug of ours")] * 2
 
 
 def test_strangers_are_told_so(gathering: Gathering, conductor: Conductor) -> None:

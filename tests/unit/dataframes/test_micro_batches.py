@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 
 import tidegate as tg
 from tests.unit.driver.test_coordinator import World
-from tidegate.control.messages import Decline, Failed, Traffic
-from tidegate.dataframes.micro_batches import MicroBatches, Stillness, _end_batch
+from tidegate.control.messages import Decline, Failed, InputRead
+from tidegate.dataframes.micro_batches import MicroBatches
 from tidegate.dataframes.queries import BatchTimes, StoreHolders
 from tidegate.dataframes.transforming import TransformJob
 from tidegate.driver.attempts import Restore, batch_before
@@ -150,7 +149,7 @@ def test_whatever_fails_a_batch_finds_the_newest_snapshot_of_the_one_before(seed
             number += 1
 
 
-def test_who_takes_the_place_of_a_transform_does_not_wait_for_its_batch() -> None:
+def test_who_takes_the_place_of_a_transform_does_not_wait_for_its_batch(tmp_path: Path) -> None:
     """A query was started again: a batch begins, and may take hours."""
     begun, release = threading.Event(), threading.Event()
 
@@ -160,9 +159,9 @@ def test_who_takes_the_place_of_a_transform_does_not_wait_for_its_batch() -> Non
             release.wait(60)
             raise TidegateError("stopped")
 
-    batches: Any = object.__new__(MicroBatches)
-    batches._lock, batches._live, batches._queries, batches.is_settled = threading.Lock(), None, Hangs(), True
-    run: Any = SimpleNamespace(offers=[SimpleNamespace(query="q", batch=7)])
+    batches: Any = batches_in(tmp_path)
+    batches._queries, batches.is_settled = Hangs(), True
+    run = run_of_batch(7)
     conducting = threading.Thread(target=lambda: batches.conduct(run))
     conducting.start()
     try:
@@ -212,11 +211,11 @@ def test_a_batch_that_has_no_attempt_yet_is_final_only_if_the_program_is_wrong(
     assert str(error) in str(end.error) and end.final is final
 
 
-def batches_in(folder: Path) -> MicroBatches:
+def batches_in(folder: Path, *, slots: int = 1) -> MicroBatches:
     job = TransformJob(
         "t",
         {"input": pa.schema([("n", pa.int64())])},
-        slots=1,
+        slots=slots,
         writes_state=True,
         snapshots=tg.Snapshots(to=str(folder), every=None),
     )
@@ -237,139 +236,91 @@ def batches_in(folder: Path) -> MicroBatches:
 
 def run_of_batch(number: int) -> Any:
     offers = [SimpleNamespace(query="q", batch=number, task=0, attempt=None, slot=None)]
-    return SimpleNamespace(offers=offers, read=False, moved=threading.Event(), ended=lambda: None)
+    return SimpleNamespace(offers=offers)
 
 
-class Script:
-    """What happens while somebody waits for a run: a step at each wait."""
-
-    def __init__(self, *steps: Callable[[], object]) -> None:
-        self._steps = list(steps)
-        self.read = True
-        self.moved = self
-
-    def wait(self, timeout_s: float) -> None:
-        self._steps.pop(0)()
-
-    def set(self) -> None:
-        """Nobody waits for it in another thread."""
-
-    def clear(self) -> None:
-        """It isn't set."""
-
-
-@pytest.mark.parametrize("once", [True, False])
-def test_the_error_of_a_users_function_is_what_a_run_ends_with(once: bool) -> None:
+@pytest.mark.parametrize("gathers", [True, False])
+def test_the_error_of_a_users_function_is_what_a_run_ends_with(gathers: bool) -> None:
     """Between the end of its attempt and that of the job, the epoch is aborted, and nobody is to be misled by that."""
     world = World(micro_batch=MicroBatch("q", 0)).run()
     coordinator = world.coordinator
-    handle = Handle("m", coordinator, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
-    live: Any = SimpleNamespace(handle=handle, host=SimpleNamespace(ask=lambda request: request(coordinator)))
-
-    def fail() -> None:
-        assert coordinator.epochs[-1].aborted is None
-        coordinator.on_message(0, Failed(0, "it raised", "divide", "ZeroDivisionError: division by zero", "Row(id=500)"))
-        assert coordinator.epochs[-1].aborted == "the attempt ended" and not coordinator.status.terminal
-
-    script: Any = Script(fail, lambda: None, lambda: None, world.turn)
-    with pytest.raises(JobFailed, match=r"(?s)in operator 'divide', at record Row\(id=500\):\nZeroDivisionError"):
-        _end_batch(script, live, None, once=once)
+    coordinator._epochs.batches._ends_once = gathers
+    world.read()
+    assert coordinator.epochs[-1].aborted is None
+    coordinator.on_message(0, Failed(0, "it raised", "divide", "ZeroDivisionError: division by zero", "Row(id=500)"))
+    assert coordinator.epochs[-1].aborted == "the attempt ended" and not coordinator.status.terminal
+    for _ in range(3):
+        world.turn()
+    assert not world.ends, "it has not ended, and the job's end is what ends the waiting"
     assert len(coordinator.epochs) == 1, "no other epoch was asked for"
+    handle = Handle("m", coordinator, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
+    with pytest.raises(JobFailed, match=r"(?s)in operator 'divide', at record Row\(id=500\):\nZeroDivisionError"):
+        handle.wait()
 
 
-def test_an_epoch_that_was_aborted_is_no_error_of_the_users() -> None:
+def test_an_epoch_that_was_aborted_ends_a_batch_that_has_one_end_only() -> None:
+    """No error of the user's, and no second end, which would be a second batch to those that saw the first."""
     world = World(micro_batch=MicroBatch("q", 0), tolerable_failures=3).run()
-    handle = Handle("m", world.coordinator, lambda request: request(), lambda: None, lambda *_: pytest.fail("rescaled"))
-    live: Any = SimpleNamespace(handle=handle, host=SimpleNamespace(ask=lambda request: request(world.coordinator)))
-    decline = Decline(0, 0, 1, "no space left")
-    script: Any = Script(lambda: world.coordinator.on_message(0, decline), world.turn)
-    with pytest.raises(TidegateError, match=r"the micro-batch has to run again, .*no space left"):
-        _end_batch(script, live, None, once=True)
+    world.coordinator._epochs.batches._ends_once = True
+    world.read()
+    world.coordinator.on_message(0, Decline(0, 0, 1, "no space left"))
+    world.turn()
+    assert len(world.ends) == 1 and "no space left" in str(world.ends[0].error)
+    world.turn(10_000)
+    assert len(world.coordinator.epochs) == 1 and len(world.ends) == 1
 
 
 def test_an_epoch_that_was_aborted_is_tried_again_where_a_second_end_does_no_harm() -> None:
     world = World(micro_batch=MicroBatch("q", 0), tolerable_failures=3).run()
-    told: list[bool] = []
-    end = BatchEnd(once=False, then=lambda: told.append(end.done))
-    world.coordinator.end_batch(end)
+    world.read()
     world.coordinator.on_message(0, Decline(0, 0, 1, "no space left"))
-    assert world.coordinator.epochs[-1].aborted is not None and not end.done
+    assert world.coordinator.epochs[-1].aborted is not None and not world.ends
     world.turn()
-    assert len(world.coordinator.epochs) == 2 and not told
+    assert len(world.coordinator.epochs) == 2 and not world.ends
     world.complete()
-    assert told == [True] and end.error is None
+    assert world.ends == [BatchEnd()]
     world.turn()
     assert len(world.coordinator.epochs) == 2, "a batch has one end"
 
 
 def test_after_too_many_aborted_epochs_the_error_is_the_jobs() -> None:
     world = World(micro_batch=MicroBatch("q", 0), tolerable_failures=0).run()
-    end = BatchEnd(once=True, then=lambda: pytest.fail("nobody waits for it any more"))
-    world.coordinator.end_batch(end)
+    world.read()
     world.coordinator.on_message(0, Decline(0, 0, 1, "no space left"))
     world.turn()
-    assert "no space left" in world.coordinator.failures[-1].message and not end.done
+    assert "no space left" in world.coordinator.failures[-1].message and not world.ends
+
+
+def test_a_batch_ends_when_all_slots_have_read_and_the_next_one_has_to_be_read_as_well() -> None:
+    world = World(micro_batch=MicroBatch("q", 0)).run()
+    world.coordinator.on_message(0, InputRead())
+    world.coordinator.on_message(0, InputRead())
+    world.turn(10_000)
+    assert not list(world.coordinator.epochs), "an epoch ends where a batch does, and nowhere else"
+    world.coordinator.on_message(1, InputRead())
+    world.turn()
+    world.complete()
+    assert world.ends == [BatchEnd()]
+    world.coordinator.begin_batch(MicroBatch("q", 1))
+    world.turn(1_000)
+    assert len(world.coordinator.epochs) == 1
+    world.read()
+    world.complete()
+    assert len(world.coordinator.epochs) == 2 and len(world.ends) == 2
+    assert [number for number, _ in kept(world.store)] == [0, 1]
+
+
+def test_a_job_of_batch_dataframes_ends_when_all_slots_have_read() -> None:
+    world = World().run()
+    world.read()
+    world.turn()
+    assert world.coordinator.epochs[-1].ending == "stop"
+    world.complete()
+    world.done()
+    assert world.status() is tg.Status.STOPPED and not world.ends
 
 
 def test_a_manifest_tells_its_micro_batch_and_one_without_looks_as_ever() -> None:
     of_batch = manifest(3, 1, 7)
     assert Manifest.from_bytes(of_batch.to_bytes(), name="m") == of_batch
     assert b"micro_batch" not in manifest(3, 1, None).to_bytes()
-
-
-class Ring:
-    """Slots that send one another records, and answer when they get to it: what `Stillness` knows of a run."""
-
-    def __init__(self, chance: random.Random, slots: int) -> None:
-        self._chance = chance
-        self._slots = [Traffic() for _ in range(slots)]
-        self.under_way: list[int] = []  # where they go
-        self._replays = chance.randrange(3)  # of the first slot
-        self._asked: dict[int, int] = {}
-        self._answers: dict[int, tuple[int, Traffic]] = {}
-        for _ in range(5):
-            self._send(0)
-
-    @property
-    def still(self) -> bool:
-        return not self.under_way and not self._replays
-
-    def probe(self, number: int) -> None:
-        assert not self._asked, "one question at a time"
-        self._asked = dict.fromkeys(range(len(self._slots)), number)
-
-    def traffic(self, number: int) -> Traffic | None:
-        answers = [traffic for asked, traffic in self._answers.values() if asked == number]
-        return sum(answers, Traffic()) if len(answers) == len(self._slots) else None
-
-    def step(self) -> None:
-        """A record arrives, or an answer is given."""
-        if self._asked and self._chance.random() < 0.5:
-            slot = self._chance.choice(sorted(self._asked))
-            replays = bool(slot == 0 and self._replays)
-            self._answers[slot] = self._asked.pop(slot), self._slots[slot] + Traffic(replays=replays)
-        elif self._replays and self._chance.random() < 0.1:
-            self._replays -= 1
-            self._send(0)
-        elif self.under_way:
-            slot = self.under_way.pop(self._chance.randrange(len(self.under_way)))
-            self._slots[slot] += Traffic(taken=1)
-            if self._chance.random() < 0.9:  # else it leaves the loop
-                self._send(slot)
-
-    def _send(self, slot: int) -> None:
-        self._slots[slot] += Traffic(sent=1)
-        self.under_way.append(self._chance.randrange(len(self._slots)))
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_all_is_still_when_nothing_is_on_its_way_and_never_before(seed: int) -> None:
-    chance = random.Random(seed)
-    ring = Ring(chance, slots=chance.randint(1, 4))
-    stillness = Stillness(ring)  # type: ignore[arg-type]
-    for _ in range(100_000):
-        if chance.random() < 0.3 and stillness.look():
-            assert ring.still
-            return
-        ring.step()
-    raise AssertionError("it was never noticed")

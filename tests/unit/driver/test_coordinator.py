@@ -17,6 +17,7 @@ from tidegate.control.messages import (
     Done,
     Failed,
     Heartbeat,
+    InputRead,
     Message,
     Ready,
     Register,
@@ -127,6 +128,7 @@ class World:
         micro_batch: MicroBatch | None = None,
         writes_state: bool = True,
     ) -> None:
+        self.ends: list[BatchEnd] = []
         self.store = store or MemoryStore()
         self.clock, self.background, self.slots, self.held = FakeClock(), Inline(), Slots(), Inline()
         self.coordinator = Coordinator(
@@ -142,9 +144,15 @@ class World:
             speak=speak,
             versions={"python": "3"},
             micro_batch=micro_batch,
+            batch_ended=self.ends.append,
             settings=JobSettings(
                 name="m",
-                snapshots=Snapshots(to="unused", every="1 s", tolerable_failures=tolerable_failures, retain=retain),
+                snapshots=Snapshots(
+                    to="unused",
+                    every="1 s" if micro_batch is None else None,
+                    tolerable_failures=tolerable_failures,
+                    retain=retain,
+                ),
                 restart=restart or tg.NoRestart(),
                 tuning=tuning or Tuning(),
                 writes_state=writes_state,
@@ -171,6 +179,12 @@ class World:
             self.coordinator.on_message(slot, Ready(slot))
         assert self.coordinator.status is tg.Status.RUNNING
         return self
+
+    def read(self) -> None:
+        """All slots of a transform read their input."""
+        for slot in range(self.coordinator.plan.slots):
+            self.coordinator.on_message(slot, InputRead())
+        self.turn()
 
     def acknowledge(self) -> int:
         """The epoch under way, by all slots, each with a file of its own."""
@@ -466,17 +480,6 @@ def test_what_a_job_says_is_said_once_for_each_failure() -> None:
         ),
         (logging.ERROR, "Job 'm', attempt 2: slot 1 (host h, pid 101) was lost: gone\nThe job ends."),
     ]
-
-
-def test_slots_that_spark_takes_between_micro_batches_are_nothing_to_warn_of() -> None:
-    said: list[int] = []
-    world = World(micro_batch=MicroBatch("q", 0), speak=lambda level, *rest, **more: said.append(level)).run()
-    end = BatchEnd(once=False, then=lambda: None)
-    world.coordinator.end_batch(end)
-    world.complete()
-    assert end.done
-    world.coordinator.on_lost(1, "gone")
-    assert len(said) > 2 and set(said) == {logging.INFO}
 
 
 def test_a_deployment_may_say_that_there_is_no_use_in_trying() -> None:

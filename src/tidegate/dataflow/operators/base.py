@@ -152,7 +152,7 @@ class Operator:
         """A small step of background work between two batches."""
 
     # Where a plan has loops and epochs are micro-batches, time moves before the marker, when no record is under way
-    # (dataframes/moving_time.py).
+    # (driver/moving_time.py).
 
     def hold_time(self) -> None:
         """Records that come from now on move time in the next micro-batch, and not in this one."""

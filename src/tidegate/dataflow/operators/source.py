@@ -12,7 +12,7 @@ a rebalance, a union) the records of a subtask are taken for one split.
 Where time moves `by_epoch`, between Spark's DataFrames, records come in an order that says nothing: the watermark moves when
 an epoch ends, and what comes in one epoch is never late against one another. A subtask without records in an epoch is idle
 in that epoch; it says so at the end. In a plan with loops time moves by order, before the marker
-(dataframes/moving_time.py).
+(driver/moving_time.py).
 
 The latest event time of each split is operator state (`union`). A row has the sources and the column that it is of, since a
 generated name may come to mean another operator when the program changes; rows of other streams are left alone.

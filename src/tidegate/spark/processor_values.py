@@ -70,15 +70,30 @@ def as_held(value: Any) -> Any:
 
 
 def _into(kind: pa.DataType) -> Convert | None:
+    return _converter(kind, lambda moment: _moment_in if moment.tz is not None else _plain_moment, _struct_in)
+
+
+def _out_of(kind: pa.DataType) -> Convert | None:
+    return _converter(kind, lambda moment: _moment_out if moment.tz is not None else None, _struct_out)
+
+
+def _converter(
+    kind: pa.DataType, of_moment: Callable[[pa.DataType], Convert | None], of_struct: Callable[[pa.DataType], Convert]
+) -> Convert | None:
+    """Return the conversion of values of this type; None if they stay as they are. Only timestamps and structs differ."""
     if pa.types.is_timestamp(kind):
-        return _moment_in if kind.tz is not None else _plain_moment
+        return of_moment(kind)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _of_items(_into(kind.value_type))
+        item = _converter(kind.value_type, of_moment, of_struct)
+        return None if item is None else lambda values: [None if each is None else item(each) for each in values]
     if pa.types.is_map(kind):
-        return _of_entries(_into(kind.key_type), _into(kind.item_type))
-    if pa.types.is_struct(kind):
-        return _struct_in(kind)
-    return None
+        of_key, of_item = (_converter(each, of_moment, of_struct) for each in (kind.key_type, kind.item_type))
+        return None if of_key is None and of_item is None else _of_entries(of_key or as_held, of_item or as_held)
+    return of_struct(kind) if pa.types.is_struct(kind) else None
+
+
+def _of_entries(key: Convert, item: Convert) -> Convert:
+    return lambda entries: {key(each): None if value is None else item(value) for each, value in entries.items()}
 
 
 def _struct_in(kind: pa.DataType) -> Convert:
@@ -86,35 +101,14 @@ def _struct_in(kind: pa.DataType) -> Convert:
     names = [field.name for field in kind]
 
     def convert(given: Any) -> Any:
-        if isinstance(given, dict):
-            return inner(tuple([given.get(name) for name in names]))
-        return inner(given)
+        return inner(tuple([given.get(name) for name in names]) if isinstance(given, dict) else given)
 
     return convert
 
 
-def _out_of(kind: pa.DataType) -> Convert | None:
-    if pa.types.is_timestamp(kind):
-        return _moment_out if kind.tz is not None else None
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _of_items(_out_of(kind.value_type))
-    if pa.types.is_map(kind):
-        return _of_entries(_out_of(kind.key_type), _out_of(kind.item_type))
-    if pa.types.is_struct(kind):
-        inner, make = rows_out(pa.schema(list(kind))), row_maker([field.name for field in kind])
-        return lambda held: make(inner(held))
-    return None
-
-
-def _of_items(item: Convert | None) -> Convert | None:
-    return None if item is None else lambda values: [None if each is None else item(each) for each in values]
-
-
-def _of_entries(of_key: Convert | None, of_item: Convert | None) -> Convert | None:
-    if of_key is None and of_item is None:
-        return None
-    key, item = of_key or as_held, of_item or as_held
-    return lambda entries: {key(each): None if value is None else item(value) for each, value in entries.items()}
+def _struct_out(kind: pa.DataType) -> Convert:
+    inner, make = rows_out(pa.schema(list(kind))), row_maker([field.name for field in kind])
+    return lambda held: make(inner(held))
 
 
 def _plain_moment(given: Any) -> Any:

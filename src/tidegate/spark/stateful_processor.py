@@ -35,7 +35,7 @@ from tidegate.errors import JobError, SchemaError
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.spark.processor_evolution import ADVICE, Evolution, check_aliases, checked_evolve
 from tidegate.spark.processor_settings import ProcessorSettings, has_ntz
-from tidegate.spark.transform import DEFAULT_INPUT, checked_name, transform
+from tidegate.spark.transform import DEFAULT_INPUT, checked_name, stream_schema, transform
 from tidegate.state.descriptors import Names
 from tidegate.state.timers import TimeKind
 from tidegate.store.base import Store
@@ -150,7 +150,7 @@ def _built(asked: SimpleNamespace, *, is_pandas: bool) -> DataFrame:
     recorded = _recorded(asked, timers)
     event_time = _event_time(data, timers) if data.isStreaming and timers is not None else None
     initial, initial_key = (None, ()) if asked.initial_state is None else _initial_grouping(asked.initial_state, data, key)
-    schema = _nullable(parse_schema(data.schema))
+    schema = stream_schema(data)
     files, second = None, None if event_time is None else SecondPort.LATEST
     frames = {DEFAULT_INPUT: data}
     if initial is not None and not data.isStreaming:
@@ -196,10 +196,6 @@ def _built(asked: SimpleNamespace, *, is_pandas: bool) -> DataFrame:
         drop_state=[*drop_state, *(f"{asked.name}.{state}" for state in sorted(recorded.deleted))],
     )
     return _with_event_time(result, asked.event_time_column, event_time)
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 # --------------------------------------------------------------------------------------------------------- arguments
@@ -270,7 +266,7 @@ def _output_schema(output: Any, spark: SparkSession) -> pa.Schema:
             "outputStructType has no columns: give those of the rows that the processor yields, such as "
             "'user string, n long'"
         )
-    return _nullable(schema)
+    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def _recorded(asked: SimpleNamespace, timers: TimeKind | None) -> RecordingHandle:
@@ -363,7 +359,7 @@ def _initial_files(initial: DataFrame, key: tuple[str, ...], snapshots: Snapshot
         return None
     write = _writer(store.address, uuid.uuid4().hex)
     names = [row.name for row in initial.mapInArrow(write, "name string").collect()]
-    return InitialFiles(store.address, tuple(names), _nullable(parse_schema(initial.schema)), key)
+    return InitialFiles(store.address, tuple(names), stream_schema(initial), key)
 
 
 def _writer(address: str, folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

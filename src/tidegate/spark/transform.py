@@ -5,10 +5,10 @@ The plan that Spark sees, for S slots:
     inputs ─► tagged, as one DataFrame ─► observed ─► exchange into S partitions ─► mapInArrow, gang-scheduled: the slots
            ─► exchange by slot ─► one filter and projection for each output
 
-What is observed can't be left out of a plan, so a micro-batch without data has its slots, too. The exchange before gives
-each slot whole partitions of the inputs, in their order. The one behind lets anything follow that Spark allows (a
-gang-scheduled stage has to keep its number of partitions, so no `limit`, `coalesce` or `union` could be in it), and makes
-the slots' stage one that Spark tries again when a task is lost, where it would give up otherwise.
+Spark can't leave an observed DataFrame out of a plan, so a micro-batch without data runs its slots, too. The exchange before
+the slots gives each slot whole partitions of the inputs, in their order. The exchange after them lets anything follow that
+Spark allows (a gang-scheduled stage must keep its number of partitions, so it can't contain a `limit`, `coalesce` or
+`union`). It also makes Spark try the slots' stage again when a task is lost; otherwise Spark would give up.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ DEFAULT_NAME = "transform"
 MIN_RETAINED = 2
 OBSERVED_ROWS = "rows"
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
-# What Spark tells the tasks of a micro-batch.
+# Set by Spark for the tasks of a micro-batch.
 QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
 
 _gatherings: dict[Listening, Gathering] = {}
@@ -119,23 +119,24 @@ def transform(
     tuning: Tuning | None = None,
     drop_state: Sequence[str] = (),
 ) -> DataFrame | Outputs:
-    """The DataFrame, or several by name, that a pipeline makes of one or several. Nothing runs before an action needs it.
+    """Return the DataFrame, or several by name, that a pipeline makes of one or several. Nothing runs until an action needs
+    a result.
 
         def pipeline(bids):
             return bids.key_by("auction").process("count", CountBids(), returns="auction long, n long")
 
         counts = tg.transform(bids, pipeline)
 
-    `pipeline` gets a stream for each DataFrame, by its name where there are several (`tg.transform({"bids": bids, "rules":
-    rules}, pipeline)` calls `pipeline(bids=…, rules=…)`), and returns a stream or a dict of them. Every action runs it once
-    more: cache a result that is used twice, as with any DataFrame.
+    `pipeline` gets a stream for each DataFrame, by name if there are several (`tg.transform({"bids": bids, "rules": rules},
+    pipeline)` calls `pipeline(bids=…, rules=…)`), and returns a stream or a dict of them. Every action runs the pipeline
+    again: cache a result that is used twice, as with any DataFrame.
 
-    A streaming transform needs a `name`, under which its state is kept in `snapshots`: every transform of the program has
-    one of its own, the same at every start.
+    A streaming transform needs a `name`, under which its state is stored in `snapshots`: each transform of a program has a
+    different name, which is the same at every start.
 
-    `slots` tasks run at the same time; by default as many as the session has. `restore_from` is a savepoint (or another
-    folder that `tg.Job` takes) to begin with, `savepoint_to` a folder for the state at the end. `drain` says whether
-    event time ends with the input, so that all timers of event time fire; by default only where no savepoint is taken.
+    `slots` tasks run at the same time, by default as many as the session has. `restore_from` is a savepoint (or another
+    folder that `tg.Job` accepts) to begin with, `savepoint_to` a folder for the state at the end. With `drain`, event time
+    ends with the input, so that all timers of event time fire; this is the default if no savepoint is taken.
     """
     inputs = _checked_inputs(data)
     spark = next(iter(inputs.values())).sparkSession
@@ -144,7 +145,7 @@ def transform(
     own = _checked_snapshots(snapshots, savepoint_to=savepoint_to, drain=drain) if streaming else _no_snapshots(snapshots)
     job = _SparkTransformJob(
         checked_name(name, streaming=streaming),
-        {each: _stream_schema(frame) for each, frame in inputs.items()},
+        {each: stream_schema(frame) for each, frame in inputs.items()},
         slots=spark.sparkContext.defaultParallelism if slots is None else slots,
         tuning=tuning,
         backend=backend,
@@ -171,8 +172,8 @@ def transform(
 
 @dataclass(frozen=True, slots=True)
 class _Conducted:
-    """How the runs of a transform are conducted. `ticks` are rows of no input, so that there are tasks without any; `forget`
-    is called when nobody can have them any more."""
+    """How the runs of a transform are conducted. `ticks` are rows that belong to no input, so that there are tasks even if
+    the inputs have no rows; `forget` is called when nothing can use them any more."""
 
     transform: str
     conduct: Callable[[Run], RunEnd]
@@ -223,7 +224,7 @@ def _handed(
     payload: bytes,
     tuning: Tuning,
 ) -> DataFrame:
-    """What the slots hand to Spark, all outputs as one DataFrame. Nothing is kept of a transform that can't be built."""
+    """Return what the slots hand to Spark, all outputs as one DataFrame. If that fails, nothing of the transform remains."""
     slots, transform_id, tenant, observed_as = job.slots, conducted.transform, conducted.tenant, conducted.observed_as
     gathering = _gathering_at(tuning.coordinator_listening)
     invitation = Invitation(payload, gathering.address, gathering.identity.secret)
@@ -248,16 +249,16 @@ def _handed(
     )
     if tenant is not None and observed_as is not None:
         watch(spark, observed_as, job.name, tenant)
-    # By slot, not by task: Spark may run a part of what follows again, and the slots may have moved meanwhile.
+    # By slot and not by task: Spark may run tasks of the next stage again when the slots have moved to other tasks.
     return handed.repartitionById(slots, SLOT)
 
 
 class Outputs(dict[str, "DataFrame"]):
-    """The DataFrames that a pipeline with several outputs gives, by name. Each that is used alone runs the pipeline; after
-    `persist()` they share what one run gave.
+    """The DataFrames of a pipeline with several outputs, by name. Each action on one of them runs the pipeline; after
+    `persist()` they share the results of one run.
 
-    A streaming query has one DataFrame: `together` is for `writeStream.foreachBatch`, and `split(batch)` gives the outputs
-    of the batch that comes there.
+    A streaming query has one DataFrame: use `together` with `writeStream.foreachBatch`, and `split(batch)` there for the
+    outputs of the batch.
     """
 
     def __init__(self, given: DataFrame, columns: Mapping[str, Sequence[str]]) -> None:
@@ -266,16 +267,16 @@ class Outputs(dict[str, "DataFrame"]):
         super().__init__(self.split(given))
 
     def split(self, together: DataFrame) -> dict[str, DataFrame]:
-        """The outputs by name, of `together` or of a micro-batch of it."""
+        """Return the outputs by name, of `together` or of a micro-batch of it."""
         return {name: _only(together, index, columns) for index, (name, columns) in enumerate(self._columns.items())}
 
     def persist(self) -> Outputs:
-        """Keep what one run gives, for all outputs."""
+        """Persist the results of one run, for all outputs."""
         self.together.persist()
         return self
 
     def unpersist(self) -> Outputs:
-        """Let go of what was kept."""
+        """Release what `persist` has stored."""
         self.together.unpersist()
         return self
 
@@ -327,20 +328,20 @@ def _checked_inputs(data: object) -> dict[str, DataFrame]:
     return dict(data)
 
 
-def _stream_schema(frame: DataFrame) -> pa.Schema:
-    """Spark calls a column NOT NULL where it happens to know it, and not where a user would have to say it."""
+def stream_schema(frame: DataFrame) -> pa.Schema:
+    """Return the schema with every column nullable: whether Spark marks a column NOT NULL isn't up to the user."""
     return pa.schema([field.with_nullable(True) for field in parse_schema(frame.schema)])
 
 
 def _spark_schema(spark: SparkSession, schema: pa.Schema) -> str | StructType:
-    """The session may read 'timestamp' in a text as one without a time zone."""
+    """Return the schema for Spark: as a text, unless the session reads 'timestamp' in texts as one without a time zone."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema, prefer_timestamp_ntz=True) if has_ntz(spark) else ddl_of(schema)
 
 
 def _gathering_at(listening: Listening) -> Gathering:
-    """One for all transforms of this process that listen there."""
+    """Return the gathering that all transforms of this process with these addresses share."""
     with _gatherings_lock:
         if listening not in _gatherings:
             _gatherings[listening] = Gathering(listening)
@@ -358,17 +359,17 @@ def checked_name(name: str | None, *, streaming: bool, default: str = DEFAULT_NA
 
 
 def _no_snapshots(snapshots: Snapshots | None) -> Snapshots:
-    """Of a transform of batch DataFrames."""
+    """Return the settings of a transform of batch DataFrames, which takes no snapshots."""
     if snapshots is not None:
         raise JobError(
-            "snapshots= is for streaming DataFrames: a batch is run again from its beginning where it fails. To "
-            "keep the state at its end, give savepoint_to="
+            "snapshots= is for streaming DataFrames: a batch that fails runs again from its beginning. To keep the "
+            "state at its end, give savepoint_to="
         )
     return Snapshots(to="memory://transform", every=None)
 
 
 def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None, drain: bool | None) -> Snapshots:
-    """Of a streaming transform."""
+    """Return the settings of a streaming transform, with which each micro-batch takes one snapshot."""
     if snapshots is None:
         raise JobError(
             "a transform of a streaming DataFrame keeps its state in snapshots, one for each micro-batch: give "
@@ -382,8 +383,8 @@ def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None,
         )
     if snapshots.alignment_mode is not AlignmentMode.EXACTLY_ONCE or snapshots.logs_in_flight or snapshots.halts_sources:
         raise JobError(
-            "a micro-batch ends when all its records have been processed, so its snapshots are aligned: leave "
-            "mode and alignment_timeout out"
+            "a micro-batch ends when all its records have been processed, so its snapshots are aligned: omit "
+            "mode and alignment_timeout"
         )
     if snapshots.retain < MIN_RETAINED:
         raise JobError(
@@ -394,9 +395,9 @@ def _checked_snapshots(snapshots: Snapshots | None, *, savepoint_to: str | None,
 
 
 def _observed_in(inputs: Mapping[str, DataFrame], name: str, folder: str) -> str:
-    """How the name of what is observed begins. It ends with the transform's own id, or Spark refuses two of one name and
-    folder in a query with words of its own. If one is in the other's input, that is refused here, else in the query's first
-    batch."""
+    """Return the beginning of the name under which rows are observed. The name ends with the transform's id. Without the id,
+    Spark would refuse two transforms of one name and folder in a query with an error of its own. If one is in the other's
+    input, this refuses it; otherwise the query's first batch does."""
     observed = f"tidegate {name} in {folder}, transform "
     for frame in inputs.values():
         plan: Any = frame._jdf
@@ -406,7 +407,7 @@ def _observed_in(inputs: Mapping[str, DataFrame], name: str, folder: str) -> str
 
 
 def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: int, *, observed_as: str | None) -> DataFrame:
-    """All inputs as one DataFrame of as many partitions as there are slots. `ticks`: rows of no input beside them."""
+    """Return all inputs, and the `ticks`, as one DataFrame with one partition for each slot."""
     from pyspark.sql import functions
 
     names = [columns_of(index, len(frame.columns)) for index, frame in enumerate(inputs.values())]
@@ -428,16 +429,16 @@ def _together(inputs: Mapping[str, DataFrame], ticks: DataFrame | None, slots: i
         frames.append(tagged(ticks, TICK))
     together = functools.reduce(lambda one, other: one.union(other), frames)
     if observed_as is not None:
-        # In a micro-batch without data Spark makes a source an empty relation, and leaves out what would only pass its rows
-        # on: the exchange, and with it all slots. It must not leave out what is observed.
+        # In a micro-batch without data Spark makes each source an empty relation and leaves out operators that would only
+        # pass on its rows: the exchange, and with it all slots. It can't leave out an observed DataFrame.
         together = together.observe(observed_as, functions.count_if(together[WHICH] != TICK).alias(OBSERVED_ROWS))
-    # Nothing may stand between this exchange and the slots. Of a batch without rows, adaptive execution leaves out what is
-    # behind an exchange, up to a Python function: with a projection there, not even its tasks would be started.
+    # Nothing may stand between this exchange and the slots. In a batch without rows, adaptive execution leaves out whatever
+    # follows an exchange, up to a Python function: with a projection there, not even the tasks would be started.
     return together.repartitionById(slots, SLOT)
 
 
 def _only(given: DataFrame, index: int, names: Sequence[str]) -> DataFrame:
-    """One of the outputs, with its own names."""
+    """Return one of the outputs, with its own names."""
     return given.where(given[WHICH] == index).select(columns_of(index, len(names))).toDF(*names)
 
 
@@ -448,7 +449,7 @@ def _task(invitation: Invitation, transform: str, slots: int) -> SlotTask:
         context = BarrierTaskContext.get()
         together = len(context.getTaskInfos())
         if together < slots:
-            # It has the output of the others from a try that it had given up. When this one fails it tries all of them.
+            # Spark has kept the output of the others from an earlier try. When this one fails, it starts all of them.
             raise TidegateError(f"Spark has started {together} of {slots} slots, which work only together: all are needed")
         batch = context.getLocalProperty(BATCH_PROPERTY)
         offer = Offer(
@@ -462,8 +463,7 @@ def _task(invitation: Invitation, transform: str, slots: int) -> SlotTask:
         try:
             yield from run_task(invitation, offer, batches)
         except JobFailed:
-            # What went wrong, and where, is in the message: Spark is to show it without our own frames above. The process
-            # ends with the error.
+            # The message says what went wrong, and where, so Spark shows it without our frames. The process ends with it.
             os.environ[HIDE_TRACEBACK] = "1"
             raise
 

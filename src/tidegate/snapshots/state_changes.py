@@ -13,6 +13,7 @@ key-group, so everything is one part.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,17 @@ ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 
 Bools = Any  # numpy arrays
 Ints = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The rows of a part that changed, and the number of those that didn't. State without keys has no `keys`."""
+
+    kinds: list[str]
+    keys: pa.Array | None
+    before: pa.Array
+    after: pa.Array
+    unchanged: int
 
 
 class KeyedChanges:
@@ -86,10 +98,17 @@ class KeyedChanges:
         return [*parts, *self._before.parts(set(wanted) - covered, count=count)]
 
     def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
+        found = self.compare(part)
+        if found.kinds:
+            groups = pa.array(groups_of(hash_columns([found.keys]), self._group_counts[1]))
+            columns = [pa.array(found.kinds), *self.keys.columns(found.keys), found.before, found.after, groups]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def compare(self, part: GroupRanges) -> Changes:
         before, after = (_together(rows.read(part), rows.schema) for rows in (self._before, self._after))
         keys = pa.concat_arrays([before.column("key"), after.column("key")])
         if not len(keys):
-            return
+            return Changes([], keys, before.column("value"), after.column("value"), 0)
         codes = key_codes(keys)
         place_before, place_after = _places(codes[: before.num_rows], codes), _places(codes[before.num_rows :], codes)
         both = np.flatnonzero((place_before >= 0) & (place_after >= 0))
@@ -100,19 +119,12 @@ class KeyedChanges:
         added, removed = np.flatnonzero(place_before < 0), np.flatnonzero(place_after < 0)
         changed = both[~same]
         which = np.concatenate([added, removed, changed])
-        if not len(which):
-            return
-        of_key = keys.take(pa.array(np.where(place_after >= 0, place_after + before.num_rows, place_before)[which]))
-        kinds = pa.array([ADDED] * len(added) + [REMOVED] * len(removed) + [CHANGED] * len(changed), pa.string())
-        yield pa.RecordBatch.from_arrays(
-            [
-                kinds,
-                *self.keys.columns(of_key),
-                before.column("value").take(_or_null(place_before[which])),
-                after.column("value").take(_or_null(place_after[which])),
-                pa.array(groups_of(hash_columns([of_key]), self._group_counts[1])),
-            ],
-            schema=self.schema,
+        return Changes(
+            [ADDED] * len(added) + [REMOVED] * len(removed) + [CHANGED] * len(changed),
+            keys.take(pa.array(np.where(place_after >= 0, place_after + before.num_rows, place_before)[which])),
+            before.column("value").take(_or_null(place_before[which])),
+            after.column("value").take(_or_null(place_after[which])),
+            int(same.sum()),
         )
 
 
@@ -130,19 +142,22 @@ class ItemChanges:
         return [()]
 
     def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
+        found = self.compare(part)
+        if found.kinds:
+            yield pa.RecordBatch.from_arrays([pa.array(found.kinds), found.before, found.after], schema=self.schema)
+
+    def compare(self, part: GroupRanges) -> Changes:
         before, after = (_items(*side) for side in self._sides)
         was, now = _codes_of_both(before, after)
         removed, added = _more_often(was, now), _more_often(now, was)
-        if len(removed) or len(added):
-            nothing = np.full(len(removed), -1), np.full(len(added), -1)
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array([REMOVED] * len(removed) + [ADDED] * len(added), pa.string()),
-                    before.take(_or_null(np.concatenate([removed, nothing[1]]))),
-                    after.take(_or_null(np.concatenate([nothing[0], added]))),
-                ],
-                schema=self.schema,
-            )
+        nothing = np.full(len(removed), -1), np.full(len(added), -1)
+        return Changes(
+            [REMOVED] * len(removed) + [ADDED] * len(added),
+            None,
+            before.take(_or_null(np.concatenate([removed, nothing[1]]))),
+            after.take(_or_null(np.concatenate([nothing[0], added]))),
+            len(after) - len(added),
+        )
 
 
 def changes_table(

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.cli.made import COUNTS, GONE, SCORES, STATES, Made, run, run_json
-from tidegate.cli import comparing
+from tidegate.snapshots import state_changes, state_tables
 from tidegate.snapshots.savepoints import export_snapshot
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.state.sections import StateInfo, StateKind
@@ -194,18 +194,17 @@ def test_rows_come_a_few_key_groups_at_a_time(tmp_path: Path, monkeypatch: pytes
     made.write(1, {"count": {f"k{i}": i for i in range(1000)}})
     made.write(2, {"count": {f"k{i}": -i for i in range(1000)}})
     sizes: list[int] = []
-    real = comparing._by_key
+    real = state_changes._together
 
-    def watched(table: Any) -> Any:
+    def watched(batches: Any, schema: Any) -> Any:
+        table = real(batches, schema)
         sizes.append(table.num_rows)
-        return real(table)
+        return table
 
-    monkeypatch.setattr(comparing, "_by_key", watched)
-    expected = (0, 0, 999, 1)
-    assert numbers(differences(made.path)["count"]) == expected
+    monkeypatch.setattr(state_changes, "_together", watched)
+    monkeypatch.setattr(state_tables, "PART_BYTES", sum(file.bytes for file in made.manifests[1].files()) // 20)
+    assert numbers(differences(made.path)["count"]) == (0, 0, 999, 1)
     assert sum(sizes) == 2000 and max(sizes) < 120
-    monkeypatch.setattr(comparing, "MAX_SLICES", 3)
-    assert numbers(differences(made.path)["count"]) == expected
 
 
 def test_a_corrupt_file_is_an_error_and_not_a_difference(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ MARKER_MUTANTS = (
         row=7,
         modes=LOGGED,
         rates=RESTORES,
-        patches=((subtask.Subtask, "_run", _forward_before_the_freeze),),
+        patches=((subtask.Subtask, "_carry_out", _forward_before_the_freeze),),
     ),
     Mutant(
         "log dropped",

@@ -293,7 +293,7 @@ def test_a_query_that_runs_keeps_its_folder(desk: Desk) -> None:
     try:
         desk.add(1)
         query.processAllAvailable()
-        for same, what in ((frame, "is in two streaming queries that run"), (desk.transform(), "which runs, has another")):
+        for same, what in ((frame, "is in two running streaming queries"), (desk.transform(), "the running query")):
             with pytest.raises(StreamingQueryException, match=what):
                 run_foreach(desk_beside(desk), same, lambda batch, number: print(batch.count()))
         desk.add(1)

@@ -1,9 +1,9 @@
-"""The driver's listener for the tasks that Spark starts when it likes, and how they are gathered into runs.
+"""The driver's listener for tasks of Spark, which gathers the tasks of one stage into a run.
 
-In the DataFrame form nobody deploys slots: an action of the user's makes Spark start a stage, whose tasks connect here and
-offer themselves (`Offer`). The tasks of one stage at one try are a `Run`. When all of them are there the run is conducted in
-a thread of its own: a coordinator takes the run's tasks for its slots (task_slots.py), and the link of each task is the
-control link of its slot. At the end, whatever it is, every task gets a `Verdict`.
+In the DataFrame form nobody deploys slots. An action or a micro-batch makes Spark start a stage, whose tasks connect here
+and offer themselves (`Offer`). The tasks of one stage at one try are a `Run`. When all of them are there, the run is
+conducted in a thread of its own: the tasks become the slots of a coordinator (task_slots.py), and the link of each task is
+the control link of its slot. However the run ends, every task gets a `Verdict`.
 
     task                      gathering                                          run
     Offer       ──────────►   until all tasks of the stage are there ─────────►  conduct(run), which attaches a coordinator
@@ -16,9 +16,9 @@ Invariants:
   number counts, and the run that has the lower one loses all its tasks: Spark has given that try up.
 - A task is of one run, and is assigned once. So whatever arrives on its link is of that run, and of its attempt.
 - What failed for a reason that is in the program fails at once when Spark tries it again.
-- A task always gets a verdict, unless its link is lost; then it must fail by itself.
+- A task always gets a verdict, unless its link is lost. Then the task fails by itself.
 
-One gathering serves all transforms of a driver, from one thread. Not here: what a run is for.
+One gathering serves all transforms of a driver, from one thread. It doesn't know what a run is for.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OnEvent: TypeAlias = Callable[[int, Message | str], None]
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ended: well, or with an error. `final`: another try would end in the same way."""
+    """How a run ended: well, or with an error. After a `final` error another try would end in the same way."""
 
     error: str | None = None
     final: bool = False
@@ -80,25 +80,25 @@ class Run:
 
     @property
     def offers(self) -> list[Offer]:
-        """By task."""
+        """The offers of the tasks, in the order of their numbers in the stage."""
         return [self.members[task].offer for task in sorted(self.members)]
 
     def attach(self, on_event: OnEvent) -> None:
-        """Have it called, in the gathering's thread, with what tasks send, and once for each task that is or was lost."""
+        """Call it in the gathering's thread with what tasks send, and once for each task that is or was lost."""
         self._post(partial(self._attach, on_event))
 
     def send(self, task: int, message: Message) -> None:
-        """A task that is lost, or was refused, doesn't get it."""
+        """Send a message to a task, unless the task is lost or was refused."""
         self._post(partial(self._send, self.members[task], message))
 
     def close(self, error: str | None) -> None:
-        """Every task may end."""
+        """Send every task its verdict."""
         for task in self.members:
             self.send(task, Verdict(error))
         self.is_closed = True
 
     def on_event(self, task: int, event: Message | str) -> None:
-        """In the gathering's thread. Nothing but a loss comes before somebody is attached, and that is remembered."""
+        """Called in the gathering's thread. Before somebody is attached a task can only be lost, which is remembered."""
         if self._on_event is not None:
             self._on_event(task, event)
 
@@ -124,7 +124,7 @@ class _Stage:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nobody is there of it: no task waits, and the conductor and all tasks of the last run are done."""
+        """Whether no task waits, and the conductor and all tasks of the last run are done."""
         run = self.run
         return not self.waiting and (
             run is None or (run.is_closed and all(member.lost is not None for member in run.members.values()))
@@ -169,7 +169,7 @@ class Gathering:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where tasks find it."""
+        """The address that tasks connect to."""
         return self._listening.found_at(self._server.address)
 
     def add(
@@ -187,12 +187,12 @@ class Gathering:
         self._transforms[transform] = _Transform(slots, conduct, patience_s, abandon, begun)
 
     def remove(self, transform: str) -> None:
-        """No task of it will ever come."""
+        """Forget a transform of which no task will come any more."""
         self._transforms.pop(transform, None)
         self._post(lambda: self._forget_stages_of(transform))
 
     def close(self) -> None:
-        """Tasks that are still there lose their links."""
+        """Stop listening. Tasks that are still there lose their links."""
         self._closed = True
         self._waker.wake()
         self._thread.join()
@@ -261,7 +261,7 @@ class Gathering:
             threading.Thread(target=self._conduct, args=(transform, stage, run), name=f"{NAME} run", daemon=True).start()
 
     def _send_away(self) -> None:
-        """Those whose others don't come."""
+        """Refuse the tasks that have waited too long for the other tasks of their stage."""
         now_s = time.monotonic()
         for key, stage in list(self._stages.items()):
             transform = self._transforms.get(key[0])
@@ -279,7 +279,7 @@ class Gathering:
         self._drop(link, why)
 
     def _drop(self, link: Link, why: str) -> None:
-        """The task at the other end is lost, or isn't wanted."""
+        """Forget the task at the other end, which is lost or was refused."""
         member = self._members.pop(link, None)
         if member is None:
             return
@@ -305,7 +305,7 @@ class Gathering:
         self._post(self._forget_stages)
 
     def _forget_stages(self) -> None:
-        """A stage's number is used once. What is in order is forgotten; of failures the last ones are kept."""
+        """Forget the settled stages, except those that failed last. Spark uses a stage's number once."""
         settled = [key for key, stage in self._stages.items() if stage.is_settled]
         failed = [key for key in settled if self._stages[key].failure is not None]
         for key in settled:
@@ -313,7 +313,7 @@ class Gathering:
                 del self._stages[key]
 
     def _forget_one(self, key: tuple[str, int]) -> None:
-        """The stage, unless Spark may try it again and the reason why it failed has to be known."""
+        """Forget the stage if it is settled, unless Spark may try it again and must get the same error."""
         stage = self._stages.get(key)
         if stage is not None and stage.is_settled and (stage.failure is None or key[0] not in self._transforms):
             del self._stages[key]

@@ -1,4 +1,4 @@
-"""The slot in a Spark task: it is driven as the generator that the task's output comes from.
+"""The slot in a Spark task: its loop is the generator that the task's output comes from.
 
 A task offers itself to the driver (gathering.py), becomes the slot that it is told to be, and yields what the slot's sinks
 write until the verdict comes. Its link to the driver is the control link of the slot as well. After a micro-batch the
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a task needs to take part, through Spark's own closure path: a packed `SlotLaunch`, and where to offer itself."""
+    """What Spark ships to each task: a packed `SlotLaunch`, and the address and secret of the gathering."""
 
     payload: bytes = field(repr=False)
     gathering: tuple[str, int]
@@ -61,7 +61,7 @@ class _Driver:
         self.link.send(to_wire(message))
 
     def offer(self, offer: Offer) -> Assign:
-        """Waits until the other tasks are there, too."""
+        """Offer the task, and wait for the other tasks of its stage."""
         self.tell(offer)
         while self._assigned is None:
             serve(self._selector, None)
@@ -69,7 +69,7 @@ class _Driver:
         return self._assigned
 
     def wait(self) -> None:
-        """For the verdict."""
+        """Wait for the verdict."""
         self.check()
         while self.verdict is None:
             serve(self._selector, None)
@@ -102,7 +102,7 @@ class _Driver:
 
 @dataclass(slots=True, eq=False)
 class _HeldSlot:
-    """A slot and its loop, from one micro-batch to the next, on a selector of its own."""
+    """A slot and its loop, which a process holds from one micro-batch to the next, with a selector."""
 
     attempt: int
     index: int
@@ -115,7 +115,7 @@ class _HeldSlot:
 
     @classmethod
     def made(cls, invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector, driver: _Driver) -> _HeldSlot:
-        """If that fails, the coordinator knows why, and its verdict is what the task fails with."""
+        """Make the slot. If that fails, the coordinator is told why, and the task fails with its verdict."""
         identity = identity_of(invitation.payload, assigned.attempt)
         time = None if assigned.now_ms is None else BatchTime(assigned.now_ms, assigned.watermark_ms)
         try:
@@ -172,8 +172,8 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
 
 
 def _drop_others(transform: str) -> None:
-    """The slot of another transform in this process, with its state: that transform's query is over. If it isn't, its slots
-    restore their state elsewhere."""
+    """Drop the slot of another transform in this process, with its state. That transform's query is over; if it is not, the
+    query's next micro-batch restores the state."""
     for other in [other for other in _held if other != transform]:
         held = _held.pop(other)
         try:
@@ -185,7 +185,7 @@ def _drop_others(transform: str) -> None:
 
 
 def _drive(slot: _HeldSlot, driver: _Driver, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs the slot until the verdict."""
+    """Run the slot until the verdict, and yield its output."""
     handover = slot.handover
     handover.begin(batches)
     is_told = False

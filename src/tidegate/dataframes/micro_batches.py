@@ -1,18 +1,17 @@
-"""How the micro-batches of a streaming query are conducted: each of them is one epoch.
+"""The micro-batches of a streaming query: each of them is one epoch.
 
-    batch n: tasks are gathered ─► an attempt that goes on from the snapshot of n−1 ─► the coordinator runs the batch
+    batch n: tasks are gathered ─► an attempt that resumes from the snapshot of n−1 ─► the coordinator runs the batch
     (driver/batches.py): all input is read, no record is in a loop any more, time has moved, an epoch is triggered, its
     snapshot is complete, the manifest names batch n ─► the tasks may end ─► Spark commits n
 
-So the state of n is complete before Spark commits n. Where Spark runs n again, the run begins a new attempt that resumes
-from the snapshot of n−1, whatever there is of n (`attempts.batch_before`). A snapshot that there is of n stays valid until
-the new run has completed n (docs/adr/012). All runs of a batch see the same time, which Spark has logged (queries.py).
+So the state of n is complete before Spark commits n. If Spark runs n again, the run begins a new attempt, which resumes
+from the snapshot of n−1 even if there is one of n (`attempts.batch_before`). The snapshot of n stays valid until the new run
+has completed n (docs/adr/012). All runs of a batch see the same time, which Spark has logged (queries.py).
 
-Between two batches the slots stay where they are, in Python processes that Spark keeps for the next tasks, with their
-state and the connections between them; the coordinator is parked. The tasks of the next batch say what their processes
-hold. If these are all slots of the attempt that completed the batch before, it goes on: nothing is claimed or restored.
-Otherwise the attempt is given up, and a new one restores from the snapshot. Which of the two happens makes no difference
-but in time.
+Between two batches the slots stay in the Python processes that Spark keeps for the next tasks, with their state and the
+connections between them. The coordinator is parked. The tasks of the next batch report what their processes hold. If that
+is all slots of the attempt that completed the batch before, the attempt continues, and nothing is claimed or restored.
+Otherwise the attempt is given up, and a new one restores the snapshot. The results are the same; only the time differs.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from tidegate.store.opening import open_store
 
 
 class MicroBatches:
-    """The runs of one streaming transform, one after the other. `transform` tells it from others, `store` is where its
-    snapshots are. `observed_as` is how the name of what it observes begins in a query's plan. `set_alarm` is told, before a
-    batch can end, when the next one is wanted though there may be no data."""
+    """The runs of one streaming transform, one after the other. `transform` is its id, and `store` is where its snapshots
+    are. `observed_as` is how the name of what it observes begins in a query's plan. Before a batch ends, `set_alarm` is
+    called with the time when the next one is wanted though there may be no data."""
 
     def __init__(
         self,
@@ -61,22 +60,17 @@ class MicroBatches:
         self._observed_as = observed_as
         self._lock = threading.Lock()
         self._slots: TaskSlots | None = None  # of the attempt that completed `done`
-        self._done: MicroBatch | None = None  # what was completed last, by this transform
+        self.done: MicroBatch | None = None  # what this transform completed last
         self.has_begun = False  # whether any task of it ever came
-        self.query: str | None = None  # whose batches these are; the last one's, if there were several
+        self.query: str | None = None  # the query that the batches are of; the last one, if there were several
         self.is_settled = False  # whether the last batch was completed by the slots that the one before had left
-
-    @property
-    def done(self) -> MicroBatch | None:
-        """What this transform completed last."""
-        return self._done
 
     def begin(self) -> None:
         self.has_begun = True
 
     def move_out(self) -> bool:
-        """The query is over, and the processes of its slots are another transform's now. If the query is started again, it
-        restores from the snapshot. False if it has been: a batch may run for hours, and nobody waits for that here."""
+        """End the slots of a query that is over; another transform gets their processes. If the query is started again, it
+        restores its snapshot. Return False if it has been started again already and runs a batch, which may take hours."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -86,7 +80,7 @@ class MicroBatches:
         return True
 
     def conduct(self, run: Run) -> RunEnd:
-        """Whatever comes of it, a task that waits must hear of it: nothing is raised."""
+        """Run a micro-batch, and return how it ended. Nothing is raised, because the tasks wait for their verdict."""
         with self._lock:
             try:
                 self._conduct(run)
@@ -120,25 +114,25 @@ class MicroBatches:
         assert self._slots is not None
         end = self._slots.wait()
         if end is None:
-            raise TidegateError(f"the job {self._job.name!r} was ended, and its input wasn't read to the end")
+            raise TidegateError(f"the job {self._job.name!r} ended before the micro-batch was complete; it has to run again")
         if end.error is not None:
             raise TidegateError(
                 f"the micro-batch has to run again, since its snapshot can't be completed: {end.error}. A batch that takes "
                 f"long needs a longer Snapshots(timeout=…), or fewer records"
             )
         self._set_alarm(end.alarm_ms)
-        self._done = batch
+        self.done = batch
         self.is_settled = is_held
 
     def _is_next(self, batch: MicroBatch) -> bool:
         """Whether it follows what this transform completed last."""
-        done = self._done
+        done = self.done
         return done is not None and (done.query, done.number + 1) == (batch.query, batch.number)
 
     def _check_none_was_left_out(self, batch: MicroBatch) -> None:
-        """If what this transform completed last is still the newest there is, but not the batch before, then Spark has
-        committed batches without running the transform."""
-        done = self._done
+        """Raise `RestoreError` if Spark has committed batches without running the transform: what the transform completed
+        last is still the newest snapshot, and isn't that of the batch before."""
+        done = self.done
         if done is None or done.query != batch.query or batch.number <= done.number + 1:
             return
         found = [each.micro_batch for each in SnapshotCatalog(open_store(self._store)).manifests()]
@@ -160,7 +154,7 @@ def _batch_of(offers: list[Offer]) -> MicroBatch:
     query, number = next(iter(named))
     if len(named) > 1 or query is None or number is None:
         raise JobError(
-            f"tasks of one stage say that they are of {sorted(map(str, named))}: a transform of a streaming "
-            f"DataFrame runs in a streaming query, started with writeStream"
+            f"tasks of one stage belong to {sorted(map(str, named))}: a transform of a streaming DataFrame runs in one "
+            f"streaming query, started with writeStream"
         )
     return MicroBatch(query, number)

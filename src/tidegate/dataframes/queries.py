@@ -1,9 +1,8 @@
-"""What has to be known of the streaming queries on this driver, and which of them has which folder of snapshots.
+"""What a transform asks about the streaming queries on this driver, and which query has which folder of snapshots.
 
-Spark knows the times of a micro-batch, by its own log, and whether a query runs (spark/queries.py asks it). `StoreHolders`
-keeps two transforms from writing to one folder: each would take the other's snapshots for its own, or fence it off.
-
-Not here: drivers that share a folder. They fence each other off (snapshots/catalog.py).
+Spark knows the times of a micro-batch, from its own log, and whether a query runs (spark/queries.py asks it). `StoreHolders`
+keeps two transforms from writing to one folder: each would take the other's snapshots for its own, or fence it off. Two
+drivers that share a folder fence each other off (snapshots/catalog.py).
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ class Queries(Protocol):
     """The streaming queries of a Spark session, by their ids."""
 
     def batch_times(self, batch: MicroBatch) -> BatchTimes:
-        """Those of a micro-batch that is running, as Spark's log has them: the same whenever the batch runs."""
+        """Return the times of a running micro-batch from Spark's log: the same whenever the batch runs."""
 
     def transforms_of(self, query: str, observed_as: str) -> set[str]:
-        """What is behind that text in the names of what transforms observe, in the plan that the query runs."""
+        """Return what follows that text in the names of what transforms observe, in the plan that the query runs."""
 
     def run_of(self, query: str) -> str | None:
-        """The id of the query's present run; None if the query isn't active."""
+        """Return the id of the query's current run; None if the query isn't active."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,8 @@ class StoreHolders:
         self._lock = threading.Lock()
 
     def take(self, store: str, *, name: str, transform: str, query: str, queries: Queries, observed_as: str) -> None:
-        """For a query that runs; `JobError` if a query that runs has the store for something else, or has two transforms for
-        it. Whoever had it in a query that was stopped has it no more."""
+        """Give the store to a transform of a running query. Raises `JobError` if another transform or another running query
+        has the store, or if the query has two transforms for it. A query that was stopped no longer has its store."""
         if len(queries.transforms_of(query, observed_as)) > 1:
             raise JobError(twice_in_a_query(name, shown(store)))
         with self._lock:
@@ -70,14 +69,14 @@ class StoreHolders:
 def _in_use(held: _Holder, *, name: str, transform: str, query: str, store: str) -> str:
     if held.query != query and held.transform == transform:
         return (
-            f"the transform {name!r} is in two streaming queries that run, {held.query} and {query}, and its state "
-            f"belongs to one of them. Build it once for each query, under names of their own (name=…) or with folders "
-            f"of their own (Snapshots(to=…))"
+            f"the transform {name!r} is in two running streaming queries, {held.query} and {query}, and its state belongs "
+            f"to one of them. Build a transform for each query, each with its own name (name=…) or its own folder "
+            f"(Snapshots(to=…))"
         )
     if held.query == query:
         return twice_in_a_query(name, shown(store))
     return (
-        f"the query {held.query}, which runs, has another transform named {name!r} with the same folder of snapshots, "
+        f"the running query {held.query} has another transform named {name!r} with the same folder of snapshots, "
         f"{shown(store)}. {_A_NAME_EACH}, or stop that query first"
     )
 

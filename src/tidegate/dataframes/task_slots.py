@@ -5,9 +5,9 @@ attempt of a streaming query outlives the runs that it consists of: between two 
 lost, until the tasks of the next one come to the processes that hold the slots.
 
 Invariants:
-- What a task sends, and its loss, counts as long as its run is the one at work. All of it is judged in the coordinator's
-  thread, in the order in which it arrived.
-- Who waits for the end of a batch or of the job gets it: when the coordinator's thread ends, it says so.
+- What a task sends, and its loss, counts only while its run is at work. That is decided in the coordinator's thread, where
+  everything is handled in the order in which it arrived.
+- `wait` always returns or raises: when the coordinator's thread ends, for whatever reason, it puts `None` into the queue.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from tidegate.snapshots.manifest import MicroBatch
 
 
 class TaskSlots:
-    """Deployer, deployment and links in one, of a coordinator that `make_host` gives. `times` are of the micro-batch, if the
-    run is one."""
+    """Deployer, deployment and links of one coordinator. `times` are those of the micro-batch, if the run is one."""
 
     def __init__(self, run: Run, *, store: str, times: BatchTimes | None = None) -> None:
         self.handle: Handle | None = None
@@ -46,10 +45,11 @@ class TaskSlots:
     # For whoever conducts the runs, in a thread of its own.
 
     def start(self, make_host: Callable[[TaskSlots], CoordinatorHost]) -> None:
+        """Start the coordinator of these slots."""
         self.handle = make_host(self).start()
 
     def are_back(self, offers: list[Offer]) -> bool:
-        """Whether the tasks are in the processes of all slots, as the batch before left them."""
+        """Return whether the tasks are in the processes of all slots, as the batch before left them."""
         return (
             self.handle is not None
             and not self.handle.status.terminal
@@ -58,18 +58,18 @@ class TaskSlots:
         )
 
     def resume(self, run: Run, batch: MicroBatch, times: BatchTimes) -> None:
-        """Have the slots, which are back, go on with a micro-batch."""
+        """Continue with a micro-batch in the slots, which are back."""
         self._host.ask(partial(self._resume, run, batch, times))
 
     def wait(self) -> BatchEnd | None:
-        """Wait for the end of the micro-batch, or of the job (None). `JobFailed` if that has failed."""
+        """Wait for the end of the micro-batch, or of the job (None). Raises `JobFailed` if the job has failed."""
         end = self._ends.get()
         if end is None and self.handle is not None:
             self.handle.wait()
         return end
 
     def give_up(self) -> None:
-        """The slots end, wherever they are, and nothing of them is written any more: what follows claims a newer attempt."""
+        """End the slots. What they still write is never read, because whatever follows claims a newer attempt."""
         if self.handle is not None and not self.handle.status.terminal:
             try:
                 self.handle.cancel(timeout="10 s")
@@ -97,7 +97,7 @@ class TaskSlots:
         return self
 
     def expect(self, attempt: int) -> None:
-        """A task is of one attempt, which it is assigned."""
+        """Do nothing: a task's link belongs to one attempt."""
 
     def send(self, slot: int, message: Message) -> None:
         if self._run is not None:
@@ -109,8 +109,8 @@ class TaskSlots:
         return "all tasks have left" if self._tasks and len(self._gone) == len(self._tasks) else None
 
     def cancel(self) -> None:
-        """The slots were told to end. A task that is stuck in a user's function is Spark's to end, and who holds a slot
-        without being at work finds out when Spark gives the process its next task."""
+        """Count the slots as ended: they have been told to end. Spark ends a task that is stuck in a user's function, and a
+        process that holds a slot between two batches drops it at its next task."""
         self._cancelled = True
 
     def batch_ended(self, end: BatchEnd) -> None:
@@ -127,7 +127,7 @@ class TaskSlots:
         self._assign(run, slots, goes_on=True)
 
     def _assign(self, run: Run, slots: Mapping[int, int], *, goes_on: bool) -> None:
-        """`slots`: by task."""
+        """Make the run's tasks the slots of the attempt. `slots` has the slot of each task."""
         self._run, self._gone = run, set()
         self._tasks = {slot: task for task, slot in slots.items()}
         run.attach(lambda task, event: self._host.ask(partial(self._on_event, run, slots[task], event)))

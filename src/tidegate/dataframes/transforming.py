@@ -1,12 +1,12 @@
-"""A pipeline between DataFrames: the job that a transform is, and how a run over bounded input is conducted.
+"""The job of a transform, and a run of it over bounded input.
 
-A `TransformJob` is built like any job, but for its ends: the sources and sinks hand records over (connectors/handover.py),
-and its slots are the tasks that were gathered (gathering.py). Every run of a bounded transform is a job of its own, from
-its beginning to its end: where Spark runs the stage again, for another action or after a failure, it begins again.
+A `TransformJob` is built like any job, except at its ends: its sources and sinks hand records over (connectors/handover.py),
+and its slots are the tasks that were gathered (gathering.py). Every run of a bounded transform is a job from its beginning
+to its end. If Spark runs the stage again, for another action or after a failure, the job begins again.
 
-When the tasks have read their input the coordinator ends the job. Event time ends as well, so that all timers of event time
-fire (`drains`), unless the state is to go on elsewhere. Then the last snapshot becomes a savepoint, once: a run that Spark
-repeats afterwards leaves it as it is.
+When the tasks have read their input, the coordinator ends the job. Event time ends as well, so that all timers of event
+time fire (`drains`), unless the state is to be used elsewhere. Then the last snapshot becomes a savepoint, once: a run that
+Spark repeats later doesn't change it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ AT_THE_END = "Spark is told, and tries the tasks again if that may help, or ends
 
 
 class TransformJob(job.Job):
-    """Sources, operators and sinks of one transform. `inputs` are schemas by the name that the source gets."""
+    """The sources, operators and sinks of one transform. `inputs` has the schema of each source by its name."""
 
     time_by_epoch = True
 
@@ -82,15 +82,15 @@ class TransformJob(job.Job):
         self._noticed: set[str] = set()  # by users: each text is for the life of the transform, not of an attempt
 
     def take_outputs(self, given: object) -> list[str] | None:
-        """What the user's function returned: a stream, or several by name. Gives their names; None for a single one."""
+        """Take what a user's function returned: a stream, or several by name. Return the names; None for a single stream."""
         named = given if isinstance(given, Mapping) else {DEFAULT_OUTPUT: given}
         if not named:
             raise GraphError("the pipeline returned no stream: return one, or a dict of them by name")
         inner = [node.name for node in self._nodes if node.sink is not None]
         if inner:
             raise GraphError(
-                f"sink {inner[0]!r}: what a transform gives are DataFrames, which Spark writes; return the "
-                f"stream instead of .to(…), by a name of its own where there are several"
+                f"sink {inner[0]!r}: a transform has no sinks, because Spark writes the DataFrames that it gives. Return "
+                f"the stream instead of calling .to(…); return several streams as a dict by name"
             )
         for name, stream in named.items():
             if not isinstance(stream, Stream):
@@ -108,7 +108,7 @@ class TransformJob(job.Job):
 
     @property
     def output_schema(self) -> pa.Schema:
-        """Of what tasks give to Spark."""
+        """The schema of what tasks give to Spark."""
         return self._handover.output_schema
 
     @property
@@ -122,7 +122,7 @@ class TransformJob(job.Job):
     def host(
         self, slots: TaskSlots, *, store: str, restore: Restore, micro_batch: MicroBatch | None = None
     ) -> CoordinatorHost:
-        """The coordinator of an attempt whose slots were gathered."""
+        """Make the coordinator of an attempt whose slots are these tasks."""
         return CoordinatorHost(
             self.launch(store),
             slots,
@@ -136,8 +136,8 @@ class TransformJob(job.Job):
 
 
 def _for_tasks(tuning: Tuning) -> Tuning:
-    """With what suits a transform, where the user has chosen nothing else. No source lingers: Spark's records are waited for
-    where they are read, and come in batches."""
+    """Return the tuning with defaults that suit a transform. No source lingers, because Spark's records come
+    in batches, and reading them waits for them."""
     check_tuning(tuning)
     usual = Tuning()
     suited: dict[str, Any] = {"heartbeat_timeout": HEARTBEAT_TIMEOUT, "linger": 0}
@@ -148,7 +148,7 @@ def _for_tasks(tuning: Tuning) -> Tuning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounded:
-    """How the runs of a transform over bounded input begin and end. `written` has the savepoint once it is there."""
+    """The runs of a transform over bounded input. `written` has the savepoint once it is there."""
 
     job: TransformJob
     restore: Restore
@@ -157,7 +157,7 @@ class Bounded:
     written: list[str] = field(default_factory=list)
 
     def conduct(self, run: Run) -> RunEnd:
-        """Whatever comes of it, a task that waits must hear of it: nothing is raised."""
+        """Run the job, and return how it ended. Nothing is raised, because the tasks wait for their verdict."""
         store = f"{MEMORY}tidegate-transform-{uuid.uuid4().hex}"
         if self.savepoint_to is not None:
             store = job_address(f"{self.savepoint_to.rstrip('/')}.work-{uuid.uuid4().hex[:8]}", self.job.name)
@@ -190,12 +190,12 @@ class Bounded:
 
 
 def told(error: Exception) -> str:
-    """As tasks hear of it."""
+    """Return the text of an error that tasks get."""
     return str(error) if isinstance(error, JobFailed) else f"{type(error).__name__}: {error}"
 
 
 def _clear(address: str) -> None:
-    """Nobody needs a run's own snapshot when it is over."""
+    """Delete the snapshot of a run that is over."""
     if address.startswith(MEMORY):
         forget_memory_store(address.removeprefix(MEMORY))
         return

@@ -47,9 +47,9 @@ def test_two_transforms_of_one_query_need_two_stores() -> None:
 def test_a_store_belongs_to_one_query_while_that_runs() -> None:
     holders, queries = StoreHolders(), Active(q="run 1", r="run 2")
     take(holders, "a", "q", queries)
-    with pytest.raises(JobError, match=r"the query q, which runs, has another transform .*, or stop that query first"):
+    with pytest.raises(JobError, match=r"the running query q has another transform .*, or stop that query first"):
         take(holders, "b", "r", queries)
-    with pytest.raises(JobError, match=r"the transform 'counts' is in two streaming queries that run, q and r"):
+    with pytest.raises(JobError, match=r"the transform 'counts' is in two running streaming queries, q and r"):
         take(holders, "a", "r", queries)
 
 

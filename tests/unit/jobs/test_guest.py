@@ -5,9 +5,11 @@ The processes are real ones, and collect garbage after every task as PySpark's d
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
+import selectors
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,17 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import tidegate as tg
 from tidegate.connectors.handover import handed_schema
 from tidegate.control.messages import Offer
 from tidegate.control.settings import Tuning
 from tidegate.dataframes.gathering import Gathering, Run, RunEnd
-from tidegate.dataframes.guest import Invitation, run_task
+from tidegate.dataframes.guest import Invitation, _Driver, run_task
 from tidegate.dataframes.micro_batches import MicroBatches
 from tidegate.dataframes.queries import BatchTimes, StoreHolders
 from tidegate.dataframes.transforming import TransformJob
 from tidegate.driver.attempts import Restore
+from tidegate.errors import TidegateError
 from tidegate.slot import step_times
 from tidegate.snapshots.manifest import MicroBatch
 
@@ -174,3 +178,14 @@ def test_cycles_that_users_functions_leave_are_collected(tmp_path: Path) -> None
 def test_what_a_slot_holds_is_not_walked_with_each_micro_batch(tmp_path: Path) -> None:
     walked = run_batches(HoldsMuch(), 5, tmp_path).walked
     assert max(walked[1:]) < HELD_LISTS / 2, walked
+
+
+def test_a_task_whose_link_is_lost_while_its_slot_is_busy_with_it_does_not_wait_forever() -> None:
+    """The loss then ends the loop that connects channels, and no callback follows."""
+    gathering = Gathering(Tuning().coordinator_listening)
+    invitation = Invitation(b"", gathering.address, gathering.identity.secret)
+    with selectors.DefaultSelector() as selector, contextlib.closing(_Driver(invitation, selector)) as driver:
+        driver.link.close()
+        with pytest.raises(TidegateError, match="the driver is gone: the link to it was lost"):
+            driver.wait()
+    gathering.close()

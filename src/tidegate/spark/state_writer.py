@@ -235,7 +235,7 @@ def _complaint(places: Column, what: str) -> Column:
     # Finding the first duplicate takes long, and Spark does it only if there is one.
     twice = F.element_at(F.filter(places, lambda place, index: F.array_position(places, place) <= index), 1)
     is_null = f"{what} of an entry of the key {{}} is null: give every entry one"
-    is_twice = " of the key {} is there more than once: each is written once, so keep one of them"
+    is_twice = " of the key {} comes more than once: each is written once, so keep one of them"
     return F.when(F.exists(places, lambda place: place.isNull()), F.lit(is_null)).when(
         F.size(F.array_distinct(places)) < F.size(places), F.concat(F.lit(f"{what} "), twice.cast("string"), F.lit(is_twice))
     )

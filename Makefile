@@ -43,16 +43,16 @@ help:  ## Lists the targets
 demo: $(READY) java  ## Live game analytics that kills one of its own slots and proves that nothing was lost
 	$(BIN)/python examples/game_analytics/demo.py
 
-# Without Spark: the second run of `test` has the rest.
+# What needs no Spark. `test` begins with the rest, whose tests wait more than they compute and so run beside these.
 QUICK := tests/test_tidy.py tests/test_links.py tests/typing tests/unit tests/contract tests/simulation
 
 .PHONY: test
-test: lint java jars quick  ## Lint, then every test: unit, contract, simulation, Spark, faults
-	$(BIN)/python -m pytest tests/faults tests/spark -n 3 --dist loadgroup -m "not long"
+test: lint java jars  ## Lint, then every test: unit, contract, simulation, Spark, faults
+	$(BIN)/python -m pytest tests/faults tests/spark $(QUICK) -n 4 --dist loadgroup -m "not long"
 
 .PHONY: quick
 quick: $(READY)  ## The tests that need no Spark: unit, contract, simulation
-	$(BIN)/python -m pytest $(QUICK) -n 3 --dist worksteal -m "not long"
+	$(BIN)/python -m pytest $(QUICK) -n 4 --dist worksteal -m "not long"
 
 .PHONY: lint
 lint: $(READY)  ## ruff, mypy (strict), the direction of imports
@@ -85,7 +85,7 @@ coverage: $(READY)  ## The share of src/ that `make quick` runs, in all its proc
 
 .PHONY: long
 long: $(READY) java jars  ## The tests that `make test` leaves out because they take long
-	$(BIN)/python -m pytest tests -n 2 --dist loadgroup -m long
+	$(BIN)/python -m pytest tests -n 2 --dist loadgroup -m long --timeout 900
 
 .PHONY: bench
 bench: $(READY) java  ## Every benchmark, as JSON lines, and its picture in docs/img where it has one

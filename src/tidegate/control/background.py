@@ -1,7 +1,6 @@
 """Work off the hot loop: snapshot files, manifests, deletions.
 
-One thread, in order. What it gives back is handed to a callback in the loop's own thread, so that state is only ever
-touched by the loop.
+One thread does the work in order. A callback in the loop's own thread gets the result, so that only the loop touches state.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ Outcome = Callable[[Any, BaseException | None], None]
 
 class Background(Protocol):
     def submit(self, work: Callable[[], Any], then: Outcome) -> None:
-        """Runs `work` later, elsewhere; then `then(result, error)` in the loop."""
+        """Run `work` later in another thread, and then `then(result, error)` in the loop."""
 
     def deliver(self) -> bool:
-        """Calls the callbacks of finished work; whether there were any."""
+        """Call the callbacks of finished work. Return whether there were any."""
 
 
 class BackgroundThread:
-    """`wake` is called from the thread whenever something is finished, to end the loop's wait."""
+    """A background with one thread, which calls `wake` when work is finished, to end the loop's wait."""
 
     def __init__(self, name: str, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -46,7 +45,7 @@ class BackgroundThread:
         return delivered
 
     def close(self, *, finish: bool = False, timeout_s: float = 5.0) -> None:
-        """Lets the work at hand finish; what is waiting behind it is dropped, unless `finish` says to do it first."""
+        """Wait for the current work to finish. With `finish`, do the work that is waiting as well; otherwise drop it."""
         with contextlib.suppress(queue.Empty):
             while not finish:
                 self._waiting.get_nowait()

@@ -1,4 +1,4 @@
-"""Time, as something that is given: the slot and the coordinator never read a clock of their own."""
+"""Clocks, which slots and coordinators are given: they never read the system's clock themselves."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """The time of day, for users' timers. It may jump."""
+        """Return the time of day, for users' timers. It may jump."""
 
     def monotonic_ms(self) -> int:
-        """Never goes back: for intervals, time-outs and heartbeats."""
+        """Return a time that never goes back, for intervals, time-outs and heartbeats."""
 
 
 class BatchTime:
-    """Time as users' functions see it in a micro-batch: it stands still, at the same moment in every run of the batch. So
-    does the watermark of the streaming query."""
+    """The time that users' functions see in a micro-batch, and the watermark of the streaming query. Both stand still, and
+    are the same in every run of the batch."""
 
     def __init__(self, at_ms: int, watermark_ms: int) -> None:
         self.set(at_ms, watermark_ms)

@@ -31,7 +31,7 @@ class SlotLaunch:
     secret: bytes = field(repr=False)
 
     def packed(self) -> bytes:
-        """As `run_slot` takes it; `JobError` where a user's function can't travel."""
+        """Return it as `run_slot` takes it. Raises `JobError` if a user's function can't be pickled."""
         try:
             contents: bytes = cloudpickle.dumps(self)
         except Exception as error:
@@ -41,20 +41,20 @@ class SlotLaunch:
                 f"{f' (look at {culprits})' if culprits else ''}: make connections, locks and sessions in `open`, or "
                 f"where they are used"
             ) from error
-        # Whoever can't unpack the users' functions still has to be able to report that.
+        # A slot that can't unpack the users' functions still has to be able to report that.
         payload: bytes = cloudpickle.dumps((self.settings.name, self.secret, contents))
         return payload
 
 
 def identity_of(payload: bytes, attempt: int) -> Identity:
-    """What a slot of the job proves to the coordinator and to other slots."""
+    """Return what a slot of the job proves to the coordinator and to other slots."""
     name, secret, _ = cloudpickle.loads(payload)
     return Identity(name, attempt, secret)
 
 
 def unpacked(payload: bytes, index: int, link: Link) -> SlotLaunch:
-    """The launch, in the process of the slot that it is for. If it can't be unpacked, because a module isn't there or is
-    another one, the coordinator is told, and then it is a `JobError`."""
+    """Return the launch, in the process of the slot that it is for. If it can't be unpacked, because a module is missing or
+    of another version, report that to the coordinator and raise `JobError`."""
     try:
         launch: SlotLaunch = cloudpickle.loads(cloudpickle.loads(payload)[2])
     except Exception as error:
@@ -79,13 +79,13 @@ def _travels(spec: Any) -> bool:
 
 
 def reach_driver(address: tuple[str, int], identity: Identity, hello: Mapping[str, Any]) -> Link:
-    """From a slot's process. What it raises where it can't is for whoever set the cluster up."""
+    """Connect to the driver from a slot's process. The error, if that fails, is for whoever set the cluster up."""
     try:
         return connect_link(address, identity, hello, timeout_s=CONNECT_TIMEOUT_S)
     except LinkLost as error:
         raise TidegateError(
-            f"{error} (tried from {socket.gethostname()}). If the job is over, or its driver gone, that is as it should be. "
-            f"Else this host can't connect to {address[0]}, port {address[1]}: let it through the firewall "
-            f"(tg.Tuning(coordinator_ports=…) gives ports to open), or say under which name the driver is found "
+            f"{error} (tried from {socket.gethostname()}). If the job is over, or its driver gone, that is expected. "
+            f"Otherwise this host can't connect to {address[0]}, port {address[1]}: let it through the firewall "
+            f"(tg.Tuning(coordinator_ports=…) gives ports to open), or give the name of the driver's host "
             f"(spark.driver.host or tg.Tuning(coordinator_host=…)); see docs/clusters.md"
         ) from error

@@ -1,11 +1,11 @@
-"""Where the coordinator and the slots listen, and under which name others find them.
+"""The addresses at which the coordinator and the slots listen, and the names by which others find them.
 
-Both listen on loopback unless told otherwise. The coordinator is told: by the user (`Tuning`), or by what Spark was told
-about its driver (`spark.deploy`). A slot needn't be: it connects to the coordinator first, and listens at its own end of
-that connection, so on loopback where the coordinator is on loopback, and else at the address of its host in the network that
-leads to the coordinator. What differs from host to host is said by variables of the host's environment.
+Both listen on loopback by default. The address of the coordinator is set by the user (`Tuning`), or follows from Spark's
+settings of the driver (`spark.deploy`). A slot connects to the coordinator first, and listens at its own end of that
+connection: on loopback if the coordinator is on loopback, and otherwise at its host's address in the network that leads to
+the coordinator. Settings that differ from host to host are variables of the host's environment.
 
-Not here: who may connect. Whoever does has to prove that it knows the job's secret, on loopback and elsewhere.
+Whoever connects has to prove that it knows the job's secret, on loopback and elsewhere (channels/handshake.py).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MAX_PORT = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """`bind_host` is an address of this host. The first of the `ports` that is free is taken. Others are told `host`, or
-    where that is None the address that is listened on."""
+    """Where to listen: at `bind_host`, an address of this host, and the first free port of `ports`. Others connect to
+    `host`, or to the bound address if that is None."""
 
     who: str
     bind_host: str
@@ -45,17 +45,17 @@ class Listening:
     def __post_init__(self) -> None:
         if self.host is None and self.bind_host in EVERY_ADDRESS:
             raise JobError(
-                f"{self.who} is to listen at {self.bind_host}, which stands for every address of its host and "
-                f"can't be told to others: give {self.host_setting}, too"
+                f"{self.who} is to listen at {self.bind_host}, which stands for every address of its host, so that "
+                f"others can't connect to it: give {self.host_setting}, too"
             )
 
     def found_at(self, bound: tuple[str, int]) -> tuple[str, int]:
-        """What others are told, where this address is listened on."""
+        """Return the address that others connect to, for this bound address."""
         return (self.host or bound[0], bound[1])
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Around what listens: where that can't be it says what to do."""
+        """Turn an `OSError` of what listens within it into a `JobError` that says what to do."""
         try:
             yield
         except OSError as error:
@@ -84,7 +84,7 @@ class Listening:
 
 
 def parse_ports(ports: int | str | None, *, setting: str) -> range:
-    """One port, or a range of them with both ends: "40000-40019". None and 0: any that is free."""
+    """Return the ports of a setting: one, or a range with both ends such as "40000-40019". None and 0 mean any free port."""
     found = _PORTS.fullmatch("0" if ports is None else str(ports).replace(" ", ""))
     first, last = (0, -1) if found is None else (int(found[1]), int(found[2] or found[1]))
     if not first <= last <= _MAX_PORT or (first == 0 and last > 0):
@@ -96,7 +96,7 @@ def parse_ports(ports: int | str | None, *, setting: str) -> range:
 
 
 def slot_listening(index: int, *, ports: range, own_end: str, environment: Mapping[str, str]) -> Listening:
-    """`own_end` is the slot's address on its connection to the coordinator."""
+    """Return where a slot listens. `own_end` is its address on its connection to the coordinator."""
     bind_host = environment.get(SLOT_BIND_HOST_VARIABLE) or own_end
     host = environment.get(SLOT_HOST_VARIABLE) or (own_end if bind_host in EVERY_ADDRESS else None)
     return Listening(

@@ -1,4 +1,4 @@
-"""What slots and the coordinator say to each other, and its form on the wire.
+"""The messages between slots and the coordinator, and their form on the wire.
 
 Every message is a frozen dataclass that types/json_form.py can encode. `from_wire` checks the kind, the names and the types.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from tidegate.errors import ProtocolError
 from tidegate.snapshots.manifest import OperatorEntry
@@ -19,7 +19,7 @@ from tidegate.types.json_form import from_json, to_json
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A slot is there and listens for channels at host and port. `machine` is the host's own name for itself."""
+    """A slot has started and listens for channels at host and port. `machine` is the host's own name for itself."""
 
     slot: int
     host: str
@@ -58,7 +58,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """A subtask couldn't write its part to the store; the epoch is to be aborted, the job goes on."""
+    """A subtask couldn't write its part to the store. The epoch is to be aborted; the job continues."""
 
     vertex: int
     subtask: int
@@ -68,7 +68,7 @@ class Decline:
 
 @dataclass(frozen=True, slots=True)
 class InputEnded:
-    """A source subtask has come to the end of its input, or a loop that has none left is empty."""
+    """A source subtask has come to the end of its input, or a loop without any more input is empty."""
 
     vertex: int
     subtask: int
@@ -76,8 +76,8 @@ class InputEnded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The slot can't go on. `permanent`: it would end the same way in any other attempt. `signature` is a
-    `UserFunctionError`'s."""
+    """The slot has failed. If the failure is `permanent`, any other attempt would end in the same way. `signature` is that
+    of a `UserFunctionError`."""
 
     slot: int
     message: str
@@ -90,7 +90,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """Something that the user should know, though the slot goes on."""
+    """Something that the user should know, though the slot continues."""
 
     slot: int
     text: str
@@ -120,7 +120,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """All sinks of the slot have committed what is due with this epoch and those before."""
+    """All sinks of the slot have committed the output of this epoch and of the epochs before."""
 
     slot: int
     epoch: int
@@ -140,7 +140,7 @@ class Done:
 class Deploy:
     """Connect to these addresses (by slot) and restore this epoch's snapshot (None: start empty).
 
-    It is in the job's own store, or where `restore_from` says: what `find_snapshot` takes.
+    The snapshot is in the job's own store, or at `restore_from`, a path as `find_snapshot` takes it.
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -150,14 +150,14 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Everybody is ready."""
+    """All slots are ready: process records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """End this epoch at the sources. `ending` says why nothing follows, where nothing does.
+    """End this epoch at the sources. `ending` is given if it is the last epoch, and says why.
 
-    `full`: its snapshot builds on no earlier one; otherwise increments build on that of epoch `base` (0: there is none).
+    A `full` snapshot builds on no earlier one. Otherwise increments build on that of epoch `base` (0: there is none).
     """
 
     epoch: int
@@ -168,7 +168,7 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class EndInput:
-    """Sources shall take what they have read for all there is."""
+    """Stop reading: what the sources have read so far is the whole input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +187,15 @@ class Shutdown:
     reason: str
 
 
-# Between a Spark task that brings a slot along and the driver, on the link that is the slot's control link as well: before
-# the slot is there (dataframes/gathering.py), and about the micro-batch (driver/batches.py).
+# Between a Spark task of a transform and the driver, on the link that is also the control link of the task's slot: before
+# there is a slot (dataframes/gathering.py), and about the micro-batch (driver/batches.py).
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A task is there. `stage` and `task` say which one of which Spark stage, `number` tells its repetitions apart: a later
-    one has a higher number. `query` and `batch` name the micro-batch that it is of. `attempt` and `slot` are given where the
-    process still holds that slot of that attempt, as the micro-batch before left it."""
+    """A task has started: `task` of the Spark stage `stage`. If Spark starts the task again, its `number` is higher. `query`
+    and `batch` name the micro-batch that the task is part of. `attempt` and `slot` are given if the process still holds that
+    slot of that attempt, as the micro-batch before left it."""
 
     transform: str
     stage: int
@@ -209,8 +209,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Be this slot of this attempt; snapshots are in that store. `goes_on`: with the slot that the process holds. `now_ms`
-    is the time of the micro-batch, which users' functions see, and `watermark_ms` the query's watermark."""
+    """Be this slot of this attempt. Its snapshots are in `store`. With `goes_on`, continue with the slot that the process
+    holds. `now_ms` is the time of the micro-batch, which users' functions see, and `watermark_ms` the query's watermark."""
 
     attempt: int
     slot: int
@@ -222,20 +222,20 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class InputRead:
-    """The slot has taken in all that the task was given."""
+    """The slot has read all input of the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How many elements has the slot put on channels and taken from them? The number tells one question from the next."""
+    """Ask how many elements the slot has put on channels and taken from them. Each question has a number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The answer. `replays`: there are some that a snapshot brought along and that aren't on a channel yet, or that a timer
-    will make at once."""
+    """The answer to the question of this number. With `replays`, more elements follow without any input: from records in
+    flight that a snapshot has restored, or from a timer that is due."""
 
     number: int
     sent: int
@@ -245,8 +245,8 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class MoveTime:
-    """No record is under way. The watermark operator of this name moves time by one micro-batch, or only holds what it will
-    move it to. Without a name, timers that are due fire."""
+    """Move time by one micro-batch in the watermark operator of this name; with `hold`, only fix the time that it will move
+    to. Without a name, fire the timers that are due. No record is under way."""
 
     operator: str | None = None
     hold: bool = False
@@ -254,20 +254,19 @@ class MoveTime:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The slot is no more; its task waits for the verdict."""
+    """The slot has ended, and its task waits for the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The task may end; with this error, where there is one."""
+    """End the task, with this error if there is one."""
 
     error: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What was put on channels and taken from them. `replays`: something that a snapshot had under way is still to be fed
-    in, or a timer of the micro-batch's time is due."""
+    """How many elements were put on channels and taken from them, with `replays` as in `Counted`."""
 
     sent: int = 0
     taken: int = 0
@@ -306,37 +305,7 @@ Message: TypeAlias = (
     | Verdict
 )
 
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        Register,
-        Ready,
-        Acknowledge,
-        Decline,
-        InputEnded,
-        Failed,
-        Noticed,
-        Heartbeat,
-        Delivered,
-        Committed,
-        Done,
-        Deploy,
-        Start,
-        Trigger,
-        EndInput,
-        Complete,
-        Abort,
-        Shutdown,
-        Offer,
-        Assign,
-        InputRead,
-        Probe,
-        Counted,
-        MoveTime,
-        Left,
-        Verdict,
-    )
-}
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def to_wire(message: Message) -> dict[str, Any]:

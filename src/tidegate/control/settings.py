@@ -28,16 +28,16 @@ MAX_KEY_GROUPS = 32_768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshots:
-    """How often the job's state is kept, and where.
+    """How often snapshots of the job's state are taken, and where they are kept.
 
     `every=None` takes a snapshot only at the end of bounded input, at `stop()` and at `handle.snapshot()`. `retain`
-    complete snapshots are kept; older ones are deleted. `local_copies` is a folder on the slots' own disks: what they write
-    is kept there, too, up to `local_copies_size`, so that a slot that comes back on its host need not download it.
+    complete snapshots are kept; older ones are deleted. `local_copies` is a folder on the slots' own disks. It keeps copies
+    of what slots write, up to `local_copies_size`, so that a slot that restarts on its host need not download its state.
 
-    `mode` is what a rollback promises and what a snapshot costs (docs/consistency.md): "exactly_once" stops the channels
-    that are ahead until the others have caught up; "unaligned" stops none and keeps the records under way in the snapshot
-    instead, for jobs under back-pressure; "at_least_once" stops none and keeps nothing, and after a rollback records may
-    be processed twice. `alignment_timeout` lets an exactly-once snapshot that isn't through after that time go on unaligned.
+    `mode` is what a rollback promises and what a snapshot costs (docs/consistency.md). "exactly_once" blocks the channels
+    that are ahead until the other channels have caught up. "unaligned" blocks none and keeps the records in flight in the
+    snapshot, for jobs under back-pressure. "at_least_once" blocks none and keeps no records, so after a rollback records may
+    be processed twice. An exactly-once snapshot that takes longer than `alignment_timeout` continues unaligned.
     """
 
     to: str
@@ -97,7 +97,7 @@ class Snapshots:
 
     @property
     def halts_sources(self) -> bool:
-        """Whether sources stand still while a snapshot is taken. No mode asks for that; experiments may."""
+        """Whether sources pause while a snapshot is taken. No mode does that; experiments may."""
         return False
 
     def coordinator_settings(self) -> CoordinatorSettings:
@@ -173,15 +173,15 @@ class Tuning:
         )
 
     def slot_listening(self, index: int, *, own_end: str) -> Listening:
-        """In the slot's process, whose address on its connection to the coordinator is given."""
+        """Return where a slot listens, in its process. `own_end` is its address on its connection to the coordinator."""
         return slot_listening(
             index, own_end=own_end, environment=os.environ, ports=parse_ports(self.slot_ports, setting="slot_ports")
         )
 
 
 class Backend(Protocol):
-    """Where live keyed state is kept; picklable. `native` names the form of its own files in snapshots, where it has any,
-    and `folder` is where it wants them while it takes them in."""
+    """Where live keyed state is kept; picklable. `native` names the form of the backend's own files in snapshots, if it has
+    any, and `folder` is where these files are put while the backend loads them."""
 
     @property
     def native(self) -> str | None:
@@ -194,8 +194,8 @@ class Backend(Protocol):
     def create(
         self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int], native: Path | None = None
     ) -> KeyedBackend:
-        """A backend; with a folder of its files, one that goes on from them. `now_ms` is the slot's clock, for state with a
-        ttl."""
+        """Return a backend for one operator in one subtask, with the state in `native` if that folder of its files is given.
+        `now_ms` is the slot's clock, for state with a ttl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class Heap:
     def create(
         self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int], native: Path | None = None
     ) -> KeyedBackend:
-        """A backend for one operator in one subtask."""
+        """Return a backend for one operator in one subtask."""
         assert native is None, "the heap has no files of its own"
         return HeapBackend(key_type=key_type, key_group_count=key_group_count, now_ms=now_ms)
 
@@ -220,7 +220,7 @@ DEFAULT_RESTART: RestartStrategy = Exponential(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """Everything the coordinator needs to know beside the plan."""
+    """Everything the coordinator needs to know besides the plan."""
 
     name: str
     snapshots: Snapshots
@@ -234,7 +234,7 @@ class JobSettings:
     at_the_end: str = "the job ends"  # what the log says follows a failure after which there is no restart
 
     def __post_init__(self) -> None:
-        """What isn't of its class would be an error of Python's much later."""
+        """Check the classes, which would otherwise be an error of Python's much later."""
         check_snapshots(self.snapshots)
         _check(
             "restart",

@@ -9,11 +9,11 @@ import threading
 
 
 class Waker:
-    """A pipe that ends a selector's wait from another thread. Waking what is closed does nothing."""
+    """A pipe that ends a selector's wait from another thread. `wake` does nothing once the pipe is closed."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._lock = threading.Lock()  # without it, a late wake could write into whatever got the number next
+        self._lock = threading.Lock()  # a late wake must not write into a file that has got the pipe's number
         self._closed = False
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
@@ -21,7 +21,7 @@ class Waker:
         selector.register(self._read, selectors.EVENT_READ, self._drain)
 
     def wake(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is awake already
+        with self._lock, contextlib.suppress(BlockingIOError):  # the pipe is full, so the selector is awake
             if not self._closed:
                 os.write(self._write, b"!")
 

@@ -137,7 +137,7 @@ class _Transform:
     conduct: Callable[[Run], RunEnd]
     patience_s: float
     abandon: Callable[[int, str], None]
-    begun: Callable[[], None] | None
+    begun: Callable[[], None]
 
 
 class Gathering:
@@ -180,7 +180,7 @@ class Gathering:
         *,
         patience_s: float,
         abandon: Callable[[int, str], None] = lambda stage, why: None,
-        begun: Callable[[], None] | None = None,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         """A task waits for the other tasks no longer than `patience_s`. `abandon(stage, why)` asks Spark not to try a stage
         again; it is called before the tasks get the verdict. `begun()` is called whenever a task comes."""
@@ -236,8 +236,7 @@ class Gathering:
         if transform is None or not 0 <= offer.task < transform.slots:
             self._refuse(member.link, "this driver doesn't know the transform that the task is of")
             return
-        if transform.begun is not None:
-            transform.begun()
+        transform.begun()
         stage = self._stages.setdefault((offer.transform, offer.stage), _Stage())
         if stage.failure is not None:
             self._refuse(member.link, stage.failure)

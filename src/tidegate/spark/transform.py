@@ -245,7 +245,7 @@ def _handed(
         conducted.conduct,
         patience_s=tuning.deploy_timeout_ms / 1000,
         abandon=functools.partial(abandon_stage, spark),
-        begun=None if tenant is None else tenant.begin,
+        begun=(lambda: None) if tenant is None else tenant.begin,
     )
     if tenant is not None and observed_as is not None:
         watch(spark, observed_as, job.name, tenant)

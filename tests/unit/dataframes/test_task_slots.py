@@ -68,6 +68,11 @@ class SlotTask(Task):
         self.hears_of(Deploy)
         self.say(Ready(self.assigned.slot))
 
+    def read(self) -> None:
+        if self.assigned is not None and not self.assigned.goes_on:
+            self.hears_of(Start)
+        self.say(InputRead())
+
     def acknowledge(self) -> None:
         assert self.assigned is not None
         epoch = self.hears_of(Trigger).epoch
@@ -130,15 +135,6 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 
 WHOLE = ("assign", "register", "get_ready", "read", "acknowledge", "complete")
-
-
-def read(self: SlotTask) -> None:
-    if self.assigned is not None and not self.assigned.goes_on:
-        self.hears_of(Start)
-    self.say(InputRead())
-
-
-SlotTask.read = read  # type: ignore[attr-defined]
 
 
 def ends_well(driver: Driver, tasks: list[SlotTask], *steps: str) -> None:

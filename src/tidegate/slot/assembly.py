@@ -1,7 +1,7 @@
-"""A slot's subtasks, put together: operators chained and opened, channels connected, state and records under way restored.
+"""Assemble a slot's subtasks: chain and open operators, connect channels, restore state and records in flight.
 
-An assembly is made once for each attempt, from the plan and from what the attempt begins with. Not here: what the subtasks
-do when they run (subtask.py), and what becomes of each state of a snapshot (snapshots/plan.py).
+An assembly is made once for each attempt, from the plan and the restored snapshot. How subtasks run is in subtask.py; what
+becomes of each state of a snapshot is in snapshots/plan.py.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RestoredSnapshot:
 
 
 class Assembly:
-    """`writers` of snapshots by operator, once the subtasks are built."""
+    """The subtasks of a slot. `writers` has the snapshot writer of each operator once the subtasks are built."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Assembly:
         return [self._build(vertex) for vertex in self._plan.subtasks_in(self.index)][::-1]
 
     def close(self) -> None:
-        """Close the channels. The subtasks are closed before."""
+        """Close the channels. Close the subtasks first."""
         self._channels.close()
 
     def _build(self, vertex: Vertex) -> Subtask:
@@ -170,7 +170,7 @@ class Assembly:
         return writers
 
     def _opened(self, vertex: Vertex, operators: Mapping[int, Operator], places: Collection[Place]) -> Replay:
-        """Open the operators with their state, and return the records that were on their way to them."""
+        """Open the operators with their state, and return the records that were in flight to them."""
         replay = Replay()
         for node in vertex.nodes:
             context = self._context(vertex, node)
@@ -193,9 +193,11 @@ class Assembly:
         return replay
 
     def _logs_in_flight(self, vertex: Vertex) -> bool:
-        """Whether records under way to the vertex may be part of snapshots. Not where they were broadcast or passed on
-        from subtask to subtask: nobody could say to whom they belong at another parallelism. Nor above such a vertex: it
-        would block the channel of a marker that has overtaken, and with it whoever sent it, and wait for others behind."""
+        """Return whether snapshots may hold records in flight to the vertex.
+
+        They may not if records are broadcast or passed on from subtask to subtask: at another parallelism it isn't known
+        which subtask they belong to. Nor may they above such a vertex: it would block the channel of a marker that has
+        overtaken, and so its sender, while it waits for markers that are still queued behind records."""
         return self._settings.snapshots.logs_in_flight and all(
             edge.feedback or edge.partitioning in (Partitioning.HASH, Partitioning.REBALANCE)
             for each in (vertex.id, *self._plan.below(vertex))
@@ -219,7 +221,7 @@ class Assembly:
             rows = restored.snapshot.rows(node.name, subtask=self.index, parallelism=vertex.parallelism, plan=restored.plan)
         files = [file for file in chain or () if file.form == self._settings.backend.native]
         if files:
-            # The backend takes its files as they are; there is no row to be read of its states.
+            # The backend reads its own files, so no rows of its states are read.
             keyed = {info.name for info in node.spec.states(node) if info.kind is StateKind.KEYED}
             rows = {state: batches for state, batches in rows.items() if state not in keyed}
         self.writers[node.name] = PieceWriter(
@@ -254,7 +256,7 @@ class Assembly:
         )
 
     def _own_chain(self, vertex: Vertex, node: Node) -> Chain | None:
-        """Return the files that this subtask wrote itself, if the next snapshot may build on them."""
+        """Return the files that this subtask wrote before, if the next snapshot may build on them."""
         restored = self._restored
         if restored is None or not restored.is_own:
             return None
@@ -288,7 +290,7 @@ class Assembly:
 
 
 class _Channels:
-    """The channel ends of one slot: in memory where both ends are here, over the network otherwise."""
+    """The channel ends of one slot: in memory if both ends are in the slot, over the network otherwise."""
 
     def __init__(
         self, plan: Plan, slot: int, network: Network, addresses: Sequence[tuple[str, int]], *, loop_memory_bytes: int
@@ -326,13 +328,13 @@ class _Channels:
             self._local[channel] = (
                 FeedbackChannel(channel, edge_schema(self._plan, edge), memory_bytes=self._loop_memory_bytes)
                 if edge.feedback
-                else (MemoryChannel(channel))
+                else MemoryChannel(channel)
             )
         return self._local[channel]
 
 
 def edge_schema(plan: Plan, edge: PlanEdge) -> pa.Schema:
-    """What travels on an edge."""
+    """Return the schema of the records on an edge."""
     if edge.feedback:
         return plan.vertices[edge.target_vertex].first.schema
     node = next(node for node in plan.vertices[edge.source_vertex].nodes if node.id == edge.source_node)
@@ -344,7 +346,7 @@ def _attach(producer: Operator, tag: str | None, consumer: Any) -> None:
 
 
 def _vertices_with_event_time(plan: Plan) -> set[int]:
-    """The vertices whose output carries watermarks: they assign them, or something above them does."""
+    """Return the vertices that send watermarks: they or vertices above them assign event time."""
     with_event_time: set[int] = set()
     for vertex in plan.vertices:
         if any(node.assigns_time for node in vertex.nodes) or any(

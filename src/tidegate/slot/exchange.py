@@ -1,7 +1,8 @@
-"""The writer of one outgoing edge of one subtask: which record goes to which channel.
+"""The writer of one outgoing edge of one subtask: it sends each record to its channel.
 
-Records are partitioned batch by batch, vectorised: by key-group for keyed edges (the same hash as the state's, so a
-record always meets its state), whole batches otherwise. Control elements go to every channel.
+On a keyed edge records are partitioned by key-group, with the hash that also allocates state, so a record always meets its
+state. This is vectorised for each batch. On other edges a whole batch goes to one channel, or to all of them. Control
+elements go to every channel.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tidegate.channels.elements import Element, End, Held, Idle, Lap, Marker, Watermark
+from tidegate.channels.elements import End, Held, Idle, Lap, Marker, Watermark
 from tidegate.channels.ports import Outlet
 from tidegate.dataflow.graph import Partitioning
 from tidegate.dataflow.null_keys import refuse_null_keys
@@ -31,21 +32,21 @@ class EdgeWriter:
         loops: frozenset[int] = frozenset(),
         refuses_nulls_for: str | None = None,
     ) -> None:
-        """`refuses_nulls_for` names the operator that is to get no record without a key."""
+        """`refuses_nulls_for` is the name of the target operator if it refuses records whose key is null."""
         assert outlets
-        self.loops = loops  # those that the edge is inside of
+        self.loops = loops  # the loops that the edge is in
         self.batch_count = 0
-        self.sent_count = 0  # records and control elements, as often as there were channels for them
+        self.sent_count = 0  # records and control elements, once for each channel
         self._outlets = tuple(outlets)
         self._partitioning = partitioning
         self._key = key
         self._refuses_nulls_for = refuses_nulls_for
         self._key_group_count = key_group_count
-        self._next = first % len(self._outlets)  # where this subtask's round robin starts
+        self._next = first % len(self._outlets)  # where this subtask's round-robin starts
 
     @property
     def full(self) -> bool:
-        for outlet in self._outlets:  # noqa: SIM110  (asked at every step: a generator takes three times as long)
+        for outlet in self._outlets:  # noqa: SIM110  (called at every step: a generator takes three times as long)
             if outlet.full:
                 return True
         return False
@@ -69,27 +70,24 @@ class EdgeWriter:
                 outlet.send(batch)
 
     def on_watermark(self, at_ms: int) -> None:
-        self._send_all(Watermark(at_ms))
+        self.send(Watermark(at_ms))
 
     def on_idle(self) -> None:
-        self._send_all(Idle())
+        self.send(Idle())
 
     def on_end(self) -> None:
-        self._send_all(End())
+        self.send(End())
 
-    def send(self, control: Marker | Lap | Held) -> None:
-        self._send_all(control)
-
-    def _send_all(self, element: Element) -> None:
+    def send(self, control: Marker | Watermark | Idle | Held | Lap | End) -> None:
         self.sent_count += len(self._outlets)
         for outlet in self._outlets:
-            outlet.send(element)
+            outlet.send(control)
 
     def _send_by_key(self, batch: pa.RecordBatch) -> None:
         count = len(self._outlets)
         groups = groups_of(hash_columns([batch.column(name) for name in self._key]), self._key_group_count)
         owners = owners_of(groups, parallelism=count, key_group_count=self._key_group_count)
-        # Small integers sort by radix; the sort is stable, so order within a key is kept.
+        # Small integers are sorted by radix. The sort is stable, so records of a key stay in order.
         owners = owners.astype(np.uint8 if count <= 256 else np.uint16)
         order = np.argsort(owners, kind="stable")
         stops = np.cumsum(np.bincount(owners, minlength=count)).tolist()

@@ -1,6 +1,7 @@
-"""The real world around a slot: sockets, a thread, the system's clock. `run_slot` is the body of a slot's process.
+"""A slot's environment outside the simulation: sockets, a thread, the system's clock. `run_slot` is the body of a slot's
+process.
 
-Everything of interest is decided elsewhere: the loop here only moves bytes and time to where they are waited for.
+The loop here only delivers messages and time. All decisions are made in slot.py and below.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from tidegate.store.base import Store
 from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.opening import open_store
 
-# A background thread that computes must not keep the hot loop waiting for the default 5 ms at every turn.
+# With Python's default, the hot loop would wait 5 ms for a busy background thread each time.
 SWITCH_INTERVAL_S = 0.0005
-# The hot loop makes many short-lived tuples and no cycles; the collector would walk the whole state for nothing.
+# The hot loop makes many short-lived tuples and no cycles; the collector would traverse the whole state in vain.
 GC_THRESHOLDS = (200_000, 50, 1000)
-# glibc's names for what mallopt sets.
+# Parameters of glibc's mallopt.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEPT_BYTES = 256 << 20
+REUSED_BYTES = 256 << 20
 
 
 def run_slot(index: int, payload: bytes, attempt: int, coordinator: tuple[str, int]) -> None:
-    """The body of a slot's process. It returns when the coordinator says so or can't be reached any more."""
+    """Run a slot until the coordinator ends it or can't be reached any more."""
     identity = identity_of(payload, attempt)
     try:
         with (
@@ -70,15 +71,15 @@ def run_slot(index: int, payload: bytes, attempt: int, coordinator: tuple[str, i
                 )
                 for _ in host.rounds():
                     pass
-    except (WrongAttempt, LinkLost) as error:  # a newer attempt has started, or the job is over: a zombie ends itself
+    except (WrongAttempt, LinkLost) as error:  # a newer attempt has started, or the job is over
         fields = {"event": "superseded", "job": identity.job, "attempt": attempt, "slot": index}
         LOGGER.info("Job %r, attempt %d, slot %d ends: %s", identity.job, attempt, index, error, extra=fields)
 
 
 @contextlib.contextmanager
 def interpreter_for_a_slot(*, fresh: bool = True) -> Iterator[None]:
-    """Spark may use the process for something else afterwards, so what is set is set back. `fresh`: there is no state yet
-    that would be walked for garbage."""
+    """Set the interpreter up for a slot, and restore its settings at the end, since Spark may reuse the process. `fresh`:
+    collect garbage first, which is cheap while there is no state."""
     _hold_freed_memory()
     interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -90,20 +91,20 @@ def interpreter_for_a_slot(*, fresh: bool = True) -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(interval_s)
-        gc.freeze()  # forgets how much was made since the last collection: the lower limits would start one at once
+        gc.freeze()  # resets the count of new objects: with the lower thresholds it would start a collection at once
         gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 
 @functools.cache
 def _hold_freed_memory() -> None:
-    """Ask glibc not to give freed memory back at once: batches come and go all the time, and each would be paged in again
-    (8 % of the keyed sum's time, measured). Elsewhere it does nothing. Once for a process: `ctypes` keeps memory for each
+    """Ask glibc to reuse freed memory instead of returning it to the system, since each new batch would be paged in again
+    (8 % of the keyed sum's time, measured). Does nothing without glibc. Cached, since `ctypes` allocates memory for each
     library that is opened."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            mallopt(option, KEPT_BYTES)
+            mallopt(option, REUSED_BYTES)
 
 
 def _slot_store(launch: SlotLaunch) -> Store:
@@ -114,9 +115,9 @@ def _slot_store(launch: SlotLaunch) -> Store:
 
 
 class SlotHost:
-    """One slot with its channels. `link` leads to the coordinator; whoever made it serves it on the same selector, and may
-    replace it: that of a task lasts as long as the task. `batch_time` is what users' functions see in place of the clock;
-    whoever gives it moves it."""
+    """One slot with its channels. The caller serves `link`, the link to the coordinator, on the same selector, and may
+    replace it, since the link of a task lasts as long as the task. Users' functions see `batch_time` instead of the clock;
+    the caller moves it."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class SlotHost:
 
     @property
     def alive(self) -> bool:
-        """Whether the loop would go on."""
+        """Whether the loop would continue."""
         return not self._slot.ended and not self._orphaned
 
     def on_message(self, message: Message) -> None:
@@ -169,7 +170,7 @@ class SlotHost:
         self._orphaned = True
 
     def rounds(self) -> Generator[None]:
-        """The loop, for whoever has something to do after every round of it."""
+        """Run the loop. Yield after every round, so that the caller can do something in between."""
         slot, network, background = self._slot, self._network, self._background
         try:
             while self.alive:
@@ -191,7 +192,7 @@ class SlotHost:
 
 
 class _Connecting:
-    """The network as a slot sees it, over TCP."""
+    """A slot's `Network` over TCP."""
 
     def __init__(self, network: TcpNetwork) -> None:
         self._network = network

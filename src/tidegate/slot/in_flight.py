@@ -1,11 +1,11 @@
-"""Records that are under way when a snapshot is taken: kept in it beside the state, and fed in again first at a restore.
+"""Records in flight: logged in a snapshot beside the state, and fed in again first after a restore.
 
-They belong to the operator that they were on the way to. A *place* is where they wait: one port of an operator, or a
-loop's way back to its head. A subtask's part of a snapshot has a log for each of its places (protocol/alignment.py decides
-what goes into it); most are empty, and without unaligned snapshots and loops there are no places at all.
+They belong to the operator that they were sent to. A *place* is where they wait: a port of an operator, or the feedback of
+a loop. A subtask logs each of its places in every snapshot (protocol/alignment.py decides which records); most logs are
+empty, and without unaligned snapshots and loops there are no places at all.
 
-A restore may find the operator at another parallelism, or in the middle of a chain. By key, records go where their key is
-now; others are dealt out; what was in a loop stays together, so that the order of its records is kept.
+After a restore the operator may have another parallelism, or be in the middle of a chain. Keyed records go to the subtask
+that has their key now; other records are spread over the subtasks; records of a loop stay together, in their order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOG_MEMORY_BYTES = 32 << 20
 
 
 def waits_in(edge: PlanEdge) -> str:
-    """The state that records on their way along this edge are in a snapshot."""
+    """Return the name of the state that holds records in flight on this edge in a snapshot."""
     return FEEDBACK if edge.feedback else in_flight_name(edge.port)
 
 
@@ -66,7 +66,7 @@ class Logs:
         self._records = {place: Spill(place.schema, memory_bytes=LOG_MEMORY_BYTES) for place in places}
 
     def append(self, place: Place, batch: pa.RecordBatch) -> None:
-        # One of several united streams may promise more than all of them do: that a column has no nulls.
+        # A column of one of several united streams may be declared without nulls.
         schema = place.schema
         self._records[place].append(batch if batch.schema.equals(schema) else pa.record_batch(batch.columns, schema=schema))
 
@@ -79,7 +79,7 @@ class Logs:
 
 
 class Replay:
-    """What the snapshot that a subtask began with had under way: fed in before anything else, batch by batch."""
+    """The records in flight of the restored snapshot. They are fed in before anything else, batch by batch."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Place, Operator, Spill]] = deque()
@@ -106,7 +106,7 @@ class Replay:
         return int(batch.num_rows)
 
     def log(self, logs: Logs) -> None:
-        """What has not been fed in is still under way."""
+        """Log the records that were not fed in yet: they are still in flight."""
         for place, _, records in self._waiting:
             for batch in records.batches():
                 logs.append(place, batch)
@@ -120,7 +120,7 @@ class Replay:
 def own_records(
     place: Place, node: Node, rows: Iterable[pa.RecordBatch], *, subtask: int, parallelism: int, key_group_count: int
 ) -> Iterator[pa.RecordBatch]:
-    """Of the restored rows of a place, the records that are this subtask's now."""
+    """Return the records in the restored rows of a place that belong to this subtask now."""
     edge = next(edge for edge in node.inputs if edge.port == place.port)
     numbers = count()
     for batch in (value_to_rows(each, place.schema) for each in rows):

@@ -1,7 +1,7 @@
-"""A subtask with inputs: which of them it takes the next element from, and what it does with it.
+"""A subtask with inputs: it chooses the input of the next element, and processes the element.
 
-The one thing that back-pressure doesn't hold up is the marker of an epoch that is hurried: it is looked for in the inputs'
-queues at every step, and passes what is queued before it.
+Back-pressure holds up everything but the marker of a hurried epoch. The subtask looks for that marker in the queues of its
+inputs at every step, and lets it overtake what is queued before it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Input:
 class InnerSubtask(Subtask):
     """A subtask with inputs. It takes from its channels in turn, and joins small batches that wait there.
 
-    `hurries`: the markers of its epochs may overtake; `laps` is given where it is inside a loop; `time_by_epoch`: watermarks
-    come at the end of epochs.
+    `hurries`: markers may overtake records; `laps` is given if the subtask is in a loop; `time_by_epoch`: watermarks come at
+    the end of epochs.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class InnerSubtask(Subtask):
         self._overtaken: list[pa.RecordBatch] = []
         # Inputs without event time (rules, for example) don't hold event time back, unless there are no other inputs.
         with_event_time = frozenset(each.inlet.channel for each in inputs if each.has_event_time) or self._regular
-        # Who makes event time of the records of all inputs must not take the end of one for the end of all.
+        # An operator that makes event time from the records of all inputs must not take the end of one for the end of all.
         self._makes_time = any(operator.makes_time for operator in self.operators)
         without_event_time = self._regular - with_event_time if self._makes_time else frozenset()
         self._merged = with_event_time | without_event_time
@@ -106,7 +106,7 @@ class InnerSubtask(Subtask):
         return min((*due, *lap), default=None)
 
     def expect(self, epoch: int, *, hurry_after_ms: int) -> None:
-        """The epoch was triggered. What isn't done with it after this time lets its marker overtake."""
+        """Note that the epoch was triggered. If it isn't finished here after the given time, its marker overtakes."""
         if self._hurries:
             self._hurry_at = epoch, self._monotonic_ms() + hurry_after_ms
 
@@ -121,15 +121,12 @@ class InnerSubtask(Subtask):
 
     def abort(self, epoch: int) -> None:
         super().abort(epoch)
-        if self._hurry_at is not None and self._hurry_at[0] <= epoch:
-            self._hurry_at = None
-        if self._hurried is not None and self._hurried <= epoch:
-            self._end_hurry()
+        self._end_hurry(epoch)
 
     def _work(self) -> bool:
         if self._laps is not None and self._laps.send_due(self._monotonic_ms(), self._writers):
             return True
-        # New records wait while those that go round are too many.
+        # New records wait while there are too many in the loop.
         if self._feedback is not None and self._feedback.is_crowded and self._take_from(self._feedback):
             return True
         inputs, count = self._inputs, len(self._inputs)
@@ -156,7 +153,7 @@ class InnerSubtask(Subtask):
             self.counters.taken += batch.num_rows - 1
             if self._laps is not None and source.is_feedback:
                 if self._laps.ended:
-                    return  # made by a timer of the clock when all was over: those don't keep a loop going
+                    return  # a timer of processing time made it after the loop had ended, and doesn't prolong the loop
                 self._laps.on_feedback_records()
             if channel in self._logged:
                 self._log(channel, batch)
@@ -186,8 +183,8 @@ class InnerSubtask(Subtask):
                 first.on_end()
 
     def _joined(self, inlet: Inlet, first: pa.RecordBatch) -> pa.RecordBatch:
-        """The first batch and those that wait right behind it, up to the batch size: big batches under load, none at
-        rest."""
+        """Join the first batch with those that wait right behind it, up to the batch size. So batches are large under
+        load, and nothing waits otherwise."""
         rows, batches = first.num_rows, [first]
         while rows < self._max_batch_rows and isinstance(behind := inlet.peek(), pa.RecordBatch):
             rows += behind.num_rows
@@ -208,7 +205,7 @@ class InnerSubtask(Subtask):
             self.operators[0].on_idle()
 
     def _hold_time(self, laps: Laps, loop: int | None) -> None:
-        if not self._makes_time:  # else time behind this goes by the records that still come
+        if not self._makes_time:  # else event time behind this subtask comes from the records that still arrive
             laps.hold_time(self._writers, loop)
 
     def _on_lap(self, outcome: LoopQuiet | LoopEnded | None) -> None:
@@ -229,11 +226,11 @@ class InnerSubtask(Subtask):
         self._carry_out(self._alignment.on_marker(channel, marker.epoch, overtook=overtook, full=marker.full))
 
     def _hurry(self) -> bool:
-        """Whether anything came of it."""
+        """Let markers of the hurried epoch overtake. Return whether any did."""
         if self._hurry_at is not None and self._monotonic_ms() >= self._hurry_at[1]:
             epoch, self._hurry_at = self._hurry_at[0], None
             effects = self._alignment.on_hurry(epoch)
-            if self._alignment.is_hurried(epoch):  # else it is over here: the marker came before the trigger
+            if self._alignment.is_hurried(epoch):  # else the epoch is finished here: its marker came before the trigger
                 self._hurried = epoch
                 for each in self._inputs:
                     each.inlet.hurry(True)
@@ -245,7 +242,7 @@ class InnerSubtask(Subtask):
         while (
             self._hurried is not None
             and (marker := inlet.marker()) is not None
-            and (self._alignment.may_overtake(marker.epoch))
+            and self._alignment.may_overtake(marker.epoch)
         ):
             found = True
             self._overtaken = inlet.overtake()
@@ -255,10 +252,13 @@ class InnerSubtask(Subtask):
             self._overtaken = []
         return found
 
-    def _end_hurry(self) -> None:
-        self._hurried = None
-        for each in self._inputs:
-            each.inlet.hurry(False)
+    def _end_hurry(self, epoch: int) -> None:
+        if self._hurry_at is not None and self._hurry_at[0] <= epoch:
+            self._hurry_at = None
+        if self._hurried is not None and self._hurried <= epoch:
+            self._hurried = None
+            for each in self._inputs:
+                each.inlet.hurry(False)
 
     def _snapshot(self, epoch: int) -> None:
         super()._snapshot(epoch)
@@ -267,10 +267,7 @@ class InnerSubtask(Subtask):
 
     def _finish(self, epoch: int) -> None:
         super()._finish(epoch)
-        if self._hurry_at is not None and self._hurry_at[0] <= epoch:
-            self._hurry_at = None
-        if self._hurried is not None and self._hurried <= epoch:
-            self._end_hurry()
+        self._end_hurry(epoch)
 
     def _log(self, channel: ChannelId, batch: pa.RecordBatch) -> None:
         place = self._by_channel[channel].place

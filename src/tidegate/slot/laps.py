@@ -1,7 +1,7 @@
-"""The laps that a subtask inside loops sends, passes on and counts, so that every loop ends when it is empty.
+"""The laps that a subtask in loops sends, passes on and counts, so that every loop ends when it is empty.
 
-protocol/iteration.py says when; here is on which channels, and how often: a loop that waits for something else to end is not
-asked again and again without a pause.
+protocol/iteration.py decides when. This module decides on which channels, and makes a pause between two laps of a loop that
+waits for something else to end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ LAP_PAUSE_MS = 5
 
 
 class Laps:
-    """Of one subtask. `loop` and `origin` are of the one that it is a head of, if any; `outside` are its channels from
-    outside a loop."""
+    """The laps of one subtask. `loop` and `origin` are those of the loop that it is the head of, if any; `outside` has its
+    channels from outside each loop."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class Laps:
         self._relays = relays
         self._open = {each: set(channels) for each, channels in outside.items()}
         self._regular = set(regular)
-        self._next: tuple[int, SendLap] | None = None  # when it is due
+        self._next: tuple[int, SendLap] | None = None  # the next lap, and when it is due
 
     @classmethod
     def of(cls, plan: Plan, vertex: Vertex, index: int) -> Laps | None:
-        """None where the vertex is in no loop."""
+        """Return the laps of a subtask, or None if its vertex isn't in a loop."""
         loops = plan.loops_of(vertex.id)
         if not loops:
             return None
@@ -68,13 +68,13 @@ class Laps:
 
     @property
     def holds_time(self) -> bool:
-        """Whether the end of event time waits here until the loop is quiet. In a loop within another it need not: it comes
-        from the head of that one, at which everything was quiet."""
+        """Whether the end of event time waits here until the loop is quiet. In an inner loop it doesn't wait: it comes from
+        the head of the outer loop, when everything is quiet."""
         return self._origin is not None and not self._relays
 
     @property
     def ended(self) -> bool:
-        """Whether the loop that this is the head of has."""
+        """Whether the loop that this subtask is the head of has ended."""
         return self._origin is not None and self._origin.ended
 
     @property
@@ -90,15 +90,14 @@ class Laps:
         return True
 
     def hold_time(self, writers: Iterable[EdgeWriter], loop: int | None = None) -> None:
-        """Tells the rest of a loop, and what is behind it, that time is held here: of this one, or of the one in which that
-        was heard."""
+        """Send downstream that event time is held in `loop`, or in this subtask's own loop if that is None."""
         loop = self._loop if loop is None else loop
         assert loop is not None
         for writer in writers:
             writer.send(Held(loop))
 
     def inside(self, loop: int) -> bool:
-        """Whether this subtask is in that loop."""
+        """Return whether this subtask is in that loop."""
         return loop == self._loop or loop in self._relays
 
     def on_feedback_records(self) -> None:
@@ -108,14 +107,14 @@ class Laps:
             relay.on_feedback_records()
 
     def on_own_records(self) -> None:
-        """A timer of the clock made them: nothing that laps could have counted on its way here."""
+        """A timer of processing time has made records, which no lap could count on its way here."""
         if self._origin is not None and not self._origin.ended:
             self._origin.on_feedback_records()
         for relay in self._relays.values():
             relay.on_own_records()
 
     def on_end(self, channel: ChannelId, writers: Iterable[EdgeWriter]) -> None:
-        """No record follows on this channel, which is none from a loop's tail."""
+        """No record follows on this channel, which isn't a feedback channel."""
         for loop, still_open in self._open.items():
             if channel in still_open:
                 still_open.remove(channel)
@@ -128,7 +127,8 @@ class Laps:
     def on_lap(
         self, channel: ChannelId, lap: Lap, now_ms: int, writers: Iterable[EdgeWriter]
     ) -> LoopQuiet | LoopEnded | None:
-        """What the loop that this is the head of has come to. The next lap goes out later in any case."""
+        """Return whether the subtask's own loop has become quiet or has ended. If it hasn't ended, the next lap is sent
+        later."""
         if lap.loop != self._loop:
             passed_on = self._relays[lap.loop].on_lap(channel, lap.number, lap.active)
             if passed_on is not None:
@@ -136,14 +136,9 @@ class Laps:
             return None
         assert self._origin is not None
         outcome = self._origin.on_lap(lap.number, lap.active)
-        if isinstance(outcome, LoopEnded):
-            return outcome
-        due_ms = now_ms + LAP_PAUSE_MS
-        if isinstance(outcome, LoopQuiet):
-            self._next = due_ms, outcome.lap
-            return outcome
-        self._next = due_ms, outcome
-        return None
+        if not isinstance(outcome, LoopEnded):
+            self._next = now_ms + LAP_PAUSE_MS, outcome.lap if isinstance(outcome, LoopQuiet) else outcome
+        return None if isinstance(outcome, SendLap) else outcome
 
 
 def _send(loop: int, lap: SendLap, writers: Iterable[EdgeWriter]) -> None:

@@ -1,8 +1,8 @@
 """What `ps` and `top` show of a slot's process: the slot, the job and the attempt.
 
 On Linux a process is shown by the bytes of its own memory that its arguments came in, and by a name of 15 characters. Both
-are written here, and put back when the slot ends, since Spark may use the process for something else afterwards. Where
-that can't be done (another system, a sandbox without these files) nothing changes: it is for people who look.
+are written here, and restored when the slot ends, since Spark may reuse the process. If that can't be done (another system,
+a sandbox without these files) nothing changes, since the title is only for people.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COMM_BYTES = 15
 
 @contextlib.contextmanager
 def process_title(index: int, job: str, attempt: int) -> Iterator[None]:
-    """The process is called "tidegate slot 1 of bid counts, attempt 2" within. To be entered by the main thread."""
+    """Name the process "tidegate slot 1 of bid counts, attempt 2" for a while. Enter it in the main thread."""
     before = _shown()
     if before is None:
         yield
@@ -46,13 +46,13 @@ def _shown() -> tuple[bytes, bytes] | None:
 def _show(arguments: bytes, name: bytes) -> None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         start, end = _argument_bytes()
-        # The last byte stays 0: where it isn't, the system takes what follows, the environment, for arguments as well.
+        # The last byte stays 0: otherwise the system takes the environment, which follows, for arguments as well.
         text = arguments[: end - start - 1]
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
         (_SELF / "comm").write_bytes(name[:_COMM_BYTES])
 
 
 def _argument_bytes() -> tuple[int, int]:
-    """Where the arguments are in this process's memory."""
+    """Return where this process's memory holds its arguments."""
     fields = (_SELF / "stat").read_text().rpartition(")")[2].split()
     return int(fields[_ARG_START - 2]), int(fields[_ARG_END - 2])

@@ -1,9 +1,9 @@
 """A slot: subtask i of every vertex, in one single-threaded loop.
 
-The slot does no I/O of its own and reads no clock: it is given a network, a store, a clock, a background and a way to
-speak to the coordinator, so that the very same code runs in a Spark task and in the simulation. Whoever drives it calls
-`on_message` for what the coordinator says and `step` as long as that makes progress. When the slot has `ended`, it is to be
-dropped; a failure has been reported by then.
+The slot does no I/O of its own and reads no clock: network, store, clock, background and the link to the coordinator are
+injected, so that the same code runs in a Spark task and in the simulation. The caller calls `on_message` for the
+coordinator's messages, and `step` as long as that makes progress. When the slot has `ended`, the caller closes it; a failure
+has been reported by then.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ class Slot:
         self._steps = StepTimes()
         self._log = SlotLog(index, plan=plan, settings=settings, attempt=attempt, speak=world.speak)
         self._assembly: Assembly | None = None
-        self._lost: tuple[str, int] | None = None  # a channel that is gone, and until when we wait to hear why
+        self._lost: tuple[str, int] | None = None  # a channel that is lost, and until when its other end may report why
 
-    # What the driver of the loop calls.
+    # What the host's loop calls.
 
     def on_message(self, message: Message) -> None:
         try:
             self._handle(message)
-        except Exception as error:  # noqa: BLE001  (whatever it is, the coordinator decides what follows)
+        except Exception as error:  # noqa: BLE001  (the coordinator decides what follows)
             self._fail(error)
 
     def step(self) -> bool:
-        """A unit of work for every subtask, downstream first; whether anything was done."""
+        """Do a unit of work for every subtask, downstream first, and return whether anything was done."""
         if self._lost is not None and self._world.clock.monotonic_ms() >= self._lost[1]:
             self._fail(ProtocolError(self._lost[0]))
         if self.ended or not self._running:
@@ -108,8 +108,7 @@ class Slot:
             return False
 
     def on_channel_lost(self, reason: str) -> None:
-        """The slot at the other end is gone, as a rule. It knows why, so the coordinator shall hear it from there first;
-        only if nothing comes of that do we report the channel."""
+        """Wait before the lost channel is reported. Usually the slot at its other end has failed, and reports the cause."""
         if self._lost is None:
             self._running = False
             self._lost = reason, self._world.clock.monotonic_ms() + CHANNEL_LOST_PATIENCE_MS
@@ -120,7 +119,7 @@ class Slot:
             self._log.orphaned(reason)
 
     def wait_ms(self) -> int:
-        """How long the loop may wait for something to arrive before it steps again."""
+        """Return how long the loop may wait for something to arrive before it steps again."""
         clock = self._world.clock
         monotonic_ms, now_ms = clock.monotonic_ms(), clock.now_ms()
         waits = [self._next_heartbeat_ms - monotonic_ms] if self._running else [self._settings.tuning.heartbeat_ms]
@@ -179,7 +178,7 @@ class Slot:
             if isinstance(subtask, SourceSubtask):
                 subtask.trigger(marker, ending)
             elif isinstance(subtask, InnerSubtask) and hurry_after_ms is not None and not marker.full:
-                # A full snapshot is aligned, so that whoever changes the job finds no records under way in it.
+                # A full snapshot is aligned, so that the job can be changed: it has no records in flight.
                 subtask.expect(marker.epoch, hurry_after_ms=hurry_after_ms)
 
     def _heartbeat(self) -> None:
@@ -189,7 +188,7 @@ class Slot:
             self._world.tell(Heartbeat(self.index, self._metrics()))
             self._log.look_at_alignments(self._subtasks, monotonic_ms)
             for subtask in self._subtasks:
-                subtask.maintain()  # also where nothing arrives: state may expire
+                subtask.maintain()  # even if nothing arrives, state may expire
 
     def _metrics(self) -> dict[str, SubtaskMetrics]:
         return {
@@ -254,7 +253,7 @@ class Slot:
         elif isinstance(error, StoreError) and not is_final(error):
             self._world.tell(Decline(vertex, index, epoch, f"{type(error).__name__}: {error}"))
         else:
-            # A sink that couldn't pre-commit has lost track of its epoch: only a rollback puts that right.
+            # A sink that couldn't pre-commit has lost track of its epoch, which only a rollback can repair.
             assert isinstance(error, Exception)
             self._fail(error)
 
@@ -263,7 +262,7 @@ class Slot:
     def _deploy(
         self, addresses: Sequence[tuple[str, int]], epoch: int | None, restore_from: str | None
     ) -> RestoreStats | None:
-        """Build the subtasks; return what it took to restore the snapshot, if there is one."""
+        """Build the subtasks, and return the bytes and the time that restoring the snapshot took, if there is one."""
         started = time.perf_counter()
         restored = None if epoch is None else self._restored(epoch, restore_from)
         self._assembly = Assembly(

@@ -1,4 +1,4 @@
-"""What a snapshot costs the hot loop."""
+"""Measure what a snapshot costs the hot loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ QUIET_STEPS = 8192
 
 
 class StepTimes:
-    """The longest step while one is being written, and the longest in just as long
-    a time before it, which is what the machine does to the loop anyway."""
+    """The longest step while a snapshot is being written, and the longest step in an equally long time before, which shows
+    how long steps take on this machine anyway."""
 
     def __init__(self) -> None:
         self._writing = 0

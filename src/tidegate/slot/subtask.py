@@ -1,10 +1,10 @@
 """A subtask: one chain of operators, its inputs and outputs, and the alignment of its markers.
 
-It does one small unit of work at a time (`step`) and never waits. The alignment state machine decides
-(protocol/alignment.py); this class carries out its effects. While an output is full nothing is taken from the inputs,
-and so the pressure goes back to the sources.
+A subtask does one small unit of work at a time (`step`) and never waits. The alignment state machine decides
+(protocol/alignment.py); this class carries out its effects. While an output is full nothing is taken from the inputs, so
+that back-pressure reaches the sources.
 
-Sources are here; a subtask with inputs is in inner.py.
+The subtask of a source is here, and a subtask with inputs in inner.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tidegate.snapshots.stats import SubtaskStats
 from tidegate.state.operator_state import FrozenTogether, frozen_in
 from tidegate.state.sections import FrozenState
 
-# Entries that a backend may tidy up after every unit of work.
+# How many entries a backend may tidy up after every unit of work.
 MAINTENANCE_BUDGET = 512
 
 
@@ -54,18 +54,18 @@ class FrozenPiece:
 
 @dataclass(slots=True)
 class Counters:
-    """What a subtask has done, for status and benchmarks."""
+    """Counts for status and benchmarks."""
 
     records_in: int = 0
     taken: int = 0  # from channels: records and control elements
     records_out: int = 0
     snapshot_pause_ms: float = 0.0  # the longest freeze
-    last: SubtaskStats = field(default_factory=SubtaskStats)  # of the last snapshot
+    last: SubtaskStats = field(default_factory=SubtaskStats)  # times and sizes of the last snapshot
 
 
 @dataclass(slots=True)
 class _Taken:
-    """A snapshot between its freeze and the moment when nothing of its epoch is under way any more."""
+    """A snapshot between its freeze and the moment when no record of its epoch is in flight any more."""
 
     marker: Marker
     frozen: dict[str, list[FrozenState]]  # by operator
@@ -79,7 +79,7 @@ TakeFrozen = Callable[["Subtask", Marker, Sequence[FrozenPiece]], None]
 
 
 class Subtask:
-    """Base of the two kinds below. `places` are those that every snapshot has a log of."""
+    """What subtasks with inputs and those of sources have in common. Every snapshot has a log of each of the `places`."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Subtask:
         return self._marker.epoch, self._alignment.missing
 
     def step(self) -> bool:
-        """One unit of work, if there is any that can be done now."""
+        """Do one unit of work, if there is any that can be done now, and return whether there was."""
         if self.full:
             return False
         if self._replay:
@@ -129,7 +129,7 @@ class Subtask:
         raise AssertionError("a subtask is a source or has inputs")
 
     def wait_until_ms(self) -> int | None:
-        """When, on the monotonic clock, this subtask wants to be stepped again though nothing has arrived."""
+        """Return when, on the monotonic clock, to step this subtask again even if nothing arrives."""
         return None
 
     def abort(self, epoch: int) -> None:
@@ -140,7 +140,7 @@ class Subtask:
             operator.on_complete(epoch)
 
     def on_time(self, now_ms: int) -> bool:
-        """Whether it was time for any operator."""
+        """Call the operators whose deadline has passed, and return whether there was one."""
         called = False
         for operator in self._with_deadlines:
             deadline_ms = operator.deadline_ms()
@@ -150,11 +150,11 @@ class Subtask:
         return called
 
     def deadline_ms(self) -> int | None:
-        """The next moment, by the time of day, that an operator waits for."""
+        """Return the next moment, by the time of day, that an operator waits for."""
         return min((at for operator in self._with_deadlines if (at := operator.deadline_ms()) is not None), default=None)
 
     def alarm_ms(self) -> int | None:
-        """When an operator wants the next epoch to end though no record may come."""
+        """Return when an operator needs the next epoch to end although there may be no record for it."""
         return min((at for operator in self.operators if (at := operator.alarm_ms()) is not None), default=None)
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class Subtask:
 
     @property
     def full(self) -> bool:
-        for writer in self._writers:  # noqa: SIM110  (for its speed)
+        for writer in self._writers:  # noqa: SIM110  (for speed)
             if writer.full:
                 return True
         return False
@@ -294,7 +294,7 @@ class SourceSubtask(Subtask):
         if self._source.finished:
             return self._end()
         if count < self._max_batch_rows:
-            # There was no more: let records gather for a moment, so that batches are not tiny under load.
+            # All available records were read: wait for more for a moment, so that batches aren't tiny under load.
             self._not_before_ms = now_ms + (self._linger_ms if count else max(1, self._linger_ms))
         return count > 0
 
@@ -316,7 +316,7 @@ class SourceSubtask(Subtask):
             self._stopped = True
 
     def end_input(self) -> None:
-        """What was read so far is all there is."""
+        """End the input after what was read so far."""
         self._to_end = True
         self._not_before_ms = 0
 

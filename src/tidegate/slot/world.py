@@ -1,4 +1,4 @@
-"""Everything outside that a slot may touch. It is given, so that a Spark task and the simulation run the very same code."""
+"""What a slot uses of the outside world. It is injected, so that a Spark task and the simulation run the same code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotWorld:
-    """Everything outside that a slot may touch."""
+    """What a slot uses of the outside world."""
 
     network: Network
     store: Store

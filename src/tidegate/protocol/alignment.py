@@ -1,12 +1,12 @@
-"""Alignment: when a subtask takes its part of a snapshot, and which records in transit belong to it.
+"""Alignment: when a subtask takes its part of a snapshot, and which records in flight belong to it.
 
 Theory of operation (Carbone et al. 2017, §3.2 and §3.3: "Pipelined Consistent Snapshots", "Snapshot Alignment")
 ---------------------------------------------------------------------------------------------------------------
 Markers cut every channel into epochs. A snapshot of epoch N is consistent if each subtask's part of it accounts, on
 every input channel, for all records before marker N and for none after it. The part is the state, frozen at one moment,
 and for some channels a *log*: the records before the marker that were not yet processed at that moment. After a
-rollback the state is loaded and the logs are processed before anything else. Which channels have a log is all that the
-protocols differ in:
+rollback the state is loaded and the logs are processed before anything else. The protocols differ only in when the state
+is frozen and which channels have a log:
 
     protocol                                the state is frozen                    logged
     aligned, acyclic                        when all channels are marked           nothing
@@ -20,26 +20,27 @@ protocols differ in:
 
 1. Marker N arrives on a channel: *block* the channel. Its next records belong to epoch N + 1 and have to wait.
 2. It arrived on the last channel: every record of epoch N has been processed and none of a later one. *Take the
-   snapshot*, *forward the marker* to all outputs, *unblock* all channels. Nothing is under way: it is *finished*.
+   snapshot*, *forward the marker* to all outputs, *unblock* all channels. No record of the epoch is in flight: the
+   snapshot is *finished*.
 
 A source has no input channels: the coordinator's trigger stands for "the last marker arrived". So the marker passes
-through the graph once, each subtask stops only the channels that are ahead, and no record in transit has to be stored.
+through the graph once, each subtask blocks only the channels that are ahead, and no record in flight has to be stored.
 
-*Cyclic graphs.* The head of a loop (the paper's IterationHead) would wait for ever for a marker on its feedback
-channel, which comes only round the loop after the head has sent it. So it does not wait for feedback: it freezes when
-its other channels are marked, and what comes back before the marker does was in transit on the loop: it is logged as
-well as processed. Without feedback channels the graph is acyclic, hence every subtask gets its markers, and in the end
-they return to the heads. A marker may return early, before the head's others have come (where a subtask of the body
-was hurried and the head was not): then feedback is blocked like any channel. It is never full, so nobody is held up.
+*Cyclic graphs.* The head of a loop (the paper's IterationHead) would wait forever for a marker on its feedback
+channel, where the marker comes only after the head has sent it. So the head does not wait for feedback: it freezes when
+its other channels are marked. Records that come back before the marker were in flight on the loop: they are logged as
+well as processed. Without feedback channels the graph is acyclic, so every subtask gets its markers, and finally they
+return to the heads. A marker may return early, before the head has its other markers (if a subtask of the body was
+hurried and the head was not): then feedback is blocked like any channel. It is never full, so it holds up no sender.
 
 *Unaligned.* From the moment at which an epoch is *hurried*, nothing is waited for: the state is frozen, the marker is
-sent, the blocked channels go on, and those without a marker are logged until it comes. The shell may also take a
-marker out of an input queue ahead of the records before it: it has *overtaken* them, they are logged, and they will be
+sent, the blocked channels continue, and channels without the marker are logged until it comes. The shell may also take a
+marker out of an input queue ahead of the records before it: the marker has *overtaken* them, and they are logged and later
 processed in their turn. So the time that a snapshot takes does not depend on how fast records are processed. Each
-subtask may hurry or not by itself: what it sends, markers and records, is in the right order in any case.
+subtask may hurry independently: the markers and records that it sends are in the right order in any case.
 
-*Chandy-Lamport* is the protocol that the paper argues against, here for measuring: freeze at the first marker, log what
-the other channels still bring. Full epochs (`full`) are aligned nevertheless, as they are never hurried: the last epoch
+*Chandy-Lamport* is the protocol that the paper argues against. It is here for benchmarks: freeze at the first marker, log
+what the other channels still bring. Full epochs (`full`) are aligned nevertheless, as they are never hurried: the last epoch
 of a job would not commit what is processed after the freeze.
 
 *At-least-once* is the paper's relaxed mode: markers are counted, no channel is ever blocked, and the snapshot may also
@@ -54,12 +55,12 @@ The coordinator may give up epoch N (time-out, a subtask that couldn't write). T
 to belong to the next epoch that completes. Four things have to be right:
 
 - The notice may overtake markers. `on_abort(N)` releases what was blocked for N, and markers of epochs up to N that
-  come late are swallowed: no block, no log, nothing forwarded.
+  come late are ignored: no block, no log, nothing forwarded.
 - It may come after this subtask has forwarded marker N. Then there is nothing to undo here, only logs to be stopped.
-  Downstream, some channels bring marker N and others (whose upstream swallowed it) never do; the notice, or the next
+  Downstream, some channels bring marker N and others (whose upstream ignored it) never do; the notice, or the next
   marker, releases them there.
 - It may be overtaken by marker N + 1. At most one epoch is active, and it can't have completed without this subtask,
-  which acknowledges when it has finished; so a newer marker proves that N was aborted: abandon N and go on with N + 1.
+  which acknowledges when it has finished; so a newer marker proves that N was aborted: abandon N and continue with N + 1.
 - The state may be frozen when the epoch is given up, with logs still open. What was frozen has to reach the writer,
   since later increments are counted from it. So the snapshot is *finished* all the same, without the rest of its logs,
   and the coordinator, which knows that the epoch is over, discards the acknowledgement.
@@ -147,14 +148,14 @@ class StartLog:
 
 @dataclass(frozen=True, slots=True)
 class LogOvertaken:
-    """The records that the marker has just overtaken on this channel are part of the log, behind what is in it."""
+    """Append the records that the marker has just overtaken on this channel to its log."""
 
     channel: ChannelId
 
 
 @dataclass(frozen=True, slots=True)
 class StopLog:
-    """The log of these channels is at its end."""
+    """End the logs of these channels."""
 
     channels: frozenset[ChannelId]
 
@@ -166,7 +167,7 @@ class Unblock:
 
 @dataclass(frozen=True, slots=True)
 class FinishSnapshot:
-    """Nothing of the epoch is under way to this subtask any more: write what was frozen and the logs, acknowledge."""
+    """No record of the epoch is in flight to this subtask any more: write what was frozen and the logs, then acknowledge."""
 
     epoch: int
 
@@ -177,7 +178,7 @@ Effect: TypeAlias = Block | TakeSnapshot | ForwardMarker | StartLog | LogOvertak
 class Alignment:
     """The alignment of one subtask. Effects are to be executed in the order given, before the next event.
 
-    `feedback` are those of its channels that come from the tail of the loop whose head it is.
+    `feedback` are its channels from the tail of a loop, if the subtask is the loop's head.
     """
 
     def __init__(
@@ -197,14 +198,14 @@ class Alignment:
         self._taken = False  # its state has been frozen
         self._marked: set[ChannelId] = set()  # the channels on which its marker came
         self._blocked: set[ChannelId] = set()
-        self._closed = -1  # every epoch up to this one is over here: done, aborted or passed
+        self._closed = -1  # every epoch up to this one is over here: finished, aborted or passed
         self._hurried = -1  # the newest epoch that was hurried
         self._last_marker: dict[ChannelId, int] = {}
         self._story: deque[tuple[Event, tuple[Effect, ...]]] = deque(maxlen=STORY_LENGTH)
 
     @property
     def epoch_in_progress(self) -> int | None:
-        """Its marker came, and it is not finished."""
+        """The epoch whose marker has come and which is not finished."""
         return self._epoch
 
     @property
@@ -222,18 +223,18 @@ class Alignment:
         return self._channels - self._marked if self._taken else frozenset()
 
     def is_hurried(self, epoch: int) -> bool:
-        """Whether the epoch was hurried and isn't over here. Only `on_hurry` hurries: under `LOGGING` none is."""
+        """Return whether the epoch was hurried and isn't over here. Under `LOGGING` no epoch is hurried."""
         return epoch == self._hurried and epoch > self._closed
 
     def may_overtake(self, epoch: int) -> bool:
-        """Whether this marker may be taken out of its turn: hurried, or void, as one that counts may be behind it."""
+        """Return whether this marker may be taken out of its turn: it is hurried, or void and maybe ahead of one that is."""
         return self.is_hurried(epoch) or epoch <= self._closed
 
     def on_marker(self, channel: ChannelId, epoch: int, *, overtook: bool = False, full: bool = False) -> list[Effect]:
-        """`overtook`: it was taken out of the queue ahead of records. `full`: to be aligned in any case."""
+        """`overtook`: the marker was taken out of the queue ahead of records. `full`: the epoch is aligned in any case."""
         event = MarkerArrived(channel, epoch, overtook, full)
         hurried = self.is_hurried(epoch)
-        assert channel in self._channels, self._tell(event, "the channel is no input of this subtask")
+        assert channel in self._channels, self._tell(event, "the channel is not an input of this subtask")
         # A hurried marker may come from a queue that is blocked, when the notice of an older epoch's abort is late.
         assert channel not in self._blocked or hurried, self._tell(event, "the channel is blocked and must not be read")
         assert epoch > self._last_marker.get(channel, -1), self._tell(event, "markers must grow on a channel")
@@ -257,7 +258,7 @@ class Alignment:
         return self._told(event, effects)
 
     def on_hurry(self, epoch: int) -> list[Effect]:
-        """From now on this epoch waits for nothing. Remembered if its marker is yet to come, ignored if it is over."""
+        """From now on this epoch waits for nothing. This is remembered until its marker comes, and ignored if it is over."""
         event = EpochHurried(epoch)
         assert self._mode is AlignmentMode.EXACTLY_ONCE, self._tell(event, "there is nothing to hurry in this mode")
         self._hurried = max(self._hurried, epoch)
@@ -275,7 +276,7 @@ class Alignment:
     def _begin(self, epoch: int, full: bool) -> list[Effect]:
         if self._epoch == epoch:
             return []
-        # A newer marker: the notice that the epoch in progress was aborted is still under way to us.
+        # A newer marker: the notice that the epoch in progress was aborted has not arrived yet.
         effects = self._end()
         self._closed = epoch - 1
         self._epoch = epoch

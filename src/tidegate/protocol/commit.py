@@ -4,7 +4,7 @@ Theory of operation (Carbone et al. 2017, §4.4 "Exactly-Once Delivery Sinks", t
 ------------------------------------------------------------------------------------------------
 Output becomes visible only once the job can no longer be rolled back behind it. At marker N a sink pre-commits what it
 wrote in epoch N and gets *committables*: promises that any process can redeem. They are part of snapshot N. When the
-coordinator says that N is complete, they are committed. After a failure the restored snapshot hands them out again,
+coordinator reports that N is complete, they are committed. After a failure the restored snapshot hands them out again,
 and they are committed once more: commits are idempotent.
 
 An aborted epoch needs no method here. Its records are not processed again (nothing was rolled back), so its output is
@@ -18,8 +18,8 @@ The later epoch *subsumes* the earlier ones.
 Invariants: a committable is handed out by `complete` once, in the order of epochs, and never before an epoch that is
 at least its own has completed; no epoch's output comes after a completed snapshot that should have listed it.
 
-The caller commits what `complete` and `restored` return before the next snapshot is taken, and fails the job where
-that is not possible: from that moment on they are in no later snapshot. Not here: committing, aborting, naming.
+The caller commits what `complete` and `restored` return before the next snapshot is taken, and fails the job if that is
+not possible, since no later snapshot lists these committables. Not here: committing, aborting, naming.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class PendingCommits(Generic[Committable]):
         self._pending[epoch] = list(committables)
 
     def all(self) -> list[Committable]:
-        """What the next snapshot has to list, in the order of epochs."""
+        """Return what the next snapshot has to list, in the order of epochs."""
         return self._up_to(max(self._pending, default=-1))
 
     def complete(self, epoch: int) -> list[Committable]:
-        """What is to be committed now that `epoch` is complete. Forgotten here; a repeated notice gives nothing."""
+        """Return what to commit now that `epoch` is complete, and forget it: a repeated notice returns nothing."""
         due = self._up_to(epoch)
-        self._pending = {later: kept for later, kept in self._pending.items() if later > epoch}
+        self._pending = {later: each for later, each in self._pending.items() if later > epoch}
         self._completed = max(self._completed, epoch)
         return due
 
     def restored(self, committables: Iterable[Committable]) -> list[Committable]:
-        """What the restored snapshot listed: all of it is to be committed (again) before any record is processed."""
+        """Return what the restored snapshot listed. All of it has to be committed (again) before any record is processed."""
         assert not self._pending and self._completed == -1, "committables are restored before anything else happens"
         return list(committables)
 

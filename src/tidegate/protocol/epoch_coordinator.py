@@ -2,8 +2,8 @@
 
 Theory of operation (Carbone et al. 2017, §3.3 "Pipelined Consistent Snapshots"; §4.2 on notifications)
 ------------------------------------------------------------------------------------------------------
-The paper's JobManager starts a snapshot by telling the sources, waits until every subtask has acknowledged its part,
-and then declares it complete. The life of an epoch:
+The paper's JobManager starts a snapshot at the sources, waits until every subtask has acknowledged its part, and then
+declares it complete. The life of an epoch:
 
     TriggerEpoch ──► acknowledgements ──all──► CreateManifest ──ManifestCreated──► NotifyComplete, ReleaseSnapshots
                           │                          │
@@ -18,26 +18,26 @@ The manifest is the point of no return: a snapshot is complete if and only if it
 - after `ManifestFailed` it may exist nevertheless (an answer got lost), so nothing it lists is discarded, until a
   later snapshot is complete: then the doubtful one is released like any old one, manifest first;
 - only what was certainly never put into a manifest is discarded: the pieces of an epoch that was aborted while it
-  collected acknowledgements, also where they come late. A repeated acknowledgement is ignored, since its files
-  may belong to a complete snapshot, and so is one that we know nothing about: it is better to leave a file behind than
-  to delete one that counts. (Backends may build only on files of epochs that they were told are complete.)
+  collected acknowledgements, including pieces that come late. A repeated acknowledgement is ignored, since its files
+  may belong to a complete snapshot, and so is one of an unknown epoch: it is better to leave a file behind than to delete
+  one that is needed. (Backends build only on files of epochs that are known to be complete.)
 
 An aborted epoch rolls nothing back. Its records count as part of the next epoch that completes.
 
 Final epochs: when the input has ended, or a stop was asked for, a last epoch is triggered as soon as none is active,
 and again under a new number if it is aborted. After it has completed nothing follows. The input has ended when all
-`enders` say so: the sources, and the heads of loops, in which records may go round long after the sources have ended
-(protocol/iteration.py). A stop with drain makes it end: sources are told to (`EndInput`, once), epochs go on, and the
-final one comes when all enders have ended. A stop that is asked for after that changes nothing; none undoes a drain.
+`enders` have reported it: the sources, and the heads of loops, in which records may go round long after the sources have
+ended (protocol/iteration.py). A stop with drain ends it: sources get `EndInput` once, epochs continue, and the final one
+comes when all enders have ended. A stop that is asked for after that changes nothing; none undoes a drain.
 
-Full epochs: their snapshots build on no earlier one. Final epochs are full, and those that are asked to be, for a
-savepoint. Such a request outlives an aborted epoch: the next one is full in its place. Every other epoch names the newest
+Full epochs: their snapshots build on no earlier one. Final epochs are full, and epochs that are requested for a
+savepoint. Such a request outlives an aborted epoch: the next epoch is full instead. Every other epoch names the newest
 complete one (`base`), on which increments build; it is retained as long as an epoch that names it is active.
 
-Invariants: epochs grow strictly and are never used twice, even if aborted; at most one is active; nobody is told that
-an epoch is complete before its manifest was created; the newest `retain` complete snapshots are never released.
+Invariants: epochs grow strictly and are never used twice, even if aborted; at most one is active; no notice
+that an epoch is complete is sent before its manifest was created; the newest `retain` complete snapshots are never released.
 
-Time is what `TimePassed` said last and never goes backward. Between events the shell looks at `deadline_ms()`.
+Time is that of the last `TimePassed`, and never goes backward. Between events the shell looks at `deadline_ms()`.
 Not here: sending, storing, restarting, and slots that are lost (they end the attempt, and this object with it).
 """
 
@@ -96,7 +96,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotAcknowledged:
-    """The subtask's part of the snapshot is durable. `payload` says where; it is opaque here."""
+    """The subtask's part of the snapshot is durable. `payload` describes it, and is opaque here."""
 
     subtask: SubtaskId
     epoch: int
@@ -113,7 +113,7 @@ class SnapshotDeclined:
 
 @dataclass(frozen=True, slots=True)
 class InputEnded:
-    """From a source: no record follows. From the head of a loop: nor are any on the loop."""
+    """From a source: no record follows. From the head of a loop: no record is left in the loop either."""
 
     subtask: SubtaskId
 
@@ -140,7 +140,7 @@ class ManifestCreated:
 
 @dataclass(frozen=True, slots=True)
 class ManifestFailed:
-    """It is not known that the manifest exists."""
+    """Creating the manifest failed. It may exist nevertheless."""
 
     epoch: int
     message: str
@@ -171,7 +171,7 @@ class TriggerEpoch:
 
 @dataclass(frozen=True, slots=True)
 class EndInput:
-    """To all source subtasks: emit the maximal watermark and End now, then say `InputEnded`."""
+    """To all source subtasks: emit the maximal watermark and End now, then report `InputEnded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class ReleaseSnapshots:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """The attempt is over; whether there is another one is the restart strategy's to say."""
+    """The attempt is over. The restart strategy decides whether there is another one."""
 
     reason: AbortReason
     message: str
@@ -231,7 +231,7 @@ class _ActiveEpoch:
     epoch: int
     ending: Ending | None
     triggered_ms: int
-    asked_full: bool  # and not only full because it is the last
+    asked_full: bool  # requested to be full, not only because it is the last
     payloads: dict[SubtaskId, Any] = field(default_factory=dict, repr=False)
     storing: bool = False  # the manifest has been asked for
 
@@ -239,7 +239,7 @@ class _ActiveEpoch:
 class EpochCoordinator:
     """The snapshots of one attempt. Effects are to be executed in the order given.
 
-    `sources` are triggered; `enders`, which are they and the heads of loops, say when the input has ended.
+    `sources` are triggered; `enders`, the sources and the heads of loops, report when the input has ended.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class EpochCoordinator:
         self._requested = False
         self._full_wanted = False
         self._over = False  # a final epoch completed, or the job failed
-        self._unanswered: dict[int, set[SubtaskId]] = {}  # aborted epochs, and whose pieces may still come
+        self._unanswered: dict[int, set[SubtaskId]] = {}  # by aborted epoch: the subtasks whose pieces may still come
         self._doubtful: list[_ActiveEpoch] = []  # their manifests may exist although creating them failed
         self._story: deque[tuple[Event, tuple[Effect, ...]]] = deque(maxlen=STORY_LENGTH)
 
@@ -282,16 +282,16 @@ class EpochCoordinator:
 
     @property
     def waiting_for(self) -> frozenset[SubtaskId]:
-        """Who has not yet acknowledged the active epoch."""
+        """The subtasks that have not yet acknowledged the active epoch."""
         return self._subtasks - self._active.payloads.keys() if self._active else frozenset()
 
     @property
     def next_epoch(self) -> int:
-        """The number no epoch has had so far."""
+        """The number of the next epoch, which no epoch has had."""
         return self._next_epoch
 
     def deadline_ms(self) -> int | None:
-        """When `TimePassed` is needed next, if nothing else happens before."""
+        """Return when `TimePassed` is needed next, if nothing else happens before."""
         if self._over:
             return None
         if self._active:
@@ -316,7 +316,7 @@ class EpochCoordinator:
             case SnapshotDeclined():
                 return self._on_declined(event)
             case InputEnded():
-                assert event.subtask in self._enders, self._tell(event, "this subtask is no source, nor a loop's head")
+                assert event.subtask in self._enders, self._tell(event, "this subtask is neither a source nor a loop's head")
                 self._ended.add(event.subtask)
                 return []
             case StopRequested():
@@ -387,7 +387,7 @@ class EpochCoordinator:
         released += [doubtful.epoch for doubtful in self._doubtful]
         if released:
             effects.append(ReleaseSnapshots(tuple(sorted(released))))
-        # After their manifests: one that exists must never list what is gone.
+        # Delete these files after the manifests, since an existing manifest must never list missing files.
         leftovers = tuple(payload for doubtful in self._doubtful for payload in doubtful.payloads.values())
         self._doubtful.clear()
         if leftovers:
@@ -402,7 +402,7 @@ class EpochCoordinator:
         return active
 
     def _give_up(self, active: _ActiveEpoch, reason: AbortReason, message: str) -> list[Effect]:
-        """Abort an epoch that is still collecting: its pieces are in no manifest, those that come late included."""
+        """Abort an epoch that is still collecting acknowledgements: its pieces, early and late, are in no manifest."""
         self._unanswered[active.epoch] = set(self.waiting_for)
         while len(self._unanswered) > REMEMBERED_ABORTS:
             del self._unanswered[min(self._unanswered)]
@@ -416,7 +416,7 @@ class EpochCoordinator:
         self._failures += 1
         if active.asked_full:
             self._full_wanted = True
-            self._requested |= self._settings.interval_ms is None  # or there would be no next epoch to meet it
+            self._requested |= self._settings.interval_ms is None  # otherwise no epoch would follow
         effects: list[Effect] = [NotifyAborted(active.epoch, reason, message)]
         if self._failures > self._settings.tolerable_failures:
             self._over = True
@@ -429,7 +429,7 @@ class EpochCoordinator:
         self._paused_until_ms = self._now_ms + self._settings.min_pause_ms
 
     def _answers_aborted(self, event: SnapshotAcknowledged | SnapshotDeclined) -> bool:
-        """Whether this is the first answer of the subtask to an epoch that was aborted without it."""
+        """Return whether this is the first answer of the subtask to an epoch that was aborted without it."""
         unanswered = self._unanswered.get(event.epoch, set())
         if event.subtask not in unanswered:
             return False

@@ -1,4 +1,4 @@
-"""The names of the parts of a deployed dataflow."""
+"""The ids of subtasks and channels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChannelId:
-    """One FIFO link: subtask `upstream` of the edge's source vertex to subtask `downstream` of its target vertex."""
+    """A FIFO link from subtask `upstream` of the edge's source vertex to subtask `downstream` of its target vertex."""
 
     edge: int
     upstream: int

@@ -1,4 +1,4 @@
-"""Recovery: which snapshot, and who reads what of it.
+"""Recovery: which snapshot is restored, and what each subtask reads of it.
 
 Theory of operation (Carbone et al. 2017, §3.4 "Usages and Consistent Rollback" and §3.2.3 "State Re-Allocation")
 ----------------------------------------------------------------------------------------------------------------
@@ -12,12 +12,12 @@ written by p subtasks of an operator and is read by q:
 - *whole* state stays together: what one old subtask wrote goes to one new subtask, in its order. Committables of sinks
   are of this kind: output of several epochs of one key may be waiting to be committed, all of it in one piece, and it
   must become visible in the order of its epochs.
-- *union* operator state goes to everyone, whole; each subtask keeps what concerns it.
-- *broadcast* state is the same everywhere, was therefore written once, by subtask 0, and is read by everyone.
+- *union* operator state goes to every subtask, whole; each takes what concerns it.
+- *broadcast* state is the same on every subtask. So subtask 0 alone writes it, and every subtask reads it.
 
 Invariants: of keyed, split and whole state nothing is lost and nothing is read twice; the plan depends on its arguments
-only. A snapshot whose pieces do not make up a whole is a `RestoreError` that says what is wrong; there is no silent
-step back to an older one, because sinks may have committed output that only the newest one knows about.
+only. A snapshot with missing or overlapping pieces is a `RestoreError`. No older snapshot is used silently instead,
+because sinks may have committed output that only the newest one lists.
 
 Not here: reading, and matching operators and schemas of the snapshot with those of the job.
 """
@@ -79,20 +79,20 @@ class SubtaskShares:
 
 
 def newest_complete(epochs: Sequence[int]) -> int | None:
-    """The epoch to go on from; `epochs` are those whose manifests exist, readable or not, in any order."""
+    """Return the epoch to resume from. `epochs` are those whose manifests exist, readable or not, in any order."""
     return max(epochs, default=None)
 
 
 def next_epoch(seen: Iterable[int]) -> int:
-    """`seen`: every epoch number that is known to have been used, complete or not, by any attempt.
+    """Return a new epoch number. `seen` are all known epoch numbers of any attempt, complete or not.
 
-    An epoch that left no trace before a crash may be numbered again. That is harmless: names carry the attempt as well.
+    An epoch that left no trace before a crash may get its number again. That is harmless: file names contain the attempt.
     """
     return max(seen, default=0) + 1
 
 
 def next_attempt(claimed: Iterable[int]) -> int:
-    """The number to claim next; the claim itself (an exclusive create) decides who gets it."""
+    """Return the number to claim next. The claim itself (an exclusive create) decides which driver gets it."""
     return max(claimed, default=0) + 1
 
 

@@ -2,21 +2,21 @@
 
 Theory of operation (Carbone et al. 2017, §3.4 "Usages and Consistent Rollback")
 ------------------------------------------------------------------------------
-A failure of any part rolls the whole job back to the newest complete snapshot: a new attempt. Nothing is lost by
-trying, but a job whose code fails on the same record each time would try for ever, and one whose database is away
-would not give it time to come back. `decide` looks at the times of all failures so far and says how long to wait, or
-to give up.
+A failure of any process or function rolls the whole job back to the newest complete snapshot: a new attempt. Nothing is
+lost by trying, but a job whose code fails on the same record each time would try forever, and a job whose database is
+down would not give it time to come back. From the times of all failures so far, `decide` returns how long to wait, or to
+give up.
 
 Delays are counted from the failure, so time spent on cleaning up is not waited for twice.
 
-`repeats` finds the error that another attempt would only meet again: a user's function that fails at the same record, with
+`repeats` finds an error that another attempt would only repeat: a user's function that fails at the same record, with
 the same exception raised at the same line, while no snapshot was completed in between. The job has then come to that record
 twice from the same state. Errors of subtasks that fail at different records in turn are found as well, since any earlier
-failure counts, not only the last one. A completed snapshot in between says that the job has got further, so an equal
-error may be another record with the same text: it doesn't count.
+failure counts, not only the last one. A completed snapshot in between shows that the job has got further, so an equal
+error may come from another record with the same text: it doesn't count.
 
-Not here: what a failure is, which errors may be of the world outside (a service that is down also fails at the same record
-twice: `UserFunctionError.signature` is None for them), waiting, and failures that are final at once (a `JobError`
+Not here: what a failure is, which errors may be of the world outside (if a service is down, the job also fails at the same
+record twice: `UserFunctionError.signature` is None for them), waiting, and failures that are final at once (a `JobError`
 or a `SourceError` never gets here).
 """
 
@@ -108,7 +108,7 @@ class ErrorAtRecord:
 
 
 def repeats(errors: Sequence[ErrorAtRecord | None]) -> int | None:
-    """The index of the failure that the last one repeats, if there is one. None stands for a failure of another kind."""
+    """Return the index of the failure that the last one repeats, or None. None in `errors` is a failure of another kind."""
     *earlier, last = errors
     return None if last is None or last not in earlier else earlier.index(last)
 
@@ -132,7 +132,7 @@ def decide(strategy: RestartStrategy, failures_ms: Sequence[int], now_ms: int) -
 
 
 def _back_off(strategy: Exponential, failures_ms: Sequence[int]) -> tuple[int, int]:
-    """How many failures the present row has, and the delay after the last of them."""
+    """Return how many failures the present row has, and the delay after the last of them."""
     in_a_row, delay_ms, previous_ms = 0, strategy.initial_ms, failures_ms[0]
     for failed_ms in failures_ms:
         ran_ms = failed_ms - (previous_ms + delay_ms)

@@ -6,25 +6,25 @@ Theory of operation
 on a channel promises that no record with an event time of t or less follows on it. A source derives it from the
 records that it sees, split by split, since each split (a file, a partition) is in order and several of them are not
 (`SplitWatermarks`); a subtask with several inputs may promise only what all of them promise: the minimum over its channels
-(`WatermarkMerge`). A split or an input without records would hold that minimum back forever, so it can declare itself *idle*
+(`WatermarkMerge`). A split or an input without records would hold that minimum back forever, so it can become *idle*,
 and is left out until it has records again.
 
 Invariants: what is promised never decreases, except that a promise may be repeated (see below). The subtle cases:
 
 - An *ended* channel (end of input, or a watermark of `MAX_WATERMARK_MS`) promises everything, but it must not lift the
-  merge to the end of time while another channel is merely idle: that one may speak again. So ended channels are left
+  merge to the end of time while another channel is merely idle: it may still have records. So ended channels are left
   out of the minimum like idle ones, and the merge reaches the maximum only when all channels have ended.
 - A channel inside a loop is *held* when that part of the loop has no more input, but records may still leave the loop. While
-  another channel is live it is left out, so that the parts of the loop that have input move on; otherwise the merge stays
-  where it is. On its way out of the loop it is left out only while another channel of the same edge is live: that is another
-  part of the loop. Otherwise it counts with what it promised last, since what is behind the loop has to wait.
+  another channel is live it is left out, so that event time advances in the parts of the loop that have input; otherwise
+  the merge stays where it is. Outside the loop it is left out only while another channel of the same edge, which is
+  another part of the loop, is live. Otherwise its last promise counts, since operators behind the loop have to wait.
 - A channel that wakes up behind the merged watermark holds it where it is until it has caught up, rather than letting
   the others run further ahead and make more of its records late.
 - A split that is discovered later can't lower what was promised: it holds the stream there until it has caught up.
-- Whoever was idle and wakes up repeats its watermark, ahead of the batch that woke it. Records end no idleness: those on
-  their way may be filtered away before they get downstream, and those that came round a loop, or that a timer of the clock
-  made, say nothing about event time. No watermark would follow them, and downstream would wait for one forever.
-- Where time moves by epochs, idle means: without records in this epoch. So `on_epoch` ends it.
+- A subtask that was idle and has records again repeats its watermark ahead of them. Records alone don't end idleness:
+  downstream may not get them because they are filtered out, and records that came round a loop or that a timer of
+  processing time made carry no event time. No watermark would follow them, and downstream would wait for one forever.
+- If time moves by epochs, idle means: without records in this epoch. So `on_epoch` ends it.
 
 A channel that will never carry event time is not idle. Either it is `without_event_time`, and only its end counts, or the
 merge doesn't include it.
@@ -47,19 +47,19 @@ MIN_WATERMARK_MS = -(2**63)
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """Send this watermark downstream. It also says: not idle (any more)."""
+    """Send this watermark downstream. It also ends idleness."""
 
     at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class BecameIdle:
-    """Tell downstream not to wait for this subtask until it speaks again."""
+    """Send downstream not to wait for this subtask until its next watermark."""
 
 
 @dataclass(frozen=True, slots=True)
 class BecameHeld:
-    """Tell the rest of the loop not to wait for this subtask until the loop is quiet. What is behind the loop waits."""
+    """Send the rest of the loop not to wait for this subtask until the loop is quiet. Operators behind the loop wait."""
 
 
 Progress: TypeAlias = Advanced | BecameIdle | BecameHeld | None
@@ -76,7 +76,7 @@ class WatermarkMerge:
         self._at_ms = dict.fromkeys((*channels, *self._without_event_time), MIN_WATERMARK_MS)
         assert self._at_ms, "a subtask without inputs has nothing to merge"
         self._idle: set[ChannelId] = set()
-        self._held: dict[ChannelId, bool] = {}  # whether that is of a loop around this subtask
+        self._held: dict[ChannelId, bool] = {}  # by channel: whether the loop is one that this subtask is in
         self._current_ms = MIN_WATERMARK_MS
         self._said: BecameIdle | BecameHeld | None = None  # the last outcome, if downstream doesn't wait
 
@@ -155,7 +155,7 @@ class SplitWatermarks:
         self._live: dict[str, _Split] = {}
         self._active: list[tuple[int, str]] = []  # a heap; entries that no longer hold are passed over
         self._active_count = 0
-        self._quiet: dict[str, _Split] = {}  # awake ones that may become idle, the longest quiet one first
+        self._quiet: dict[str, _Split] = {}  # active ones that may become idle, the longest quiet one first
         self._quiet_since_ms = now_ms  # of the stream
         self._current_ms = MIN_WATERMARK_MS
         self._is_idle = False
@@ -166,18 +166,18 @@ class SplitWatermarks:
         return self._current_ms
 
     def watermark_ms(self, split: str) -> int:
-        """What a split has promised by itself."""
+        """Return what one split has promised."""
         return self._live[split].at_ms if split in self._live else MIN_WATERMARK_MS
 
     def latest_ms(self) -> dict[str, int]:
-        """The latest event time of each live split of which a record was read."""
+        """Return the latest event time of each live split of which a record was read."""
         return {name: each.at_ms + self._delay_ms + 1 for name, each in self._live.items() if each.at_ms != MIN_WATERMARK_MS}
 
     def on_discovered(
         self, splits: Mapping[str, bool], now_ms: int, *, latest_ms: Mapping[str, int] | None = None
     ) -> Progress:
-        """They are discovered together, and none counts before all are known. `splits`: whether records are known to wait in
-        each. `latest_ms`: the latest event time of those of which something was read in an earlier life of the job."""
+        """Add splits, all of them before any counts. `splits`: by split, whether records are known to wait in it.
+        `latest_ms`: the latest event time of splits of which records were read before the job was restored."""
         for split, has_records in splits.items():
             if split in self._live:
                 self._activate(split, self._live[split], now_ms)
@@ -190,7 +190,7 @@ class SplitWatermarks:
         return self._progress()
 
     def on_active(self) -> Progress:
-        """A batch with event times comes: what is to be said ahead of it. `on_batch` follows."""
+        """Return what to send ahead of a batch with event times. `on_batch` follows."""
         if not self._is_idle:
             return None
         self._is_idle = False
@@ -218,7 +218,7 @@ class SplitWatermarks:
         return self._progress()
 
     def on_idle(self, split: str) -> Progress:
-        """It is not to be waited for until it has a batch again."""
+        """Don't wait for this split until it has a batch again."""
         found = self._live[split]
         if found.is_idle:
             return None
@@ -228,7 +228,7 @@ class SplitWatermarks:
         return self._progress()
 
     def deadline_ms(self) -> int | None:
-        """When `on_time` has something to say, if nothing comes before; None where it has not, as once idle."""
+        """Return when to call `on_time` if nothing happens before; None if it has nothing to do, as in an idle stream."""
         if self._idle_after_ms is None or self._is_idle:
             return None
         for each in self._quiet.values():
@@ -276,7 +276,7 @@ class SplitWatermarks:
 
     def _progress(self) -> Progress:
         if not self._active_count:
-            if not self._live or self._is_idle:  # without live splits there is a time to wait out
+            if not self._live or self._is_idle:  # without live splits, `on_time` decides
                 return None
             self._is_idle = True
             return BecameIdle()

@@ -15,7 +15,8 @@ So what was sent on a channel before lap n is pushed out of it before lap n is f
 is feedback. Laps from 2 on come in turns of `depth + 1`, where `depth` counts nested loops (1: none inside).
 The first of a turn, lap m, *asks*: its bit is true if a subtask has been *stirred* since it forwarded lap m-1: records
 came over its own feedback channel, or an outside channel had not ended when it forwarded lap m-1, or it made records of
-its own accord (a timer of processing time). The others *tell*: they carry the bit on, over feedback channels too. If the bit is false at the last lap of the turn, the loop is quiet, for all heads alike.
+its own accord (a timer of processing time). The others *tell*: they carry the bit on, over feedback channels too. If the
+bit is false at the last lap of the turn, the loop is quiet, for all heads alike.
 
 A loop ends when it is quiet for the second time. When it is quiet for the first time, the heads pass on the end of event
 time, which they have held back until then: operators behind the loop must not take windows for complete while records may

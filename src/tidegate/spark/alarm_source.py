@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -44,7 +45,6 @@ NEVER = "never"
 _registered: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 _lock = threading.Lock()
 _logger = logging.getLogger(__name__)
-_folder: Path | None = None
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -130,10 +130,8 @@ def source_stream(alarm: AlarmFile, spark: SparkSession) -> DataFrame:
     return spark.readStream.format(_registered[spark]).schema(SCHEMA).option(ALARM, str(alarm.path)).load()
 
 
+@functools.cache
 def _own_folder() -> Path:
-    global _folder
-    with _lock:
-        if _folder is None or not _folder.is_dir():
-            _folder = Path(tempfile.mkdtemp(prefix="tidegate-alarms-"))
-            atexit.register(shutil.rmtree, _folder, ignore_errors=True)
-        return _folder
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-alarms-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

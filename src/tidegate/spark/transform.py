@@ -160,10 +160,11 @@ def transform(
     restore = Restore(path=None if restore_from is None else resolved(restore_from))
     launch = job.launch()
     payload = launch.packed()  # this may fail, and nothing has to be undone yet
-    if streaming:
-        conducted = _streaming(spark, job, inputs, restore, own)
-    else:
-        conducted = _bounded(spark, job, restore, savepoint_to=savepoint_to)
+    conducted = (
+        _streaming(spark, job, inputs, restore, own)
+        if streaming
+        else _bounded(spark, job, restore, savepoint_to=savepoint_to)
+    )
     given = _handed(spark, job, inputs, conducted, payload, launch.settings.tuning)
     if outputs is None:
         return _only(given, 0, job.output_columns[0])
@@ -208,7 +209,7 @@ def _streaming(
 def _bounded(spark: SparkSession, job: _SparkTransformJob, restore: Restore, *, savepoint_to: str | None) -> _Conducted:
     if restore.path is not None:
         find_snapshot(restore.path)
-    # Spark leaves out what it knows to be empty, tasks and all. A row for each slot keeps it from that.
+    # Spark starts no tasks for a DataFrame that it knows to be empty. A row for each slot prevents that.
     ticks = spark.range(0, job.slots, 1, job.slots)
     if savepoint_to is not None:
         check_empty(open_store(savepoint_to := resolved(savepoint_to)))

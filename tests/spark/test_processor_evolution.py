@@ -230,7 +230,7 @@ def test_what_can_not_be_is_refused_with_what_can_be_written(query: Query) -> No
         query.run(Account(changed, nothing), 1)
     told = str(failed.value)
     for advice in (
-        "let another state go on with it, by evolve={'balance': tg.Evolution(alias='account')}, or drop it",
+        "give it to another state, by evolve={'balance': tg.Evolution(alias='account')}, or drop it",
         "drop_state=['accounts.account']",
         "int can't become string",
         "evolve={<state>: tg.Evolution(added={<field>: <default>})}",

@@ -184,7 +184,7 @@ def _slot_task(payload: bytes, attempt: int, coordinator: tuple[str, int]) -> Sl
 def _short(error: Exception) -> str:
     """Return the text of a Spark error without Java's and Python's frames."""
     if isinstance(error, ConnectionError):
-        return f"the Spark session is gone ({error}): start the program again, the job goes on from its last snapshot"
+        return f"the Spark session is gone ({error}): start the program again, the job resumes from its last snapshot"
     lines = [
         line.removeprefix(": ")
         for line in str(error).splitlines()

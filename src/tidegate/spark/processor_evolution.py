@@ -20,7 +20,7 @@ from tidegate.state.descriptors import Names
 from tidegate.state.evolution import Advice
 
 ADVICE = Advice(
-    alias="let another state go on with it, by evolve={{{state}: tg.Evolution(alias={was!r})}}",
+    alias="give it to another state, by evolve={{{state}: tg.Evolution(alias={was!r})}}",
     possible=(
         "What is possible: add a field (evolve={<state>: tg.Evolution(added={<field>: <default>})} where null won't do), "
         "drop a field, rename one (evolve={<state>: tg.Evolution(renamed={<new>: <old>})}), change the order of fields, "

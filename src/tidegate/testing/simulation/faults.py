@@ -195,10 +195,10 @@ class Faults:
             self.stage.world.tell("everything is healed")
 
     def _strike(self, kind: str, process: Any) -> None:
-        told = _KINDS[kind][0](self, process)
-        if told is not None:
-            self.struck.append(f"{kind}: {told}")
-            self.stage.world.tell(f"FAULT {kind}: {told}")
+        struck = _KINDS[kind][0](self, process)
+        if struck is not None:
+            self.struck.append(f"{kind}: {struck}")
+            self.stage.world.tell(f"FAULT {kind}: {struck}")
 
     def _victim(self, process: Any) -> SlotProcess | None:
         """Return the slot of the occasion, or else any living slot."""

@@ -1,11 +1,11 @@
-"""What travels on a channel.
+"""The elements that travel on a channel.
 
 A channel is FIFO and carries seven kinds of element. A record batch is passed as the `pyarrow.RecordBatch` itself; the
 others are the small classes below. `End` says that no record follows; markers still do, so that a subtask whose
 input has ended takes part in snapshots like any other (there is no special case for finished sources).
 
-One thing leaves the order: a marker may be taken out ahead of the records that are queued before it (unaligned
-snapshots), which then are part of the snapshot. `overtaken` is that, for whatever an inlet keeps its elements in.
+There is one exception to the order: a marker may be taken out ahead of the records that are queued before it (unaligned
+snapshots), which then are part of the snapshot. Inlets use `overtaken` for that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Marker:
     """Ends `epoch` on this channel.
 
     `base` is the newest epoch that was complete when this one was triggered (0: none): increments build on it. `full`: the
-    snapshot shall build on nothing.
+    snapshot builds on no earlier one.
     """
 
     epoch: int
@@ -54,13 +54,13 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The channel says nothing about event time until its next batch or watermark."""
+    """The channel promises nothing about event time until its next watermark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """The channel's part of a loop has no more input, but records may still leave the loop: the end of event time is held
-    back until the loop is quiet. Travels inside that loop, and out of it to the next subtasks."""
+    back until the loop is quiet. Sent inside the loop, and to the next subtasks behind it."""
 
     loop: int
 
@@ -74,8 +74,7 @@ class End:
 class Lap:
     """Goes round a loop behind all records, to find out whether any are left in it (protocol/iteration.py).
 
-    `number` counts the laps of this loop, from 1. `active`: whoever forwarded it has seen a sign of life since the lap
-    before.
+    `number` counts the laps of this loop, from 1. `active`: there may still be records, since a subtask was stirred.
     """
 
     loop: int
@@ -87,7 +86,7 @@ Element: TypeAlias = pa.RecordBatch | Marker | Watermark | Idle | Held | End | L
 
 
 def overtaken(queued: Iterable[Element]) -> tuple[int, list[pa.RecordBatch]]:
-    """Where the first marker is, and the batches ahead of it. There is a marker."""
+    """Return the position of the first marker, and the batches ahead of it. There is a marker."""
     batches: list[pa.RecordBatch] = []
     for position, element in enumerate(queued):
         if isinstance(element, Marker):

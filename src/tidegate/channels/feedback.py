@@ -1,11 +1,11 @@
 """The channel that closes a loop: from an IterationTail back to its IterationHead, in the same slot.
 
-It is like a `MemoryChannel`, but never full. If it were, a loop could wait for itself: the head for room in its output,
-the body for room in the feedback, the feedback for the head. So batches past the memory bound go to disk (`spill.py`),
-and the loop's head is asked to slow its other inputs down while the channel is `crowded`.
+It is like a `MemoryChannel`, but never full. If it could be full, a loop could wait for itself: the head for room in its
+output, the body for room in the feedback, the feedback for the head. So batches beyond the memory bound go to disk
+(`spill.py`), and the loop's head takes nothing from its other inputs while the channel is `crowded`.
 
-Elements of all kinds keep their order. Control elements are never spilled; they are small, and as many as there are
-markers, laps and watermarks in the loop. It belongs to one thread.
+Elements of all kinds stay in order. Control elements are never spilled; they are small and few. A channel belongs to one
+thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.protocol.ids import ChannelId
 
 
 class FeedbackChannel:
-    """Outlet and inlet in one. `_order` has None in a batch's place: the batches themselves are in the spill."""
+    """Outlet and inlet in one. `_order` has None for each batch; the batches themselves are in the spill."""
 
     def __init__(self, channel: ChannelId, schema: pa.Schema, *, memory_bytes: int) -> None:
         self.channel = channel
@@ -39,12 +39,12 @@ class FeedbackChannel:
 
     @property
     def crowded(self) -> bool:
-        """True while the memory bound is passed."""
+        """True while the memory bound is exceeded."""
         return self._spill.byte_count > self._memory_bytes
 
     @property
     def queued_bytes(self) -> int:
-        """In memory and on disk."""
+        """The bytes that are queued in memory and on disk."""
         return self._spill.byte_count
 
     def send(self, element: Element) -> None:
@@ -82,7 +82,7 @@ class FeedbackChannel:
         return self._markers[0] if self._markers else None
 
     def overtake(self) -> list[pa.RecordBatch]:
-        """Batches that are on disk stay there, too: what is returned is another copy of them."""
+        """Take out the first marker, and return copies of the batches ahead of it, which stay queued."""
         marker = self._markers.popleft()
         position = next(at for at, element in enumerate(self._order) if element is marker)
         batch_count = sum(element is None for element in islice(self._order, position))
@@ -90,7 +90,7 @@ class FeedbackChannel:
         return list(islice(self._spill.batches(), batch_count))
 
     def hurry(self, on: bool) -> None:
-        """Nothing waits outside."""
+        """Do nothing: every element that was sent is in the queue."""
 
     def block(self) -> None:
         self.blocked = True
@@ -99,7 +99,7 @@ class FeedbackChannel:
         self.blocked = False
 
     def close(self) -> None:
-        """Either end, for both: what was not taken is dropped, and the disk space is given back. Idempotent."""
+        """Close both ends, drop what was not taken, and free the disk space. Idempotent."""
         self._closed = True
         self._order.clear()
         self._markers.clear()

@@ -1,4 +1,4 @@
-"""Frames: how elements and control messages look on a socket, without the socket.
+"""Frames: the encoding of elements and control messages on a socket, without I/O.
 
 A frame is a header (u32 length of the payload, u8 kind, little-endian) and the payload. Batches are Arrow IPC messages
 under a schema that both sides know from the handshake; control messages are JSON objects; the rest are a few bytes of
@@ -6,14 +6,14 @@ an exact length. There is no pickle.
 
 Invariants:
 - A length is compared with what its kind may have before anything is allocated for it.
-- A `FrameAssembler` gives the same frames however the stream was cut into chunks.
+- A `FrameAssembler` returns the same frames however the stream is cut into chunks.
 - A large payload is received into a buffer of its own, so a decoded batch shares that memory and is not copied again.
-  A small one is copied out of the chunk it came in, so that it doesn't keep the chunk alive.
-- Payloads begin at an address that is a multiple of 16, as Arrow likes its buffers.
+  A small payload is copied out of its chunk, so that it doesn't hold the chunk in memory.
+- Payloads begin at an address that is a multiple of 16, as Arrow recommends.
 
 What this does not do: I/O (`tcp_ends.py`, `links.py`), checking every offset and character of a batch (peers have proved
-that they belong to the job; the check done is the one whose cost doesn't grow with the rows), dictionary-encoded
-columns (their dictionaries travel in messages of their own: decode them before an exchange).
+that they belong to the job, and the cost of the check that is done doesn't grow with the rows), dictionary-encoded
+columns (Arrow sends dictionaries as separate messages: decode these columns before an exchange).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_BATCH_BYTES = 256 << 20
 MAX_MESSAGE_BYTES = 64 << 20
 CHUNK_BYTES = 64 << 10
 LARGE_PAYLOAD_BYTES = CHUNK_BYTES // 4
-# Linux takes up to 1024 buffers in one call; beyond a few dozen the system call is no longer what costs.
+# Linux takes up to 1024 buffers in one call; beyond a few dozen the system call is no longer the main cost.
 MAX_BUFFERS_PER_WRITE = 64
 
 _HEADER = struct.Struct("<IB")
@@ -58,7 +58,7 @@ class Kind(IntEnum):
     END = 5
     MESSAGE = 6
     CLOSE = 7
-    """Farewell of either side. A connection that ends without it was lost."""
+    """Sent by either side before it closes. A connection that ends without it was lost."""
     LAP = 8
     HELD = 9
 
@@ -74,7 +74,7 @@ CLOSE_FRAME = _HEADER.pack(0, Kind.CLOSE)
 
 
 def channel_lengths(max_batch_bytes: int = MAX_BATCH_BYTES) -> Lengths:
-    """What a channel may carry."""
+    """Return the kinds of frames that a channel may carry."""
     return {
         Kind.BATCH: (1, max_batch_bytes),
         Kind.MARKER: (_MARKER_PAYLOAD.size, _MARKER_PAYLOAD.size),
@@ -88,7 +88,7 @@ def channel_lengths(max_batch_bytes: int = MAX_BATCH_BYTES) -> Lengths:
 
 
 def link_lengths(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Lengths:
-    """What a control link may carry."""
+    """Return the kinds of frames that a control link may carry."""
     return {Kind.MESSAGE: (2, max_message_bytes), Kind.CLOSE: (0, 0)}
 
 
@@ -96,13 +96,13 @@ def link_lengths(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Lengths:
 
 
 def fingerprint(schema: pa.Schema) -> str:
-    """Equal for two schemas exactly if they have the same columns: names, types, nullability, order. Not metadata."""
+    """Return a text that is equal for two schemas if they have the same columns (names, types, nullability, order)."""
     columns = [[field.name, str(field.type), field.nullable] for field in schema]
     return hashlib.sha256(json.dumps(columns).encode()).hexdigest()
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """Refuse what can't travel as a lone record batch message."""
+    """Raise `SchemaError` if a column can't be sent as a single record batch message."""
     for field in schema:
         if _holds_dictionary(field.type):
             raise SchemaError(
@@ -123,9 +123,9 @@ def _holds_dictionary(of: pa.DataType) -> bool:
 
 
 def encode(element: Element, schema: pa.Schema, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> list[Buffer]:
-    """The element as buffers to be written one after the other. Arrow's memory is referred to, not copied."""
+    """Return the element as buffers to write in order. Arrow's memory is not copied."""
     if isinstance(element, pa.RecordBatch):
-        # A batch of another schema would decode to nonsense on the other side, so this is no mere assertion.
+        # A batch of another schema would decode to wrong values on the other side, so an assertion isn't enough.
         if not element.schema.equals(schema):
             raise SchemaError(f"a batch with columns\n{element.schema}\nwas sent on a channel with\n{schema}")
         return _encode_batch(element, max_batch_bytes)
@@ -149,13 +149,13 @@ def _encode_batch(batch: pa.RecordBatch, max_batch_bytes: int) -> list[Buffer]:
         return [_HEADER.pack(len(payload), Kind.BATCH), payload]
     if batch.num_rows <= 1:
         raise ProtocolError(f"one record takes {len(payload)} bytes on the wire; {max_batch_bytes} is the most")
-    # How records are batched means nothing, so a batch that is too long goes as two.
+    # How records are batched has no meaning, so a batch that is too long is sent as two.
     half = batch.num_rows // 2
     return _encode_batch(batch.slice(0, half), max_batch_bytes) + _encode_batch(batch.slice(half), max_batch_bytes)
 
 
 def decode(kind: int, payload: bytes | pa.Buffer, schema: pa.Schema) -> Element:
-    """The element in a frame of a channel. The kind and the payload's length have been checked by the assembler."""
+    """Return the element in a frame of a channel. The assembler has checked the kind and the payload's length."""
     if kind == Kind.BATCH:
         return _decode_batch(payload, schema)
     if kind == Kind.MARKER:
@@ -202,15 +202,15 @@ def decode_message(payload: bytes | pa.Buffer) -> dict[str, Any]:
 
 
 class FrameAssembler:
-    """Finds the frames in a byte stream. Read into `buffers()`, then tell `advance` how many bytes came.
+    """Finds the frames in a byte stream. Read into `buffers()`, then call `advance` with the number of bytes read.
 
-    `_chunk[:_end]` is the beginning of an unfinished small frame. While a large payload is under way, `_large` is its
-    buffer, `_rest` what is missing of it, and the chunk is empty: it takes what follows the payload, so that one
-    system call can end a large frame and bring the next ones.
+    `_chunk[:_end]` is the beginning of an unfinished small frame. While a large payload is being received, `_large` is
+    its buffer, `_rest` the missing part of it, and the chunk is empty: it takes what follows the payload, so that one
+    system call can end a large frame and read the next ones.
     """
 
     def __init__(self, lengths: Lengths) -> None:
-        self.byte_count = 0  # that came so far
+        self.byte_count = 0  # received so far
         self._lengths = lengths
         self._chunk = memoryview(bytearray(CHUNK_BYTES))
         self._end = 0
@@ -224,13 +224,13 @@ class FrameAssembler:
         return self._large is not None or self._end > 0
 
     def buffers(self) -> list[memoryview]:
-        """Where the next bytes belong, in order. Never empty, nor is the first of them."""
+        """Return where to read the next bytes to, in order. The first buffer is never empty."""
         if self._large is not None:
             return [self._rest, self._chunk]
         return [self._chunk[self._end :]]
 
     def advance(self, byte_count: int) -> list[Frame]:
-        """The frames that became complete with the `byte_count` bytes just read into `buffers()`."""
+        """Return the frames that became complete with the `byte_count` bytes just read into `buffers()`."""
         frames: list[Frame] = []
         self.byte_count += byte_count
         if self._large is not None:
@@ -280,7 +280,7 @@ class FrameAssembler:
 
 
 class SendQueue:
-    """Buffers that the socket didn't take yet, in order."""
+    """Buffers that the socket has not taken yet, in order."""
 
     def __init__(self) -> None:
         self._buffers: deque[Buffer] = deque()
@@ -296,7 +296,7 @@ class SendQueue:
                 self.byte_count += len(buffer)
 
     def front(self) -> list[Buffer]:
-        """The oldest buffers, as many as one write should take."""
+        """Return the oldest buffers, as many as one write should take."""
         return list(islice(self._buffers, MAX_BUFFERS_PER_WRITE))
 
     def advance(self, byte_count: int) -> None:

@@ -1,31 +1,32 @@
-"""How a connection comes to be: both sides prove that they know the job's secret and speak of the same attempt.
+"""The handshake of a connection: both sides prove that they know the job's secret and belong to the same attempt.
 
-The connector speaks first; each message is a length (u32) and a body, the last three with a MAC behind it:
+The connector sends first; each message is a length (u32) and a body, the last three followed by a MAC:
 
     connector → acceptor   hello      protocol, job, attempt, nonce
     acceptor → connector   challenge  job, attempt, nonce                 MAC: the acceptor knows the secret
-    connector → acceptor   proof      purpose and what it is about        MAC: the connector knows it too
-    acceptor → connector   verdict    attempt, and why not, if so         MAC: and the answer is the acceptor's
+    connector → acceptor   proof      purpose and details                 MAC: the connector knows it too
+    acceptor → connector   verdict    attempt, and the reason if refused  MAC: the verdict is the acceptor's
 
 Every MAC is HMAC-SHA256 under the secret over the message's name and all bodies so far. So it covers job, attempts,
-both nonces and the purpose (which channel, which schema): nothing of an earlier or another handshake can be used again,
+both nonces and the purpose (which channel, which schema): no message of an earlier or another handshake can be used again,
 and a message can't be sent back to its author. MACs are compared in constant time.
 
-Fencing: the attempts must be equal. A slot of an older attempt knows the secret, proves it, and is told that its time
-is over (`WrongAttempt`).
+Fencing: the attempts must be equal. A slot of an older attempt knows the secret, proves it, and is then refused with
+`WrongAttempt`.
 
 `connecting` and `accepting` are the two sides without I/O: generators that yield what to send and how much to receive.
 `Negotiation` drives one of them over a non-blocking socket on a selector, so that a listener goes through any number of
-handshakes at once and a silent peer holds nobody up. What is registered on a selector has a handler as its data, called
-with the ready events; `serve` is one round of that. Channels, links and the loop's wake-up pipe live on it as well.
+handshakes at once and a silent peer holds up no other. Everything registered on a selector has a handler as its data,
+called with the ready events; `serve` is one round of that. Channels, links and the loop's wake-up pipe are registered on
+it as well.
 
 Invariants:
 - Before the peer has proved anything, at most `MAX_PROOF_BYTES` are held for it.
-- Whatever the peer says, the outcome is a result or a `HandshakeError`.
-- The steps ask for exact byte counts, so nothing of what follows the handshake is read.
+- Whatever the peer sends, the outcome is a result or a `HandshakeError`.
+- The steps ask for exact byte counts, so nothing that follows the handshake is read.
 
-What this does not do: encrypt or sign what follows. It keeps strangers and zombies out; to keep out someone who can
-rewrite packets on the way takes TLS or a private network. Time-outs are kept by the owner of a `Negotiation`.
+What this does not do: encrypt or sign what follows. It refuses strangers and slots of older attempts. To
+exclude an attacker who can rewrite packets, use TLS or a private network. The owner of a `Negotiation` enforces time-outs.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ Steps: TypeAlias = Generator["int | bytes", bytes, Result]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a process must know to take part in an attempt of a job. There is no way to be without a secret."""
+    """What a process must know to take part in an attempt of a job. The secret is required."""
 
     job: str
     attempt: int
@@ -86,7 +87,7 @@ class Identity:
 
 
 class WrongAttempt(HandshakeError):
-    """The peer belongs to another attempt of this job. Where `theirs` is the newer one, end yourself."""
+    """The peer belongs to another attempt of this job. If `theirs` is newer, this process must end itself."""
 
     def __init__(self, ours: int, theirs: int) -> None:
         super().__init__(ours, theirs)
@@ -98,7 +99,7 @@ class WrongAttempt(HandshakeError):
 
 
 def connecting(identity: Identity, *, purpose: str, about: Mapping[str, Any]) -> Steps[None]:
-    """The side that opened the connection. `about` is JSON and says what it is for."""
+    """The steps of the side that opened the connection. `about` is JSON with details of its purpose."""
     hello = _json_bytes(
         {
             "protocol": PROTOCOL,
@@ -135,9 +136,9 @@ def connecting(identity: Identity, *, purpose: str, about: Mapping[str, Any]) ->
 def accepting(
     identity_of: Callable[[], Identity], *, purpose: str, admit: Callable[[Mapping[str, Any]], str | None]
 ) -> Steps[Mapping[str, Any]]:
-    """The side that listens. Gives what the connection is about, if `admit` has no reason (its answer) to refuse that.
+    """The steps of the listening side. Returns `about`, unless `admit(about)` returns a reason to refuse it.
 
-    `identity_of` is asked again at the end, since the attempt may have changed meanwhile.
+    `identity_of` is called again at the end, since the attempt may have changed meanwhile.
     """
     hello = yield from _receive(MAX_HELLO_BYTES)
     said = _parse(hello)
@@ -243,8 +244,8 @@ def _check_mac(given: bytes, identity: Identity, label: str, *bodies: bytes) -> 
 
 
 def serve(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
-    """One round: wait for events, call the handlers. True if there were any. What a handler raises comes out here;
-    the events not yet handled then come again with the next round."""
+    """Wait for events, call their handlers, and return whether there were any. If a handler raises, the remaining events
+    come again in the next round."""
     ready = selector.select(timeout_s)
     for key, events in ready:
         key.data(events)
@@ -252,20 +253,21 @@ def serve(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
 
 
 def tune(sock: socket.socket) -> None:
-    """Before connecting or listening (the window's scale is settled then); accepted sockets inherit it."""
+    """Set the socket's options. Do this before connecting or listening, which fix the window's scale; accepted sockets
+    inherit the options."""
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, option):  # not everywhere by these names
+        if hasattr(socket, option):  # not on every system
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def listen(host: str, ports: Sequence[int] = (0,)) -> socket.socket:
-    """A listening socket on the first of the ports that is free; 0 stands for any. Whoever connects must get through the
-    handshake, on loopback and elsewhere."""
+    """Return a listening socket on the first of the ports that is free; 0 stands for any. Every connection must pass the
+    handshake, even on loopback."""
     for port in ports[:-1]:
         try:
             return _listen(host, port)
@@ -290,8 +292,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def accept(listener: socket.socket, on_full: Callable[[OSError], None]) -> tuple[socket.socket, Address] | None:
-    """Return the next connection, if there is one that lives. Nothing raises: no stranger may end the loop. `on_full` is
-    called if this process or its host can't take another connection."""
+    """Return the next connection, if there is one. Never raise, so that no peer can end the loop. `on_full` is called if
+    this process or its host can't take another connection."""
     try:
         sock, address = listener.accept()
     except OSError as error:
@@ -303,8 +305,8 @@ def accept(listener: socket.socket, on_full: Callable[[OSError], None]) -> tuple
 
 
 def start_connecting(address: Address) -> socket.socket:
-    """A socket that will be writable once it is connected or has failed to be."""
-    # A name may stand for several addresses. `listen` takes the one of IPv4, so that is the one to look for.
+    """Return a socket that becomes writable once it is connected or connecting has failed."""
+    # A name may have several addresses. Prefer IPv4, which `listen` uses.
     found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     family, kind, protocol, _, resolved = min(found, key=lambda each: each[0] != socket.AF_INET)
     sock = socket.socket(family, kind, protocol)
@@ -320,7 +322,7 @@ def start_connecting(address: Address) -> socket.socket:
 
 
 class Registration:
-    """Which events of one socket a selector watches for its owner."""
+    """The events of one socket that a selector watches."""
 
     def __init__(self, selector: selectors.BaseSelector, sock: socket.socket, handler: Handler) -> None:
         self._selector = selector
@@ -332,7 +334,7 @@ class Registration:
         if events == self._events:
             return
         if not events:
-            with contextlib.suppress(KeyError):  # whose owner may have closed it first
+            with contextlib.suppress(KeyError):  # the selector may have been closed before
                 self._selector.unregister(self._sock)
         elif not self._events:
             self._selector.register(self._sock, events, self._handler)
@@ -344,8 +346,8 @@ class Registration:
 class Negotiation(Generic[Result]):
     """Drives the steps of a handshake over a non-blocking socket on a selector.
 
-    Ends in exactly one of `on_done` (which then owns the socket) and `on_failed` (the socket is closed), or in
-    `abandon`. Time-outs are the owner's, who calls `fail`.
+    Ends with exactly one call of `on_done` (which then owns the socket) or `on_failed` (the socket is closed), or with
+    `abandon`. The owner enforces time-outs, with `fail`.
     """
 
     def __init__(
@@ -411,7 +413,7 @@ class Negotiation(Generic[Result]):
         self._on_done(self._sock, result)
 
     def _run(self) -> NoReturn:
-        """Goes on until the socket would block, or the steps end."""
+        """Run until the socket would block, or the steps end."""
         if not self._started:
             code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
@@ -437,9 +439,9 @@ class Negotiation(Generic[Result]):
 
 
 class Lobby:
-    """The handshakes with those who knocked at a listener: bounded in number and in time.
+    """The handshakes with peers that have connected to a listener: bounded in number and in time.
 
-    A peer that says nothing costs a socket until the next `expire`, and never holds up another.
+    A silent peer occupies a socket until the next `expire`, and never holds up another.
     """
 
     def __init__(self, selector: selectors.BaseSelector, *, timeout_s: float, max_count: int = MAX_IN_LOBBY) -> None:
@@ -463,7 +465,7 @@ class Lobby:
         self._waiting.append(negotiation)
 
     def expire(self) -> None:
-        """Turn away who has taken too long."""
+        """Refuse peers that have taken too long."""
         for negotiation in self._waiting:
             if not negotiation.over and negotiation.age_s >= self._timeout_s:
                 negotiation.fail(HandshakeError(f"the handshake took longer than {self._timeout_s} s"))

@@ -1,19 +1,19 @@
 """Control links: JSON messages between the slots and the coordinator, over one TCP connection for each slot.
 
 A slot opens its link with `connect_link`; the driver's `LinkServer` accepts. Both then have a `Link`: non-blocking,
-served by the loop that owns the selector (`handshake.serve` is one round), FIFO, nothing lost unless the link is.
+served by the loop that owns the selector (`handshake.serve` is one round), FIFO; no message is lost unless the link is.
 
 Invariants:
-- `on_lost` is called at most once, from the loop and never from within `send`, after every message that arrived; never
-  after one's own `close`.
-- Messages are handled one after the other, also where the handler of one runs the loop itself (to connect channels, for
-  instance). If the link is lost meanwhile, that inner loop raises `LinkLost`, so that nobody waits for nothing.
-- A peer that speaks nonsense, or takes nothing until the bound of queued bytes is passed, loses its link. That never
-  raises out of the loop: one bad slot doesn't end the driver.
-- `LinkServer.identity` may be replaced when a new attempt begins. Who comes from an older one is refused with
-  `WrongAttempt` and must end itself. Links that are up already stay: closing them is for whoever fences.
+- `on_lost` is called at most once, after every message that arrived. It is called from the loop, never within `send`, and
+  never after this end's own `close`.
+- Messages are handled one after the other, even if the handler of one runs the loop itself (to connect channels, for
+  example). If the link is lost meanwhile, that inner loop raises `LinkLost`, so that it doesn't wait in vain.
+- A peer that sends invalid data, or reads nothing until the bound of queued bytes is exceeded, loses its link. The loop
+  raises nothing then: one bad slot doesn't end the driver.
+- `LinkServer.identity` may be replaced when a new attempt begins. A process of an older one is refused
+  with `WrongAttempt` and must end itself. Links that are up already stay; to fence their processes, close them.
 
-What this does not do: heartbeats (a stopped process or a host that is gone shows there), checking what messages mean.
+What this does not do: heartbeats (which detect a stopped process or a lost host), checking what messages mean.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ Message: TypeAlias = "dict[str, Any]"
 
 
 class LinkLost(ProtocolError):
-    """The coordinator can't be reached, or not in time."""
+    """The coordinator can't be reached, or did not answer in time."""
 
 
 class Link:
-    """One end of a control connection. Nothing arrives before `attach`; `send` works at once."""
+    """One end of a control connection. No message arrives before `attach`; `send` works at once."""
 
     def __init__(
         self, sock: socket.socket, *, attempt: int, peer: Address, max_queued_bytes: int = MAX_QUEUED_BYTES
@@ -81,7 +81,7 @@ class Link:
         self._handling = False
         self._failure: str | None = None
         self._closed = False
-        # Unlike a channel, a link is always read. What isn't acknowledged for so long never will be.
+        # Unlike a channel, a link is always read. Data that isn't acknowledged within this time never will be.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
@@ -117,7 +117,7 @@ class Link:
         self._watch()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue it, and write what the socket takes. A loss found here is reported by `on_lost`, from the loop."""
+        """Queue the message, and write what the socket takes. If the link is lost, the loop calls `on_lost` later."""
         buffers = frames.encode_message(message)
         if not self.up:
             return
@@ -130,13 +130,13 @@ class Link:
         self._watch()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is written, for a last message before `close`. False if that wasn't possible in time."""
+        """Wait until everything is written, before `close`. Return False if that wasn't possible in time."""
         if not self.up:
             return False
         give_up_s = time.monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._sock, WRITE)
-            while self._queue:  # which a loss clears
+            while self._queue:  # a loss clears it
                 left_s = give_up_s - time.monotonic()
                 if left_s <= 0 or not selector.select(left_s):
                     return False
@@ -145,7 +145,7 @@ class Link:
         return self.up
 
     def close(self) -> None:
-        """With a farewell, if the socket takes all that is queued. Nothing is called back after this. Idempotent."""
+        """Close the link, with a CLOSE frame if the socket takes all that is queued. No callback follows. Idempotent."""
         if self._closed:
             return
         if self._failure is None:
@@ -153,15 +153,15 @@ class Link:
             with contextlib.suppress(OSError):
                 transmit(self._sock, self._queue)
                 self._sock.shutdown(socket.SHUT_WR)
-                # To close a socket with unread bytes resets the connection, which may cost the peer our last words.
+                # To close a socket with unread bytes resets the connection, and the peer may lose the last messages.
                 for _ in range(_MAX_FINAL_READS):
                     if not self._sock.recv(frames.CHUNK_BYTES):
                         break
         self._let_go()
 
     def _let_go(self) -> None:
-        """Drop the callbacks and the registration, too, since their owners refer to the link, and the buffer: a closed link
-        keeps little, and is no part of a cycle."""
+        """Drop the buffer, and the callbacks and the registration, whose owners refer to the link. So a closed link holds
+        little memory and isn't part of a reference cycle."""
         self._closed = True
         if self._registration is not None:
             self._registration.watch(0)
@@ -181,7 +181,7 @@ class Link:
             self._fail(str(error))
 
     def _fail(self, reason: str) -> None:
-        """Remember why, and have the selector report the socket, so that the loop finds out in its own time."""
+        """Note the reason, and shut the socket down, so that the selector reports it and the loop handles the loss."""
         if self._failure is None:
             self._failure = reason
             self._queue.clear()
@@ -214,13 +214,13 @@ class Link:
     def _deliver(self) -> None:
         self._handling = True
         try:
-            while self._inbox and self._on_message is not None:  # which a close takes away
+            while self._inbox and self._on_message is not None:  # `close` removes it
                 self._on_message(self, self._inbox.popleft())
         finally:
             self._handling = False
 
     def _read(self) -> str | None:
-        """Put what one read brings into the inbox. Says why nothing more will come, if so."""
+        """Read once, and put the messages into the inbox. Return why the link has ended, if it has."""
         assert self._assembler is not None, "a closed link isn't read"
         try:
             arrived = receive(self._sock, self._assembler)
@@ -238,8 +238,8 @@ class Link:
 def connect_link(address: Address, identity: Identity, hello: Mapping[str, Any], *, timeout_s: float) -> Link:
     """Connect to a `LinkServer` and get through its handshake. Blocks for `timeout_s` at most.
 
-    Raises `LinkLost` where nobody answers, `WrongAttempt` where this process has been superseded, `HandshakeError`
-    where it is refused otherwise.
+    Raises `LinkLost` if there is no answer, `WrongAttempt` if this process has been superseded, `HandshakeError` if it is
+    refused for another reason.
     """
     give_up_s = time.monotonic() + timeout_s
     opened: list[socket.socket] = []
@@ -270,7 +270,7 @@ def connect_link(address: Address, identity: Identity, hello: Mapping[str, Any],
 
 
 class LinkServer:
-    """The coordinator's side: accepts links, each through a handshake of its own, without ever blocking the loop."""
+    """The coordinator's side: accepts links, each after a handshake, without ever blocking the loop."""
 
     def __init__(
         self,
@@ -301,11 +301,11 @@ class LinkServer:
 
     @property
     def links(self) -> frozenset[Link]:
-        """Those that are up."""
+        """The links that are up."""
         return frozenset(link for link in self._links if link.up)
 
     def expire_handshakes(self) -> None:
-        """Turn silent peers away. Also done whenever someone connects or speaks; a loop may call it on its timer."""
+        """Refuse silent peers. This also happens whenever a peer connects or sends; a loop may call it on a timer."""
         self._lobby.expire()
 
     def close(self) -> None:

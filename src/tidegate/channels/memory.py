@@ -1,8 +1,8 @@
 """A channel between two subtasks of one slot: a bounded queue that is its own outlet and inlet.
 
-It behaves as a TCP channel does, seen from the loop: FIFO, `full` once its bound is passed (control elements may still
-be sent), nothing to be taken while blocked. Nothing is copied: batches are immutable. It belongs to one thread.
-Whatever was sent is in the queue at once, so there is nothing to hurry.
+To the slot's loop it behaves like a TCP channel: FIFO, `full` once its bound is exceeded (control elements may still be
+sent), nothing to take while blocked. Batches are immutable and aren't copied. A channel belongs to one thread. Elements
+are in the queue as soon as they are sent, so there is nothing to hurry.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class MemoryChannel:
         return batches
 
     def hurry(self, on: bool) -> None:
-        """Nothing waits outside."""
+        """Do nothing: every element that was sent is in the queue."""
 
     def block(self) -> None:
         self.blocked = True
@@ -83,5 +83,5 @@ class MemoryChannel:
         self.blocked = False
 
     def close(self) -> None:
-        """Either end. What was sent before can still be taken."""
+        """Close either end. What was sent before can still be taken."""
         self._closed = True

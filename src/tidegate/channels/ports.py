@@ -1,11 +1,11 @@
-"""The two ends of a channel, as the slot's loop sees them.
+"""The interfaces of the two ends of a channel.
 
-Nothing here blocks. Back-pressure: `Outlet.full` tells the sender to stop producing (it may still send control
-elements); `Inlet.blocked` tells the transport to stop reading, and the sender's side fills up in turn.
+Nothing here blocks. Back-pressure: while `Outlet.full`, the sender stops producing (it may still send control
+elements); while `Inlet.blocked`, the transport stops reading, so that the sender's side fills up.
 
-A marker can be taken in its turn like everything else, or ahead of it: `marker` shows it wherever it is in the queue,
-`overtake` takes it out, and `hurry` brings it here though the queue is longer than it should be. Only the receiver does
-anything for this; a sender doesn't know.
+A marker can be taken in its turn like everything else, or ahead of other elements: `marker` returns it wherever it is in
+the queue, `overtake` takes it out, and `hurry` reads on beyond the bound of the queue until it is there. Only the receiver
+is involved, not the sender.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Outlet(Protocol):
 
     @property
     def full(self) -> bool:
-        """True once the bound of queued bytes or elements is passed. Markers and watermarks may be sent anyway."""
+        """True once the bound of queued bytes or elements is exceeded. Control elements may be sent anyway."""
 
     def send(self, element: Element) -> None: ...
 
@@ -35,25 +35,25 @@ class Inlet(Protocol):
     blocked: bool
 
     def __len__(self) -> int:
-        """The number of elements that can be taken now."""
+        """Return the number of elements that can be taken now."""
 
     def peek(self) -> Element | None: ...
 
     def take(self) -> Element:
-        """The oldest element. Called only where `len(self) > 0`."""
+        """Take the oldest element. Called only if `len(self) > 0`."""
 
     def marker(self) -> Marker | None:
-        """The first marker in the queue, wherever it is, and also where the channel is blocked. Costs next to nothing."""
+        """Return the first marker in the queue, even if the channel is blocked. This costs next to nothing."""
 
     def overtake(self) -> list[pa.RecordBatch]:
-        """Take that marker out of the queue. The batches that were ahead of it are returned, and stay queued, as does
-        everything else that was ahead. Called only where there is a `marker()`."""
+        """Take that marker out of the queue, and return the batches ahead of it. These, and everything else ahead of it,
+        stay queued. Called only if there is a `marker()`."""
 
     def hurry(self, on: bool) -> None:
-        """While on, read past the bound, so that a marker behind it comes into sight; not where blocked."""
+        """While on, read beyond the bound, to reach a marker behind it, unless the channel is blocked."""
 
     def block(self) -> None:
-        """Leave queued elements where they are and read no more from the wire."""
+        """Leave queued elements in the queue, and stop reading from the connection."""
 
     def unblock(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The connections that a listener refuses, logged: a line a minute at most, so that a scan of its port can't fill the log.
+"""Log the connections that a listener refuses: at most one line a minute, so that a scan of its port can't fill the log.
 
 A line has the peer's address and the reason, which never quotes a secret or a MAC.
 """
@@ -14,7 +14,7 @@ LOGGER = logging.getLogger("tidegate.channels")
 
 
 class Refusals:
-    """Those of one listener."""
+    """The refused connections of one listener."""
 
     def __init__(self) -> None:
         self._once = OncePer()

@@ -1,17 +1,17 @@
-"""A queue of record batches that takes to the disk what doesn't fit into its memory bound.
+"""A queue of record batches that writes batches beyond its memory bound to disk.
 
-The oldest batches are in memory, up to the bound; what was appended past it lies behind them in unlinked temporary
-files, as Arrow IPC messages under the queue's schema, and comes back one batch at a time. Offsets are kept in memory.
+The oldest batches are in memory, up to the bound. Batches behind them are in unlinked temporary files, as Arrow IPC
+messages under the queue's schema, and are read one at a time. Offsets are in memory.
 
 Invariants:
 - First in, first out: while anything is on disk, whatever is appended goes there.
-- Disk space is reused: a file that has been read to its end is truncated and written again, or closed where there is a
-  newer one. So the disk holds the backlog and at most two files' worth of what is behind it.
+- Disk space is reused: a file that has been read to its end is truncated and written again, or closed if there is a
+  newer one. So the disk holds the backlog and at most two files of batches that were taken.
 - An append that fails leaves the queue as it was.
-- Nothing of it outlives the process: the files have no name.
+- Nothing on disk outlives the process: the files have no name.
 
-It belongs to one thread at a time. What this does not do: flush to the disk (a crash loses the process's state anyway,
-and snapshots are what survives), check sums (nobody else can reach the files).
+A queue belongs to one thread at a time. What this does not do: flush to disk (a crash loses the process's state anyway,
+and only snapshots survive it), checksums (no other process can open the files).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEGMENT_BYTES = 256 << 20
 
 
 class SpillError(TidegateError):
-    """The disk did not take, or did not give back, records that memory has no room for. The attempt can't go on."""
+    """Records that don't fit into memory could not be written to disk or read back. The attempt can't continue."""
 
 
 class Spill:
@@ -51,7 +51,7 @@ class Spill:
 
     @property
     def byte_count(self) -> int:
-        """What the batches take, in memory and on disk."""
+        """The bytes of the batches, in memory and on disk."""
         return self._memory_bytes + self._spilled_bytes
 
     @property
@@ -71,13 +71,13 @@ class Spill:
             self._write(memoryview(batch.serialize()))
 
     def peekleft(self) -> pa.RecordBatch:
-        """The oldest batch, which stays. There is one."""
+        """Return the oldest batch, which stays in the queue. There is one."""
         if not self._memory:
             self._load()
         return self._memory[0][0]
 
     def popleft(self) -> pa.RecordBatch:
-        """The oldest batch. There is one."""
+        """Take the oldest batch. There is one."""
         if not self._memory:
             self._load()
         batch, memory_bytes = self._memory.popleft()
@@ -85,9 +85,9 @@ class Spill:
         return batch
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of them, oldest first; they stay. Not more than one at a time is brought from the disk.
+        """Yield all batches, oldest first; they stay in the queue. At most one at a time is read from disk.
 
-        Any thread may iterate, as long as nobody else touches the queue meanwhile.
+        Any thread may iterate, as long as no other thread uses the queue meanwhile.
         """
         for batch, _ in self._memory:
             yield batch
@@ -96,7 +96,7 @@ class Spill:
                 yield self._decoded(segment.read(offset, length))
 
     def close(self) -> None:
-        """Idempotent. What is left is dropped."""
+        """Drop what is left. Idempotent."""
         self._closed = True
         self._memory.clear()
         self._memory_bytes = 0
@@ -120,7 +120,7 @@ class Spill:
         self._spilled_bytes += len(message)
 
     def _load(self) -> None:
-        """Bring the oldest batch that is on disk to memory."""
+        """Read the oldest batch on disk into memory."""
         segment = self._segments[0]
         offset, length = segment.spans[0]
         batch = self._decoded(segment.read(offset, length))
@@ -141,7 +141,7 @@ class Spill:
 
 
 class _Segment:
-    """One temporary file: `spans` are the messages in it that are still wanted, as (offset, length)."""
+    """A temporary file. `spans` are the messages in it that were not taken yet, as (offset, length)."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="tidegate-spill-", buffering=0)  # noqa: SIM115
@@ -149,7 +149,7 @@ class _Segment:
         self.end = 0
 
     def append(self, message: memoryview) -> None:
-        # A write may take less than all, above all where the disk is nearly full; the next one then says so.
+        # A write may write less than all, for example if the disk is nearly full; the next one then fails.
         written = 0
         while written < len(message):
             written += os.pwrite(self._file.fileno(), message[written:], self.end + written)
@@ -174,7 +174,7 @@ class _Segment:
 
     def empty(self) -> None:
         assert not self.spans
-        # Where this fails the file is as long as it was, and is written from the beginning all the same.
+        # If truncating fails, the file stays as long as it was, and is still written from the beginning.
         self.end = 0
         try:
             self._file.truncate(0)

@@ -1,15 +1,15 @@
 """The channels of a slot: a TCP connection to each subtask of another slot that it sends to or receives from.
 
-`TcpNetwork` connects them, and serves their ends (`tcp_ends.py`) on the slot's selector. A channel that an end reports
-lost is raised by `TcpNetwork.poll`, and by nothing else.
+`TcpNetwork` connects them, and serves their ends (`tcp_ends.py`) on the slot's selector. Only `TcpNetwork.poll` raises
+that a channel was lost.
 
-Kernel buffers are 1 MB each way: measured best on loopback, and what lies before a marker stays bounded. There is no
+Kernel buffers are 1 MB each way, which was the fastest on loopback and bounds what is queued before a marker. There is no
 TCP_USER_TIMEOUT on channels, on purpose: Linux counts the time during which a live receiver keeps its window shut, so a
-channel that is blocked for long would be cut (tried on 6.18). A dead host shows by the heartbeats on the control link,
-and here by keepalive.
+channel that is blocked for long would be cut (tried on 6.18). A dead host is detected by the heartbeats on the control
+link, and here by keepalive.
 
 What this does not do: reconnect (a lost channel ends the attempt), TLS (a non-blocking `ssl` socket can neither gather
-nor scatter, and its reads may want writes: that is another transport, behind the same ports).
+nor scatter, and its reads may need writes: that would be another transport with the same ports).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _PURPOSE = "channel"
 
 
 class TcpNetwork:
-    """The channels of one slot in one attempt. Listens from the beginning, so that its address can be given to others.
+    """The channels of one slot in one attempt. It listens from the beginning, so that other slots can get its address.
 
-    The selector is the loop's: control links and wake-up pipes on it are served by `poll`, and by `connect` as well.
+    The selector is that of the slot's loop: `poll` and `connect` serve the control links and wake-up pipes on it, too.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class TcpNetwork:
     ) -> None:
         """Set all channels up, within `deadline_s` seconds from now, or raise and close everything.
 
-        Raises `WrongAttempt` where this slot has been superseded, `HandshakeError` where it doesn't fit to a peer
-        otherwise, `ChannelLost` where a peer isn't there. Everything else on the selector is served meanwhile.
-        Afterwards this slot listens no more.
+        Raises `WrongAttempt` if this slot has been superseded, `HandshakeError` if a peer refuses it for another reason,
+        `ChannelLost` if a peer can't be reached. Everything else on the selector is served meanwhile. Afterwards this
+        slot doesn't listen any more.
         """
         assert outgoing.keys() == outgoing_schemas.keys()
         assert not outgoing.keys() & incoming.keys(), "a channel within a slot is a `MemoryChannel`"
@@ -117,7 +117,7 @@ class TcpNetwork:
         return self._inlets[channel]
 
     def poll(self, timeout_s: float) -> bool:
-        """Serve what is ready, waiting at most `timeout_s` for something to be. True if something was.
+        """Serve what is ready, waiting at most `timeout_s` for it. Return whether anything was.
 
         Raises `ChannelLost`, one in each call, after serving everything.
         """
@@ -136,7 +136,7 @@ class TcpNetwork:
         self._registered.remove(fileobj)
 
     def close(self) -> None:
-        """Idempotent. The selector stays open, it isn't ours."""
+        """Close everything but the selector, which belongs to the caller. Idempotent."""
         self._stop_listening()
         for outlet in self._outlets.values():
             outlet.close()
@@ -169,7 +169,7 @@ class TcpNetwork:
         )
 
     def _not_connected(self, channel: ChannelId, address: Address, error: Exception) -> None:
-        # A handshake that failed says what is wrong, the attempt above all; anything else is about this connection.
+        # The error of a failed handshake is raised as it is (WrongAttempt, for example). Others are about the connection.
         known = isinstance(error, HandshakeError)
         self._failures.append(error if known else ChannelLost(channel, f"can't reach {address}: {error}"))
 
@@ -210,12 +210,12 @@ class TcpNetwork:
         channel = _channel_in(about)
         schema = self._expected.get(channel) if channel is not None else None
         if schema is None:
-            return f"{about.get('channel')} is no channel into this slot"
+            return f"{about.get('channel')} is not a channel into this slot"
         if channel in self._inlets:
             return f"channel {channel} is connected already"
         if about.get("schema") != frames.fingerprint(schema):
             reason = f"channel {channel} has another schema at the receiver:\n{schema.to_string()}"
-            # The sender is one of us, so waiting for another one would be in vain.
+            # The sender belongs to the attempt, so waiting for another one would be in vain.
             self._failures.append(HandshakeError(reason))
             return reason
         return None

@@ -1,13 +1,13 @@
 """The two ends of a channel: a TCP connection, non-blocking, served by the slot's single-threaded loop.
 
-- Sending writes at once what the socket takes and queues the rest. An outlet is `full` above a bound of queued bytes;
-  it asks for writability only while something is queued.
+- Sending writes at once what the socket takes and queues the rest. An outlet is `full` above a bound of queued bytes.
+  It is registered for writing only while something is queued.
 - An inlet that is blocked, or holds more than its bound, isn't registered for reading. The kernel's buffers fill, then
   the sender's queue, and the sender finds its outlet full. Nothing is lost and no other channel waits.
-- A hurried inlet has a bound that is larger than all that can be under way when a marker is sent, so the marker comes.
-  It is a bound all the same: a sender whose marker is late would otherwise fill this slot's memory meanwhile.
-- Each side says farewell (a CLOSE frame) when it closes. A connection that ends otherwise is lost, which each end
-  reports once, to `on_lost`. Elements received before stay available.
+- A hurried inlet has a larger bound than all that can be in flight when a marker is sent, so the marker arrives. There is
+  still a bound, since a sender whose marker is late could otherwise fill this slot's memory.
+- Each side sends a CLOSE frame before it closes. A connection that ends without one is lost, which each end reports
+  once, to `on_lost`. Elements received before stay available.
 
 Not here: how the two ends find each other (`tcp.py`).
 """
@@ -37,7 +37,7 @@ MAX_HURRIED_ELEMENTS = 64 << 10
 
 
 class ChannelLost(ProtocolError):
-    """The connection of a channel ended without a farewell, or carried what it must not. The attempt can't go on."""
+    """The connection of a channel ended without a CLOSE frame, or carried invalid data. The attempt can't continue."""
 
     def __init__(self, channel: ChannelId, reason: str) -> None:
         super().__init__(channel, reason)
@@ -49,7 +49,7 @@ class ChannelLost(ProtocolError):
 
 
 def receive(sock: socket.socket, assembler: FrameAssembler) -> list[frames.Frame] | None:
-    """What one read brings; None at the end of the stream."""
+    """Read once, and return the frames that are complete; None at the end of the stream."""
     buffers = assembler.buffers()
     try:
         count = sock.recv_into(buffers[0]) if len(buffers) == 1 else sock.recvmsg_into(buffers)[0]
@@ -68,7 +68,7 @@ def transmit(sock: socket.socket, queue: SendQueue) -> None:
 
 
 class _End(Enum):
-    """What became of a connection, as one of its ends knows."""
+    """The state of a connection, as one of its ends knows it."""
 
     OPEN = "open"
     CLOSED_HERE = "closed here"
@@ -77,7 +77,7 @@ class _End(Enum):
 
 
 class TcpOutlet:
-    """The sending end. It listens too: that is how the other side's farewell, or its end, shows."""
+    """The sending end. It also reads, to notice when the other side closes or is lost."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class TcpOutlet:
 
     @property
     def full(self) -> bool:
-        """Also once the channel is lost: whatever is sent then goes nowhere, and the loop is about to find out."""
+        """True also once the channel is lost: elements sent then are dropped, and the loop is about to handle the loss."""
         return self._queue.byte_count > self._max_queued_bytes or self._end is not _End.OPEN
 
     @property
@@ -123,7 +123,8 @@ class TcpOutlet:
             self._transmit()
 
     def close(self) -> None:
-        """With a farewell, if the socket takes all that is queued; else the other side will find the channel lost."""
+        """Close the end, with a CLOSE frame if the socket takes all that is queued. Otherwise the other side reports the
+        channel lost."""
         if self._end is _End.OPEN:
             self._queue.extend([frames.CLOSE_FRAME])
             with contextlib.suppress(OSError):
@@ -133,7 +134,7 @@ class TcpOutlet:
 
     def _handle(self, events: int) -> None:
         if self._end is _End.OPEN and events & READ:
-            self._hear()
+            self._receive_close()
         if self._end is _End.OPEN and events & WRITE:
             self._transmit()
 
@@ -145,7 +146,7 @@ class TcpOutlet:
         else:
             self._registration.watch(READ | WRITE if self._queue else READ)
 
-    def _hear(self) -> None:
+    def _receive_close(self) -> None:
         try:
             arrived = self._sock.recv(len(frames.CLOSE_FRAME))
         except BlockingIOError:
@@ -157,7 +158,7 @@ class TcpOutlet:
         if not arrived:
             self._lose("the receiver's connection ended without a farewell")
         elif not frames.CLOSE_FRAME.startswith(self._heard):
-            self._lose("the receiver said something else than farewell")
+            self._lose("the receiver sent something other than a CLOSE frame")
         elif self._heard == frames.CLOSE_FRAME and self._queue:
             self._lose(f"the receiver closed it before taking {self._queue.byte_count} queued bytes")
         elif self._heard == frames.CLOSE_FRAME:
@@ -176,7 +177,7 @@ class TcpOutlet:
 
 
 class TcpInlet:
-    """The receiving end. Reads while it is neither blocked nor over its bound, and again below half the bound."""
+    """The receiving end. It reads until it is blocked or over its bound, and again once it is below half the bound."""
 
     def __init__(
         self,
@@ -196,7 +197,7 @@ class TcpInlet:
         self._sock = sock
         self._on_lost = on_lost
         self._bounds = (max_queued_bytes, max_queued_elements)
-        self._max_bytes, self._max_elements = self._bounds  # now: larger while hurried
+        self._max_bytes, self._max_elements = self._bounds  # the present bounds: larger while hurried
         self._assembler = FrameAssembler(frames.channel_lengths(max_batch_bytes))
         self._queue: deque[tuple[Element, int]] = deque()
         self._queued_bytes = 0
@@ -257,7 +258,7 @@ class TcpInlet:
         self._watch()
 
     def close(self) -> None:
-        """Drops what was not taken, and says farewell."""
+        """Drop what was not taken, and send a CLOSE frame."""
         if self._end is _End.OPEN:
             with contextlib.suppress(OSError):
                 self._sock.send(frames.CLOSE_FRAME)
@@ -280,10 +281,10 @@ class TcpInlet:
             self._registration.watch(0 if self.blocked or self._over_bound else READ)
 
     def _handle(self, events: int) -> None:
-        # Events of a round may be stale: a handler before this one may have blocked or closed this channel.
+        # Events of a round may be stale: an earlier handler of the round may have blocked or closed this channel.
         if self._end is not _End.OPEN or self.blocked:
             return
-        # A hurried channel is read until its marker is there, or nothing more: a busy loop comes by here seldom.
+        # A hurried channel is read until its marker is there, or nothing is left, since a busy loop rarely calls this.
         while self._read() and self._hurried and not self._markers and not self._is_over_bound():
             pass
         if self._is_over_bound():
@@ -291,7 +292,7 @@ class TcpInlet:
             self._watch()
 
     def _read(self) -> bool:
-        """One piece; whether there was any."""
+        """Read once, and return whether anything was read."""
         before = self._assembler.byte_count
         try:
             arrived = receive(self._sock, self._assembler)

@@ -209,7 +209,7 @@ def test_a_channel_that_the_receiver_doesn_t_know_is_refused(slots: Callable[...
     sender, receiver = slots(), slots()
     receiver.connect({}, [CHANNEL])
     sender.connect({ChannelId(9, 9, 9): receiver}, []).join()
-    assert "[9, 9, 9] is no channel into this slot" in str(sender.error)
+    assert "[9, 9, 9] is not a channel into this slot" in str(sender.error)
     finish(receiver, slots())
 
 
@@ -442,7 +442,7 @@ def test_a_batch_after_the_end_is_a_lost_channel(pair: tuple[Slot, Slot, TcpOutl
 def test_a_receiver_that_speaks_is_a_lost_channel(pair: tuple[Slot, Slot, TcpOutlet, TcpInlet]) -> None:
     sender, _, _, inlet = pair
     inlet._sock.send(b"hello")
-    assert "something else than farewell" in lost_by(sender).reason
+    assert "something other than a CLOSE frame" in lost_by(sender).reason
 
 
 def test_every_lost_channel_is_reported(slots: Callable[..., Slot]) -> None:

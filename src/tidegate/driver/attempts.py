@@ -1,10 +1,10 @@
-"""What an attempt goes on from, the job's own snapshots or a savepoint that the user named, and what it adds to them.
+"""Which snapshot an attempt resumes from: one of the job's own, or the one that the user named.
 
-The rules. A job's own snapshots win where they descend from that very savepoint, so that the same program can be started
-again and again. Where they descend from something else, or from nothing, the two contradict each other, and nobody but
-the user knows which is meant: `RestoreError`. Where there are none, the job begins with the savepoint, at epochs and
-attempts above the savepoint's. A savepoint that is gone is not missed by a job whose snapshots say that they came from
-that path: with `claim` it was deleted by the job itself.
+The rules:
+- If the job's own snapshots descend from the named one, they win, so that the same program can be started again.
+- If they descend from another one, or from none, only the user knows which is meant: `RestoreError`.
+- If there are none, the job begins with the named one, at epochs and attempts above it.
+- If the named one is gone, and the job's own snapshots came from that path, they win: with `claim` the job deleted it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidegate.store.layout import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """What the user said about where to begin, and whether what is there may be deleted."""
+    """The path of the snapshot that the user wants to begin with, and whether the job may delete it."""
 
     path: str | None = None
     claim: bool = False
@@ -45,7 +45,7 @@ class Origin:
 
     @property
     def named(self) -> Snapshot | None:
-        """What the user named, if the attempt resumes from it."""
+        """The snapshot that the user named, if the attempt resumes from it."""
         return None if self.is_own else self.snapshot
 
 
@@ -54,14 +54,14 @@ NO_ORIGIN = Origin(None, True, None)
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An attempt that was claimed, with the job's own complete epochs and the number of its first one."""
+    """An attempt that was claimed, the job's own complete epochs, and the number of the attempt's first epoch."""
 
     attempt: int
     epochs: list[int]
     origin: Origin
     next_epoch: int
     superseded: list[int] = field(default_factory=list)  # of a batch that runs again: valid until it is complete again
-    losses: tuple[str, ...] = ()  # what it begins with, and the program doesn't take in
+    losses: tuple[str, ...] = ()  # state in the snapshot that the program discards
 
 
 def open_attempt(
@@ -73,10 +73,10 @@ def open_attempt(
     drop: Collection[str],
     micro_batch: MicroBatch | None,
 ) -> Opened:
-    """Fences older attempts and finds what the new one resumes from. `named` is what the user gave to begin with."""
+    """Fence older attempts, and find the snapshot that the new one resumes from. `named` is the one that the user gave."""
 
     def chosen(epochs: list[int]) -> tuple[Origin, int]:
-        """With the epoch of the own snapshot that counts, 0 if none does."""
+        """Return it with the epoch of the own snapshot that counts, or 0 if none does."""
         if micro_batch is None:
             newest = newest_complete(epochs)
             own = None if newest is None else catalog.load(newest)
@@ -88,22 +88,22 @@ def open_attempt(
         return origin, 0 if own is None else own.epoch
 
     def losses_of(origin: Origin) -> tuple[str, ...]:
-        """What the program doesn't take in of it; an error if that isn't allowed."""
+        """Return the state that the program discards. Raises an error if it must not."""
         if origin.snapshot is None:
             return ()
-        # A sink that is gone stands in the way only if it has output that is still to be committed.
+        # A sink that the program no longer has matters only if its output is still to be committed.
         plan_of = origin.snapshot.still_to_commit().plan(
             declared_operators(plan), key_group_count=plan.key_group_count, drop=drop
         )
         plan_of.check()
         return plan_of.losses
 
-    try:  # before a driver that runs is fenced off for nothing
+    try:  # now, so that an error doesn't fence off a driver that runs
         losses_of(chosen(catalog.epochs())[0])
     except NotFound:
         if isinstance(named, NotFound):
             raise
-        # A driver that runs may just have released what was the newest.
+        # A driver that runs may just have released the newest one.
     attempt = catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, Snapshot) else 0)
     epochs = catalog.epochs()
     origin, own_epoch = chosen(epochs)
@@ -116,7 +116,7 @@ def open_attempt(
 
 
 def named_snapshot(restore: Restore) -> Snapshot | NotFound | None:
-    """What is at the path that the user gave; an error where nothing is, which may turn out not to matter."""
+    """Return the snapshot at the path that the user gave, or the error if there is none, which may not matter."""
     if restore.path is None:
         return None
     try:
@@ -125,14 +125,14 @@ def named_snapshot(restore: Restore) -> Snapshot | NotFound | None:
         return error
     if restore.claim and not named.is_savepoint:
         raise RestoreError(
-            f"claim=True deletes what the job began with, and {shown(restore.path)} is no savepoint but "
-            f"snapshots of the job {named.manifest.job!r}, which are its own to delete: leave claim out"
+            f"claim=True deletes what the job began with, and {shown(restore.path)} is not a savepoint. It holds "
+            f"snapshots of the job {named.manifest.job!r}, which only that job deletes: omit claim"
         )
     return named
 
 
 def choose_origin(own: Snapshot | None, named: Snapshot | NotFound | None, restore: Restore, *, store: str) -> Origin:
-    """`own` is the newest of the job's own snapshots, which are in the store at that address."""
+    """Return what the attempt resumes from. `own` is the newest of the job's own snapshots; `store` is their address."""
     if restore.path is None or named is None:
         return Origin(own, True, None if own is None else own.manifest.restored_from)
     if own is None:
@@ -148,16 +148,16 @@ def choose_origin(own: Snapshot | None, named: Snapshot | NotFound | None, resto
         raise RestoreError(
             f"the job has snapshots of its own in {shown(store)}, up to epoch {own.manifest.epoch}, which {descend}: they "
             f"and restore_from={shown(restore.path)!r} contradict each other. To begin with the latter, give the job a new "
-            f"folder, Snapshots(to=…); to go on from its own, leave restore_from out"
+            f"folder, Snapshots(to=…); to resume from its own, omit restore_from"
         )
     return Origin(own, True, theirs)
 
 
 def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str) -> Manifest | None:
-    """The snapshot that a micro-batch resumes from: that of the one before, exactly; None for the first.
+    """Return the snapshot that a micro-batch resumes from, which is that of the batch before it. None for the first batch.
 
-    Where Spark has run a batch more than once there may be several of it, and the newest counts. One of the batch itself is
-    passed over. What Spark and the snapshots don't agree on is a `RestoreError`.
+    If Spark has run that batch more than once, it may have several snapshots, and the newest counts. A snapshot of the batch
+    itself is ignored. Raises `RestoreError` if the snapshots don't fit what Spark has committed.
     """
     where = shown(store)
     ours: dict[int, Manifest] = {}
@@ -166,17 +166,17 @@ def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str
         if other is not None and other.query == batch.query:
             ours[other.number] = each
             continue
-        whose = "a job that is no query" if other is None else f"the query {other.query}"
+        whose = "a job that is not a query" if other is None else f"the query {other.query}"
         raise RestoreError(
-            f"micro-batch {batch.number} of the query {batch.query}: the snapshots in {where} are of {whose}. A query goes "
-            f"on with the snapshots that belong to its checkpointLocation: give it the location that it had, or give the "
-            f"transform a name (or a folder) of its own; restore_from={where!r} lets a new query begin with their state"
+            f"micro-batch {batch.number} of the query {batch.query}: the snapshots in {where} are of {whose}. A query "
+            f"resumes from the snapshots that belong to its checkpointLocation. Give it the location that it had, or give "
+            f"the transform another name or folder; restore_from={where!r} lets a new query begin with their state"
         )
     if batch.number == 0:
         if max(ours, default=0) > 0:
             raise RestoreError(
                 f"the query {batch.query} is at micro-batch 0, and its snapshots in {where} are at "
-                f"{max(ours)}: bring its checkpointLocation back, or give the transform a new folder"
+                f"{max(ours)}. Restore its checkpointLocation, or give the transform a new folder"
             )
         return None
     if batch.number - 1 not in ours:
@@ -184,8 +184,8 @@ def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str
         raise RestoreError(
             f"micro-batch {batch.number} of the query {batch.query} resumes from the snapshot of micro-batch "
             f"{batch.number - 1}, and {where} {has}: state and stream would drift apart. Give the folder that the query's "
-            f"snapshots are in, bring back the checkpointLocation or the snapshots that belong together, or start with both "
-            f"of them new. If no folder was moved or deleted, Spark has committed the batches in between without running "
+            f"snapshots are in, restore the checkpointLocation and the snapshots together, or start with both of them "
+            f"empty. If no folder was moved or deleted, Spark has committed the batches in between without running "
             f"the transform: {WHEN_LEFT_OUT}. Then their records are not in the state"
         )
     return ours[batch.number - 1]
@@ -193,18 +193,18 @@ def batch_before(batch: MicroBatch, manifests: Sequence[Manifest], *, store: str
 
 WHEN_LEFT_OUT = (
     "it runs only what the query's output needs, which is nothing if foreachBatch gets a function that doesn't "
-    "use the batch, or if a filter behind the transform is false whatever comes"
+    "use the batch, or if a filter behind the transform is always false"
 )
 
 
 def left_out(batch: MicroBatch, done: MicroBatch, *, name: str, store: str) -> str:
-    """What to say if Spark has run nothing of a query's transform between two micro-batches."""
+    """Return the error's text if Spark has committed micro-batches without running the transform."""
     numbers = range(done.number + 1, batch.number)
     which = f"micro-batch {numbers[0]}" if len(numbers) == 1 else f"the micro-batches {numbers[0]} to {numbers[-1]}"
     return (
         f"Spark has committed {which} of the query {batch.query} without running the transform {name!r}, so their "
         f"records are not in its state, and micro-batch {batch.number} can't run: {WHEN_LEFT_OUT}. Use the output of "
-        f"every batch (batch.count() does). Spark doesn't give the records again: start with a new checkpointLocation "
+        f"every batch (batch.count() does). Spark doesn't read the records again. Start with a new checkpointLocation "
         f"and a new folder of snapshots, and read the input from its beginning; or give restore_from={shown(store)!r} as "
-        f"well, to keep the state as of micro-batch {done.number}, and have the source begin behind that batch"
+        f"well, to keep the state as of micro-batch {done.number}, and let the source begin after that batch"
     )

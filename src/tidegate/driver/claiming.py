@@ -1,4 +1,4 @@
-"""A savepoint that the user gave away (`claim=True`): deleted once the job that began with it has a snapshot of its own."""
+"""Deletes a savepoint that the user gave away (`claim=True`), when the job that began with it has a snapshot of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidegate.snapshots.savepoints import remove_savepoint
 
 
 class Claim:
-    """`settle` is called whenever the job has a complete snapshot of its own; it deletes once for each attempt."""
+    """`settle` is called whenever the job has a complete snapshot of its own. It deletes once in each attempt."""
 
     def __init__(self, restore: Restore, *, catalog: SnapshotCatalog, background: Background) -> None:
         self._restore = restore
@@ -20,7 +20,7 @@ class Claim:
         self._due = False
 
     def renew(self) -> None:
-        """An attempt begins: the one before may have ended before it had deleted anything."""
+        """Begin an attempt: the one before may have ended before it deleted anything."""
         self._due = self._restore.claim
 
     def settle(self, origin: Origin, attempt: int) -> None:
@@ -37,4 +37,4 @@ class Claim:
 
 
 def _forget(_: Any, error: BaseException | None) -> None:
-    """It couldn't be deleted: the next attempt tries again."""
+    """Ignore an error: the next attempt tries again."""

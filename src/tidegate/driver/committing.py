@@ -1,10 +1,9 @@
 """Which epochs' output is committed, as the slots of one attempt report it.
 
-A slot reports an epoch when all of its sinks have committed what is due with it. Commits subsume those before, so the
-output of an epoch is committed when every slot has reported that epoch or a later one. A report that is missing or comes
-twice does no harm: the next one makes up for it.
+A slot reports an epoch when all of its sinks have committed what is due with it. A commit includes all earlier ones, so the
+output of an epoch is committed when every slot has reported that epoch or a later one. Lost and repeated reports do no harm.
 
-What is known to be committed is noted in the store (snapshots/committed.py), and told to whoever waits for it: savepoints.
+What is known to be committed is noted in the store (snapshots/committed.py), and savepoints wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tidegate.snapshots.manifest import Manifest
 
 
 class Commits:
-    """`then` is called with the epoch up to which everything is committed, when that has changed."""
+    """`then` is called with the epoch up to which all output is committed, whenever that changes."""
 
     def __init__(self, catalog: SnapshotCatalog, background: Background, then: Callable[[int], None]) -> None:
         self._catalog = catalog
@@ -31,17 +30,17 @@ class Commits:
         self._listing: list[int] = []  # complete epochs with output that isn't known to be committed
 
     def begin(self, slot_count: int, attempt: int) -> None:
-        """An attempt runs. Nothing of an older one counts."""
+        """Begin an attempt. Reports of older ones don't count."""
         self._attempt, self._by_slot, self._listing = attempt, [0] * slot_count, []
 
     def on_complete(self, manifest: Manifest) -> None:
-        """The snapshot is complete. Called before any slot is told."""
+        """Note a complete snapshot. Called before any slot is notified."""
         if committable_count(manifest):
             self._listing.append(manifest.epoch)
 
     def on_committed(self, slot: int, epoch: int) -> None:
         if slot >= len(self._by_slot):
-            return  # it doesn't run yet
+            return  # the attempt doesn't run yet
         before = min(self._by_slot)
         self._by_slot[slot] = max(self._by_slot[slot], epoch)
         committed = min(self._by_slot)
@@ -55,4 +54,4 @@ class Commits:
 
 
 def _forget(_: Any, error: BaseException | None) -> None:
-    """What isn't noted is not known to be committed: whoever restores the snapshot commits it once more."""
+    """Ignore an error: output that isn't noted as committed is committed again when the snapshot is restored."""

@@ -1,16 +1,15 @@
-"""The coordinator: deploys attempts, listens to their slots, and rolls back.
+"""The coordinator: deploys attempts, receives their slots' messages, and rolls back.
 
-Its epochs are driven by epochs.py. Like the slot it does no I/O of its own: links to slots, the deployer, the store's
-catalogue, the clock and a background are given. All its methods run in one thread.
+Like the slot it does no I/O of its own: links to slots, the deployer, the store's catalogue, the clock and a background are
+given. All its methods run in one thread. epochs.py drives the epochs.
 
-The life of an attempt: claim a number in the store (which fences every older one) and choose the newest complete
-snapshot → deploy → all slots register → `Deploy` → all are ready → `Start` → epochs … → it fails, or ends. After a
-failure the restart strategy decides; the next attempt begins only when the old deployment is gone and every store
-operation before it is done (the background is first in, first out), so that it sees whether the last manifest was
-created.
+The life of an attempt: claim a number in the store, which fences every older attempt, and choose the newest complete
+snapshot → deploy → all slots register → `Deploy` → all are ready → `Start` → epochs … → the attempt fails or ends. After a
+failure the restart strategy decides what follows. The next attempt begins only when the old deployment is gone and all
+earlier store operations are done (the background is first in, first out), so it sees whether the last manifest was created.
 
-The plan may change in between (`rescale`): the attempt that runs is stopped with a final snapshot, and the next one goes on
-from it with the new plan. An attempt that fails meanwhile is followed by one with the new plan as well.
+`rescale` changes the plan: the running attempt is stopped with a final snapshot, and the next one resumes from it with the
+new plan. If the attempt fails first, the next one has the new plan as well.
 """
 
 from __future__ import annotations
@@ -75,8 +74,8 @@ GONE_TIMEOUT_MS = 60_000
 
 
 class Coordinator:
-    """`copies` is where savepoints are copied, which may take long; by default, in the background with everything else.
-    `speak` logs; `noticed` holds the notices of slots that were logged before."""
+    """Runs one job. `copies` is the background that copies savepoints, which may take long; by default it is `background`.
+    `speak` logs. `noticed` has the slots' notices that were logged before."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class Coordinator:
         self.attempts: list[AttemptReport] = []
         self.metrics: dict[str, SubtaskMetrics] = {}
         self.delivered: dict[str, list[str]] = {}
-        self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False  # whether it took it
+        self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False  # returns whether it took it
         self._noticed = set() if noticed is None else noticed  # logged before
         self._log = JobLog(settings, speak)
         self._failures = FailureLog(settings.restart, at_the_end=settings.at_the_end, log=self._log)
@@ -128,20 +127,20 @@ class Coordinator:
         )
         self._savepoints = self._epochs.savepoints
         self._rescales = Rescales()
-        self._has_own = False  # a snapshot, so that it doesn't matter what it began with
+        self._has_own = False  # snapshots of its own, so that what it began with doesn't matter any more
         self._claim = Claim(self._restore, catalog=catalog, background=self._copies)
         self._deployment: Deployment | None = None
         self._roster = Roster(0)
         self._origin = NO_ORIGIN
-        self._deadline_ms: int | None = None  # of the deployment, or of the pause before the next attempt
+        self._deadline_ms: int | None = None  # of the deployment, or the end of the pause before the next attempt
         self._gone_by_ms: int | None = None
-        self._opening = False  # an attempt is being opened; what links still say is of the last
+        self._opening = False  # an attempt is being opened; messages that still arrive are from the one before
         self._final: Status | None = None  # what the job becomes once the deployment is gone
         self._stop_asked: bool | None = None  # the drain flag of a stop that came before the job ran
 
     @property
     def plan(self) -> Plan:
-        """That of the present attempt, or of the one that is being opened."""
+        """The plan of the present attempt, or of the one that is being opened."""
         return self._layout.plan
 
     @property
@@ -156,11 +155,11 @@ class Coordinator:
 
     @property
     def slots(self) -> list[SlotReport]:
-        """Those of the present attempt that have registered; none once it has ended."""
+        """The slots of the present attempt that have registered; none once it has ended."""
         is_over = self.status.terminal or not self.attempts or self.attempts[-1].ended_ms is not None
         return [] if is_over else slots_of(self.attempts[-1], self.plan)
 
-    # What the user asks for.
+    # Requests of the user.
 
     def start(self) -> None:
         if self._rescales.wanted is not None:
@@ -170,8 +169,8 @@ class Coordinator:
         self._background.submit(self._open_attempt, self._attempt_opened)
 
     def stop(self, *, drain: bool, savepoint: SavepointOrder | None = None) -> None:
-        """With a savepoint only if there can be one. A job that is restarting has nothing that could end with a final
-        snapshot: it ends at once, where it would have been restarted from."""
+        """End the job with a final snapshot, and a savepoint of it if one is ordered. A job that is restarting has nothing
+        that could take a final snapshot, so it ends at once, at its newest complete snapshot."""
         if savepoint is not None:
             self._savepoints.take(savepoint, partial(self._stop_with_savepoint, drain, savepoint))
             return
@@ -186,7 +185,7 @@ class Coordinator:
         self._epochs.feed(SnapshotRequested())
 
     def begin_batch(self, batch: MicroBatch) -> None:
-        """Called when the slots are back, for this micro-batch."""
+        """Begin a micro-batch: the slots are back."""
         self._epochs.batches.begin(batch)
         self._roster.all_heard(self._clock.monotonic_ms())
 
@@ -206,12 +205,12 @@ class Coordinator:
             self._wind_down(Status.CANCELLED)
 
     def _stop_with_savepoint(self, drain: bool, order: SavepointOrder) -> None:
-        if self.status is Status.RESTARTING:  # it failed since it was asked to
+        if self.status is Status.RESTARTING:  # it failed after the request
             self.withdraw(
                 order,
                 JobError(
                     f"job {self._settings.name!r} was not stopped: it failed before it could take the "
-                    f"savepoint, and is restarting. Stop it again when it runs"
+                    f"savepoint, and is restarting. Stop it again when it is running"
                 ),
             )
             return
@@ -220,11 +219,11 @@ class Coordinator:
             self._want_full_epoch()
 
     def _want_full_epoch(self) -> None:
-        """Ask for a full epoch, for a savepoint. If the job doesn't run, it is asked for again when it does."""
-        if self._epochs.running and not self._stop_asked:  # what is being drained ends with a full epoch
+        """Ask for a full epoch, for a savepoint. If the job isn't running, this is called again when it is."""
+        if self._epochs.running and not self._stop_asked:  # a drain ends with a full epoch anyway
             self._epochs.want_full()
 
-    # What the world tells.
+    # Messages of slots, lost links, time.
 
     def on_message(self, slot: int, message: Message) -> None:
         if not self._listens:
@@ -271,24 +270,24 @@ class Coordinator:
                     Failure(text, slot, operator, user_traceback, record, permanent, signature, where=self._called(slot))
                 )
             case _:
-                self.failed(Failure(f"slot {slot} sent {type(message).__name__}, which only the coordinator may", slot))
+                self.failed(Failure(f"slot {slot} sent {type(message).__name__}, which only the coordinator sends", slot))
 
     def on_lost(self, slot: int, reason: str) -> None:
-        """The link to a slot of the present attempt is gone."""
+        """Fail the attempt: the link to a slot is gone."""
         if self._listens:
             self.failed(Failure(f"{self._called(slot)} was lost: {reason}", slot))
 
     def _called(self, slot: int) -> str:
-        """With its host and process, so that it can be found there."""
+        """Return the slot's name with its host and process."""
         return next((str(each) for each in self.slots if each.slot == slot), f"slot {slot}")
 
     @property
     def _listens(self) -> bool:
-        """Whether what slots say, and their loss, is of the present attempt."""
+        """Whether messages and lost links are of the present attempt."""
         return self._final is None and self._gone_by_ms is None and not self._opening and not self.status.terminal
 
     def crashed(self, error: BaseException) -> None:
-        """The loop around this coordinator can't go on, because of a bug as a rule."""
+        """Fail the job: the loop around this coordinator raised an error, usually because of a bug."""
         try:
             self._failed_for_good("".join(traceback.format_exception(error)))
             if self._deployment is not None:
@@ -298,7 +297,7 @@ class Coordinator:
             self._job_over("failed", cancel=True)
 
     def tick(self) -> None:
-        """Looks at the clock and at the deployment."""
+        """Look at the clock and at the deployment."""
         if self.status.terminal:
             return
         now_ms = self._clock.monotonic_ms()
@@ -315,7 +314,7 @@ class Coordinator:
                 self._epochs.tick(now_ms)
                 if wanted:
                     self._epochs.feed(SnapshotRequested())
-                if self._epochs.batches.current is None:  # else an epoch ends where a micro-batch does, and nowhere else
+                if self._epochs.batches.current is None:  # in a query, an epoch ends only where a micro-batch does
                     self._savepoints.look_for_requests(self.attempt)
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
             missing = sorted(set(range(self.plan.slots)) - self._roster.ready)
@@ -329,9 +328,9 @@ class Coordinator:
     # An attempt begins.
 
     def _open_attempt(self) -> Opened:
-        """In the background."""
+        """Claim an attempt. Runs in the background."""
         if self._catalog.is_superseded():
-            # To claim the next number would be to fence the other driver in turn, and so on.
+            # Claiming the next number would fence the other driver, which would fence this one, and so on.
             raise self._catalog.taken_over(self.attempt)
         named = None if self._has_own else named_snapshot(self._restore)
         return open_attempt(
@@ -351,7 +350,7 @@ class Coordinator:
             why = "" if error is None else described(error)
             may_come_back = isinstance(error, StoreError) and not isinstance(error, CorruptFile) and not is_final(error)
             if self.attempts and may_come_back:
-                self.failed(Failure(why))  # it worked before
+                self.failed(Failure(why))  # the store worked before
                 return
             self._failed_for_good(
                 why, permanent=error is not None and (is_final(error) or isinstance(error, CorruptFile | NotFound))
@@ -399,7 +398,7 @@ class Coordinator:
         if self._savepoints.wanted:
             self._want_full_epoch()
 
-    # What the epochs say (epochs.Attempt).
+    # Called by the epochs (epochs.Attempt).
 
     @property
     def over(self) -> bool:
@@ -442,11 +441,11 @@ class Coordinator:
         self._failures.end(Failure(why, permanent=permanent, attempt=self.attempt, at_ms=self._clock.now_ms()))
 
     def _all_done(self, ending: str | None) -> None:
-        """The final epoch is committed everywhere."""
+        """End the attempt: the final epoch is committed everywhere."""
         if ending == "input-ended":
             self._wind_down(Status.FINISHED)
         elif self._rescales.wanted is not None and (self._stop_asked is None or (self._stop_asked and ending == "stop")):
-            # A job that is to be drained as well is drained when it runs again.
+            # If the job is to be drained as well, that happens when it runs again.
             self.status = Status.RESCALING
             self._deadline_ms = self._clock.monotonic_ms()
             self._let_go(self._deadline_ms, cancel=False)
@@ -459,10 +458,10 @@ class Coordinator:
         self._let_go(self._clock.monotonic_ms(), cancel=final not in (Status.FINISHED, Status.STOPPED))
 
     def _job_over(self, how: str, *, cancel: bool) -> None:
-        """What was asked for and never will be is told so."""
+        """Answer the requests that can't be met any more."""
         past = "been cancelled" if how == "cancelled" else how
         self._savepoints.on_job_over(f"the job {self._settings.name!r} has {past}", cancel=cancel)
-        self._rescales.give_up(f"it has {past} before")
+        self._rescales.give_up(f"it has {past}")
 
     def _let_go(self, now_ms: int, *, cancel: bool = True) -> None:
         if self.attempts and self.attempts[-1].ended_ms is None:
@@ -494,4 +493,4 @@ class Coordinator:
     def _check_heartbeats(self, now_ms: int) -> None:
         timeout_ms = self._settings.tuning.heartbeat_timeout_ms
         if silent := self._roster.silent(now_ms, timeout_ms):
-            self.failed(Failure(f"slots {silent} said nothing for {timeout_ms} ms", silent[0]))
+            self.failed(Failure(f"slots {silent} sent nothing for {timeout_ms} ms", silent[0]))

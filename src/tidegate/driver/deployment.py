@@ -1,6 +1,6 @@
-"""What the coordinator is given to bring slots up and to talk to them, and the layouts that a job can be brought up in.
+"""How the coordinator starts slots and sends them messages, and the layouts in which a job can run.
 
-Spark, plain processes and the simulation each have a deployer; the coordinator knows only these protocols.
+Spark, plain processes and the simulation each have a deployer. The coordinator knows only these protocols.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tidegate.driver.reports import Failure
 
 
 class Deployment(Protocol):
-    """Slots that were asked for. They connect by themselves."""
+    """Slots that are being started or run. Each connects to the coordinator itself."""
 
     def ended(self) -> str | Failure | None:
-        """None while it runs; a text that says how it ended once all its slots are gone, or more than a text."""
+        """Return None while any slot is there, and then how the deployment ended."""
 
     def cancel(self) -> None:
-        """Ends it soon, without waiting."""
+        """End the slots soon, without waiting for that."""
 
 
 class Deployer(Protocol):
@@ -28,18 +28,18 @@ class Deployer(Protocol):
 
 
 class Links(Protocol):
-    """Connections to the slots of the present attempt; those of older ones are refused."""
+    """Connections to the slots of the present attempt. Slots of older attempts are refused."""
 
     def expect(self, attempt: int) -> None:
-        """From now on only this attempt's slots are let in; links of others are dropped."""
+        """Accept only this attempt's slots from now on, and drop all other links."""
 
     def send(self, slot: int, message: Message) -> None:
-        """To a slot that has registered. A lost link swallows it; `Coordinator.on_lost` follows."""
+        """Send to a slot that has registered. If its link is lost, so is the message, and `Coordinator.on_lost` follows."""
 
 
 @dataclass(slots=True, eq=False)
 class Layout:
-    """The job at some parallelism: its plan, what deploys it, and the text that savepoints have of it."""
+    """A job at some parallelism: its plan, its deployer, and the description that savepoints contain."""
 
     plan: Plan
     deployer: Deployer
@@ -48,8 +48,8 @@ class Layout:
 
 @dataclass(slots=True, eq=False)
 class Rescaling:
-    """A change to another layout. When `done`, it runs, or `error` says why it never will; other threads may look.
-    `job_ends`: because the job does."""
+    """A change to another layout. When `done`, the job runs in it, or `error` says why it never will; `job_ends` if that is
+    because the job ends. Other threads may read it."""
 
     layout: Layout
     error: str | None = None

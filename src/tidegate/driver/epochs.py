@@ -1,8 +1,8 @@
 """The epochs of the attempt that runs: the shell around protocol/epoch_coordinator.py.
 
-What the epoch coordinator decides is carried out here: slots are told, manifests are created, snapshots that nobody needs
-any more are released. Store operations go to the background, which is first in, first out. Not here: when an attempt begins
-and ends (coordinator.py), and what becomes of savepoints (savepoints.py).
+This module carries out what the epoch coordinator decides: it sends messages to slots, creates manifests and releases
+snapshots that aren't needed any more. Store operations go to the background, which is first in, first out. Not here: when an
+attempt begins and ends (coordinator.py), and savepoints (savepoints.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tidegate.store.layout import parse_state_file_name
 
 
 class Attempt(Protocol):
-    """What the epochs need of whoever runs the attempt."""
+    """What the epochs need of the coordinator."""
 
     @property
     def over(self) -> bool:
@@ -62,10 +62,10 @@ class Attempt(Protocol):
         """Send a message to all slots."""
 
     def completed(self, epoch: int, *, final: bool) -> None:
-        """Called when a snapshot is complete and the slots were told."""
+        """Called when a snapshot is complete and the slots were notified."""
 
     def aborted(self, epoch: int) -> None:
-        """Called when a snapshot was given up and the slots were told."""
+        """Called when an epoch was aborted and the slots were notified."""
 
     def failed(self, failure: Failure) -> None:
         """End the attempt."""
@@ -75,7 +75,7 @@ class Attempt(Protocol):
 
 
 class Epochs:
-    """`reports` are of the newest epochs. `newest` is the newest complete one, None if there is none."""
+    """The epochs of one job. `reports` has the newest ones; `newest` is the newest complete epoch, None if there is none."""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ class Epochs:
         self._key_group_count = 0
         self._graph = ""
         self._next_epoch = 1
-        self._superseded: list[int] = []  # of a micro-batch that runs again; let go when it is complete
-        self._swept_for = 0  # the attempt that has swept a second time
+        self._superseded: list[int] = []  # epochs of a micro-batch that runs again; released when it is complete
+        self._swept_for = 0  # the last attempt that has swept a second time
         self._coordinator: EpochCoordinator | None = None
         self._sources: frozenset[SubtaskId] = frozenset()
 
@@ -120,18 +120,18 @@ class Epochs:
 
     @property
     def next_epoch(self) -> int:
-        """The number that no epoch has had so far."""
+        """The lowest number that no epoch has had."""
         return self._next_epoch
 
     def open(self, opened: Opened) -> None:
-        """Take over what the attempt that was claimed begins with."""
+        """Begin an attempt that was claimed."""
         self._opened, self._coordinator = opened, None
         self._superseded = opened.superseded
         self._next_epoch = max(self._next_epoch, opened.next_epoch)
         self.newest = opened.origin.epoch
 
     def run(self, plan: Plan, graph: str) -> None:
-        """Begin epochs: all slots of the attempt are ready. `graph` is what savepoints say of the plan."""
+        """Begin epochs: all slots of the attempt are ready. `graph` is the description of the plan for savepoints."""
         assert self._opened is not None
         subtasks = frozenset(SubtaskId(vertex.id, index) for vertex in plan.vertices for index in range(vertex.parallelism))
         heads = {loop.head_vertex for loop in plan.loops}
@@ -140,7 +140,7 @@ class Epochs:
         self._coordinator = EpochCoordinator(
             subtasks=subtasks,
             sources=self._sources,
-            enders=self._sources | {each for each in subtasks if each.vertex in heads},  # who says that nothing more comes
+            enders=self._sources | {each for each in subtasks if each.vertex in heads},  # those that report the end of input
             settings=self._settings.snapshots.coordinator_settings(),
             next_epoch=self._next_epoch,
             retained=self._opened.epochs,
@@ -166,7 +166,7 @@ class Epochs:
         """Ask for a full epoch, for a savepoint. The attempt runs."""
         assert self._coordinator is not None
         if self._coordinator.active_epoch is not None and self.reports[-1].ending is not None:
-            self.savepoints.on_triggered(self.reports[-1].epoch)  # nothing follows it: it holds all that there will be
+            self.savepoints.on_triggered(self.reports[-1].epoch)  # the final epoch, which is a full one
         else:
             self.feed(SnapshotRequested(full=True))
 
@@ -177,7 +177,7 @@ class Epochs:
         self.feed(SnapshotAcknowledged(subtask, epoch, operators))
 
     def feed(self, event: Event) -> None:
-        """Give an event to the epoch coordinator, and carry out its effects. Does nothing if the attempt doesn't run."""
+        """Give an event to the epoch coordinator, and carry out its effects. Do nothing if the attempt doesn't run."""
         if self._coordinator is None:
             return
         for effect in self._coordinator.handle(event):
@@ -239,13 +239,13 @@ class Epochs:
         return 0 if self._opened is None else self._opened.attempt
 
     def _release(self, epochs: Collection[int]) -> None:
-        """Release all but those that a savepoint is being copied from; these come here again."""
+        """Release all but those that a savepoint is being copied from, which are released later."""
         free = self.savepoints.releasable(epochs)
         if free:
             self._background.submit(partial(self._catalog.release, free, attempt=self._number), self._deleted)
 
     def _deleted(self, _: Any, error: BaseException | None) -> None:
-        """After an error, or if this attempt was fenced off meanwhile, the next attempt's sweep finds what is left."""
+        """Log an error. The next attempt's sweep deletes what is left."""
         self._log.not_deleted(error, self._clock.monotonic_ms())
 
     def _manifest(self, epoch: int, payloads: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> Manifest:
@@ -277,7 +277,7 @@ class Epochs:
             self.savepoints.on_complete(manifest, graph=self._graph, versions=self._versions)
             self.feed(ManifestCreated(manifest.epoch))
         elif isinstance(error, FencedOff):
-            # Another driver runs this job now. To restart would be to fence it in turn, and so on.
+            # Another driver runs this job now. A restart would fence that one off, which would fence off this one.
             self._attempt.failed_for_good(f"{type(error).__name__}: {error}", permanent=True)
         elif is_final(error):
             self._attempt.failed_for_good(described(error), permanent=True)
@@ -286,7 +286,7 @@ class Epochs:
 
 
 def operators_in(acknowledged: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> dict[str, OperatorEntry]:
-    """Return what the manifest lists, from all subtasks' acknowledgements: each has one piece of every operator."""
+    """Return what the manifest lists: all subtasks' pieces, operator by operator."""
     operators: dict[str, OperatorEntry] = {}
     for _, entries in sorted(acknowledged.items()):
         for name, entry in entries.items():
@@ -296,7 +296,7 @@ def operators_in(acknowledged: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) 
 
 
 def written_by(attempt: int, operators: Mapping[str, OperatorEntry]) -> bool:
-    """Whether no file is of another attempt, as far as names tell."""
+    """Whether no file's name is of another attempt."""
     parsed = (
         parse_state_file_name(file.name) for entry in operators.values() for piece in entry.pieces for file in piece.files
     )

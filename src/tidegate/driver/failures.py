@@ -15,7 +15,7 @@ from tidegate.protocol.restart import ErrorAtRecord, GiveUp, RestartAfter, Resta
 
 
 class FailureLog:
-    """The failures of one job. `at_the_end` says what the end of its last attempt is to whoever runs it."""
+    """The failures of one job. `at_the_end` is the text for what follows the last one."""
 
     def __init__(self, strategy: RestartStrategy, *, at_the_end: str, log: JobLog) -> None:
         self.failures: list[Failure] = []

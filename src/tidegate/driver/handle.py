@@ -1,11 +1,12 @@
-"""A running job in the user's hand.
+"""The user's handle of a running job.
 
-The coordinator lives in a thread of its own; a handle only posts requests to it and reads its reports, so it may be used
-from any thread.
+The coordinator runs in a thread of its own. A handle posts requests to it and reads its reports, so it may be used from any
+thread.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,14 +26,14 @@ from tidegate.types.json_form import to_json
 _POLL_S = 0.02
 
 
-# Plans the job again at other slots and other parallelism of some operators. Raises `JobError` if that can't be.
+# Plans the job again for other slots and another parallelism of some operators. Raises `JobError` if there is no such plan.
 Relayout = Callable[[int | None, Mapping[str, int]], Layout]
 
 
 class Handle:
     """A running job: what it does, and what it can be asked to do. `job.start()` returns one.
 
-    A call that waits takes a `timeout` such as "30 s" and raises `TimeoutError` when that is over; the job runs on.
+    A call that waits takes a `timeout` such as "30 s" and raises `TimeoutError` after that; the job keeps running.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class Handle:
 
     @property
     def slots(self) -> list[SlotReport]:
-        """The slots of the present attempt: host, process id and what runs in each. `ps` shows them by their names. There
-        are none while no attempt runs: when the job has ended, and between two attempts."""
+        """The slots of the present attempt: host, process id and what runs in each. `ps` shows their names. There are none
+        when the job has ended, and between two attempts."""
         return list(self._coordinator.slots)
 
     @property
@@ -88,14 +89,15 @@ class Handle:
     def snapshot(self, timeout: Duration = "1 minute") -> EpochReport:
         """Take a snapshot now and wait until it is complete. Raises `JobFailed` if the job has failed."""
         timeout_s = _seconds("snapshot", timeout)
-        before = self.epochs[-1:]
+        before = max((report.epoch for report in self.epochs), default=0)
+
+        def taken() -> EpochReport | None:
+            return next((each for each in self.epochs if each.epoch > before and each.completed_ms is not None), None)
+
         self._post(self._coordinator.snapshot)
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and not self.status.terminal:
-            for report in self.epochs:
-                if report.completed_ms is not None and (not before or report.epoch > before[0].epoch):
-                    return report
-            time.sleep(_POLL_S)
+        self._until(lambda: taken() is not None or self.status.terminal, timeout_s)
+        if (report := taken()) is not None:
+            return report
         if self.status.terminal:
             self.wait()
             raise JobError(f"job {self.name!r} is {self.status.value}, so there is nothing to take a snapshot of")
@@ -105,18 +107,15 @@ class Handle:
         )
 
     def savepoint(self, to: str, timeout: Duration = "10 minutes") -> SavepointInfo:
-        """Take a savepoint into the folder `to`, which must be empty or missing, while the job runs on, and wait for it.
+        """Take a savepoint into the folder `to`, which must be empty or missing, and wait for it. The job keeps running.
 
-        It is a complete snapshot that needs no other file: the folder can be moved and copied, nothing deletes it, and any
-        job can begin with it (`Job(…, restore_from=…)`), on any backend and any number of slots.
+        A savepoint is a complete snapshot that needs no other file: the folder can be moved and copied, nothing deletes it,
+        and any job can begin with it (`Job(…, restore_from=…)`), on any backend and any number of slots.
         """
         timeout_s = _seconds("savepoint", timeout)
         order = SavepointOrder(_folder("savepoint", "to", to))
         self._post(lambda: self._coordinator.savepoint(order))
-        deadline = time.monotonic() + timeout_s
-        while not self._settled(order) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        if not self._settled(order):
+        if not self._until(lambda: self._settled(order), timeout_s):
             error = TimeoutError(f"job {self.name!r} ({self.status.value}) took no savepoint within {timeout_s:g} s")
             self._post(lambda: self._coordinator.withdraw(order, error))
             raise error
@@ -126,11 +125,11 @@ class Handle:
         """End the job with a final snapshot, from which it resumes when it is started again, and wait for that.
 
         `drain=True` also ends event time: all event-time timers fire first. `savepoint` is a folder, as for `savepoint()`,
-        for a copy of that final snapshot. If the copy can't be made, the error is raised and the job runs on.
+        for a copy of that final snapshot. If the copy can't be made, the error is raised and the job keeps running.
 
-        A job that is restarting has nothing that could take a final snapshot. It ends at once, as failed, and its next start
-        resumes from its last complete snapshot: `JobFailed` says why it was restarting. With `drain` or `savepoint` it is
-        not stopped, and `JobError` says why.
+        A job that is restarting has nothing that could take a final snapshot. It ends at once, as failed; when it is started
+        again, it resumes from its last complete snapshot. `JobFailed` says why it was restarting. With `drain` or
+        `savepoint` the job is not stopped, and `JobError` says why.
         """
         timeout_s = None if timeout is None else _seconds("stop", timeout)
         arguments.flag("stop", "drain", drain)
@@ -146,35 +145,31 @@ class Handle:
             return self._wait(timeout_s)
         order = SavepointOrder(folder)
         self._post(lambda: self._coordinator.stop(drain=drain, savepoint=order))
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._settled(order) and (deadline is None or time.monotonic() < deadline):
-            time.sleep(_POLL_S)
+        asked_s = time.monotonic()
+        self._until(lambda: self._settled(order), timeout_s)
         if order.error is None:
-            self._wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+            self._wait(None if timeout_s is None else max(asked_s + timeout_s - time.monotonic(), 0.0))
         self._outcome(order)
         return self.status
 
     def rescale(
         self, slots: int | None = None, *, operators: Mapping[str, int] | None = None, timeout: Duration = "5 minutes"
     ) -> None:
-        """Continue at another number of slots, from a final snapshot at the present number, and wait until the job runs.
+        """Stop with a final snapshot, resume from it with another number of slots, and wait until the job runs.
 
-        `operators` gives the parallelism of single operators by name. Raises `JobError` if there is no such plan; then
-        nothing was stopped. If an attempt fails meanwhile, the job is restarted as usual, at the new parallelism. After a
-        failure, and for a job that was restarting, the call waits for a complete snapshot at the new parallelism, since
-        slots that were deployed may fail again at the same record. Raises `JobFailed` if the job gives up.
+        `operators` gives the parallelism of single operators by name. If there is no such plan, `JobError` is raised and
+        nothing is stopped. If an attempt fails meanwhile, the job is restarted as usual, at the new parallelism. After a
+        failure, and for a job that was restarting, the call waits for a complete snapshot at the new parallelism, because
+        the slots may fail again at the same record. Raises `JobFailed` if the job gives up.
         """
         timeout_s = _seconds("rescale", timeout)
         rescaling = Rescaling(self._relayout(slots, operators or {}))
         self._post(lambda: self._coordinator.rescale(rescaling))
-        deadline = time.monotonic() + timeout_s
-        while (not rescaling.done or rescaling.job_ends) and not self.status.terminal:
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s:g} s. "
-                    f"{self._trouble()}".rstrip()
-                )
-            time.sleep(_POLL_S)
+        if not self._until(lambda: (rescaling.done and not rescaling.job_ends) or self.status.terminal, timeout_s):
+            raise TimeoutError(
+                f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s:g} s. "
+                f"{self._trouble()}".rstrip()
+            )
         if rescaling.done and rescaling.error is None:
             return
         if self.status is Status.FAILED:
@@ -182,7 +177,7 @@ class Handle:
         raise JobError(f"job {self.name!r} was not rescaled: {rescaling.error or f'it is {self.status.value}'}")
 
     def cancel(self, timeout: Duration | None = "1 minute") -> Status:
-        """End the job at once. It can be started again from its last complete snapshot."""
+        """End the job at once. When it is started again, it resumes from its last complete snapshot."""
         timeout_s = None if timeout is None else _seconds("cancel", timeout)
         self._post(self._coordinator.cancel)
         return self._wait(timeout_s)
@@ -192,26 +187,32 @@ class Handle:
         return self._wait(None if timeout is None else _seconds("wait", timeout))
 
     def _wait(self, timeout_s: float | None) -> Status:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self.status.terminal:
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"job {self.name!r} is still {self.status.value} after {timeout_s:g} s. {self._trouble()}".rstrip()
-                )
-            time.sleep(_POLL_S)
+        if not self._until(lambda: self.status.terminal, timeout_s):
+            raise TimeoutError(
+                f"job {self.name!r} is still {self.status.value} after {timeout_s:g} s. {self._trouble()}".rstrip()
+            )
         self._close()
         if self.status is Status.FAILED:
             raise _failed(self.name, self._coordinator.failures)
         return self.status
 
+    def _until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait for the condition, and return whether it became true in time."""
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
     def _trouble(self) -> str:
-        """The last failure, for who asks in vain for something else."""
+        """Return the last failure as a sentence for other errors, or an empty text."""
         last = self.failures[-1:]
         return "".join(f"Its last failure (attempt {each.attempt}): {each.message.rstrip()}" for each in last)
 
     def _settled(self, order: SavepointOrder) -> bool:
         if self.status.terminal and not order.done:
-            self._close()  # the coordinator's thread may still tell; afterwards nobody does
+            self._close()  # the coordinator's thread may still settle it, until it has ended
             return True
         return order.done
 

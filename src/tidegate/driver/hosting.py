@@ -1,6 +1,6 @@
-"""The real world around a coordinator: `CoordinatorHost` runs one in a thread of the driver's process.
+"""Runs a coordinator in a thread of the driver's process, with sockets, threads and the system's clock.
 
-Everything of interest is decided elsewhere: the loop here only moves bytes and time to where they are waited for.
+Nothing is decided here: the loop passes messages, results and the time to the coordinator.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Slots(Links, Protocol):
 
 
 class CoordinatorHost:
-    """Runs the coordinator of one job until it has ended. `replan(slots, parallelism by operator)` gives another plan of it,
-    and `explain` what savepoints say of one."""
+    """Runs the coordinator of one job until the job has ended. `replan(slots, parallelism by operator)` returns another plan
+    of the job, and `explain` the description of a plan for savepoints."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class CoordinatorHost:
         self._slots = slots
         self._replan = replan
         self._explain = explain
-        self._parallelism: dict[str, int] = {}  # by operator, as `rescale` was told so far
+        self._parallelism: dict[str, int] = {}  # by operator, from all calls of `rescale` so far
         self.selector = selectors.DefaultSelector()
         slots.open(self)
         self._waker = Waker(self.selector)
@@ -116,11 +116,11 @@ class CoordinatorHost:
         return Handle(self._launch.settings.name, self.coordinator, self._post, self._thread.join, self._relayout)
 
     def ask(self, request: Callable[[Coordinator], None]) -> None:
-        """Has the coordinator's own thread do it."""
+        """Call this with the coordinator, in the coordinator's own thread."""
         self._post(lambda: request(self.coordinator))
 
     def _relayout(self, slots: int | None, parallelism: Mapping[str, int]) -> Layout:
-        """In the thread of whoever asks. Nothing has changed where this raises."""
+        """Plan the job again, in the caller's thread. If this raises, nothing has changed."""
         wanted = {**self._parallelism, **parallelism}
         plan = self._replan(self.coordinator.plan.slots if slots is None else slots, wanted)
         deployer = self._slots.deployer(replace(self._launch, plan=plan))
@@ -141,21 +141,21 @@ class CoordinatorHost:
                 while self._requests:
                     self._requests.popleft()()
                 coordinator.tick()
-        except BaseException as error:  # noqa: BLE001  (whoever waits for the job must hear of it)
+        except BaseException as error:  # noqa: BLE001  (whoever waits for the job gets it)
             coordinator.crashed(error)
         finally:
             self._close()
 
     def _close(self) -> None:
         self._slots.close()
-        self._background.close(finish=True)  # deletions, as a rule
-        self._copies.close(finish=True)  # answers to those who asked for savepoints
+        self._background.close(finish=True)  # mostly deletions
+        self._copies.close(finish=True)  # answers to requests for savepoints
         self._waker.close()
         self.selector.close()
 
 
 def _printing(plan: Plan) -> Callable[[str, str], bool]:
-    """Prints what print sinks deliver, as it is committed, and leaves the rest to the handle's results."""
+    """Return what takes the output that is delivered: that of print sinks is printed, the rest is for the handle."""
     printers = {node.name: DeliveryPrinter() for node in plan.nodes if isinstance(node.sink, PrintSink)}
 
     def on_delivered(sink: str, committable: str) -> bool:

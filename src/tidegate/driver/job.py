@@ -1,7 +1,7 @@
-"""A job: a pipeline with what it takes to run it.
+"""A job: a pipeline, and how it runs.
 
-This class knows nothing of Spark: whoever subclasses it says how slots are deployed (`tidegate.spark.job`, or plain
-processes in `tidegate.testing`).
+This class knows nothing of Spark. Its subclasses deploy the slots: as Spark tasks (`tidegate.spark.job`), or as plain
+processes (`tidegate.testing`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Job(Pipeline):
 
     `restore_from` is what the job begins with as long as it has no snapshots of its own: the folder of a savepoint, another
     job's folder of snapshots, or a manifest in it. `claim=True` gives the savepoint away: it is deleted as soon as the job
-    has a snapshot of its own. `drop_state` names operators ("count") and states ("count.total") that the snapshot holds
-    and the job doesn't have any more, on purpose.
+    has a snapshot of its own. `drop_state` names operators ("count") and states ("count.total") that are in the snapshot and
+    are to be discarded, because the job no longer has them.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Job(Pipeline):
         if restore_from is not None:
             arguments.text("Job", "restore_from", restore_from, "the folder of a savepoint or of snapshots")
         if arguments.flag("Job", "claim", claim) and restore_from is None:
-            raise JobError("claim=True says that what the job begins with may be deleted, and there is no restore_from")
+            raise JobError("claim=True lets the job delete what it begins with, and there is no restore_from: give both")
         drop_state = arguments.names("Job", "drop_state", drop_state)
         self.name = name
         self.slots = slots
@@ -89,7 +89,7 @@ class Job(Pipeline):
         return self._plan_at(self.slots, {})
 
     def _plan_at(self, slots: int, parallelism: Mapping[str, int]) -> Plan:
-        """At other slots, and with another parallelism of some operators, than the program says."""
+        """Return the plan for this many slots, with this parallelism of some operators."""
         tuning, graph = self._settings.tuning, self.build()
         names = {node.name for node in graph.nodes}
         for name, count in parallelism.items():
@@ -111,12 +111,12 @@ class Job(Pipeline):
         return "\n\n".join((explain_logical(self.build()), explain_optimised(plan), explain_physical(plan)))
 
     def start(self) -> Handle:
-        """Start the job and return at once. If its folder holds snapshots it resumes from the newest complete one, else it
-        begins with `restore_from`."""
+        """Start the job and return at once. If its folder has snapshots, the job resumes from the newest complete one;
+        otherwise it begins with `restore_from`."""
         if self._handle is not None and not self._handle.status.terminal:
             raise JobError(
-                f"job {self.name!r} runs already: this program has started it. Use the handle that start() gave, or stop "
-                f"the job first"
+                f"job {self.name!r} runs already: this program has started it. Use the handle that start() returned, or "
+                f"stop the job first"
             )
         plan = self.plan()
         store = open_store(job_address(self._settings.snapshots.to, self.name))
@@ -154,15 +154,15 @@ class Job(Pipeline):
             raise
 
     def _placed_settings(self) -> JobSettings:
-        """With the addresses that fit to where the job runs."""
+        """Return the settings with the addresses for the place where the job runs."""
         return self._settings
 
     def _deployer(self, launch: SlotLaunch, coordinator: tuple[str, int]) -> Deployer:
-        """How this job's slots are brought up."""
+        """Return what deploys this job's slots."""
         raise AssertionError(f"{type(self).__name__} doesn't say how slots are deployed")
 
     def _versions(self) -> dict[str, str]:
-        """Of what runs the job, for its savepoints."""
+        """Return the versions of the software that runs the job, for its savepoints."""
         return versions_here()
 
     def __repr__(self) -> str:
@@ -170,10 +170,10 @@ class Job(Pipeline):
 
 
 def plan_restore(job: Job, path: str) -> RestorePlan:
-    """Return what would happen to every state if the job began with what is at this path, a path as `restore_from` takes it.
+    """Return what would happen to every state if the job were started with `restore_from=path`.
 
-    Only the manifest is read, nothing is written and nothing starts. Print what this returns; its `check()` raises what the
-    job would fail with.
+    Only the manifest is read; nothing is written or started. Print the result. Its `check()` raises the error that the job
+    would fail with.
     """
     if not isinstance(job, Job):
         raise JobError(f"plan_restore({job!r}, …): give the job that would begin with it")

@@ -1,4 +1,4 @@
-"""What a handle tells about a job: its status, its epochs, its failures."""
+"""What a handle reports about a job: its status, epochs, attempts, slots and failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidegate.dataflow.plan import Plan
 from tidegate.snapshots.stats import Measured, SubtaskStats
 from tidegate.types.json_form import to_json
 
-# How many epochs are reported on; the older ones are forgotten.
+# How many epochs are reported; older ones are dropped.
 KEPT_REPORTS = 1_000
 
 
@@ -33,7 +33,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an attempt ended, in the user's terms where it was their function. A `permanent` one ended the job: another
+    """Why an attempt ended, in the user's terms if their function failed. A `permanent` failure ended the job: another
     attempt would have failed in the same way. `where` is the slot's host and process, `then` says what followed."""
 
     message: str
@@ -42,12 +42,12 @@ class Failure:
     user_traceback: str | None = None
     record: str | None = None
     permanent: bool = False
-    signature: str | None = None  # names the exception and the line, where it counts when it comes again
+    signature: str | None = None  # the exception and the line, if a repetition ends the job
     where: str | None = None
     attempt: int = 0
     at_ms: int = 0
     then: str = ""
-    stopped: bool = False  # by the user, while it was restarting
+    stopped: bool = False  # by the user, while the job was restarting
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class SlotReport:
 
 @dataclass(slots=True)
 class EpochReport:
-    """One epoch's life. `completed_ms` is None while it is under way and where it was aborted."""
+    """One epoch. `completed_ms` is None while it is under way, and if it was aborted."""
 
     epoch: int
     attempt: int
     triggered_ms: int
     ending: str | None = None
-    full: bool = False  # its snapshot builds on no earlier one
+    full: bool = False  # its snapshot doesn't build on an earlier one
     completed_ms: int | None = None
     aborted: str | None = None
     bytes: int = 0
@@ -85,7 +85,7 @@ class EpochReport:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """The longest times and the sums of bytes of all subtasks."""
+        """The longest times, and the sums of bytes, of all subtasks."""
         found: dict[str, Any] = to_json(Measured.over(self.stats.values()))
         return found
 
@@ -96,7 +96,7 @@ class EpochReport:
 
 
 class EpochReports(list[EpochReport]):
-    """Those of the newest epochs, oldest first."""
+    """The reports of the newest epochs, oldest first."""
 
     def triggered(self, report: EpochReport) -> None:
         self.append(report)
@@ -106,14 +106,14 @@ class EpochReports(list[EpochReport]):
         return next(report for report in reversed(self) if report.epoch == epoch)
 
     def acknowledged(self, epoch: int, subtask: str, stats: SubtaskStats) -> None:
-        """An epoch that is no longer known is passed over."""
+        """Add what a subtask measured. An epoch that was dropped is ignored."""
         for report in reversed(self):
             if report.epoch == epoch:
                 report.stats[subtask] = stats
                 return
 
     def attempt_over(self) -> None:
-        """Whether the manifest of an epoch under way exists, the next attempt finds out."""
+        """Mark the epoch under way as aborted. The next attempt finds out whether its manifest exists."""
         if self and self[-1].completed_ms is None and self[-1].aborted is None:
             self[-1].aborted = "the attempt ended"
 
@@ -122,9 +122,9 @@ class EpochReports(list[EpochReport]):
 class AttemptReport:
     """One deployment: when it was claimed, from which epoch it was restored and when it ran.
 
-    `running_ms` is when all slots were ready and were told to start, `first_record_ms` when the first of them had told
-    of a record (as often as they tell: `Tuning.heartbeat`), `ended_ms` when it had failed or had come to its end, and
-    `gone_ms` when its slots were gone. Where the job is rescaled, the final epoch's `triggered_ms` is when it stopped.
+    `running_ms` is when all slots were ready and were told to start, `first_record_ms` when a heartbeat first reported a
+    record, `ended_ms` when the attempt failed or ended, and `gone_ms` when its slots were gone. If the job is rescaled, it
+    stopped at the final epoch's `triggered_ms`.
     """
 
     attempt: int
@@ -134,14 +134,14 @@ class AttemptReport:
     slots: dict[int, int] = field(default_factory=dict)  # process id by slot
     hosts: dict[int, str] = field(default_factory=dict)  # the name of its host, by slot
     restored: dict[int, RestoreStats] = field(default_factory=dict)  # by slot
-    restored_from: str | None = None  # where, if not the job's own snapshots
+    restored_from: str | None = None  # a path, if not the job's own snapshots
     first_record_ms: int | None = None
     ended_ms: int | None = None
     gone_ms: int | None = None
 
 
 def slots_of(attempt: AttemptReport, plan: Plan) -> list[SlotReport]:
-    """Those that have registered. The attempt is one of this plan."""
+    """Return the slots that have registered in an attempt with this plan."""
     return [
         SlotReport(
             slot,

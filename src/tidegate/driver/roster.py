@@ -21,7 +21,7 @@ class Roster:
         return len(reported) == self._slot_count
 
     def all_heard(self, now_ms: int) -> None:
-        """Count silence from now on."""
+        """Count the time without messages from now on."""
         self.heard_ms = dict.fromkeys(self.heard_ms, now_ms)
 
     def silent(self, now_ms: int, timeout_ms: int) -> list[int]:

@@ -1,17 +1,15 @@
-"""The savepoints that were asked for, from the order to the finished copy.
+"""The savepoints that were ordered, from the order to the finished copy.
 
-An order waits for a full epoch. One that was triggered after the order came takes it along; where that epoch is aborted,
-or its attempt ends, the order waits for the next. When the epoch is complete and all slots have reported that their sinks
-committed what it covers, its files are copied, on a thread of its own, since that may take long and nothing else must wait
-for it. The copy lists nothing to commit, so that it can be restored anywhere. If the attempt ends before, nobody knows
-what was committed, and the order waits for an epoch of the next attempt.
+An order waits for a full epoch that is triggered after it. If that epoch is aborted, or its attempt ends, the order waits
+for the next one. When the epoch is complete and all slots have reported that their sinks committed what it covers, its files
+are copied, in a background of their own, since that may take long. The copy lists nothing to commit, so that it can be
+restored anywhere. If the attempt ends before, it is unknown what was committed, so the order waits for the next attempt.
 
-From its completion until it is copied the epoch is pinned: it is not released, and when it would have been is kept in mind.
-So savepoints change nothing in how many snapshots are retained, and none is dropped because of one (docs/promises.md,
-row 3).
+A complete epoch is pinned until it is copied: it is not released, and if it would have been, it is released after that. So
+savepoints don't change how many snapshots are retained, and no snapshot is dropped because of one (docs/promises.md, row 3).
 
-Orders come from the handle, and from other processes as files in the job's store, which are looked for now and then; those
-are answered there. All methods run in the coordinator's thread.
+Orders come from the handle, and from other processes as files in the job's store, where they are answered. All methods run
+in the coordinator's thread.
 """
 
 from __future__ import annotations
@@ -39,13 +37,13 @@ REQUESTS_EVERY_MS = 2_000
 
 @dataclass(slots=True, eq=False)
 class SavepointOrder:
-    """A savepoint that somebody wants. When `done`, one of `info` and `error` is given; other threads may look."""
+    """An order for a savepoint. When `done`, it has either `info` or `error`. Other threads may read it."""
 
     to: str
     request: str | None = None  # the id of a request from another process
     info: SavepointInfo | None = None
     error: BaseException | None = None
-    epoch: int | None = None  # that is to meet it
+    epoch: int | None = None  # the one to be copied
 
     @property
     def done(self) -> bool:
@@ -54,7 +52,7 @@ class SavepointOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Complete:
-    """An order whose epoch is complete, and what its savepoint will say."""
+    """An order whose epoch is complete, and what its savepoint will contain."""
 
     order: SavepointOrder
     manifest: Manifest
@@ -63,7 +61,7 @@ class _Complete:
 
 
 class SavepointRequests:
-    """`want` asks for a full epoch; `release` is told of epochs whose release was held back by a copy."""
+    """`want` asks for a full epoch. `release` is called with the epochs whose release had to wait for a copy."""
 
     def __init__(
         self,
@@ -82,8 +80,8 @@ class SavepointRequests:
         self._release = release
         self._log = log
         self._waiting: list[SavepointOrder] = []
-        self._promised: list[SavepointOrder] = []  # an epoch is under way for them
-        self._committing: list[_Complete] = []  # sinks commit what their epoch covers
+        self._promised: list[SavepointOrder] = []  # their epoch is under way
+        self._committing: list[_Complete] = []  # sinks are committing what their epoch covers
         self._copying: list[SavepointOrder] = []
         self._held_back: set[int] = set()
         self._known: set[str] = set()  # requests
@@ -104,7 +102,7 @@ class SavepointRequests:
     # Orders.
 
     def take(self, order: SavepointOrder, then: Callable[[], None] | None = None) -> None:
-        """Takes an order, unless its folder is of no use; then calls `then`, by default for a full epoch."""
+        """Take an order if its folder is empty or missing; then call `then`, which by default asks for a full epoch."""
         self._background.submit(lambda: check_empty(open_store(order.to)), partial(self._taken, order, then or self._want))
 
     def _taken(self, order: SavepointOrder, then: Callable[[], None], _: Any, error: BaseException | None) -> None:
@@ -118,7 +116,7 @@ class SavepointRequests:
             then()
 
     def withdraw(self, order: SavepointOrder, error: BaseException) -> None:
-        """Nobody waits for it any more. A copy that has begun goes on."""
+        """Give an order up: nobody waits for it any more. A copy that has begun continues."""
         if order in self._copying:
             return
         for orders in (self._waiting, self._promised):
@@ -131,7 +129,7 @@ class SavepointRequests:
     # What the epochs do.
 
     def on_triggered(self, epoch: int) -> None:
-        """A full epoch."""
+        """Note that a full epoch was triggered."""
         for order in self._waiting:
             order.epoch = epoch
         self._promised += self._waiting
@@ -148,13 +146,13 @@ class SavepointRequests:
         self._release_free()
 
     def on_complete(self, manifest: Manifest, *, graph: str, versions: dict[str, str]) -> None:
-        """To be told before anything is released because of this epoch or a later one."""
+        """Note a complete epoch. Called before anything is released because of it or of a later one."""
         ready = [order for order in self._promised if order.epoch == manifest.epoch]
         self._promised = [order for order in self._promised if order not in ready]
         self._committing += [_Complete(order, manifest, graph, versions) for order in ready]
 
     def on_committed(self, epoch: int) -> None:
-        """All sinks have committed what this epoch covers, and those before it."""
+        """Copy the epochs up to this one: all sinks have committed what they cover."""
         ready = [each for each in self._committing if each.manifest.epoch <= epoch]
         self._committing = [each for each in self._committing if each not in ready]
         for each in ready:
@@ -162,7 +160,7 @@ class SavepointRequests:
             self._background.submit(partial(self._copy, each), partial(self._copied, each.order))
 
     def releasable(self, epochs: Collection[int]) -> tuple[int, ...]:
-        """Those that are not pinned. The others come to `release` later."""
+        """Return the epochs that aren't pinned. `release` is called with the pinned ones later."""
         pinned = self._pinned().intersection(epochs)
         self._held_back |= pinned
         return tuple(sorted(set(epochs) - pinned))
@@ -205,14 +203,14 @@ class SavepointRequests:
             self._background.submit(partial(self._answer, order.request, outcome), _forget)
 
     def _answer(self, request: str, outcome: SavepointInfo | str) -> None:
-        # What another driver took over, it will do.
+        # If another driver has taken over, it answers.
         if not (isinstance(outcome, str) and self._catalog.is_superseded()):
             answer_request(self._catalog.store, request, outcome)
 
     # The job's end.
 
     def on_job_over(self, why: str, *, cancel: bool) -> None:
-        """No further epoch comes. Copies go on, unless `cancel`."""
+        """Answer the orders: no further epoch comes. Copies continue unless `cancel`."""
         self._over = f"{why} before the savepoint was taken"
         if cancel:
             self._cancelled.set()
@@ -233,7 +231,7 @@ class SavepointRequests:
 
         def look() -> list[Request]:
             found = open_requests(self._catalog.store, now_ms=wall_ms, known=known)
-            # They are for whoever runs the job now.
+            # They are for the driver that runs the job now.
             return found if found and self._catalog.is_current(attempt) else []
 
         self._background.submit(look, self._looked)
@@ -246,4 +244,4 @@ class SavepointRequests:
 
 
 def _forget(_: Any, error: BaseException | None) -> None:
-    """An answer that couldn't be written. Who asked finds out by waiting."""
+    """Ignore an error: if the answer isn't written, the process that asked times out."""

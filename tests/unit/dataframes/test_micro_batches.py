@@ -67,7 +67,7 @@ def test_whatever_else_is_there_is_an_error_that_says_what_to_do() -> None:
         before(5, manifest(1, 1, 1), manifest(2, 1, 2))
     with pytest.raises(RestoreError, match=r"are of the query other\. .* restore_from='memory://s'"):
         before(1, manifest(1, 1, 0, query="other"))
-    with pytest.raises(RestoreError, match=r"are of a job that is no query"):
+    with pytest.raises(RestoreError, match=r"are of a job that is not a query"):
         before(0, manifest(1, 1, None))
     with pytest.raises(RestoreError, match=r"is at micro-batch 0, and its snapshots in memory://s are at 3"):
         before(0, manifest(1, 1, 2), manifest(2, 1, 3))
@@ -149,7 +149,9 @@ def test_whatever_fails_a_batch_finds_the_newest_snapshot_of_the_one_before(seed
             number += 1
 
 
-def test_who_takes_the_place_of_a_transform_does_not_wait_for_its_batch(tmp_path: Path) -> None:
+def test_who_takes_the_place_of_a_transform_does_not_wait_for_its_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A query was started again: a batch begins, and may take hours."""
     begun, release = threading.Event(), threading.Event()
 
@@ -176,6 +178,8 @@ def test_who_takes_the_place_of_a_transform_does_not_wait_for_its_batch(tmp_path
         release.set()
         conducting.join(60)
     assert batches.move_out() and not batches.is_settled
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "Job 'running': micro-batch 7 of the query q failed: TidegateError: stopped"
 
 
 @pytest.mark.parametrize(

@@ -332,13 +332,13 @@ def test_a_silent_slot_is_noticed_and_one_that_speaks_is_not() -> None:
         world.coordinator.on_message(0, Heartbeat(0, {}))
         world.turn(250)
     world.turn()
-    assert world.coordinator.failures[-1].message == "slots [1] said nothing for 1000 ms"
+    assert world.coordinator.failures[-1].message == "slots [1] sent nothing for 1000 ms"
 
 
 def test_a_slot_that_orders_others_about_ends_the_attempt() -> None:
     world = World().run()
     world.coordinator.on_message(1, Trigger(7, None))
-    assert world.coordinator.failures[-1].message == "slot 1 sent Trigger, which only the coordinator may"
+    assert world.coordinator.failures[-1].message == "slot 1 sent Trigger, which only the coordinator sends"
 
 
 def test_only_the_first_failure_of_an_attempt_counts() -> None:

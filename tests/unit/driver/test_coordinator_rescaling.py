@@ -104,7 +104,7 @@ def test_only_one_at_a_time_and_none_at_the_end() -> None:
     first = rescaled(world, 3)
     assert rescaled(world, 4).error == "it is being rescaled already"
     world.coordinator.cancel()
-    assert first.error == "it has been cancelled before"
+    assert first.error == "it has been cancelled"
     assert rescaled(world, 4).error == "it is at its end"
 
 
@@ -117,7 +117,7 @@ def test_input_that_ends_first_finishes_the_job() -> None:
     world.complete()
     assert triggers(world)[-1] == (2, "input-ended", True)
     world.done()
-    assert world.coordinator.status is tg.Status.FINISHED and rescaling.error == "it has finished before"
+    assert world.coordinator.status is tg.Status.FINISHED and rescaling.error == "it has finished"
 
 
 @pytest.mark.parametrize("drain", [False, True])

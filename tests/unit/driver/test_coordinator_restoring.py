@@ -76,7 +76,7 @@ def test_snapshots_that_come_from_elsewhere_are_a_contradiction_and_nobody_is_fe
     second = World(store=first.store, restore=Restore(path=to))
     assert second.coordinator.status is tg.Status.FAILED
     message = second.coordinator.failures[-1].message
-    assert "RestoreError" in message and "Snapshots(to=…)" in message and "leave restore_from out" in message
+    assert "RestoreError" in message and "Snapshots(to=…)" in message and "omit restore_from" in message
     assert SnapshotCatalog(first.store).attempts() == attempts
     first.complete(1_000)
 

@@ -58,12 +58,7 @@ from tidegate.driver.savepoints import SavepointOrder
 from tidegate.errors import CorruptFile, JobError, NotFound, StoreError
 from tidegate.logs import Speak, keep_silent
 from tidegate.protocol import epoch_coordinator
-from tidegate.protocol.epoch_coordinator import (
-    AbortReason,
-    SnapshotDeclined,
-    SnapshotRequested,
-    StopRequested,
-)
+from tidegate.protocol.epoch_coordinator import AbortReason, SnapshotDeclined, SnapshotRequested, StopRequested
 from tidegate.protocol.ids import SubtaskId
 from tidegate.protocol.restart import GiveUp
 from tidegate.snapshots.catalog import SnapshotCatalog
@@ -136,6 +131,7 @@ class Coordinator:
         self._gone_by_ms: int | None = None
         self._opening = False  # an attempt is being opened; messages that still arrive are from the one before
         self._final: Status | None = None  # what the job becomes once the deployment is gone
+        self._snapshot_asked = False  # before the job ran
         self._stop_asked: bool | None = None  # the drain flag of a stop that came before the job ran
 
     @property
@@ -176,12 +172,14 @@ class Coordinator:
             return
         if self.status is Status.RESTARTING and self._final is None and not drain:
             self._failures.stopped(self._epochs.newest)
-            self._wind_down(Status.FAILED)
+            self._end_job(Status.FAILED)
             return
         self._stop_asked = drain
         self._epochs.feed(StopRequested(drain))
 
     def snapshot(self) -> None:
+        """Take a snapshot, as soon as the job runs."""
+        self._snapshot_asked = not self._epochs.running
         self._epochs.feed(SnapshotRequested())
 
     def begin_batch(self, batch: MicroBatch) -> None:
@@ -202,7 +200,7 @@ class Coordinator:
 
     def cancel(self) -> None:
         if not self.status.terminal and self._final is None:
-            self._wind_down(Status.CANCELLED)
+            self._end_job(Status.CANCELLED)
 
     def _stop_with_savepoint(self, drain: bool, order: SavepointOrder) -> None:
         if self.status is Status.RESTARTING:  # it failed after the request
@@ -267,7 +265,7 @@ class Coordinator:
                     self._all_done(self.epochs[-1].ending)
             case Failed(_, text, operator, user_traceback, record, permanent, signature):
                 self.failed(
-                    Failure(text, slot, operator, user_traceback, record, permanent, signature, where=self._called(slot))
+                    Failure(text, slot, operator, user_traceback, record, permanent, signature, where=self._name_of(slot))
                 )
             case _:
                 self.failed(Failure(f"slot {slot} sent {type(message).__name__}, which only the coordinator sends", slot))
@@ -275,9 +273,9 @@ class Coordinator:
     def on_lost(self, slot: int, reason: str) -> None:
         """Fail the attempt: the link to a slot is gone."""
         if self._listens:
-            self.failed(Failure(f"{self._called(slot)} was lost: {reason}", slot))
+            self.failed(Failure(f"{self._name_of(slot)} was lost: {reason}", slot))
 
-    def _called(self, slot: int) -> str:
+    def _name_of(self, slot: int) -> str:
         """Return the slot's name with its host and process."""
         return next((str(each) for each in self.slots if each.slot == slot), f"slot {slot}")
 
@@ -294,7 +292,7 @@ class Coordinator:
                 self._deployment.cancel()
         finally:
             self.status = Status.FAILED
-            self._job_over("failed", cancel=True)
+            self._answer_requests(Status.FAILED, cancel=True)
 
     def tick(self) -> None:
         """Look at the clock and at the deployment."""
@@ -355,7 +353,7 @@ class Coordinator:
             self._failed_for_good(
                 why, permanent=error is not None and (is_final(error) or isinstance(error, CorruptFile | NotFound))
             )
-            self._job_over("failed", cancel=True)
+            self._answer_requests(Status.FAILED, cancel=True)
             self.status = Status.FAILED
             return
         self.attempt, self._origin = opened.attempt, opened.origin
@@ -397,6 +395,8 @@ class Coordinator:
             self._epochs.feed(StopRequested(bool(self._stop_asked)))
         if self._savepoints.wanted:
             self._want_full_epoch()
+        if self._snapshot_asked:
+            self.snapshot()
 
     # Called by the epochs (epochs.Attempt).
 
@@ -418,7 +418,7 @@ class Coordinator:
 
     def failed_for_good(self, why: str, *, permanent: bool = False) -> None:
         self._failed_for_good(why, permanent=permanent)
-        self._wind_down(Status.FAILED)
+        self._end_job(Status.FAILED)
 
     # An attempt ends.
 
@@ -431,11 +431,11 @@ class Coordinator:
             epoch=self._epochs.newest,
         )
         if isinstance(decision, GiveUp):
-            self._wind_down(Status.FAILED)
+            self._end_job(Status.FAILED)
         else:
             self.status = Status.RESTARTING
             self._deadline_ms = now_ms + decision.delay_ms
-            self._let_go(now_ms)
+            self._end_attempt(now_ms)
 
     def _failed_for_good(self, why: str, *, permanent: bool = False) -> None:
         self._failures.end(Failure(why, permanent=permanent, attempt=self.attempt, at_ms=self._clock.now_ms()))
@@ -443,27 +443,27 @@ class Coordinator:
     def _all_done(self, ending: str | None) -> None:
         """End the attempt: the final epoch is committed everywhere."""
         if ending == "input-ended":
-            self._wind_down(Status.FINISHED)
+            self._end_job(Status.FINISHED)
         elif self._rescales.wanted is not None and (self._stop_asked is None or (self._stop_asked and ending == "stop")):
             # If the job is to be drained as well, that happens when it runs again.
             self.status = Status.RESCALING
             self._deadline_ms = self._clock.monotonic_ms()
-            self._let_go(self._deadline_ms, cancel=False)
+            self._end_attempt(self._deadline_ms, cancel=False)
         else:
-            self._wind_down(Status.STOPPED)
+            self._end_job(Status.STOPPED)
 
-    def _wind_down(self, final: Status) -> None:
+    def _end_job(self, final: Status) -> None:
         self._final = final
-        self._job_over(final.value, cancel=final is Status.CANCELLED)
-        self._let_go(self._clock.monotonic_ms(), cancel=final not in (Status.FINISHED, Status.STOPPED))
+        self._answer_requests(final, cancel=final is Status.CANCELLED)
+        self._end_attempt(self._clock.monotonic_ms(), cancel=final not in (Status.FINISHED, Status.STOPPED))
 
-    def _job_over(self, how: str, *, cancel: bool) -> None:
-        """Answer the requests that can't be met any more."""
-        past = "been cancelled" if how == "cancelled" else how
-        self._savepoints.on_job_over(f"the job {self._settings.name!r} has {past}", cancel=cancel)
-        self._rescales.give_up(f"it has {past}")
+    def _answer_requests(self, final: Status, *, cancel: bool) -> None:
+        """Answer the requests that can't be met any more. `cancel` ends copies of savepoints, too."""
+        how = "been cancelled" if final is Status.CANCELLED else final.value
+        self._savepoints.on_job_over(f"the job {self._settings.name!r} has {how}", cancel=cancel)
+        self._rescales.give_up(f"it has {how}")
 
-    def _let_go(self, now_ms: int, *, cancel: bool = True) -> None:
+    def _end_attempt(self, now_ms: int, *, cancel: bool = True) -> None:
         if self.attempts and self.attempts[-1].ended_ms is None:
             self.attempts[-1] = replace(self.attempts[-1], ended_ms=self._clock.now_ms())
         self._epochs.stop()

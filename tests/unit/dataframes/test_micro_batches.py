@@ -179,7 +179,7 @@ def test_who_takes_the_place_of_a_transform_does_not_wait_for_its_batch(
         conducting.join(60)
     assert batches.move_out() and not batches.is_settled
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "Job 'running': micro-batch 7 of the query q failed: TidegateError: stopped"
+    assert line == "Job 't': micro-batch 7 of the query q failed: TidegateError: stopped"
 
 
 @pytest.mark.parametrize(

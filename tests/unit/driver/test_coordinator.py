@@ -448,6 +448,16 @@ def test_a_job_that_was_to_stop_before_it_failed_is_restarted_for_its_final_snap
     assert Trigger(2, "stop", full=True) in [message for _, message in world.slots.said]
 
 
+def test_a_snapshot_that_is_asked_for_before_the_job_runs_is_taken_when_it_does() -> None:
+    world = World()
+    world.coordinator.snapshot()
+    world.run()
+    assert [epoch.epoch for epoch in world.coordinator.epochs] == [1]
+    world.complete()
+    world.turn(500)
+    assert len(world.coordinator.epochs) == 1, "it is asked for once"
+
+
 def test_what_a_job_says_is_said_once_for_each_failure() -> None:
     said: list[tuple[int, str]] = []
 

@@ -125,7 +125,7 @@ def test_schemas_are_read_as_spark_writes_them(ddl: str, expected: str) -> None:
         ("a varchar", "'('", 9),
         ("a varchar(x)", "a length", 10),
         ("a int not", "'NULL'", 9),
-        ("a int comment b", "a quoted text", 14),
+        ("a int comment b", "quoted text", 14),
         ("ä int", "the name of a column in back-quotes, `ä`,", 0),
         ("a-b int", "the type of 'a'", 1),
         ("a int, b int, a long", "another name ('a' is taken)", 14),
@@ -173,7 +173,7 @@ def test_arrow_types_are_taken_as_they_are_if_spark_has_them() -> None:
 def test_a_schema_has_columns_and_each_once() -> None:
     with pytest.raises(SchemaError, match="at least one column"):
         parse_schema(pa.schema([]))
-    with pytest.raises(SchemaError, match="'a' is there twice"):
+    with pytest.raises(SchemaError, match="'a' is in the schema twice"):
         parse_schema(pa.schema([("a", pa.int64()), ("b", pa.int64()), ("a", pa.string())]))
 
 
@@ -582,7 +582,7 @@ def test_a_wrong_row_is_refused_by_row_or_column(rows: list[Any], message: str) 
 
 def test_a_bare_value_is_no_row_even_where_there_is_one_column() -> None:
     for bare in ("w", "word", 5):
-        with pytest.raises(SchemaError, match=r"also where there is one column: \(value,\)"):
+        with pytest.raises(SchemaError, match=r"also for one column: \(value,\)"):
             batch_of([bare], parse_schema("word string"))
     assert rows_of(batch_of([("word",)], parse_schema("word string"))) == [("word",)]
     assert rows_of(batch_of([{"word": "w"}], parse_schema("word string"))) == [("w",)]

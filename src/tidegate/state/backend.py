@@ -1,8 +1,8 @@
-"""A backend of keyed state over cells: all that backends have in common.
+"""A backend of keyed state over cells: the common part of all backends.
 
-To write a backend is to subclass `CellBackend`: to make cells of the three kinds (cells.py), to freeze what they hold, and
-to take rows in and give them out. Shapes of state and time to live come with it. What a whole backend promises is in
-tests/contract/test_backends.py; a small one that keeps it is in tests/contract/sqlite_backend.py.
+To write a backend, subclass `CellBackend`: make cells of the three kinds (cells.py), freeze what they hold, load rows and
+return rows. The base class provides the shapes of state and time to live. What a backend guarantees is tested in
+tests/contract/test_backends.py; a small backend that passes is in tests/contract/sqlite_backend.py.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class CellBackend(ABC):
     `now_ms` is the slot's clock. Only state with a ttl needs it.
     """
 
-    # Specialised for a backend's cells, if a measurement says that it is worth it: shapes without a ttl, whose things aren't
-    # copied on their way out; and things with a ttl.
+    # Faster versions for a backend's cells, if a measurement shows that they are worth it: of shapes without a ttl whose
+    # things aren't copied on their way out; of shapes with a ttl that reads don't renew; of cells of things with a ttl.
     fast_shapes: ClassVar[Mapping[type[Shape], type[Shape]]] = {}
+    expiring_shapes: ClassVar[Mapping[type[Shape], type[Shape]]] = {}
     expiring_things: ClassVar[type[ExpiringThings]] = ExpiringThings
 
     def __init__(self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int] | None = None) -> None:
@@ -39,37 +40,37 @@ class CellBackend(ABC):
         self.key_type = key_type
         self.key_group_count = key_group_count
         self._now_ms = now_ms
-        self.cells: dict[str, Any] = {}  # what `make_cells` made, by the states' names
-        self._infos: dict[str, StateInfo] = {}  # as a manifest has them
+        self.cells: dict[str, Any] = {}  # what `make_cells` returned, by the states' names
+        self._infos: dict[str, StateInfo] = {}  # as they are in a manifest
         self._expiring: dict[str, Expiring] = {}
 
     # What a backend implements. Rows have the columns `key` and `value`, of the types in the state's `info`.
 
     @abstractmethod
     def make_cells(self, info: StateInfo, *, as_tuples: bool, in_place: bool) -> AnyCells:
-        """Make the cells of a state: `ListCells` if its shape is list, `MapCells` if it is map, else `Cells`. With
-        `in_place` things are changed in place, or read whenever they are written; without, they are replaced."""
+        """Make the cells of a state: `ListCells` if its shape is list, `MapCells` if it is map, else `Cells`. `in_place`:
+        things are changed in place, or read whenever they are written; otherwise they are replaced."""
 
     @abstractmethod
     def load_rows(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
-        """Take rows in. Before the first record. `known`: what is frozen next builds on the snapshot that they are of."""
+        """Load rows, before the first record. `known`: the next frozen version builds on the rows' snapshot."""
 
     @abstractmethod
     def all_rows(self, state: str) -> Iterator[pa.RecordBatch]:
-        """Return all rows of a state. Before the first record."""
+        """Return all rows of a state, before the first record."""
 
     @abstractmethod
     def freeze_rows(self) -> FrozenState:
         """Return what changed since the last freeze, or all of the state as it is now."""
 
-    def begin_batch(self, keys: Sequence[Any]) -> None:  # noqa: B027  (many have nothing to do)
-        """Records of these keys come next, in one go."""
+    def begin_batch(self, keys: Sequence[Any]) -> None:  # noqa: B027  (many backends have nothing to do)
+        """Prepare for a batch of records with these keys."""
 
     def end_batch(self) -> None:  # noqa: B027
-        """They have come."""
+        """End the batch."""
 
     def tidy(self, budget: int) -> None:  # noqa: B027
-        """A step of whatever is to be done now and then. `budget` is in entries."""
+        """Do a step of the work that is due between batches. `budget` is in entries."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -77,7 +78,7 @@ class CellBackend(ABC):
     # What operators call.
 
     def table(self, descriptor: Descriptor) -> Any:
-        """The state object for a descriptor, to be called by the user's function. A name stands for one state."""
+        """Return the state object for a descriptor, which the user's function calls."""
         info = descriptor.info(self.key_type)
         assert info.name not in self._infos, f"two states are named {info.name!r}"
         shape, ttl = shape_of(descriptor), descriptor.ttl
@@ -90,7 +91,7 @@ class CellBackend(ABC):
             if descriptor.as_tuples or descriptor.form.copied is None:
                 shape = self.fast_shapes.get(shape, shape)
             return shape(descriptor, cells, self.cursor)
-        assert self._now_ms is not None, f"state {info.name!r} has a ttl, and the backend no clock"
+        assert self._now_ms is not None, f"state {info.name!r} has a ttl, and the backend has no clock"
         if descriptor.shape == "list":
             expiring: Expiring = ExpiringItems(cells, ttl, self._now_ms)
         elif descriptor.shape == "map":
@@ -98,15 +99,17 @@ class CellBackend(ABC):
         else:
             expiring = self.expiring_things(cells, ttl, self._now_ms, copied=descriptor.form.copied if merges else None)
         self._expiring[info.name] = expiring
+        if not ttl.by_reads:
+            shape = self.expiring_shapes.get(shape, shape)
         return shape(descriptor, expiring, self.cursor)
 
     def load(self, state: str, rows: pa.RecordBatch, *, known: bool = False) -> None:
-        """Take rows of a snapshot in. Before the first record. `known`: what is frozen next builds on that snapshot."""
+        """Load rows of a snapshot, before the first record. `known`: the next frozen version builds on that snapshot."""
         info, expiring = self._infos[state], self._expiring.get(state)
         if expiring is None and EXPIRES not in rows.schema.names:
             self.load_rows(state, rows, known=known)
             return
-        assert self._now_ms is not None, f"state {state!r} had a ttl when the snapshot was written, and the backend no clock"
+        assert self._now_ms is not None, f"state {state!r} had a ttl in the snapshot, and the backend has no clock"
         now_ms = self._now_ms()
         rows = with_ends(rows, info, otherwise=now_ms + (1 if expiring is None else expiring.ttl_ms))
         left, ended = split_by_end(rows, info, now_ms)
@@ -116,17 +119,17 @@ class CellBackend(ABC):
             return
         self.load_rows(state, put_together(left, info), known=known)
         expiring.loaded(key_list(left.column("key")), soonest_ends(left, info))
-        if known and ended.num_rows:  # what is frozen next has to say that they are gone
+        if known and ended.num_rows:  # the next frozen version has to record that they are deleted
             self.load_rows(state, put_together(ended, info), known=True)
             for key in key_list(ended.column("key")):
                 self.cells[state].delete(key)
 
     def rows(self, state: str) -> Iterator[pa.RecordBatch]:
-        """All rows of a state. For what is derived from state at a restore, before the first record."""
+        """Return all rows of a state, before the first record, for what is derived from state at a restore."""
         return (taken_apart(rows, self._infos[state]) for rows in self.all_rows(state))
 
     def maintain(self, budget: int) -> None:
-        """A small step of tidying up, between two batches."""
+        """Do a small step of the work that is due between batches."""
         for expiring in self._expiring.values():
             expiring.sweep(budget)
         self.tidy(budget)
@@ -140,8 +143,8 @@ class CellBackend(ABC):
 
 
 class FrozenExpiring:
-    """A frozen version as a snapshot has it: with ends in a column of their own, and without what had ended at the freeze.
-    A backend's own files stay as they are."""
+    """A frozen version as it is in a snapshot: with the ends as a column, and without what had ended at the freeze. A
+    backend's native files are not changed."""
 
     def __init__(self, frozen: FrozenState, infos: Mapping[str, StateInfo], key_group_count: int, now_ms: int) -> None:
         self.states = tuple(infos[info.name] for info in frozen.states)
@@ -179,5 +182,5 @@ class FrozenExpiring:
         yield from self._deleted(state, gone)
 
     def _deleted(self, state: str, gone: dict[str, list[pa.RecordBatch]]) -> Iterator[Section]:
-        """A state's last sections. What was deleted and what had ended are one, in the order of their key-groups."""
+        """Return a state's last sections: what was deleted and what had ended, together, by key-group."""
         yield from cut_by_group(state, gone.pop(state, ()), self._key_group_count, deleted=True)

@@ -1,9 +1,9 @@
-"""Cells: what a backend gives for each keyed state. The shapes of state (shapes.py) and time to live (expiring.py) are
-written once over them, so a backend implements the three kinds of cells here, and `CellBackend` (backend.py) around them.
+"""Cells: what a backend provides for each keyed state. The shapes of state (shapes.py) and time to live (expiring.py) are
+written once over them. So a backend implements the three kinds of cells here, and `CellBackend` (backend.py) around them.
 
 - `Cells` hold one thing for each key: a value, an accumulator, a key's timers.
 - `ListCells` hold a list for each key. A list grows without being read.
-- `MapCells` hold a dictionary for each key. An item is read and written without the others.
+- `MapCells` hold a dictionary for each key. An item is read and written without the other items.
 
 What is held has the form of values.py: `column_of` and `held_list` (columns.py) turn it into Arrow columns and back. If the
 descriptor that the cells were made for says `as_tuples`, its structs are held as tuples (of their fields, in order).
@@ -12,36 +12,34 @@ What every backend guarantees:
 
 - A key is as `key_list` (columns.py) makes it, and None is a key like any other. `NO_KEY` must be refused, which hashing it
   does, so that no state is touched by mistake.
-- What is given to cells is theirs: nobody changes it afterwards. What they hand out belongs to them: nobody changes it,
-  except a thing in `Cells` that is `owned`. A list or dictionary that they hand out is looked at before the next call.
+- Callers don't change what they gave to cells, nor what cells hand out, except a thing in `Cells` that is `owned`. A caller
+  reads a list or dictionary that cells handed out before its next call.
 - An empty list or dictionary is the same as none, and a key that was deleted leaves nothing behind.
 
-Not here: what is frozen, and how rows of a snapshot get in and out (backend.py).
+Not here: what is frozen, and how rows of a snapshot are loaded and written (backend.py).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from tidegate.errors import JobError
 
 
-class _Sentinel:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return self._name
+class _Sentinel(Enum):
+    GONE = "GONE"
+    ABSENT = "ABSENT"
 
 
 class _NoKey:
-    """Where the cursor is when there is no key. Nothing can look it up, so that no state is touched by mistake."""
+    """The cursor's key when there is none. It can't be hashed, so no state is read or written by mistake."""
 
     def __hash__(self) -> int:
         raise JobError(
-            "there is no key here, so there is no keyed state: use it in the methods that are called with a "
+            "there is no key here, so there is no keyed state: use keyed state in the methods that are called with a "
             "record of a keyed stream, and in on_timer"
         )
 
@@ -49,13 +47,13 @@ class _NoKey:
         return "NO_KEY"
 
 
-GONE: Any = _Sentinel("GONE")
-ABSENT: Any = _Sentinel("ABSENT")
+GONE: Any = _Sentinel.GONE
+ABSENT: Any = _Sentinel.ABSENT
 NO_KEY: Any = _NoKey()
 
 
 class Cursor:
-    """The key that the user's function is at. One for all states of an operator. None is a key like any other."""
+    """The key that is being processed, shared by all states of an operator. None is a key like any other."""
 
     __slots__ = ("key",)
 
@@ -64,8 +62,8 @@ class Cursor:
 
 
 class AnyCells(ABC):
-    """What the three kinds have in common. `in_memory`: to read costs next to nothing, and there is memory for an index of
-    all keys. Cells for which it is False implement `keys_from`."""
+    """The common part of the three kinds. `in_memory`: reads are cheap, and there is memory for an index of all keys. Cells
+    that are not `in_memory` implement `keys_from`."""
 
     __slots__ = ()
     in_memory: bool = False
@@ -75,9 +73,9 @@ class AnyCells(ABC):
         """Forget all that the key has."""
 
     def keys_from(self, place: bytes, count: int) -> tuple[Sequence[Any], bytes]:
-        """Return up to `count` keys (one at least) from a place on, and the place behind them. b"" is the beginning, and the
-        end. It is for sweeping: a key that was just written may be missing, and one that was just deleted may be there."""
-        raise AssertionError("cells that are not in memory have to tell their keys")
+        """Return up to `count` keys, at least one, from a place on, and the next place. b"" is both the beginning and the
+        end. For sweeping: a key that was just written may be missing, and one that was just deleted may be there."""
+        raise AssertionError("cells that are not in memory implement keys_from")
 
 
 class Cells(AnyCells):
@@ -93,12 +91,12 @@ class Cells(AnyCells):
     def set(self, key: Any, thing: Any) -> None: ...
 
     def write_back(self, key: Any, thing: Any) -> None:
-        """As `set`, for a key that `get` was just asked for."""
+        """Set the thing of a key that `get` was just called for."""
         self.set(key, thing)
 
     @abstractmethod
     def owned(self, key: Any) -> bool:
-        """Return whether what `get` returned may be changed in place, if it is written back: no reader of a frozen version
+        """Return whether what `get` returned may be changed in place and written back, because no reader of a frozen version
         can see it."""
 
 
@@ -115,19 +113,19 @@ class ListCells(AnyCells):
         """Append one item or more."""
 
     def replace(self, key: Any, items: Sequence[Any]) -> None:
-        """One item or more instead of those that are there."""
+        """Replace the items by one item or more."""
         self.delete(key)
         self.extend(key, items)
 
 
 class MapCells(AnyCells):
-    """A dictionary for each key. Items keep the order in which they came; one that is put again keeps its place."""
+    """A dictionary for each key. Items keep the order in which they were first put."""
 
     __slots__ = ()
 
     @abstractmethod
     def get(self, key: Any, item: Any) -> Any:
-        """Return the item's value, or ABSENT. As in a dictionary, the item may be anything hashable."""
+        """Return the item's value, or ABSENT. The item may be anything hashable, as in a dictionary."""
 
     @abstractmethod
     def put(self, key: Any, item: Any, value: Any) -> None: ...

@@ -1,46 +1,44 @@
 """Cells with a time to live, over the cells of any backend (ttl.py says what a ttl is).
 
-Theory of operation. The cells below hold pairs of a thing and its end: one for each value, list item or map item. What has
-ended is never handed out. Whoever finds it takes it out as well, so that the next snapshot knows and a clock that jumps back
-doesn't bring it back. Reading, where it counts, writes the pair again.
+Theory of operation. The backend's cells hold pairs of a thing and its end, one pair for each value, list item or map item.
+What has ended is never handed out. The call that finds it also deletes it, so that the next snapshot records the deletion,
+and a clock that jumps back doesn't bring it back. If reads renew state, a read writes the pair again with a new end.
 
-What nobody looks at is swept, a bounded number of keys in a step:
+What nobody reads is swept, a bounded number of keys in a step:
 
 - If the cells are in memory, every key is in an index (`Slices`). Time is cut into slices of a sixteenth of the ttl, and a
-  key is listed in the slice of its end. When a slice is over, its keys are looked at. A key changes its list only when a
-  write moves its end to another slice, so most writes don't touch the lists. Of a list or map there is one end for all of
-  it, `soonest`, which no item's end is before: until it comes there is nothing to look for.
-- If not, the sweep goes round through the keys that the cells tell (`keys_from`), once in a quarter of the ttl at most.
+  key is listed in the slice of its end. When a slice is over, its keys are examined. A key changes its slice only when a
+  write moves its end to another slice, so most writes don't touch the index. A list or map has one end for all of its
+  items, `soonest`; no item ends before that, so until then there is nothing to delete.
+- If not, the sweep reads the keys from the cells (`keys_from`), all of them at most once in a quarter of the ttl.
 
 Invariant: each key of cells in memory is listed in exactly one slice, that of its end or its `soonest`; no other key is.
 
-What grows with the state even so: a list or map is looked through whole if some of it has ended, or if it isn't in memory.
+What grows with the state: a list or map is read whole if some of it has ended, or if it isn't in memory.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from operator import itemgetter
 from typing import Any
 
 from tidegate.state.cells import ABSENT, GONE, AnyCells, Cells, ListCells, MapCells
 from tidegate.state.ttl import Ttl
 
-SLICES = 16  # of a ttl
-SWEPT_KEYS = 64  # in one step of going round, at most
-ROUNDS = 4  # in a ttl, at most
-
-_THING = itemgetter(0)  # of a pair
+SLICES = 16  # in a ttl
+SWEPT_KEYS = 64  # in one step over cells that are not in memory, at most
+ROUNDS = 4  # over all keys in a ttl, at most
 
 
 class Slices:
-    """Which keys end when."""
+    """The keys by the slice of time in which they end."""
 
     def __init__(self, ttl_ms: int) -> None:
         self.slice_ms = max(1, ttl_ms // SLICES)
         self.keys: dict[int, dict[Any, None]] = {}  # by the slices' numbers
-        self.order: list[int] = []  # the numbers, as a heap
+        self.order: list[int] = []  # the slices' numbers, as a heap
         self.listed = 0  # keys that were listed since the last sweep
 
     def add(self, key: Any, end: int) -> None:
@@ -56,13 +54,13 @@ class Slices:
         del self.keys[end // self.slice_ms][key]
 
     def move(self, key: Any, old: int, new: int) -> None:
-        """From the slice of one end to the other's."""
+        """Move a key from the slice of its old end to that of its new end."""
         if old // self.slice_ms != new // self.slice_ms:
             self.remove(key, old)
             self.add(key, new)
 
     def take(self, now_ms: int) -> Any:
-        """Take out a key whose slice is over, and return it; GONE if there is none."""
+        """Remove a key whose slice is over and return it; GONE if there is none."""
         while self.order and (self.order[0] + 1) * self.slice_ms <= now_ms:
             keys = self.keys[self.order[0]]
             if keys:
@@ -72,7 +70,7 @@ class Slices:
 
 
 class Expiring(AnyCells):
-    """What the three kinds have in common. `cells` hold the pairs."""
+    """The common part of the three kinds. `cells` hold the pairs."""
 
     def __init__(self, cells: Any, ttl: Ttl, now_ms: Callable[[], int]) -> None:
         self.cells = cells
@@ -85,14 +83,15 @@ class Expiring(AnyCells):
         self._began_ms = now_ms()
 
     def loaded(self, keys: Iterable[Any], ends: Iterable[int]) -> None:
-        """The cells were given these keys."""
+        """Index keys that were loaded into the cells, with the soonest end of each."""
         if self.index is not None:
             for key, end in zip(keys, ends, strict=True):
                 self.list_at(key, end)
             self.index.listed = 0
 
     def sweep(self, budget: int) -> None:
-        """Delete what has ended: of about `budget` entries, and as many as were listed since, so that they don't pile up."""
+        """Delete what has ended. Examine about `budget` entries, and as many more as were listed since the last sweep, so
+        that they don't pile up."""
         now_ms = self.now_ms()
         if self.index is None:
             if budget and (self._place or not 0 <= now_ms - self._began_ms < self.ttl_ms // ROUNDS):
@@ -106,21 +105,22 @@ class Expiring(AnyCells):
             left -= self.look_at(key, now_ms)
         self.index.listed = 0
 
-    def list_at(self, key: Any, end: int) -> None:
-        raise AssertionError("of the subclass")
+    @abstractmethod
+    def list_at(self, key: Any, end: int) -> None: ...
 
+    @abstractmethod
     def prune(self, key: Any, now_ms: int) -> Any:
-        """Take out what has ended. That isn't reading."""
-        raise AssertionError("of the subclass")
+        """Delete what has ended. That doesn't count as a read."""
 
+    @abstractmethod
     def look_at(self, key: Any, now_ms: int) -> int:
-        """Prune a key that was taken out of its slice; return how many entries that took."""
-        raise AssertionError("of the subclass")
+        """Prune a key that was removed from its slice; return how many entries were examined."""
 
 
 class ExpiringThings(Expiring, Cells):
-    """`copied`: of things that are changed in place. `end` is when a thing ends that is set now, by the clock as it was last
-    read; it lies in the slice from `start` to `stop`."""
+    """One thing and its end for each key. `copied` copies things that are changed in place; None for other things.
+
+    `end` is the end of a thing that is set now, by the clock's last reading. It lies in the slice from `start` to `stop`."""
 
     def __init__(
         self, cells: Any, ttl: Ttl, now_ms: Callable[[], int], *, copied: Callable[[Any], Any] | None = None
@@ -143,7 +143,7 @@ class ExpiringThings(Expiring, Cells):
         self.write_back(key, thing)
 
     def write_back(self, key: Any, thing: Any) -> None:
-        """At the time of that `get`."""
+        """Set the thing at the time of the last `get`."""
         if self.index is not None:
             old = self.cells.get(key)
             if old is GONE:
@@ -153,14 +153,14 @@ class ExpiringThings(Expiring, Cells):
         self.cells.set(key, (thing, self.end))
 
     def renewed(self, key: Any, pair: tuple[Any, int]) -> Any:
-        """Take a pair out that has ended, or write it again, because it was read."""
+        """Delete a pair that has ended, or renew one that was read."""
         thing, end = pair
         if end <= self.now:
             self.delete(key)
             return GONE
         if end != self.end:
             if self.copied is not None and not self.cells.owned(key):
-                thing = self.copied(thing)  # or else it would be owned, and a reader would see it
+                thing = self.copied(thing)  # once written back it counts as owned, but a reader can still see it
             self.write_back(key, thing)
         return thing
 
@@ -188,7 +188,7 @@ class ExpiringThings(Expiring, Cells):
         return 1
 
     def tick(self, now: int) -> None:
-        """The clock shows another time than before."""
+        """Take over a new reading of the clock."""
         self.now = now
         self.end = now + self.ttl_ms
         if self.index is not None and not self.start <= self.end < self.stop:
@@ -197,10 +197,12 @@ class ExpiringThings(Expiring, Cells):
 
 
 class ExpiringCollection(Expiring):
-    """Lists and maps: many ends for a key. Those in memory have their `soonest`."""
+    """Lists and maps: many ends for a key. Those in memory have their `soonest`. `pairs` returns all that the cells hold for
+    a key, ended or not."""
 
-    def __init__(self, cells: Any, ttl: Ttl, now_ms: Callable[[], int]) -> None:
+    def __init__(self, cells: Any, ttl: Ttl, now_ms: Callable[[], int], *, pairs: Callable[[Any], Any]) -> None:
         super().__init__(cells, ttl, now_ms)
+        self.pairs = pairs
         self.soonest: dict[Any, int] = {}
 
     def delete(self, key: Any) -> None:
@@ -208,7 +210,7 @@ class ExpiringCollection(Expiring):
         self.cells.delete(key)
 
     def list_at(self, key: Any, end: int) -> None:
-        """Something ends then."""
+        """Note that something of the key ends then."""
         if self.index is not None:
             soonest = self.soonest.get(key)
             if soonest is None:
@@ -218,7 +220,7 @@ class ExpiringCollection(Expiring):
                 self._list_again(key, end)
 
     def prune(self, key: Any, now_ms: int) -> Any:
-        """Take out what has ended; return what is left, with its pairs."""
+        """Delete what has ended; return the pairs that are left."""
         there = self.pairs(key)
         if self.soonest.get(key, now_ms) > now_ms:
             return there
@@ -232,20 +234,16 @@ class ExpiringCollection(Expiring):
 
     def look_at(self, key: Any, now_ms: int) -> int:
         assert self.index is not None
-        self.index.add(key, self.soonest[key])  # as everybody expects it
+        self.index.add(key, self.soonest[key])  # keeps the invariant
         count = len(self.pairs(key))
         self.prune(key, now_ms)
         return max(1, count)
 
-    def pairs(self, key: Any) -> Any:
-        """All that the cells have, ended or not."""
-        raise AssertionError("of the subclass")
-
     def pairs_in(self, there: Any) -> Iterable[Any]:
-        raise AssertionError("of the subclass")
+        return there.values() if isinstance(there, Mapping) else there
 
-    def without_ended(self, key: Any, there: Any, now_ms: int) -> Any:
-        raise AssertionError("of the subclass")
+    @abstractmethod
+    def without_ended(self, key: Any, there: Any, now_ms: int) -> Any: ...
 
     def _list_again(self, key: Any, end: int) -> None:
         if self.index is not None:
@@ -258,10 +256,13 @@ class ExpiringCollection(Expiring):
 
 
 class ExpiringItems(ExpiringCollection, ListCells):
+    def __init__(self, cells: Any, ttl: Ttl, now_ms: Callable[[], int]) -> None:
+        super().__init__(cells, ttl, now_ms, pairs=cells.items)
+
     def items(self, key: Any) -> Sequence[Any]:
         now_ms = self.now_ms()
         pairs = self.cells.items(key) if self.soonest.get(key, now_ms) > now_ms else self.prune(key, now_ms)
-        items = list(map(_THING, pairs))
+        items = [item for item, _ in pairs]
         if items and self.by_reads:
             self.replace(key, items)
         return items
@@ -280,16 +281,10 @@ class ExpiringItems(ExpiringCollection, ListCells):
             self.list_at(key, end)
         self.cells.replace(key, [(item, end) for item in items])
 
-    def pairs(self, key: Any) -> Any:
-        return self.cells.items(key)
-
-    def pairs_in(self, there: Any) -> Iterable[Any]:
-        return there  # type: ignore[no-any-return]
-
     def without_ended(self, key: Any, there: Any, now_ms: int) -> Any:
         left = [pair for pair in there if pair[1] > now_ms]
         if not there:
-            return left  # to look for what isn't there must not be a write
+            return left  # a read of what isn't there must not write
         if not left:
             self.cells.delete(key)
         elif len(left) < len(there):
@@ -299,7 +294,7 @@ class ExpiringItems(ExpiringCollection, ListCells):
 
 class ExpiringEntries(ExpiringCollection, MapCells):
     def __init__(self, cells: Any, ttl: Ttl, now_ms: Callable[[], int], *, plain_key: type) -> None:
-        super().__init__(cells, ttl, now_ms)
+        super().__init__(cells, ttl, now_ms, pairs=cells.entries)
         self.plain_key = plain_key
 
     def get(self, key: Any, item: Any) -> Any:
@@ -310,9 +305,8 @@ class ExpiringEntries(ExpiringCollection, MapCells):
         if pair[1] <= now_ms:
             self.remove(key, item)
             return ABSENT
-        end = now_ms + self.ttl_ms
-        if self.by_reads and pair[1] != end:
-            if type(item) is not self.plain_key and not self.in_memory:  # only equal to the one that is there, perhaps
+        if self.by_reads and pair[1] != (end := now_ms + self.ttl_ms):
+            if type(item) is not self.plain_key and not self.in_memory:  # it may only be equal to the item that is there
                 item = next((each for each in self.cells.entries(key) if each is item or each == item), item)
             self.list_at(key, end)
             self.cells.put(key, item, (pair[0], end))
@@ -325,7 +319,7 @@ class ExpiringEntries(ExpiringCollection, MapCells):
         if soonest <= now_ms:
             pair = self.cells.get(key, item)
             if pair is not ABSENT and pair[1] <= now_ms:
-                self.cells.remove(key, item)  # what is put now is new, and comes last
+                self.cells.remove(key, item)  # the item is new now, and comes last
             self.list_at(key, end)
         elif soonest > end:
             self.list_at(key, end)
@@ -339,7 +333,7 @@ class ExpiringEntries(ExpiringCollection, MapCells):
     def entries(self, key: Any) -> Mapping[Any, Any]:
         now_ms = self.now_ms()
         there = self.cells.entries(key) if self.soonest.get(key, now_ms) > now_ms else self.prune(key, now_ms)
-        entries = dict(zip(there, map(_THING, there.values()), strict=True))
+        entries = {item: thing for item, (thing, _) in there.items()}
         if self.by_reads and entries:
             end = now_ms + self.ttl_ms
             for item, thing in entries.items():
@@ -349,17 +343,11 @@ class ExpiringEntries(ExpiringCollection, MapCells):
         return entries
 
     def count(self, key: Any) -> int:
-        """That isn't reading."""
+        """Return how many entries there are. That doesn't count as a read."""
         now_ms = self.now_ms()
         if self.soonest.get(key, now_ms) > now_ms:
             return self.cells.count(key)  # type: ignore[no-any-return]
         return len(self.prune(key, now_ms))
-
-    def pairs(self, key: Any) -> Any:
-        return self.cells.entries(key)
-
-    def pairs_in(self, there: Any) -> Iterable[Any]:
-        return there.values()  # type: ignore[no-any-return]
 
     def without_ended(self, key: Any, there: Any, now_ms: int) -> Any:
         left, ended = {}, []

@@ -1,19 +1,19 @@
 """The heap backend: keyed state in the slot's own memory, in Python dictionaries.
 
-The tables (heap_layers.py) hold the state and freeze it, behind cells (heap_cells.py). Here a frozen version is read by a
-background thread and becomes sections of Arrow rows, cut by key-group (cutting.py), of the keys that changed since the last
-freeze.
+The tables (heap_layers.py) hold the state and freeze it, behind cells (heap_cells.py). Here a background thread reads a
+frozen version and turns the keys that changed since the last freeze into sections of Arrow rows, cut by key-group
+(cutting.py).
 
-No key-group is kept with an entry: it is computed when a snapshot is written (docs/adr/004).
+Entries don't hold their key-group: it is computed when a snapshot is written (docs/adr/004).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import filterfalse, islice, repeat, starmap
 from operator import is_
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
@@ -22,9 +22,20 @@ from tidegate.state.backend import CellBackend
 from tidegate.state.cells import GONE
 from tidegate.state.columns import column_of, held_list, key_list, keys_to_arrow
 from tidegate.state.cutting import REST, Pace, cut_by_group
-from tidegate.state.heap_cells import FAST_SHAPES, HeapExpiringThings, make_heap_cells
+from tidegate.state.heap_cells import (
+    HeapEntries,
+    HeapExpiringThings,
+    HeapExpiringValue,
+    HeapItems,
+    HeapRow,
+    HeapThings,
+    HeapTimers,
+    HeapValue,
+    HeapValues,
+)
 from tidegate.state.heap_layers import MAX_MISSING_SHARE, MAX_REUSED_ENTRIES, HeapTable, nearly_covers
 from tidegate.state.sections import Section, StateInfo, deleted_schema
+from tidegate.state.shapes import Row, Shape, Value
 from tidegate.types import ddl_of
 
 T = TypeVar("T")
@@ -33,11 +44,13 @@ T = TypeVar("T")
 class HeapBackend(CellBackend):
     """The keyed states of one operator in one subtask."""
 
-    fast_shapes = FAST_SHAPES
+    fast_shapes: ClassVar[Mapping[type[Shape], type[Shape]]] = {Value: HeapValue, Row: HeapRow}
+    expiring_shapes: ClassVar[Mapping[type[Shape], type[Shape]]] = {Value: HeapExpiringValue}
     expiring_things = HeapExpiringThings
 
     def make_cells(self, info: StateInfo, *, as_tuples: bool, in_place: bool) -> HeapTable:
-        return make_heap_cells(info, as_tuples=as_tuples, in_place=in_place)
+        kinds: dict[str, type[HeapTable]] = {"list": HeapItems, "map": HeapEntries, "timers": HeapTimers}
+        return kinds.get(info.shape, HeapThings if in_place else HeapValues)(info, as_tuples=as_tuples)
 
     def load_rows(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
         table = self.cells[state]
@@ -56,7 +69,7 @@ class HeapBackend(CellBackend):
             table.tidy(budget)
 
     def freeze_rows(self) -> FrozenHeap:
-        """What changed since the last freeze. Costs the same whatever the size of the state."""
+        """Return what changed since the last freeze, in a time that doesn't depend on the size of the state."""
         return FrozenHeap(list(self.cells.values()), self.key_group_count)
 
 
@@ -97,7 +110,7 @@ class _FrozenLayer:
         self.rows: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}  # set, and deleted
 
     def take(self) -> None:
-        """Turns the entries into rows."""
+        """Turn the entries into rows."""
         layer, changes = self.layer, self.layer.changes
         pace = Pace(rest_factor=REST)
         all_keys, all_values = iter(changes), iter(changes.values())
@@ -116,12 +129,12 @@ class _FrozenLayer:
             layer.missing = _missing(changes, layer.below, pace)
             self.complete = layer.missing is not None
             if layer.missing:
-                # To write everything is cheaper than to merge nearly everything with older files.
+                # Writing everything is cheaper than merging nearly everything with older files.
                 self.rows[False].append(_batch(self.table, list(layer.missing), list(layer.missing.values())))
         layer.may_hold_gone = bool(self.rows[True])  # a key that was deleted may have been set again
         layer.read = True
         if layer.is_private:
-            while len(changes) > MAX_REUSED_ENTRIES:  # to drop it whole would be one long step
+            while len(changes) > MAX_REUSED_ENTRIES:  # to drop all at once would be one long step
                 deque(starmap(changes.popitem, repeat((), pace.entries)), maxlen=0)
                 pace.rest_if_due()
             changes.clear()
@@ -140,7 +153,7 @@ class _FrozenLayer:
 
 
 def _missing(changes: dict[Any, Any], below: dict[Any, Any], pace: Pace) -> dict[Any, Any] | None:
-    """What is only below; None where that is much. Nobody writes to what is below until the layer was read."""
+    """Return the entries that only `below` has; None if there are many. `below` doesn't change until the layer was read."""
     if not nearly_covers(changes, below):
         return None
     missing: dict[Any, Any] = {}
@@ -163,13 +176,14 @@ def _batch(table: HeapTable, keys: list[Any], values: list[Any]) -> pa.RecordBat
         ]
     except SchemaError as error:
         raise SchemaError(
-            f"state {table.info.name!r} of type {ddl_of(value_type)} holds a value that can't be written: {error}"
+            f"state {table.info.name!r} of type {ddl_of(value_type)} holds a value that can't be written: {error}. "
+            f"Change the function or the declaration"
         ) from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _emptying(things: list[T]) -> Iterator[T]:
-    """Lets go of what was used."""
+    """Yield the things, and hold none of them after that."""
     things.reverse()
     while things:
         yield things.pop()

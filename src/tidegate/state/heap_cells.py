@@ -1,15 +1,16 @@
-"""The cells of the heap backend, over its two kinds of tables (heap_layers.py), and the shapes that get a faster way."""
+"""The cells of the heap backend, over its two kinds of tables (heap_layers.py), and faster versions of some shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tidegate.state.cells import ABSENT, GONE, Cells, ListCells, MapCells
+from tidegate.state.cells import ABSENT, GONE, Cells, Cursor, ListCells, MapCells
+from tidegate.state.descriptors import Descriptor
 from tidegate.state.expiring import ExpiringThings, Slices
-from tidegate.state.heap_layers import DoubledTable, HeapTable, Layer, LayeredTable
+from tidegate.state.heap_layers import DoubledTable, Layer, LayeredTable
 from tidegate.state.sections import StateInfo
-from tidegate.state.shapes import Row, Shape, Value
+from tidegate.state.shapes import Row, Value
 
 _NOTHING: dict[Any, Any] = {}  # never written to
 
@@ -35,7 +36,7 @@ class HeapValues(LayeredTable, Cells):
 
 
 class HeapTimers(HeapValues):
-    """Lists of times. To move a timer is to delete it and to set it again, so it is counted how many keys are gone."""
+    """Lists of times. To move a timer is to delete it and to set it again, so the keys that are GONE are counted."""
 
     __slots__ = ("gone_count",)
 
@@ -129,16 +130,11 @@ class HeapEntries(DoubledTable, MapCells):
         return len(self.main.get(key, _NOTHING))
 
 
-def make_heap_cells(info: StateInfo, *, as_tuples: bool, in_place: bool) -> HeapTable:
-    kinds: dict[str, type[HeapTable]] = {"list": HeapItems, "map": HeapEntries, "timers": HeapTimers}
-    return kinds.get(info.shape, HeapThings if in_place else HeapValues)(info, as_tuples=as_tuples)
-
-
 # ------------------------------------------------------------------------------------------------------ fast shapes
 
 
 class HeapValue(Value):
-    """A value without the calls to its cells, each of which takes 22 ns, and `get` and `set` without them 50."""
+    """A value without calls to its cells: such a call takes 22 ns, and `get` and `set` without it 50."""
 
     __slots__ = ()
     cells: HeapValues
@@ -157,7 +153,7 @@ class HeapValue(Value):
 
 
 class HeapRow(Row, HeapValue):
-    """The same for a struct as a tuple."""
+    """A `HeapValue` for a struct that is held as a tuple."""
 
     __slots__ = ()
 
@@ -167,7 +163,7 @@ class HeapRow(Row, HeapValue):
 
 
 class HeapExpiringThings(ExpiringThings):
-    """Things with a ttl, in the same way."""
+    """Things with a ttl, without calls to the cells of the table."""
 
     cells: HeapThings
     index: Slices
@@ -190,4 +186,34 @@ class HeapExpiringThings(ExpiringThings):
         cells.main[key] = cells.fresh[key] = (thing, self.end)
 
 
-FAST_SHAPES: dict[type[Shape], type[Shape]] = {Value: HeapValue, Row: HeapRow}
+class HeapExpiringValue(Value):
+    """A value with a ttl that reads don't renew: a read is one access to a dictionary and one comparison."""
+
+    __slots__ = ("now_ms", "table")
+    cells: HeapExpiringThings
+
+    def __init__(self, descriptor: Descriptor, cells: HeapExpiringThings, cursor: Cursor) -> None:
+        super().__init__(descriptor, cells, cursor)
+        self.table, self.now_ms = cells.cells, cells.now_ms
+
+    def get(self) -> Any:
+        pair = self.table.main.get(self.cursor.key)
+        if pair is None:
+            value = self.default
+        elif pair[1] > self.now_ms():
+            value = pair[0]
+        else:
+            return super().get()
+        return value if self.copied is None else self.copied(value)
+
+    def set(self, value: Any) -> None:
+        if type(value) is not self.plain:
+            value = self.convert(value)
+        key, cells, table = self.cursor.key, self.cells, self.table
+        if (now := self.now_ms()) != cells.now:
+            cells.tick(now)
+        pair = table.main.get(key)
+        if pair is not None and cells.start <= pair[1] < cells.stop:
+            table.main[key] = table.fresh[key] = (value, cells.end)
+        else:
+            cells.write_back(key, value)

@@ -1,33 +1,33 @@
-"""What the tables of the heap backend are made of: dictionaries, frozen in O(1).
+"""The tables of the heap backend: dictionaries that are frozen in O(1).
 
 Theory of operation. What was set since the last freeze is in the dictionary `fresh`, with GONE for keys that were deleted
-since. A freeze hands `fresh` over as a `Layer` and begins a new one, which costs the same whatever the size of the state. So
-what is frozen is exactly what changed (the paper, section 4.2, copies the table array and shares chains, and calls
-incremental snapshots of it conceivable). The loop never writes to a layer until it was read, so a background thread reads
-it without a lock, while the loop goes on.
+since. A freeze hands `fresh` over as a `Layer` and begins a new dictionary, in a time that doesn't depend on the size of the
+state. So what is frozen is exactly what changed (the paper, section 4.2, copies the table array and shares chains, and calls
+incremental snapshots of it conceivable). The loop never writes to a layer before it was read, so a background thread reads
+it without a lock, while the loop continues.
 
-There are two kinds, for what is at hand in memory makes most of the difference:
-- Values that are replaced whole (`LayeredTable`) are in one place only. A read looks into `fresh` first, then into layers,
-  then into `main`; a write goes to `fresh`. A layer that was read is moved into `main` in small steps.
-- Lists, maps and accumulators, which change in place, and state with a ttl, which is read whenever it is written
-  (`DoubledTable`), are in `main` always, and in `fresh` as well if they have changed: the very same object. GONE in `fresh`
-  is absence in main.
+There are two kinds of tables:
+- `LayeredTable` is for values that are replaced whole. Each is in one place only. A read looks into `fresh` first, then into
+  the layers, then into `main`; a write goes to `fresh`. A layer that was read is moved into `main` in small steps.
+- `DoubledTable` is for lists, maps and accumulators, which change in place, and for state with a ttl, which is read whenever
+  it is written. They are always in `main`, and if they have changed in `fresh` as well: the same object. A key that is GONE
+  in `fresh` is not in `main`.
 
-Where nearly everything changes between two freezes, a new dictionary would soon hold what the old one holds, and each key's
-way there costs more than to copy all of them at once. So if `fresh` isn't large, it is *reused* in that case: the
-layer is a copy of it, and the next layer holds all of it again, changed or not. Every now and then it isn't reused, to see
-how much changes.
+If nearly everything changes between two freezes, a new `fresh` would soon hold all the keys of the old one, and to insert
+them one by one costs more than to copy the dictionary. So such a `fresh`, if it isn't large, is *reused*: the layer is a copy
+of it, and the next layer holds all of it again, changed or not. From time to time it isn't reused, to measure how much
+changes.
 
 Invariants:
 - A key that is GONE in `fresh` or a layer is in something below it, or was in `fresh` when that was reused.
-- A list or dict that a layer holds is never changed in place as long as somebody may read that layer: a copy takes its
-  place first. And none is held by the user as well: they are copied on their way in and out (values.py).
-- Every entry of main is in some layer or in `fresh`, except those that were loaded as `known`.
+- A list or dict that a layer holds is never changed in place while a reader may read that layer: it is replaced by a copy
+  first. The user holds none of them: they are copied on their way in and out (values.py).
+- Every entry of `main` is in some layer or in `fresh`, except those that were loaded as `known`.
 
-What grows with the state even so: a Python dictionary that fills up is copied to twice its size at once, which takes
-some milliseconds from a hundred thousand entries on. That happens to main when the state grows, and to `fresh` when as
-many keys change between two freezes. The list or dictionary of one key is copied whole when it is changed for the first
-time after a freeze, until the layer was read. Keys that come and go after `fresh` was reused leave their GONE in it until
+What grows with the state: a Python dictionary that fills up is copied to twice its size at once, which takes some
+milliseconds from a hundred thousand entries on. That happens to `main` when the state grows, and to `fresh` when as many
+keys change between two freezes. The list or dictionary of one key is copied whole when it is changed for the first time
+after a freeze, until the layer was read. Keys that are added and deleted after `fresh` was reused stay in it as GONE until
 the next freeze.
 
 The cells over them are in heap_cells.py.
@@ -35,7 +35,9 @@ The cells over them are in heap_cells.py.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import repeat, starmap
 from typing import Any
 
@@ -44,41 +46,31 @@ from tidegate.state.sections import StateInfo
 
 # A layer is moved into main in about this many steps.
 BACKLOG_STEPS = 1024
-# `fresh` is reused if its size differs no more than this from that of what is below it, if it has no more entries than this
-# (a copy of as many takes about a millisecond), and was not reused more often than this in a row.
+# `fresh` is reused if its size differs by no more than this share from that of `main`, if it has no more than this number of
+# entries (a copy of them takes about a millisecond), and if it was reused no more often than this in a row.
 MAX_MISSING_SHARE = 0.125
 MAX_REUSED_ENTRIES = 1 << 16
 MAX_REUSES = 15
 
 
+@dataclass(slots=True, eq=False)
 class Layer:
     """What changed between two freezes.
 
-    Its reader, in another thread, takes the entries out and then sets `read`; the loop looks at that first.
+    Its reader, in another thread, takes the entries out and then sets `read`; the loop checks `read` first.
     """
 
-    __slots__ = ("below", "changes", "entry_count", "is_private", "may_hold_gone", "missing", "read")
-
-    def __init__(
-        self,
-        changes: dict[Any, Any],
-        *,
-        may_hold_gone: bool,
-        is_private: bool,
-        entry_count: int | None = None,
-        below: dict[Any, Any] | None = None,
-    ) -> None:
-        self.changes = changes
-        self.may_hold_gone = may_hold_gone
-        self.is_private = is_private  # the reader's: the table can do without it
-        self.entry_count = entry_count  # how many entries the table had at the freeze
-        self.below = below  # instead of `entry_count`: what the layer lies on, if that is one dictionary
-        self.missing: dict[Any, Any] | None = None  # what only `below` holds, where the reader found that it is little
-        self.read = False
+    changes: dict[Any, Any]
+    may_hold_gone: bool
+    is_private: bool  # belongs to the reader: the table doesn't need it
+    entry_count: int | None = None  # how many entries the table had at the freeze
+    below: dict[Any, Any] | None = None  # instead of `entry_count`: what is below the layer, if that is one dictionary
+    missing: dict[Any, Any] | None = None  # what only `below` holds, if the reader found that it is little
+    read: bool = False
 
 
 class HeapTable(AnyCells):
-    """The entries of one state. Its subclasses are the two kinds."""
+    """The entries of one state. There are two kinds, the subclasses below."""
 
     __slots__ = ("as_tuples", "fresh", "info", "main", "may_hold_gone")
     in_memory = True
@@ -90,19 +82,19 @@ class HeapTable(AnyCells):
         self.fresh: dict[Any, Any] = {}
         self.may_hold_gone = False  # whether something was deleted since the last freeze
 
+    @abstractmethod
     def held(self) -> dict[Any, Any]:
-        """All of them. Not to be changed."""
-        raise AssertionError("of the subclass")
+        """Return all entries. The caller doesn't change them."""
 
-    def freeze(self) -> Layer:
-        raise AssertionError("of the subclass")
+    @abstractmethod
+    def freeze(self) -> Layer: ...
 
+    @abstractmethod
     def tidy(self, budget: int) -> None:
-        """A step of what is left to do with layers that were read. `budget` is in entries."""
-        raise AssertionError("of the subclass")
+        """Do a step of the work on layers that were read. `budget` is in entries."""
 
-    def load(self, keys: Iterable[Any], values: Iterable[Any], *, known: bool) -> None:
-        raise AssertionError("of the subclass")
+    @abstractmethod
+    def load(self, keys: Iterable[Any], values: Iterable[Any], *, known: bool) -> None: ...
 
 
 class DoubledTable(HeapTable):
@@ -114,7 +106,7 @@ class DoubledTable(HeapTable):
         super().__init__(info, as_tuples=as_tuples)
         self.alone = True  # whether no layer or snapshot below `fresh` can hold anything
         self.unread: list[Layer] = []
-        self.shared = False  # whether somebody may be reading what isn't in `fresh`
+        self.shared = False  # whether a thread may be reading what isn't in `fresh`
 
     def held(self) -> dict[Any, Any]:
         return self.main
@@ -132,8 +124,6 @@ class DoubledTable(HeapTable):
         """Return whether no reader can see what the table holds for the key."""
         return not self.shared or key in self.fresh
 
-    # Layers.
-
     def freeze(self) -> Layer:
         layer = Layer(self.fresh, may_hold_gone=self.may_hold_gone, is_private=True, entry_count=len(self.main))
         self.fresh, self.may_hold_gone = {}, False
@@ -143,12 +133,12 @@ class DoubledTable(HeapTable):
         return layer
 
     def tidy(self, budget: int) -> None:
-        """Notices that layers were read."""
+        """Forget layers that were read."""
         if self.shared:
             self.unread = [layer for layer in self.unread if not layer.read]
             self.shared = bool(self.unread)
         if not self.main:
-            self.main = {}  # a dictionary keeps the room that it had
+            self.main = {}  # an emptied dictionary keeps its memory
             if self.alone:
                 self.fresh = {}
 
@@ -173,7 +163,7 @@ class LayeredTable(HeapTable):
         self.reuse_count = 0  # how many freezes `fresh` has lived through
 
     def below(self, key: Any) -> Any:
-        """What there is under `fresh` for the key, or GONE."""
+        """Return what is below `fresh` for the key, or GONE."""
         for layer in reversed(self.layers):
             value = layer.changes.get(key, ABSENT)
             if value is not ABSENT:
@@ -214,11 +204,11 @@ class LayeredTable(HeapTable):
             return False
         if self.reuse_count:
             return self.reuse_count < MAX_REUSES
-        # Where there is much less below, most is new, and nobody knows how much of it will change again.
+        # If there is much less in `main`, most of `fresh` is new, and how much of it will change again isn't known.
         return bool(self.main) and nearly_covers(self.fresh, self.main) and nearly_covers(self.main, self.fresh)
 
     def tidy(self, budget: int) -> None:
-        """Moves entries of layers that were read into main: `budget`, and more the more there are."""
+        """Move entries of layers that were read into `main`: `budget` entries, and a share of the rest."""
         while self.layers and self.layers[0].read and budget > 0:
             layer = self.layers[0]
             if not layer.is_private:
@@ -226,14 +216,14 @@ class LayeredTable(HeapTable):
                 if layer.changes:
                     return
             elif layer.missing is not None and len(self.layers) == 1:
-                # With that, all of main is in what was reused.
+                # After this all of `main` is in the `fresh` that was reused.
                 for key, value in layer.missing.items():
                     self.fresh.setdefault(key, value)
                 self.main = {}
             del self.layers[0]
 
     def _move(self, layer: Layer, budget: int) -> int:
-        """What is left of the budget."""
+        """Move entries of a layer into `main`; return what is left of the budget."""
         changes = layer.changes
         if not self.main and not layer.may_hold_gone:
             self.main, layer.changes = changes, {}
@@ -256,5 +246,5 @@ class LayeredTable(HeapTable):
 
 
 def nearly_covers(changes: dict[Any, Any], below: dict[Any, Any]) -> bool:
-    """As far as their sizes tell."""
+    """Return whether `changes` could hold nearly all keys of `below`, by their sizes."""
     return len(changes) >= (1 - MAX_MISSING_SHARE) * len(below)

@@ -1,166 +1,115 @@
 """State that belongs to a subtask, not to a key: operator lists and broadcast dictionaries.
 
-Both are small by nature (offsets, rules, buffers), so a freeze copies them. A broadcast dictionary is the same on every
-subtask at a marker, because all of them have seen the same elements of the broadcast side; subtask 0 writes it for all.
+Both are small (offsets, rules, buffers), so a freeze copies them. They are shapes of state (shapes.py) over cells of the
+heap that have one key. A broadcast dictionary is the same on every subtask at a marker, because all subtasks have seen the
+same elements of the broadcast side; subtask 0 writes it for all.
 
-Invariant: no list or dict in a state is held by the user as well (values.py), and none is changed in place; so the copy
-that a freeze makes need not be deep.
+Invariant: the user holds no list or dict of a state (values.py), and none is changed in place. So the copy that a freeze
+makes need not be deep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import count, islice
 from typing import Any
 
 import pyarrow as pa
 
 from tidegate.errors import JobError, SchemaError
+from tidegate.state.cells import Cursor
 from tidegate.state.descriptors import Descriptor
+from tidegate.state.heap_cells import HeapEntries, HeapItems
 from tidegate.state.sections import FrozenState, Section, StateInfo, StateKind
+from tidegate.state.shapes import List, Map
 from tidegate.types import from_list, to_list
 
+_ONE_KEY = Cursor()
+_ONE_KEY.key = None
 
-class OperatorList:
+
+class OperatorList(List):
     """Operator list state, as the user's function sees it."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.info = descriptor.info()
-        self._convert = descriptor.converter()
-        self._copied = descriptor.form.copied
-        self._items: list[Any] = []
-
-    def get(self) -> tuple[Any, ...]:
-        return tuple(self._items) if self._copied is None else tuple(map(self._copied, self._items))
-
-    def add(self, item: Any) -> None:
-        self._items.append(self._convert(item))
-
-    def extend(self, items: Iterable[Any]) -> None:
-        self._items.extend(list(map(self._convert, items)))
-
-    def replace(self, items: Iterable[Any]) -> None:
-        self._items = list(map(self._convert, items))
-
-    def clear(self) -> None:
-        self._items = []
+        super().__init__(descriptor, HeapItems(self.info), _ONE_KEY)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get())
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self.cells.items(None))
 
     def load(self, rows: pa.RecordBatch) -> None:
-        self._items.extend(to_list(rows.column("value")))
+        self.cells.extend(None, to_list(rows.column("value")))
 
     def freeze(self) -> list[Any]:
-        return list(self._items)
+        return list(self.cells.items(None))
 
 
 class UnionList(OperatorList):
-    """A list that everyone gets whole at a restore, and writes whole at the next snapshot. Each item carries an id from
-    where it was added, by which the copies are known for one: however often a job restarts, the list doesn't grow
+    """A list that every subtask gets whole at a restore, and writes whole at the next snapshot. Each item has an id from the
+    subtask that added it, by which its copies are found to be one item: the list doesn't grow however often a job restarts
     (docs/promises.md, row 16)."""
 
     def __init__(self, descriptor: Descriptor, *, origin: str) -> None:
         super().__init__(descriptor)
-        self._origin = origin
-        self._added = 0
-        self._ids: list[str] = []
-
-    def add(self, item: Any) -> None:
-        super().add(item)
-        self._name_new()
-
-    def extend(self, items: Iterable[Any]) -> None:
-        super().extend(items)
-        self._name_new()
+        self._new_ids = map(f"{origin}-{{}}".format, count())
+        self._ids: list[str] = []  # of the first items; a freeze gives the rest theirs
 
     def replace(self, items: Iterable[Any]) -> None:
         super().replace(items)
         self._ids = []
-        self._name_new()
 
     def clear(self) -> None:
         super().clear()
         self._ids = []
 
     def load(self, rows: pa.RecordBatch) -> None:
+        self._ids += islice(self._new_ids, len(self) - len(self._ids))
         known = set(self._ids)
-        for row in to_list(rows.column("value")):
-            if row["id"] not in known:
-                known.add(row["id"])
-                self._ids.append(row["id"])
-                self._items.append(row["item"])
+        new = {row["id"]: row["item"] for row in to_list(rows.column("value")) if row["id"] not in known}
+        self._ids += new
+        self.cells.extend(None, list(new.values()))
 
     def freeze(self) -> list[Any]:
-        return [{"id": name, "item": item} for name, item in zip(self._ids, self._items, strict=True)]
-
-    def _name_new(self) -> None:
-        while len(self._ids) < len(self._items):
-            self._ids.append(f"{self._origin}-{self._added}")
-            self._added += 1
+        self._ids += islice(self._new_ids, len(self) - len(self._ids))
+        return [{"id": name, "item": item} for name, item in zip(self._ids, self.cells.items(None), strict=True)]
 
 
-class BroadcastMap:
+class BroadcastMap(Map):
     """Broadcast state, as the user's function sees it. `writable` is True only while the broadcast side is processed."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.info = descriptor.info()
+        super().__init__(descriptor, HeapEntries(self.info), _ONE_KEY)
         self.writable = False
-        self._convert = descriptor.converter()
-        self._convert_key = descriptor.key_converter()
-        self._copied = descriptor.form.copied
-        self._items: dict[Any, Any] = {}
-
-    def get(self, item: Any, default: Any = None) -> Any:
-        if item not in self._items:
-            return default
-        value = self._items[item]
-        return value if self._copied is None else self._copied(value)
 
     def put(self, item: Any, value: Any) -> None:
         self._check_writable()
-        self._items[self._convert_key(item)] = self._convert(value)
+        super().put(item, value)
 
     def remove(self, item: Any) -> None:
         self._check_writable()
-        self._items.pop(item, None)
-
-    def items(self) -> tuple[tuple[Any, Any], ...]:
-        return tuple(zip(self._items, self.values(), strict=True))
-
-    def keys(self) -> tuple[Any, ...]:
-        return tuple(self._items)
-
-    def values(self) -> tuple[Any, ...]:
-        values = self._items.values()
-        return tuple(values) if self._copied is None else tuple(map(self._copied, values))
+        super().remove(item)
 
     def clear(self) -> None:
         self._check_writable()
-        self._items.clear()
-
-    def __contains__(self, item: Any) -> bool:
-        return item in self._items
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.keys())
-
-    def __len__(self) -> int:
-        return len(self._items)
+        super().clear()
 
     def load(self, rows: pa.RecordBatch) -> None:
-        self._items.update((row["key"], row["value"]) for row in to_list(rows.column("value")))
+        for row in to_list(rows.column("value")):
+            self.cells.put(None, row["key"], row["value"])
 
     def freeze(self) -> list[Any]:
-        return [{"key": item, "value": value} for item, value in self._items.items()]
+        return [{"key": item, "value": value} for item, value in self.cells.entries(None).items()]
 
     def _check_writable(self) -> None:
         if not self.writable:
             raise JobError(
                 f"broadcast state {self.info.name!r} can be written in process_broadcast only: elsewhere "
-                f"the subtasks would come to hold different things"
+                f"the subtasks would come to hold different values"
             )
 
 
@@ -204,7 +153,7 @@ class OperatorStates:
 
 
 class FrozenItems:
-    """Copies of operator states; also the way in which sources and sinks hand in their offsets and committables."""
+    """Copies of operator states. Sources and sinks hand over their offsets and committables in the same way."""
 
     complete = True
 
@@ -224,7 +173,7 @@ class FrozenItems:
                 try:
                     column = from_list(items, info.schema.field("value").type)
                 except SchemaError as error:
-                    raise SchemaError(f"state {info.name!r} holds something that was not declared: {error}") from error
+                    raise SchemaError(f"state {info.name!r} holds a value of another type than declared: {error}") from error
                 yield Section(info.name, None, pa.RecordBatch.from_arrays([column], schema=info.schema))
 
     def release(self) -> None:
@@ -255,7 +204,7 @@ class FrozenTogether:
 
 
 def frozen_in(frozen: FrozenState | None) -> tuple[FrozenState, ...]:
-    """What it is made of; nothing where there is none."""
+    """Return the frozen states that it consists of; none for None."""
     if frozen is None:
         return ()
     return frozen.parts if isinstance(frozen, FrozenTogether) else (frozen,)

@@ -1,10 +1,10 @@
-"""The shapes of keyed state, each written once: what the user's function calls, over the cells of any backend (cells.py).
+"""The shapes of keyed state: what the user's function calls. Each is written once, over the cells of any backend (cells.py).
 
-A shape works on the key that the cursor is at. It brings what comes in into the form in which state holds it, and copies
-what goes out if that could be changed in place (values.py). It knows nothing of a time to live: cells with one are cells
-like any others (expiring.py).
+A shape works on the current key, which is the cursor's. It converts values that come in to the form in which state holds
+them, and copies values that go out if they could be changed in place (values.py). Shapes know nothing of a time to live:
+to them, cells that expire are like any others (expiring.py).
 
-The methods are those of the protocols in descriptors.py.
+The methods are those of the protocols in handles.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.state.values import NoSuchValue, detached, form_of
 
 
 class Shape:
-    """What all shapes have in common."""
+    """The common part of all shapes."""
 
     __slots__ = ("cells", "copied", "cursor", "convert", "plain")
 
@@ -54,7 +54,7 @@ class Value(Shape):
 
 
 class Row(Value):
-    """A struct of plain fields that is given and held as a tuple, which takes a third of a dict's memory, and no copies."""
+    """A struct of plain fields, given and held as a tuple. It takes a third of a dict's memory and needs no copies."""
 
     __slots__ = ("types",)
 
@@ -72,19 +72,21 @@ class Row(Value):
 
 
 class Reducing(Shape):
-    __slots__ = ("function",)
+    __slots__ = ("function", "result")
     cells: Cells
 
     def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
         super().__init__(descriptor, cells, cursor)
         assert descriptor.add is not None
-        self.function = descriptor.add
+        self.function, self.result = descriptor.add, descriptor.result
 
     def get(self) -> Any:
         merged = self.cells.get(self.cursor.key)
         if merged is GONE:
             return None
-        return merged if self.copied is None else self.copied(merged)
+        if self.copied is not None:
+            merged = self.copied(merged)
+        return merged if self.result is None else self.result(merged)
 
     def add(self, item: Any) -> None:
         key = self.cursor.key
@@ -96,29 +98,18 @@ class Reducing(Shape):
         self.cells.write_back(key, item)
 
 
-class Aggregating(Shape):
+class Aggregating(Reducing):
     """`add` may change an accumulator in place, unless a reader can see it: then it gets a copy."""
 
-    __slots__ = ("create", "function", "long", "result")
-    cells: Cells
+    __slots__ = ("create", "long")
 
     def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
         super().__init__(descriptor, cells, cursor)
-        assert descriptor.add is not None and descriptor.create is not None
+        assert descriptor.create is not None
         self.create = descriptor.create
-        self.function = descriptor.add
-        self.result = descriptor.result
-        # What functions have put into a list or dictionary is checked when memory becomes rows. Elsewhere it is now, or
-        # bytes would be written that no other reader can take for the declared type.
+        # What functions put into a list or dictionary in memory is checked when it becomes rows. Cells that are not in
+        # memory write bytes, which have to be of the declared type: there it is checked now.
         self.long = descriptor.form.long if cells.in_memory else NoSuchValue
-
-    def get(self) -> Any:
-        accumulator = self.cells.get(self.cursor.key)
-        if accumulator is GONE:
-            return None
-        if self.copied is not None:
-            accumulator = self.copied(accumulator)
-        return accumulator if self.result is None else self.result(accumulator)
 
     def add(self, item: Any) -> None:
         key = self.cursor.key

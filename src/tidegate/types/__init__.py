@@ -1,4 +1,4 @@
-"""Types as Spark names them, Arrow's types, and the way between Python values and Arrow columns.
+"""Types as Spark names them, Arrow's types, and conversions between Python values and Arrow columns.
 
 The engine works with Arrow types only; users write DDL text, and their functions see Python values.
 

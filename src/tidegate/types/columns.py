@@ -1,6 +1,6 @@
 """One Arrow column as Python values (`to_list`) and back (`from_list`).
 
-Both are called in the hottest loop there is: C code over whole columns does the work.
+Both are called in the hottest loop, so C code over whole columns does the work.
 
 Invariants:
 - `to_list(from_list(values, t))` equals `values`: maps and structs come back as dicts, a timestamp as an aware datetime
@@ -26,15 +26,15 @@ import pyarrow as pa
 from tidegate.errors import SchemaError
 from tidegate.types.ddl import ddl_of
 
-# From Arrow to Python. Arrow's own `to_pylist` is the fastest way for strings, bools, decimals and what nests them. For
-# numbers numpy is a little faster, for dates and timestamps thirty times.
+# From Arrow to Python. Arrow's own `to_pylist` is the fastest way for strings, bools, decimals and nested types of these.
+# For numbers numpy is a little faster, for dates and timestamps thirty times.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")
 
 
 def to_list(array: pa.Array) -> list[Any]:
-    """The column as Python values, None for null."""
+    """Return the column as Python values, None for null."""
     convert = _TO_LIST.get(array.type.id)
     values: list[Any] = array.to_pylist() if convert is None else convert(array)
     return values
@@ -48,11 +48,11 @@ def _numbers_to_list(array: pa.Array) -> list[Any]:
 def _moments_to_list(array: pa.Array) -> list[Any]:
     moments = array.to_numpy(zero_copy_only=False)
     if moments.dtype == "datetime64[ns]":
-        moments = moments.astype("datetime64[us]")  # finer than Python's, but always within its years
-    # numpy would give bare numbers for these. Nulls are NaT here, which compares false, and become None.
+        moments = moments.astype("datetime64[us]")  # finer than Python's times, but always within Python's years
+    # numpy would return bare numbers for these. Nulls are NaT here, which compares false, and become None.
     outside = (moments < _FIRST.astype(moments.dtype)) | (moments > _LAST.astype(moments.dtype))
     if outside.any():
-        raise SchemaError(f"{moments[outside][0]} is outside of the years 1 to 9999, all that Python can hold")
+        raise SchemaError(f"{moments[outside][0]} is outside of the years 1 to 9999, the only ones that Python can hold")
     if array.type.id == _DATE or array.type.tz is None:
         values: list[Any] = moments.tolist()
         return values
@@ -85,13 +85,13 @@ def _nested_to_list(array: pa.Array) -> list[Any]:
 
 
 def _holds_maps_or_moments(arrow: pa.DataType) -> bool:
-    """Maps in Arrow's `to_pylist` are lists of pairs, and its dates are slow."""
+    """Return whether `to_pylist` isn't used for the type: it makes lists of pairs of maps, and is slow for dates."""
     return arrow.id in (_MAP, _DATE, _TIMESTAMP) or any(
         _holds_maps_or_moments(arrow.field(index).type) for index in range(arrow.num_fields)
     )
 
 
-# Arrow's type ids, by which the tables below are looked up.
+# Arrow's type ids, the keys of the tables below.
 _INTS = {pa.int8().id: "b", pa.int16().id: "h", pa.int32().id: "i", pa.int64().id: "q"}  # with struct's codes
 _FLOATS = (pa.float32().id, pa.float64().id)
 _STRINGS = (pa.string().id, pa.large_string().id)
@@ -108,10 +108,10 @@ _TO_LIST: dict[int, Callable[[pa.Array], list[Any]]] = {
 
 
 # From Python to Arrow. pyarrow alone would cut 1.5 to 1 in a long column, make 1.0 of True and text of bytes, so the
-# Python types are checked first: by C code over the whole column, by hand only when there is an error to describe.
+# Python types are checked first: by C code over the whole column, and one by one only when there is an error to describe.
 
-_FEW = 256  # below this many values numpy's fixed cost is more than a look at each
-_REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_FEW = 256  # for fewer values numpy's fixed cost is higher than that of a look at each
+_REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError, struct.error)
 _PYTHON_TYPES: dict[int, tuple[type, ...]] = {
     pa.bool_().id: (bool, np.bool_),
     **dict.fromkeys(_INTS, (int, np.integer)),
@@ -128,10 +128,14 @@ _PYTHON_TYPES: dict[int, tuple[type, ...]] = {
 
 
 def from_list(values: Sequence[Any], type: pa.DataType) -> pa.Array:
-    """The column of these Python values, None for null. Raises `SchemaError` where one isn't a value of `type`."""
+    """Return the column of these Python values, None for null. Raise `SchemaError` if one isn't a value of `type`."""
     quick = _FROM_LIST.get(type.id)
-    if quick is not None and (array := quick(values, type)) is not None:
-        return array
+    if quick is not None:
+        try:
+            if (array := quick(values, type)) is not None:
+                return array
+        except _REFUSALS:
+            pass
     if _fits(values, type):
         try:
             return pa.array(values, type=type)
@@ -140,26 +144,23 @@ def from_list(values: Sequence[Any], type: pa.DataType) -> pa.Array:
     raise SchemaError(_misfit(values, type))
 
 
+# Each of these is right for all values of most columns. It raises an error of `_REFUSALS` or returns None for the others.
+
+
 def _quick_ints(values: Sequence[Any], arrow: pa.DataType) -> pa.Array | None:
-    # struct takes ints alone and is three times as fast as pa.array; None, floats and what is too large it refuses.
-    try:
-        packed = struct.pack(f"<{len(values)}{_INTS[arrow.id]}", *values)
-    except (struct.error, TypeError, OverflowError):
-        return None
+    # struct takes only ints and is three times as fast as pa.array. It refuses None, floats and what is too large.
+    packed = struct.pack(f"<{len(values)}{_INTS[arrow.id]}", *values)
     array = pa.Array.from_buffers(arrow, len(values), [None, pa.py_buffer(packed)])
     return None if _hides_bools(values, array) else array
 
 
 def _quick_floats(values: Sequence[Any], arrow: pa.DataType) -> pa.Array | None:
-    try:
-        array = pa.array(values, type=arrow)
-    except _REFUSALS:
-        return None
+    array = pa.array(values, type=arrow)
     return None if _hides_bools(values, array) else array
 
 
 def _hides_bools(values: Sequence[Any], array: pa.Array) -> bool:
-    """Whether a bool was taken for a number. It can only hide where there is 0 or 1 now: look nowhere else."""
+    """Return whether a bool was taken for a number. Only numbers that are 0 or 1 now can have been one."""
     if len(values) > _FEW:
         numbers = array.to_numpy(zero_copy_only=False)
         suspects = np.flatnonzero((numbers == 0) | (numbers == 1))
@@ -168,31 +169,21 @@ def _hides_bools(values: Sequence[Any], array: pa.Array) -> bool:
     return bool in set(map(type, values))
 
 
-def _quick_bools(values: Sequence[Any], arrow: pa.DataType) -> pa.Array | None:
-    try:
-        return pa.array(values, type=arrow)  # strict by itself here
-    except _REFUSALS:
-        return None
-
-
-def _quick_strings(values: Sequence[Any], arrow: pa.DataType) -> pa.Array | None:
-    try:
-        "".join(values)  # the fastest way to ask whether all of them are str
-        return pa.array(values, type=arrow)
-    except _REFUSALS:
-        return None
+def _quick_strings(values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
+    "".join(values)  # the fastest way to check that all of them are str
+    return pa.array(values, type=arrow)
 
 
 _FROM_LIST: dict[int, Callable[[Sequence[Any], pa.DataType], pa.Array | None]] = {
     **dict.fromkeys(_INTS, _quick_ints),
     **dict.fromkeys(_FLOATS, _quick_floats),
     **dict.fromkeys(_STRINGS, _quick_strings),
-    pa.bool_().id: _quick_bools,
+    pa.bool_().id: pa.array,  # which is strict for bools
 }
 
 
 def _fits(values: Sequence[Any], arrow: pa.DataType, *, nullable: bool = True) -> bool:
-    """Whether the Python types of all values, nested ones too, are those of `arrow`. Ranges are pa.array's to check."""
+    """Return whether the Python types of all values, nested ones too, are those of `arrow`. pa.array checks ranges."""
     if pa.types.is_dictionary(arrow):
         return _fits(values, arrow.value_type, nullable=nullable)
     kinds = set(map(type, values))
@@ -220,7 +211,7 @@ def _fits(values: Sequence[Any], arrow: pa.DataType, *, nullable: bool = True) -
 
 
 def _structs_fit(values: list[Any], arrow: pa.DataType) -> bool:
-    """A struct is a dict with exactly the fields' names, or a tuple of their values in order."""
+    """Return whether each value is a dict with exactly the fields' names, or a tuple of the fields' values in order."""
     names = dict.fromkeys(field.name for field in arrow)
     dicts = [value for value in values if isinstance(value, dict)]
     tuples = [value for value in values if isinstance(value, tuple)]
@@ -233,7 +224,7 @@ def _structs_fit(values: list[Any], arrow: pa.DataType) -> bool:
 
 
 def _misfit(values: Sequence[Any], arrow: pa.DataType) -> str:
-    """Describes the first value that doesn't fit."""
+    """Describe the first value that doesn't fit."""
     for index, value in enumerate(values):
         reason = f"it is of the Python type {type(value).__name__}"
         if arrow.id == _TIMESTAMP and isinstance(value, datetime):
@@ -249,7 +240,7 @@ def _misfit(values: Sequence[Any], arrow: pa.DataType) -> str:
         except _REFUSALS as refusal:
             reason = str(refusal)
         return f"{shown(value)} at index {index} is no {ddl_of(arrow)}: {reason}"
-    return f"the {len(values)} values, each of which fits alone, are together no column of type {ddl_of(arrow)}"
+    return f"the {len(values)} values, each of which fits alone, don't fit into one column of type {ddl_of(arrow)}"
 
 
 def shown(value: Any) -> str:

@@ -56,7 +56,7 @@ _MAX_DECIMAL_PRECISION = 38
 
 
 def parse_type(declared: Any) -> pa.DataType:
-    """The Arrow type of Spark DDL text such as "map<string, array<double>>", or of a pyspark `DataType`.
+    """Return the Arrow type of Spark DDL text such as "map<string, array<double>>", or of a pyspark `DataType`.
 
     An Arrow type is returned as it is, if Spark has a name for it.
     """
@@ -75,7 +75,7 @@ def parse_type(declared: Any) -> pa.DataType:
 
 
 def parse_schema(declared: Any) -> pa.Schema:
-    """The Arrow schema of Spark DDL text such as "auction long, price double", or of a pyspark `StructType`.
+    """Return the Arrow schema of Spark DDL text such as "auction long, price double", or of a pyspark `StructType`.
 
     An Arrow schema is returned as it is, if Spark has a name for each of its types.
     """
@@ -95,12 +95,12 @@ def parse_schema(declared: Any) -> pa.Schema:
     for index, field in enumerate(schema):
         parse_type(field.type)
         if field.name in schema.names[:index]:
-            raise SchemaError(f"the column {field.name!r} is there twice: {ddl_of(schema)}")
+            raise SchemaError(f"the column {field.name!r} is in the schema twice: {ddl_of(schema)}")
     return schema
 
 
 def ddl_of(declared: pa.Schema | pa.DataType) -> str:
-    """Spark DDL text for a schema or a type. A type that Spark has no name for keeps Arrow's, for messages."""
+    """Return Spark DDL text for a schema or a type. A type that Spark has no name for keeps Arrow's name, for messages."""
     if isinstance(declared, pa.Schema):
         return ", ".join(_ddl_of_field(field, separator=" ") for field in declared)
     return _spark_name(declared) or str(declared)
@@ -157,7 +157,7 @@ _TOKEN = re.compile(
 
 
 class _DdlReader:
-    """Recursive descent over the DDL text. Every error quotes the text and points at the place."""
+    """A recursive-descent parser of DDL text. Every error quotes the text and points at the position."""
 
     def __init__(self, text: str, *, what: str) -> None:
         self._text = text
@@ -262,10 +262,10 @@ class _DdlReader:
 
     def _take(self, wanted: str) -> None:
         if not self._take_if(wanted):
-            self._fail("a quoted text" if wanted == "text" else repr(wanted.upper()))
+            self._fail("quoted text" if wanted == "text" else repr(wanted.upper()))
 
     def _take_if(self, wanted: str) -> bool:
-        """Step behind `wanted`, which is a mark, a keyword in small letters, or "text" for any quoted text."""
+        """Skip `wanted`, which is a mark, a keyword in lower case, or "text" for any quoted text."""
         taken = self._kind == "text" if wanted == "text" else self._word == wanted
         self._next += taken
         return taken

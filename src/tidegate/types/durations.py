@@ -28,11 +28,11 @@ _DURATION_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 
 def parse_duration_ms(text: str | int | float | timedelta) -> int:
-    """Milliseconds of "1 s", "200 ms", "5 seconds", "1 minute 30 s", a timedelta, or a bare number of milliseconds.
+    """Return the milliseconds of "1 s", "200 ms", "5 seconds", "1 minute 30 s", a timedelta, or a number of milliseconds.
 
-    Rounded to whole milliseconds; what isn't zero never becomes zero.
+    They are rounded to whole milliseconds; what isn't zero never becomes zero.
     """
-    total_ms: float = -1  # no duration
+    total_ms: float = -1  # not a duration
     if isinstance(text, timedelta):
         total_ms = text / timedelta(milliseconds=1)
     elif isinstance(text, str):
@@ -44,7 +44,7 @@ def parse_duration_ms(text: str | int | float | timedelta) -> int:
         total_ms = text
     if not 0 <= total_ms < 2**53 or 0 < total_ms < 0.5:
         raise JobError(
-            f"{text!r} is no duration from a millisecond up: write it like '5 seconds', '200 ms', "
+            f"{text!r} is not a duration of a millisecond or more: write it like '5 seconds', '200 ms', "
             "'1 minute', '1 day', or as a number of milliseconds"
         )
     return round(total_ms)

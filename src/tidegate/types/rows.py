@@ -1,7 +1,7 @@
 """A batch as named tuples (`rows_of`) and back (`batch_of`).
 
-A row costs about 100 ns and, under Python's default gc thresholds, as much again for the collector, which looks at the
-young rows again and again: whoever makes rows in a hot loop should raise the thresholds (gc.set_threshold).
+A row costs about 100 ns and, under Python's default gc thresholds, as much again for the collector, which examines the
+young rows again and again. So raise the thresholds (gc.set_threshold) if you make rows in a hot loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.types.ddl import ddl_of
 
 
 def row_class(schema: pa.Schema) -> type[tuple[Any, ...]]:
-    """A named tuple class with the columns' names; those that a named tuple can't have are reached by getattr."""
+    """Return a named tuple class with the columns' names; names that a named tuple can't have are read by getattr."""
     return _row_class(tuple(schema.names))
 
 
@@ -35,13 +35,13 @@ def _row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-    """The batch as named tuples."""
+    """Return the batch as named tuples."""
     row = _row_class(tuple(batch.schema.names))
     return list(map(tuple.__new__, repeat(row), zip(*map(to_list, batch.columns), strict=True)))
 
 
 def batch_of(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
-    """The rows (tuples or lists; dicts too, slowly) as a batch. Raises `SchemaError` naming the row or the column."""
+    """Return the rows (tuples or lists; dicts too, slowly) as a batch. Raise `SchemaError` naming the row or the column."""
     if not rows:
         return pa.RecordBatch.from_pylist([], schema=schema)
     if not all(issubclass(kind, tuple | list) for kind in set(map(type, rows))):
@@ -71,7 +71,7 @@ def _positional(row: Any, index: int, schema: pa.Schema) -> Sequence[Any]:
     if isinstance(row, tuple | list):
         return row
     if not isinstance(row, dict):
-        hint = ", also where there is one column: (value,)" if len(schema) == 1 else ""
+        hint = ", also for one column: (value,)" if len(schema) == 1 else ""
         raise SchemaError(
             f"row {index} is {shown(row)}, of type {type(row).__name__}; expected a tuple, list or dict "
             f"of the columns {ddl_of(schema)}{hint}"

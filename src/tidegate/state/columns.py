@@ -1,6 +1,6 @@
 """Columns of state: keys and values as state holds them, to Arrow and back.
 
-What state holds has the form of values.py already, so most of it needs no second look on its way to a column.
+What state holds has the form of values.py already, so most of it needs no check on its way to a column.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tidegate.types import from_list, to_list
 
 
 def key_list(column: pa.Array) -> list[Any]:
-    """Keys as the tables hold them: hashable, and equal where they are one key. A struct and an array are tuples (so is
-    a key of several columns); NaN and zero have one form each."""
+    """Return keys as tables hold them: hashable, and equal if they are one key. Structs, arrays and keys of several columns
+    are tuples; NaN and zero have one form each."""
     kind = column.type
     if pa.types.is_struct(kind):
         return list(zip(*map(key_list, column.flatten()), strict=True))
@@ -39,7 +39,7 @@ def key_list(column: pa.Array) -> list[Any]:
 
 
 def held_as_it_is(kind: pa.DataType) -> bool:
-    """Whether `key_list` is `to_list` for columns of this type."""
+    """Return whether `key_list` is `to_list` for columns of this type."""
     return not (kind.num_fields or pa.types.is_floating(kind) or pa.types.is_dictionary(kind))
 
 
@@ -47,7 +47,7 @@ _NAN = float("nan")
 
 
 def keys_to_arrow(keys: Sequence[Any], key_type: pa.DataType) -> pa.Array:
-    """The way back from `key_list`."""
+    """Return keys as a column: the inverse of `key_list`."""
     if not pa.types.is_struct(key_type):
         return column_of(keys, key_type)
     fields = list(key_type)
@@ -59,8 +59,8 @@ def keys_to_arrow(keys: Sequence[Any], key_type: pa.DataType) -> pa.Array:
 
 
 def column_of(values: Sequence[Any], arrow: pa.DataType, *, as_tuples: bool = False) -> pa.Array:
-    """As `from_list`, for what is held in its form already. No bool can hide among such numbers, and to look for one would
-    let go of the interpreter's lock several times for each chunk. `as_tuples` is as in cells.py."""
+    """Return held values as a column, as `from_list` does. No bool can hide among held numbers, and to look for one would
+    release the interpreter's lock several times for each chunk. `as_tuples` is as in cells.py."""
     if as_tuples:
         return _column_of_tuples(values, arrow)
     code = _NUMBERS.get(arrow.id)
@@ -70,7 +70,7 @@ def column_of(values: Sequence[Any], arrow: pa.DataType, *, as_tuples: bool = Fa
         except (TypeError, OverflowError):
             pass  # there is a null, or one is too large
     if pa.types.is_struct(arrow) and arrow.num_fields and not any(field.type.num_fields for field in arrow):
-        # Where there are lists in it, an accumulator may have been changed in place: `from_list` looks at everything.
+        # If there are lists in it, an accumulator may have been changed in place: `from_list` checks everything.
         try:
             return _struct_of([list(map(itemgetter(field.name), values)) for field in arrow], arrow)
         except TypeError:
@@ -79,7 +79,7 @@ def column_of(values: Sequence[Any], arrow: pa.DataType, *, as_tuples: bool = Fa
 
 
 def held_list(column: pa.Array, *, as_tuples: bool = False) -> list[Any]:
-    """The way back from `column_of`."""
+    """Return a column as held values: the inverse of `column_of`."""
     if not as_tuples:
         return to_list(column)
     if pa.types.is_struct(column.type):
@@ -126,7 +126,7 @@ class NestedParts(NamedTuple):
     items: pa.Array
 
     def joined(self, kind: pa.DataType) -> pa.Array:
-        """The column again, of these parts."""
+        """Return the column that has these parts."""
         offsets = pa.array(np.concatenate(([0], np.cumsum(self.lengths))), pa.int32())
         if self.keys is None:
             return pa.ListArray.from_arrays(offsets, self.items, type=kind)

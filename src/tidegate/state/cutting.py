@@ -1,16 +1,16 @@
 """From rows of a keyed state to sections: sorted by key-group, in a background thread, beside a busy hot loop.
 
-Whoever writes a snapshot shares the interpreter's lock with the loop that processes records, and the loop must not feel
-how large the state is. So the work is cut into pieces of bounded size:
+The thread that writes a snapshot shares the interpreter's lock with the loop that processes records, and large state must
+not slow down the loop more than small state. So the work is cut into pieces of bounded size:
 
 - Python objects become Arrow columns in *chunks* of about `TURN_S` of work (`Pace`), with rests between them;
-- chunks are put together to *batches* of about `BATCH_ROWS` rows, which are hashed and sorted by key-group. That is done by
-  numpy and Arrow without the lock. Taking the lock back has its price, too, so batches are larger than chunks; but if there
-  are as many loops as processors, a thread without the lock takes the processor from a loop, so there are rests as well;
-- sections are cut from the sorted batches: a group of its own where there are many rows, several groups together up to
-  `SECTION_ROWS` where there are few, and about `BATCH_ROWS` rows at most.
+- chunks are joined to *batches* of about `BATCH_ROWS` rows, which numpy and Arrow hash and sort by key-group without the
+  lock. To take the lock back is expensive too, so batches are larger than chunks. If there are as many loops as processors,
+  a thread without the lock takes the processor from a loop, so there are rests between batches as well;
+- sections are cut from the sorted batches: one group if it has many rows, several groups together up to `SECTION_ROWS` if
+  they have few, and about `BATCH_ROWS` rows at most.
 
-No call that holds the lock takes longer the more state there is, and nothing large is freed at once.
+No call that holds the lock takes longer if there is more state, and nothing large is freed at once.
 
 Not here: which rows there are (heap.py), and how they are written (format.py).
 """
@@ -31,14 +31,14 @@ from tidegate.keygroups import groups_of
 from tidegate.state.sections import Section
 
 TURN_S = 0.001  # how long the writer works before it rests
-REST = 1.0  # as long as the work before it, times this
+REST = 1.0  # times as long as the work before it
 MIN_CHUNK_ENTRIES, MAX_CHUNK_ENTRIES = 64, 8192
 BATCH_ROWS = 1 << 14
 SECTION_ROWS = 1 << 12
 
 T = TypeVar("T")
 
-# Rows in order of their key-groups, and where each group starts in them (one more than there are groups).
+# Rows in order of their key-groups, and where each group starts in them, with the end of the last group.
 SortedRows: TypeAlias = tuple[pa.RecordBatch, np.ndarray[Any, Any]]
 
 
@@ -51,7 +51,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def without_rests() -> Iterator[None]:
-    """For a thread beside a loop that has nothing to do."""
+    """Omit the rests of this thread, while the loop beside it has nothing to do."""
     _thread.rests = False
     try:
         yield
@@ -60,9 +60,9 @@ def without_rests() -> Iterator[None]:
 
 
 class Pace:
-    """Short turns with rests between them, which are `rest_factor` times as long as the turns.
+    """Short turns of work with rests between them, which are `rest_factor` times as long as the turns.
 
-    `entries` is how many entries make a good chunk, as far as one can tell.
+    `entries` is the number of entries for the next chunk, estimated from the chunks before.
     """
 
     def __init__(self, *, rest_factor: float) -> None:
@@ -71,7 +71,7 @@ class Pace:
         self._started_s = time.thread_time()
 
     def rest_if_due(self) -> None:
-        """Called after every chunk. The thread's own time counts, not what it spent waiting for the lock."""
+        """Rest if the turn is over; to be called after every chunk. Time spent waiting for the lock doesn't count."""
         spent_s = time.thread_time() - self._started_s
         if spent_s < TURN_S / 2:
             self.entries = min(MAX_CHUNK_ENTRIES, self.entries * 2)
@@ -84,7 +84,7 @@ class Pace:
 
 
 def rested(things: Iterable[T]) -> Iterator[T]:
-    """The things, with rests between them. What is done with one of them counts as well."""
+    """Yield the things, with rests between them. The caller's work on a thing counts as well."""
     pace = Pace(rest_factor=REST)
     for thing in things:
         yield thing
@@ -94,12 +94,12 @@ def rested(things: Iterable[T]) -> Iterator[T]:
 def cut_by_group(
     state: str, chunks: Iterable[pa.RecordBatch], key_group_count: int, *, deleted: bool = False
 ) -> Iterator[Section]:
-    """The rows of all chunks as sections, by growing key-group. The rows of a key stay in the order they came in."""
+    """Return the rows of all chunks as sections, by ascending key-group. The rows of a key stay in their order."""
     batches = [_sorted(pa.concat_batches(batch), key_group_count) for batch in rested(_batches(chunks))]
     if not batches:
         return
     ends = np.sum([starts for _, starts in batches], axis=0)  # ends[g]: rows in the groups before g
-    first = int(np.searchsorted(ends, 0, side="right")) - 1  # the first group that has any
+    first = int(np.searchsorted(ends, 0, side="right")) - 1  # the first group that has rows
     while ends[first] < ends[-1]:
         stop = int(np.searchsorted(ends, min(ends[first] + SECTION_ROWS, ends[-1]), side="left"))
         stop = max(stop, first + 1)
@@ -111,7 +111,7 @@ def cut_by_group(
 
 
 def in_batches(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of all parts, in batches of about `BATCH_ROWS` at most. None of them is empty."""
+    """Return the rows of all parts in batches of about `BATCH_ROWS` rows, the last one of fewer. No batch is empty."""
     for batch in _batches(part for part in parts if part.num_rows):
         yield batch[0] if len(batch) == 1 else pa.concat_batches(batch)
 

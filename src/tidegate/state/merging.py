@@ -1,8 +1,8 @@
-"""Layers of keyed state as one: what a chain of files holds, and the merging of its parts.
+"""Merging layers of keyed state: reading what a chain of files holds, and joining its files.
 
-A layer is what changed between two freezes: rows that were set and keys that were deleted, a key once. Of several layers
-the last one that knows a key has the word. Merging is done by Arrow and numpy, without Python per row, some key-groups at
-a time: memory is bounded by `BLOCK_ROWS`, as far as one key-group doesn't have more.
+A layer is what changed between two freezes: rows that were set and keys that were deleted, each key once. Of several layers
+the last one that has a key counts. Arrow and numpy merge some key-groups at a time, without Python per row. Memory is
+bounded by `BLOCK_ROWS`, or by the largest key-group if that has more rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Block: TypeAlias = tuple[list[pa.RecordBatch], list[pa.RecordBatch]]
 
 
 class LayerInMemory:
-    """A layer that is in no file yet."""
+    """A layer that isn't in a file yet."""
 
     def __init__(self, sections: Iterable[Section], *, key_group_count: int) -> None:
         self._sections = sorted(sections, key=lambda section: section.deleted)
@@ -48,7 +48,7 @@ class LayerInMemory:
 
 
 def resolved_rows(state: str, layers: Sequence[SectionReader], groups: range) -> Iterator[pa.RecordBatch]:
-    """What the state holds in these key-groups. The first layer is the oldest and builds on nothing."""
+    """Return the state's rows in these key-groups. The first layer is the oldest and is complete."""
     for rows, _ in _blocks(state, layers, groups):
         yield from rows
 
@@ -56,7 +56,7 @@ def resolved_rows(state: str, layers: Sequence[SectionReader], groups: range) ->
 def merged_sections(
     info: StateInfo, layers: Sequence[SectionReader], *, key_group_count: int, with_deleted: bool
 ) -> Iterator[Section]:
-    """The layers as one. `with_deleted` where it will lie on others."""
+    """Merge the layers into one, `with_deleted` keys if the result will be on top of other layers."""
     gone: list[pa.RecordBatch] = []
     groups = range(key_group_count)
     if len(layers) == 1:
@@ -89,7 +89,7 @@ def _last_wins(sections: Sequence[Section]) -> Block:
     deleted = np.repeat([section.deleted for section in sections], [section.rows.num_rows for section in sections])
     codes = key_codes(keys)
     last = np.zeros(int(codes.max()) + 1, dtype=np.int64)
-    last[codes] = np.arange(len(codes))  # where an index is repeated, the last value stays
+    last[codes] = np.arange(len(codes))  # of a repeated index the last value stays
     stays = np.zeros(len(codes), dtype=bool)
     stays[last] = True
     rows = pa.concat_batches([section.rows for section in sections if not section.deleted]) if not deleted.all() else None
@@ -101,7 +101,7 @@ def _last_wins(sections: Sequence[Section]) -> Block:
 
 
 def key_codes(keys: pa.Array) -> np.ndarray[Any, Any]:
-    """A number for each key, the same for equal ones and small."""
+    """Return a small number for each key, the same for equal keys."""
     kind = keys.type
     if pa.types.is_struct(kind):
         codes = np.zeros(len(keys), dtype=np.int64)

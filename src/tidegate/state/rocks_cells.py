@@ -1,21 +1,21 @@
 """The cells of the RocksDB backend that hold one thing for each key: a write-back cache of Python values over RocksDB.
 
-Theory of operation. A table has two dictionaries. What is read or written goes into `cache`; when the slot's share of
-memory is used up, `cache` becomes `older`, and what was in `older` and wasn't touched since is forgotten. So what is used
-stays, and a look-up in the usual case is one look-up in one dictionary. Keys that are known to hold nothing are GONE.
+Theory of operation. A table has two dictionaries. What is read or written goes into `cache`. When the slot's share of memory
+is used up, `cache` becomes `older`, and entries of the old `older` that were not used since are forgotten. So what is used
+stays, and the usual look-up is one look-up in one dictionary. Keys that are known to hold nothing are GONE.
 
-What RocksDB doesn't know about yet is in `dirty` as well, with its value. When there is too much of it, the oldest part is
-written, in one write-batch, sorted. At a freeze `dirty` becomes `frozen`, and a thread writes that (rocks_settling.py); it
-takes out of `frozen` what RocksDB has.
+What RocksDB doesn't have yet is in `dirty` as well, with its value. If there is too much of it, the oldest part is written,
+in one sorted write-batch. At a freeze `dirty` becomes `frozen`, and a thread writes it (rocks_settling.py) and removes
+entries from `frozen` when RocksDB has them.
 
-As long as nothing was ever forgotten and nothing was restored, the cache is all there is (`complete`): RocksDB isn't asked.
+As long as nothing was ever forgotten and nothing was restored, the cache holds all of the state (`complete`), and RocksDB
+isn't read.
 
 Invariants:
-- the first of `cache`, `older`, `dirty`, `frozen` and RocksDB that has a key is right, and so is every later one that it
-  was forgotten from;
+- the first of `cache`, `older`, `dirty`, `frozen` and RocksDB that has a key is right;
 - what is in `frozen` never changes. Only accumulators are changed in place, and they are copied first;
-- nothing is forgotten, and nothing written, between a look-up here and the use of what it found: `host.missed()`, which
-  may do both, comes before what is looked for is put into the cache.
+- nothing is forgotten or written between a look-up here and the use of what it found: `host.missed()`, which may do both, is
+  called before what was read is put into the cache.
 
 Lists and dictionaries of a key are in rocks_collections.py.
 """
@@ -39,39 +39,39 @@ from tidegate.state.sections import StateInfo
 from tidegate.state.shapes import Value
 from tidegate.types import ddl_of
 
-# A key and its place in a dictionary, about; and one more place in another one.
+# About the memory of a key and its place in a dictionary, and of its place in another dictionary.
 ENTRY_BYTES, PLACE_BYTES = 220, 100
-# Every so many batches a table is not prefetched, to see whether it is read at all; and it isn't worth it if less than
-# a quarter of what could be prefetched is read.
+# Once in `PROBE_EVERY` batches a table is not prefetched, to measure how much of it is read. Prefetching is worth it if more
+# than one in `WORTH` of the keys that could be prefetched are read.
 PROBE_EVERY, WORTH, MANY_MISSES = 64, 4, 8
 
 
 class TableHost(Protocol):
-    """What a table needs of its backend."""
+    """What a table needs from its backend."""
 
     db: Any
 
     def spelled(self, keys: Sequence[Any], prefix: bytes) -> Spelled:
-        """Keys as bytes, behind `prefix`."""
+        """Return keys as bytes, each after `prefix`."""
 
     def spelled_one(self, key: Any) -> bytes:
-        """One key, without a prefix. Those of a batch are spelled together."""
+        """Return one key as bytes, without a prefix. The keys of a batch are spelled together."""
 
     def scan(self, start: bytes) -> Iterable[tuple[bytes, bytes]]:
-        """What RocksDB has under keys that begin like this, in order."""
+        """Return the entries of RocksDB whose keys begin with `start`, in order."""
 
     def keys_from(self, prefix: bytes, place: bytes, count: int) -> tuple[Sequence[Any], bytes]:
-        """As in cells.py, of what RocksDB has behind a prefix."""
+        """Return keys that RocksDB has after a prefix, as `AnyCells.keys_from` does."""
 
     def missed(self) -> None:
-        """Called before something is read that wasn't in a cache. Makes room now and then."""
+        """Count a read of what isn't in a cache, before it is read. Now and then this makes room in the caches."""
 
     def next_number(self) -> int:
-        """Larger than all before, also those of earlier lives of this state."""
+        """Return a number that is larger than all before, including those of earlier runs that wrote this state."""
 
 
 class RocksTable(AnyCells):
-    """The cache of one state. `prefix` is what its keys in RocksDB begin with."""
+    """The cache of one state, whose keys in RocksDB begin with `prefix`."""
 
     __slots__ = (
         "as_tuples",
@@ -102,42 +102,40 @@ class RocksTable(AnyCells):
         self.as_tuples = as_tuples
         self.cache: dict[Any, Any] = {}
         self.older: dict[Any, Any] = {}
-        self.waste: dict[Any, Any] = {}  # forgotten, and freed bit by bit
+        self.waste: dict[Any, Any] = {}  # forgotten, and freed in small steps
         self.dirty: dict[Any, Any] = {}
         self.frozen: dict[Any, Any] = {}  # what was dirty at the last freeze and isn't written yet
         self.spelling: ValueSpelling = value_spelling(self.stored_type, as_tuples=as_tuples)
-        # As long as nothing is known. A guess that is too high costs a write too early, one too low memory.
+        # The mean length of values, a guess until some are measured. If it is too high, writes come too early; if it is too
+        # low, values take too much memory.
         self.spelled_bytes = 8.0 if pa.types.is_primitive(self.stored_type) else 1024.0
-        self.wanted = info.shape != "timers"  # until it is seen that there are timers
+        self.wanted = info.shape != "timers"  # timers are not prefetched until there are misses
         self.turn = self.misses = self.probed = 0
-        self.changes = 0  # of lists and maps: items that were added, put or removed and aren't written, about
+        self.changes = 0  # about how many items of lists and maps were added, put or removed and aren't written
 
     @property
     def stored_type(self) -> pa.DataType:
         """The type of what RocksDB holds for a key."""
         return self.info.schema.field("value").type
 
-    # What the subclasses' methods are made of.
+    # What the subclasses call.
 
     def fetch(self, key: Any) -> Any:
-        """What the state holds for a key that isn't in the cache, or GONE."""
+        """Return what the state holds for a key that isn't in the cache, or GONE."""
         value = self.older.get(key, ABSENT)
         if value is ABSENT:
             if self.complete:
                 return GONE
             self.misses += 1
             self.host.missed()
-            value = self.unwritten(key)
+            value = self.dirty.get(key, ABSENT)
+            if value is ABSENT:
+                value = self.frozen.get(key, ABSENT)
             if value is ABSENT:
                 spelled = self.host.db.get(self.prefix + self.host.spelled_one(key))
                 value = GONE if spelled is None else self.spelling.value(spelled)
         self.cache[key] = value
         return value
-
-    def unwritten(self, key: Any) -> Any:
-        """What the key holds and RocksDB may not know yet, or ABSENT."""
-        value = self.dirty.get(key, ABSENT)
-        return self.frozen.get(key, ABSENT) if value is ABSENT else value
 
     def delete(self, key: Any) -> None:
         if self.complete and key not in self.older and self.cache.get(key, GONE) is GONE and key not in self.dirty:
@@ -145,13 +143,12 @@ class RocksTable(AnyCells):
         self.cache[key] = self.dirty[key] = GONE
 
     def keys_from(self, place: bytes, count: int) -> tuple[Sequence[Any], bytes]:
-        """Of what is on disk."""
         return self.host.keys_from(self.prefix, place, count)
 
     # What the backend calls.
 
     def to_prefetch(self, keys: set[Any]) -> set[Any]:
-        """Those of the keys that are to be fetched before a batch."""
+        """Return those of a batch's keys that are to be fetched before it."""
         self.turn += 1
         if self.complete or not (self.wanted or self.misses >= MANY_MISSES):
             self.misses = 0
@@ -159,8 +156,8 @@ class RocksTable(AnyCells):
         missing = keys.difference(self.cache)
         for elsewhere in (self.older, self.dirty, self.frozen):
             if missing and elsewhere:
-                # The view goes through `missing`, where set.intersection would go through the whole dictionary; and what is
-                # written meanwhile isn't in `frozen` any more.
+                # A view iterates over `missing`, but set.intersection would iterate over the whole dictionary. Keys that the
+                # thread writes meanwhile leave `frozen`.
                 found = {
                     key: value for key in elsewhere.keys() & missing if (value := elsewhere.get(key, ABSENT)) is not ABSENT
                 }
@@ -173,7 +170,7 @@ class RocksTable(AnyCells):
         return set()
 
     def take_in(self, keys: Iterable[Any], spelled: list[bytes | None]) -> None:
-        """What was fetched."""
+        """Put what was fetched into the cache."""
         if None not in spelled:
             self.cache.update(zip(keys, self.spelling.values(spelled), strict=True))  # type: ignore[arg-type]
             return
@@ -186,7 +183,7 @@ class RocksTable(AnyCells):
             self.probed = 0
 
     def flush(self, batch: Any, share: float) -> None:
-        """Puts a part of what is dirty into a write-batch: what has been so for the longest time."""
+        """Put a share of what is dirty into a write-batch: what has been dirty for the longest time."""
         count = math.ceil(len(self.dirty) * share)
         entries = list(islice(self.dirty.items(), count))
         deleted, places, values = self.spelled_entries(entries)
@@ -196,12 +193,12 @@ class RocksTable(AnyCells):
             del self.dirty[key]
 
     def hand_over(self) -> None:
-        """At a freeze, for the thread that writes it."""
+        """Hand over what is dirty to the thread that writes it, at a freeze."""
         assert not self.frozen
         self.frozen, self.dirty = self.dirty, {}
 
     def spelled_entries(self, entries: Sequence[tuple[Any, Any]]) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Keys to be deleted; keys to be put, sorted, and their values. Called by that thread, too."""
+        """Return keys to be deleted; keys to be put, sorted, and their values. The writing thread calls this, too."""
         gone = [key for key, value in entries if value is GONE]
         deleted = as_list(self.host.spelled(gone, self.prefix)) if gone else []
         if gone:
@@ -215,21 +212,21 @@ class RocksTable(AnyCells):
         return deleted, places, list(map(spelled.__getitem__, order))
 
     def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
-        """Rows of a snapshot, by their spelled keys."""
+        """Put rows of a snapshot into a write-batch, by their spelled keys."""
         from_arrow = self.spell(held_list(values, as_tuples=self.as_tuples))
         places, order = in_order(keys)
         put_all(batch, places, list(map(from_arrow.__getitem__, order)))
         self.complete = False
 
     def forget_older(self) -> None:
-        """`cache` becomes `older`."""
+        """Make `cache` the new `older`, and forget what was in `older`."""
         if self.older:
             self.complete = False
             self.waste = self.older
         self.older, self.cache = self.cache, {}
 
     def throw_away(self, budget: int) -> None:
-        """Frees some of what was forgotten: to drop it at once would be one long step."""
+        """Free some of what was forgotten: to free all of it at once would be one long step."""
         waste = self.waste
         for _ in range(min(len(waste), budget + len(waste) // 64)):
             waste.popitem()
@@ -245,7 +242,7 @@ class RocksTable(AnyCells):
             ) from error
 
     def measure(self, spelled: Sequence[bytes]) -> None:
-        """Learns how long values are: at once that they are longer, and slowly that they are not."""
+        """Update the mean length of values: at once if they are longer now, slowly if they are shorter."""
         mean = sum(map(len, spelled)) / len(spelled)
         self.spelled_bytes = max(mean, self.spelled_bytes + (mean - self.spelled_bytes) / 4)
 
@@ -264,7 +261,7 @@ class RocksTable(AnyCells):
 
 
 class RocksThings(RocksTable, Cells):
-    """One thing for each key. `frozen` is read by the thread that writes it, so what is in there isn't changed in place."""
+    """One thing for each key. Things in `frozen` aren't changed in place, since the writing thread reads them."""
 
     __slots__ = ()
 
@@ -282,7 +279,7 @@ class RocksThings(RocksTable, Cells):
 
 
 class RocksValue(Value):
-    """A value without the calls to its cells, each of which takes 22 ns, and `get` and `set` without them 50."""
+    """A value without calls to its cells: such a call takes 22 ns, and `get` and `set` without it 50."""
 
     __slots__ = ()
     cells: RocksThings
@@ -302,7 +299,7 @@ class RocksValue(Value):
 
 
 def put_all(batch: Any, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
-    deque(map(batch.__setitem__, keys, values), maxlen=0)  # the quickest way to call it for each
+    deque(map(batch.__setitem__, keys, values), maxlen=0)  # the fastest way to call it for each
 
 
 def delete_all(batch: Any, keys: Iterable[bytes]) -> None:

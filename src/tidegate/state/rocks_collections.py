@@ -1,24 +1,26 @@
 """The lists and dictionaries of a key in the RocksDB backend, which are never written whole for one item.
 
-Each is several entries of RocksDB behind the key:
+Each consists of several entries of RocksDB, whose keys begin with the state's key:
 
-- a **list** is a row of chunks. What was added since the last write becomes one more chunk, under a number that grows.
-  So adding reads nothing and rewrites nothing. A short list of many chunks is put together when it is written again;
-- a **map** has one entry for each of its own. Its value begins with a number that says when the item came in: a Python
-  dictionary keeps that order, so a map does too, here and after a restore. An item that is put without being read may
-  be there already, with a number: that is looked up when it is written, for all such items of all keys at once.
+- a **list** is a sequence of chunks with ascending numbers. What was added since the last write becomes one more chunk. So
+  adding reads nothing and rewrites nothing. A short list of many chunks is joined when it is written again;
+- a **map** has one entry for each item. Its value begins with a number, by which items are in the order in which they were
+  added: a Python dictionary keeps that order, so a map does too, here and after a restore. An item that is put without
+  being read may be in RocksDB already, with a number. That number is looked up when the item is written, for all such items
+  of all keys at once.
 
-The cache holds a list or a map as far as it is known. It is known whole when it was read whole, when it was made here, or
-when it was cleared; then it is the dictionary or list that the heap would hold, and behaves like it in every detail.
+The cache holds the known part of a list or map. It is known whole if it was read whole, made here, or cleared; then it
+behaves in every detail like the list or dictionary that the heap would hold.
 
-What is dirty is always in `cache`, and an entry there changes in place. So a freeze writes it down while the loop waits, and
-hands nothing over; `MAX_CHANGES` of the backend keep that short.
+What is dirty is always in `cache`, and an entry there changes in place. So a freeze writes all of it while the loop waits,
+and hands nothing over; `MAX_CHANGES` of the backend keeps that short.
 
-Not here: prefetching. Which items a function will ask for isn't known before, and adding needs none.
+Not here: prefetching. Which items a function will read isn't known before, and adding reads none.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
@@ -35,25 +37,25 @@ from tidegate.state.values import form_of
 from tidegate.types import from_list, to_list
 
 NUMBER_BYTES = 8
-# A list of up to so many items in more than so many chunks is written anew when it is written at all.
+# A list of at most `SHORT_LIST` items in more than `MANY_CHUNKS` chunks is rewritten when something is added to it.
 SHORT_LIST, MANY_CHUNKS = 4096, 32
 OBJECT_BYTES = 400  # of a `ListEntry` or `MapEntry`
 
 
 class RocksCollection(RocksTable):
-    """What both have in common: entries that know which of their parts are to be written."""
+    """The common part of both: entries that know which of their parts are to be written."""
 
     __slots__ = ("item_count", "older_bytes")
     prefetched: ClassVar[bool] = False
 
     def __init__(self, info: StateInfo, host: TableHost, prefix: bytes, *, complete: bool, as_tuples: bool = False) -> None:
         super().__init__(info, host, prefix, complete=complete, as_tuples=as_tuples)
-        self.item_count = 0  # in `cache`, about
+        self.item_count = 0  # about how many are in `cache`
         self.older_bytes = 0.0
         self.wanted = False
 
     def entry(self, key: Any) -> Any:
-        """What the cache has for the key; None for nothing."""
+        """Return what the cache has for the key, or None."""
         entry = self.cache.get(key)
         if entry is None:
             entry = self.older.get(key)
@@ -62,23 +64,23 @@ class RocksCollection(RocksTable):
         return entry
 
     def scan(self, key: Any) -> list[tuple[bytes, bytes]]:
-        """What RocksDB has behind the key: the rest of each key, and the value."""
+        """Return the key's entries in RocksDB: what follows the key in each, and the value."""
         self.misses += 1
         start = self.prefix + self.host.spelled_one(key)
         return [(spelled[len(start) :], value) for spelled, value in self.host.scan(start)]
 
     def flush(self, batch: Any, share: float) -> None:
-        """All of it, whatever the share: one write of an entry is shorter than two."""
+        """Put all that is dirty into a write-batch, whatever the share: one write of an entry is shorter than two."""
         if self.dirty:
             self.write_down(batch)
         self.dirty, self.changes = {}, 0
 
+    @abstractmethod
     def write_down(self, batch: Any) -> None:
-        """Puts what is dirty into a write-batch."""
-        raise AssertionError("of the subclass")
+        """Put what is dirty into a write-batch."""
 
     def hand_over(self) -> None:
-        assert not self.dirty, "a freeze has written it"
+        assert not self.dirty, "a freeze flushes lists and maps first"
 
     def forget_older(self) -> None:
         self.older_bytes = self.young_bytes()
@@ -100,8 +102,8 @@ class RocksCollection(RocksTable):
 
 
 class ListEntry:
-    """`chunks`: the numbers of those in RocksDB, in order; None where that isn't known. Then `items` are only those that
-    were added, unless all chunks are `doomed`: to be deleted. The first `written` items are in RocksDB."""
+    """A list. `chunks`: the numbers of its chunks in RocksDB, in order; None if they aren't known. Then `items` are only the
+    ones that were added, unless all chunks are `doomed`: to be deleted. The first `written` items are in RocksDB."""
 
     __slots__ = ("chunks", "doomed", "items", "written")
 
@@ -158,7 +160,7 @@ class RocksItems(RocksCollection, ListCells):
         for key in keys:
             entry = self.cache[key]
             if entry.chunks is None or not entry.items:
-                del self.cache[key]  # nothing is known of it any more, or there is nothing
+                del self.cache[key]  # nothing of it is known any more, or it is empty
 
     def load(self, keys: Spelled, values: pa.Array, batch: Any) -> None:
         places, order = in_order(keys)
@@ -203,9 +205,9 @@ class RocksItems(RocksCollection, ListCells):
 
 
 class MapEntry:
-    """`whole`: `values` are all there are, in their order. If not, they are those that are known; an item that is dirty
-    and not among them was removed. `numbers` says when each of them came in: complemented (~) where RocksDB may know
-    better. `doomed`: whatever RocksDB has is to be deleted."""
+    """A map. `whole`: `values` are all of its items, in their order. If not, they are the known items; an item that is dirty
+    and not among them was removed. `numbers` has each item's number in the order of adding: complemented (~) if RocksDB may
+    have a number for it. `doomed`: all that RocksDB has is to be deleted."""
 
     __slots__ = ("dirty", "doomed", "numbers", "values", "whole")
 
@@ -342,7 +344,7 @@ class RocksEntries(RocksCollection, MapCells):
         self.complete = False
 
     def _behind(self, places: Sequence[bytes], items: Sequence[Any]) -> list[bytes]:
-        """Where items are: behind their keys."""
+        """Return the places of items: each after its key."""
         if not items:
             return []
         try:
@@ -381,7 +383,7 @@ class RocksEntries(RocksCollection, MapCells):
         return entry  # type: ignore[no-any-return]
 
     def _whole(self, key: Any) -> MapEntry:
-        """All that the key has."""
+        """Return the key's entry with all of its items."""
         entry = self.entry(key)
         if entry is not None and entry.whole:
             return entry  # type: ignore[no-any-return]

@@ -1,13 +1,14 @@
-"""RocksDB itself: opening it, with memory that is bounded for the whole slot, and reading ranges of keys.
+"""RocksDB itself: opening it with bounded memory for the whole slot, and reading ranges of keys.
 
-One database has one column family; a state is the first two bytes of a key. With a column family for each state, a batch
-would need a multi-get for each, a freeze would write a file for each, and each would have write buffers of its own.
+A database has one column family, and the first two bytes of a key are its state. With a column family for each state, a
+batch would need a multi-get for each state, a freeze would write a file for each, and each would have its own write buffers.
 
 Compaction is universal (size-tiered): a snapshot uploads every new file, and levelled compaction would rewrite all of the
-state every few epochs as soon as changes are spread over all keys. Here small files are merged with small ones, and all
-of them only when what is over the largest one is `MAX_OVER_PERCENT` of it.
+state every few epochs if changes are spread over all keys. Universal compaction merges small files with small files, and all
+files only when the others together reach `MAX_OVER_PERCENT` of the largest one.
 
-There is no write-ahead log: what was written since the last freeze is lost with the slot, and comes again from the source.
+There is no write-ahead log: what was written since the last freeze is lost with the slot, and is processed again from the
+source.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ except ImportError:  # it is an extra
 
 rocksdict: Any = _rocksdict
 
-# Shares of a slot's memory: Python's cache of values, RocksDB's block cache, and what of that write buffers may take.
+# Shares of a slot's memory: Python's cache of values, RocksDB's block cache, and write buffers within the block cache.
 CACHE_SHARE, BLOCKS_SHARE, WRITE_SHARE = 0.5, 0.5, 0.2
 MIN_MEMORY_BYTES = 16 << 20
 # At a freeze a write buffer is written to disk, which takes about 3 ms per MB; until then nothing else can be written.
@@ -45,8 +46,8 @@ def require_rocksdict() -> None:
 
 
 class SlotMemory:
-    """The memory of all RocksDB backends of this process: one block cache, one budget of write buffers, and one of cached
-    values, of which each backend may use what the others leave, and its equal share in any case."""
+    """The memory of all RocksDB backends of this process: one block cache, one budget of write buffers, and one budget of
+    cached values. Each backend may use its equal share of the last one, and what the other backends don't use."""
 
     _of_process: ClassVar[WeakValueDictionary[int, SlotMemory]] = WeakValueDictionary()
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -62,7 +63,7 @@ class SlotMemory:
 
     @classmethod
     def of_process(cls, memory_bytes: int) -> SlotMemory:
-        """The one that all backends with this setting share."""
+        """Return the memory that all backends with this setting share."""
         with cls._lock:
             memory = cls._of_process.get(memory_bytes)
             if memory is None:
@@ -70,7 +71,7 @@ class SlotMemory:
             return memory
 
     def allowed(self, user: object, used_bytes: float) -> float:
-        """How many bytes a backend may cache, which uses so many now."""
+        """Return how many bytes a backend may cache that uses `used_bytes` now."""
         self._used[id(user)] = used_bytes
         used = list(self._used.values())
         return max(self.cache_bytes / len(used), self.cache_bytes - sum(used) + used_bytes)
@@ -109,11 +110,11 @@ class SlotMemory:
 
 
 def open_db(folder: Path, memory: SlotMemory, *, read_only: bool = False) -> Any:
-    """A database that takes and gives bytes. `read_only`: as it is in the folder."""
+    """Open a database of bytes. `read_only`: its folder isn't changed."""
     options = memory.options()
     access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
     try:
-        # The column family is named, or else its options would be those of the OPTIONS file in the folder.
+        # The column family is named because its options would otherwise be those of the OPTIONS file in the folder.
         db = rocksdict.Rdict(str(folder), options, column_families={"default": options}, access_type=access)
     except Exception as error:
         raise StoreError(f"RocksDB can't open {folder}: {error}") from error
@@ -125,13 +126,13 @@ def open_db(folder: Path, memory: SlotMemory, *, read_only: bool = False) -> Any
 
 
 def link_files(db: Any, place: Path) -> None:
-    """What the database holds now, as a database in a new folder: hard links, and copies of its small files. The name is
-    RocksDB's; here it is a freeze."""
+    """Make a database of the present content in a new folder, of hard links, and copies of small files. RocksDB calls that a
+    checkpoint; here it is a freeze."""
     rocksdict.Checkpoint(db).create_checkpoint(str(place))
 
 
 def scan_prefix(db: Any, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """What is under keys that begin like this, in order."""
+    """Return the entries whose keys begin with `start`, in order."""
     for key, value in db.items(from_key=start):
         if not key.startswith(start):
             return
@@ -139,10 +140,10 @@ def scan_prefix(db: Any, start: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def scan_range(db: Any, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """What is under keys from `start` up to `stop`, in order. Large: it passes by the block cache.
+    """Return the entries with keys from `start` up to `stop`, in order. They don't go into the block cache.
 
-    A generator, so that its frame holds `options` and `stop`: rocksdict's iterator points to them without holding them, and
-    would end early when they are gone.
+    This is a generator, so that its frame holds `options` and `stop`: rocksdict's iterator points to them without a
+    reference, and would end early if they were freed.
     """
     options = rocksdict.ReadOptions()
     options.set_iterate_upper_bound(stop)

@@ -1,8 +1,8 @@
-"""Where a RocksDB backend keeps its files: a folder that is gone when its backend is, or its process.
+"""The folder of a RocksDB backend's files, which is removed when its backend is closed or its process has ended.
 
-A process that was killed can't remove anything. So each folder holds a file that its process has locked, and whoever makes a
-new folder removes those beside it whose lock is free: the lock goes with the process, also where process ids are those
-of another container.
+A process that was killed can't remove its folders. So each folder holds a file that its process has locked, and a process
+that makes a new folder removes the folders beside it whose lock is free. The lock is released when the process ends, even if
+another container reuses its process id.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 
 _PREFIX = "tidegate-rocksdb-"
 _LOCK = "lock"
-# Between making a folder and locking it there is a moment.
+# A folder younger than this may have been made and not locked yet.
 _YOUNG_S = 60.0
 
 
 class Folder:
-    """`live` is the database, and beside it are frozen versions of it."""
+    """A backend's folder. `live` is the database, and beside it are its frozen versions."""
 
     def __init__(self, under: str | None) -> None:
         above = Path(under or tempfile.gettempdir())
@@ -39,8 +39,8 @@ class Folder:
         return self._path / name
 
     def discard(self, place: Path) -> None:
-        """A frozen version that nobody needs. To remove a file takes about a millisecond on some disks, so it is left to
-        who calls `remove_discarded`, or goes with the folder."""
+        """Note a frozen version that is no longer needed. To remove a file takes about a millisecond on some disks, so that
+        is left to `remove_discarded`."""
         self._discarded.append(place)
 
     def remove_discarded(self) -> None:
@@ -48,18 +48,18 @@ class Folder:
             shutil.rmtree(self._discarded.pop(), ignore_errors=True)
 
     def remove(self) -> None:
-        """At the latest it is removed when nobody holds this object any more."""
+        """Remove the folder. It is also removed when this object is garbage."""
         self._finalizer()
 
 
 def remove_left_behind(above: Path) -> None:
-    """Removes folders whose process is gone."""
+    """Remove folders whose process has ended."""
     for lock in above.glob(f"{_PREFIX}*/{_LOCK}"):
         try:
             if time.time() - lock.stat().st_mtime < _YOUNG_S:
                 continue
             handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # somebody else's, or just gone
+        except OSError:  # it belongs to another user, or was just removed
             continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

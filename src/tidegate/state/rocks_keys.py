@@ -1,26 +1,26 @@
 """Keys as bytes: how the RocksDB backend spells a key, so that equal keys are equal bytes and key-groups are in order.
 
-A spelled key is its key-group (2 bytes, big-endian) and then its columns, one after the other:
+A spelled key is its key-group (2 bytes, big-endian), followed by its columns:
 
 - a number, date, timestamp or decimal: 1 and its bytes, big-endian, or 0 for null. -0.0 is 0.0, and there is one NaN;
 - a boolean: 0, 1, or 2 for null;
-- text and bytes: their length (4 bytes) and they themselves; the length 2³² − 1 is null;
-- an array: the number of its elements (4 bytes; 2³² − 1 is null) and these;
+- text and bytes: their length (4 bytes) and their bytes; the length 2³² − 1 is null;
+- an array: the number of its elements (4 bytes; 2³² − 1 is null) and its elements;
 - a struct: its fields. A null struct is one whose fields are null, as it is to the hash and to the heap's tables.
 
 Invariants:
-- two keys have the same bytes if and only if the heap's tables take them for one key (`key_list` in heap.py);
-- no spelled key is the beginning of another. So what is stored behind a key (the keys of a map, the numbers of a list's
-  chunks) is found by its beginning, and belongs to no other key.
+- two keys have the same bytes if and only if the heap's tables take them for one key (`key_list` in columns.py);
+- no spelled key is a prefix of another. So what is stored behind a key (the keys of a map, the numbers of a list's chunks)
+  is found by the key as its prefix, and belongs to no other key.
 
-Work is done on whole columns, in numpy where all keys have the same length. The same spelling, without the key-group,
-serves for the keys of map states.
+The functions take whole columns, and use numpy if all keys have the same length. The keys of map states are spelled in the
+same way, without a key-group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, islice, pairwise
+from itertools import chain, groupby, islice, pairwise
 from operator import add
 from typing import Any, TypeAlias
 
@@ -36,7 +36,7 @@ LENGTH_BYTES = 4
 _NULL_LENGTH = 0xFFFF_FFFF
 
 Matrix: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"  # one row for each key
-# What a column becomes: a matrix where all rows have the same length, else a list.
+# A spelled column: a matrix if all rows have the same length, else a list.
 Spelled: TypeAlias = "Matrix | list[bytes]"
 
 
@@ -48,7 +48,7 @@ class KeySpelling:
         self.key_group_count = key_group_count
 
     def spelled(self, keys: pa.Array, *, prefix: bytes = b"") -> Spelled:
-        """`prefix`, the key-group, the key: for each key."""
+        """Return for each key: `prefix`, the key-group, the key."""
         groups: Any = groups_of(hash_columns([keys]), self.key_group_count)
         start = np.empty((len(keys), len(prefix) + GROUP_BYTES), np.uint8)
         start[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
@@ -56,12 +56,12 @@ class KeySpelling:
         return _joined([start, *_pieces(keys)])
 
     def read(self, spelled: Sequence[bytes], *, skip: int) -> tuple[pa.Array, list[int]]:
-        """The keys, and where each ends. `skip`: bytes in front of the columns."""
+        """Return the keys, and where each ends. `skip`: the number of bytes before the columns."""
         return read_column(spelled, [skip] * len(spelled), self.key_type)
 
 
 def spelled_column(column: pa.Array) -> list[bytes]:
-    """A column alone, without key-groups."""
+    """Spell a column without prefix and key-groups."""
     return as_list(_joined(_pieces(column)))
 
 
@@ -73,12 +73,12 @@ def as_list(spelled: Spelled) -> list[bytes]:
 
 
 def in_order(spelled: Spelled) -> tuple[list[bytes], list[int]]:
-    """Sorted, as RocksDB likes to get them, and where each was."""
+    """Return the keys sorted, which RocksDB writes faster, and the position that each had."""
     if isinstance(spelled, list):
         places = sorted(range(len(spelled)), key=spelled.__getitem__)
         return [spelled[place] for place in places], places
-    # Numpy compares such texts as C's memcmp does. That it takes zeros at their end for padding is no matter: all have
-    # the same length.
+    # Numpy compares such texts as C's memcmp does. It takes zeros at their end for padding, which makes no difference as all
+    # have the same length.
     order = np.argsort(np.ascontiguousarray(spelled).view(f"S{spelled.shape[1]}").ravel(), kind="stable")
     return as_list(spelled[order]), order.tolist()
 
@@ -87,7 +87,7 @@ def in_order(spelled: Spelled) -> tuple[list[bytes], list[int]]:
 
 
 def _pieces(column: pa.Array) -> list[Spelled]:
-    """The column cut into pieces that are to be joined row by row."""
+    """Return the column as pieces, which are to be joined row by row."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _pieces(column.dictionary_decode())
@@ -136,25 +136,16 @@ def _lengths(lengths: list[int]) -> Matrix:
 
 
 def _joined(pieces: Sequence[Spelled], count: int | None = None) -> Spelled:
-    """The pieces side by side. `count` rows, where there may be no pieces."""
+    """Return the pieces side by side. `count` is the number of rows, if there may be no pieces."""
     if not pieces:
         return [b""] * (count or 0)
-    texts: list[list[bytes]] = []
-    matrices: list[Matrix] = []
-    for piece in (*pieces, None):
-        if isinstance(piece, np.ndarray):
-            matrices.append(piece)
-            continue
-        if matrices:
-            matrix = matrices[0] if len(matrices) == 1 else np.hstack(matrices)
-            matrices = []
-            if piece is None and not texts:
-                return matrix
-            texts.append(as_list(matrix))
-        if piece is not None:
-            texts.append(piece)
-    if len(texts) == 1:
-        return texts[0]
+    columns: list[Spelled] = []
+    for are_lists, adjacent in groupby(pieces, key=lambda piece: isinstance(piece, list)):
+        found = list(adjacent)
+        columns += found if are_lists else [np.hstack(found)]
+    if len(columns) == 1:
+        return columns[0]
+    texts = list(map(as_list, columns))
     return list(map(add, *texts)) if len(texts) == 2 else list(map(b"".join, zip(*texts, strict=True)))
 
 
@@ -162,7 +153,7 @@ def _joined(pieces: Sequence[Spelled], count: int | None = None) -> Spelled:
 
 
 def read_column(spelled: Sequence[bytes], at: Sequence[int], kind: pa.DataType) -> tuple[pa.Array, list[int]]:
-    """A column out of spelled keys: it starts at these places; and where it ends."""
+    """Read a column that starts at these places in spelled keys; return the column, and where it ends in each."""
     if pa.types.is_struct(kind):
         columns = []
         for field in kind:
@@ -210,7 +201,7 @@ def _read_texts(spelled: Sequence[bytes], at: Sequence[int], kind: pa.DataType) 
 
 
 def _read_lists(spelled: Sequence[bytes], at: Sequence[int], kind: pa.DataType) -> tuple[pa.Array, list[int]]:
-    """Element by element: arrays are rare as keys, and short."""
+    """Read arrays element by element: as keys they are rare and short."""
     found: list[pa.Array] = []
     counts: list[int | None] = []
     ends = []
@@ -240,7 +231,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def group_bounds(spelled: Sequence[bytes], *, skip: int) -> list[tuple[int, int, int]]:
-    """Sorted keys by key-group: the group, and from where to where its keys are. `skip`: bytes in front of the group."""
+    """Return the key-groups of sorted keys, each with where its keys start and stop. `skip`: the bytes before the group."""
     starts = np.frombuffer(b"".join([key[skip : skip + GROUP_BYTES] for key in spelled]), ">u2").astype(np.int64)
     edges = [0, *(np.flatnonzero(np.diff(starts)) + 1).tolist(), len(spelled)]
     return [(int(starts[start]), start, stop) for start, stop in pairwise(edges) if start < stop]

@@ -1,4 +1,4 @@
-"""What a database of the RocksDB backend says about itself, in its first entry."""
+"""The first entry of a database of the RocksDB backend: what the database holds."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tidegate.errors import RestoreError
 from tidegate.state.sections import StateInfo, StateKind
 
 PREFIX_BYTES = 2
-_KEY = bytes(PREFIX_BYTES)  # the first key there is; states begin with 1
+_KEY = bytes(PREFIX_BYTES)  # the first key; states begin with 1
 _VERSION = 1
 
 
 class Meta:
-    """The states' types, by which their values are written, and the first two bytes of their keys; and the largest number
-    that was given to a chunk or a map's item."""
+    """The types with which states are written, the first two bytes of their keys, and the largest number of a chunk or a
+    map's item."""
 
     def __init__(self, key_type: pa.DataType, key_group_count: int) -> None:
         self.key = _spelled_schema(pa.schema([pa.field("key", key_type)]))
@@ -50,7 +50,7 @@ class Meta:
         return meta
 
     def prefix(self, info: StateInfo) -> bytes:
-        """What the keys of a state begin with."""
+        """Return what the keys of a state begin with."""
         assert info.kind is StateKind.KEYED
         schema = _spelled_schema(info.schema)
         known = self.states.get(info.name)
@@ -65,7 +65,7 @@ class Meta:
         return known[0].to_bytes(PREFIX_BYTES)
 
     def write(self, batch: Any, tables: Iterable[str], *, number: int) -> None:
-        """Into a write-batch, in which what no table has is deleted."""
+        """Put the entry into a write-batch, and delete the states that no table has."""
         for name in self.states.keys() - set(tables):
             prefix, _, _ = self.states.pop(name)
             batch.delete_range(prefix.to_bytes(PREFIX_BYTES), (prefix + 1).to_bytes(PREFIX_BYTES))

@@ -1,20 +1,20 @@
-"""From RocksDB's entries to sections of Arrow rows: what the heap would write for the same state.
+"""From RocksDB's entries to sections of Arrow rows: the rows that the heap would write for the same state.
 
-A database is read in the order of its keys, so rows come out by key-group, and nothing has to be sorted or kept. It is read
-in chunks with rests between them (`Pace` of cutting.py), by a background thread beside a busy loop.
+A database is read in the order of its keys, so rows come by key-group, and nothing has to be sorted or kept. A background
+thread reads it beside a busy loop, in chunks with rests between them (`Pace` of cutting.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from tidegate.errors import SchemaError
-from tidegate.state.cutting import BATCH_ROWS, SECTION_ROWS, Pace
+from tidegate.state.cutting import BATCH_ROWS, SECTION_ROWS, Pace, in_batches
 from tidegate.state.rocks_collections import NUMBER_BYTES
 from tidegate.state.rocks_db import scan_range
 from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, group_bounds, read_column
@@ -22,13 +22,13 @@ from tidegate.state.rocks_values import value_spelling
 from tidegate.state.sections import Section, StateInfo
 from tidegate.types import ddl_of, from_list, to_list
 
-REST = 4.0  # as long as the work before it, times this
+REST = 4.0  # times as long as the work before it
 
 Entry: TypeAlias = tuple[bytes, bytes]
 
 
 class StateReader:
-    """Reads one state. `prefix` is what its keys begin with; `rest_factor` is 0 where no loop is busy beside it."""
+    """Reads one state, whose keys begin with `prefix`. `rest_factor` is 0 if no loop is busy in the process."""
 
     def __init__(self, db: Any, info: StateInfo, prefix: bytes, spelling: KeySpelling, *, rest_factor: float = REST) -> None:
         self._db = db
@@ -40,14 +40,14 @@ class StateReader:
         self._value_type = info.schema.field("value").type
 
     def sections(self, groups: range) -> Iterator[Section]:
-        """Rows of these key-groups: a section is whole groups, or a part of a single one that is large."""
+        """Return the rows of these key-groups. A section is whole groups, or a part of one large group."""
         return _cut(self._info.name, self._pieces(groups))
 
     def rows(self, groups: range) -> Iterator[pa.RecordBatch]:
         return map(itemgetter(1), self._pieces(groups))
 
     def _pieces(self, groups: range) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Rows, and their key-group."""
+        """Return rows, each batch with its key-group."""
         start, stop = (self._prefix + group.to_bytes(GROUP_BYTES) for group in (groups.start, groups.stop))
         entries = scan_range(self._db, start, stop)
         make = {"list": self._lists, "map": self._maps}.get(self._info.shape, self._values)
@@ -70,7 +70,7 @@ class StateReader:
             yield group, rows.slice(start, stop - start)
 
     def _whole_keys(self, entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
-        """The last key may go on: its entries wait."""
+        """Split off the entries of the last key, which may continue in the next chunk."""
         last = entries[-1][0]
         _, (end,) = self._spelling.read([last], skip=self._skip)
         place = len(entries) - 1
@@ -78,13 +78,11 @@ class StateReader:
             place -= 1
         return entries[:place], entries[place:]
 
-    # What the entries hold, by the shape of the state: keys as they are spelled, and rows.
+    # What the entries hold, by the shape of the state: the spelled keys, and rows.
 
     def _values(self, entries: list[Entry]) -> tuple[Sequence[bytes], pa.RecordBatch]:
         keys, values = zip(*entries, strict=True)
-        return keys, self._batch(
-            self._spelling.read(keys, skip=self._skip)[0], value_spelling(self._value_type).column(values)
-        )
+        return self._batch(keys, value_spelling(self._value_type).column(values))
 
     def _lists(self, entries: list[Entry]) -> tuple[Sequence[bytes], pa.RecordBatch]:
         chunks = value_spelling(self._value_type).values([value for _, value in entries])
@@ -106,7 +104,6 @@ class StateReader:
         )
 
     def _collected(self, found: dict[bytes, Any]) -> tuple[Sequence[bytes], pa.RecordBatch]:
-        keys = list(found)
         try:
             values = from_list(list(found.values()), self._value_type)
         except SchemaError as error:
@@ -114,45 +111,29 @@ class StateReader:
                 f"state {self._info.name!r} is declared as {ddl_of(self._value_type)}, and holds something "
                 f"else: {error}. Change the function or the declaration."
             ) from error
-        return keys, self._batch(self._spelling.read(keys, skip=self._skip)[0], values)
+        return self._batch(list(found), values)
 
-    def _batch(self, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([keys, values], schema=self._info.schema)
+    def _batch(self, keys: Sequence[bytes], values: pa.Array) -> tuple[Sequence[bytes], pa.RecordBatch]:
+        columns = [self._spelling.read(keys, skip=self._skip)[0], values]
+        return keys, pa.RecordBatch.from_arrays(columns, schema=self._info.schema)
 
 
-def _cut(state: str, pieces: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[Section]:
-    whole: list[pa.RecordBatch] = []  # rows of whole groups, from `first` on
-    first = last = row_count = 0
-    parts: list[pa.RecordBatch] = []  # rows of the present group
-    part_count = 0
-    present = -1
-    large = False  # whether some rows of it are gone already
-    end: list[tuple[int, pa.RecordBatch | None]] = [(-1, None)]
+def _cut(state: str, pieces: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[Section]:
+    small: dict[int, pa.RecordBatch] = {}  # rows of small groups, to be one section
 
-    def made(rows: list[pa.RecordBatch], groups: range) -> Section:
-        return Section(state, groups, rows[0] if len(rows) == 1 else pa.concat_batches(rows))
+    def together() -> Iterator[Section]:
+        if small:
+            yield Section(state, range(min(small), max(small) + 1), pa.concat_batches(small.values()))
+            small.clear()
 
-    for group, rows in chain(pieces, end):
-        if group != present:
-            if parts and large:
-                yield made(parts, range(present, present + 1))
-            elif parts:
-                first = first if whole else present
-                last = present
-                whole += parts
-                row_count += part_count
-                if row_count >= SECTION_ROWS:
-                    yield made(whole, range(first, last + 1))
-                    whole, row_count = [], 0
-            parts, part_count, present, large = [], 0, group, False
-        if rows is not None:
-            parts.append(rows)
-            part_count += rows.num_rows
-            if part_count >= BATCH_ROWS:
-                if whole:
-                    yield made(whole, range(first, last + 1))
-                    whole, row_count = [], 0
-                yield made(parts, range(present, present + 1))
-                parts, part_count, large = [], 0, True
-    if whole:
-        yield made(whole, range(first, last + 1))
+    for group, of_group in groupby(pieces, key=itemgetter(0)):
+        batches = in_batches(rows for _, rows in of_group)
+        rows = next(batches)
+        if rows.num_rows >= BATCH_ROWS or sum(each.num_rows for each in small.values()) >= SECTION_ROWS:
+            yield from together()
+        if rows.num_rows >= BATCH_ROWS:
+            for part in chain([rows], batches):
+                yield Section(state, range(group, group + 1), part)
+        else:
+            small[group] = rows
+    yield from together()

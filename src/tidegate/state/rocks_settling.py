@@ -1,14 +1,14 @@
-"""What follows a freeze of the RocksDB backend, on a thread of its own: the frozen entries are written, and files linked.
+"""The work after a freeze of the RocksDB backend, on its own thread: frozen entries are written, and files are linked.
 
-Theory of operation. A freeze takes the dictionaries of dirty entries away from the tables and starts a thread. That writes
-them, has RocksDB write its buffer to a file, and links the files in a new folder. As the loop writes nothing to RocksDB
-until then, the folder holds the state as it was at the freeze, and nothing that came later. The loop finds the entries in
+Theory of operation. A freeze takes the dictionaries of dirty entries away from the tables and starts a thread. The thread
+writes the entries, makes RocksDB write its buffer to a file, and links the files in a new folder. As the loop writes nothing
+to RocksDB until then, the folder holds the state as it was at the freeze, and nothing later. The loop finds the entries in
 `frozen` of their table until RocksDB has them.
 
-rocksdict holds the interpreter's lock while it writes a batch or links files, so the loop would feel that as if it did
-it itself. Hence entries are written in small batches with rests between them (`Pace` of cutting.py), unless somebody is
-waiting; and the buffer is written by `flush`, which lets go of the lock, so that nothing is left for the linking to
-write. That takes a few milliseconds then, for the disk, however large the state is.
+rocksdict holds the interpreter's lock while it writes a batch or links files, which would stop the loop. So entries are
+written in small batches with rests between them (`Pace` of cutting.py), unless a caller is waiting. And the buffer is
+written by `flush`, which releases the lock, so that the linking has nothing left to write. The linking then takes the disk a
+few milliseconds, however large the state is.
 
 Not here: when the loop has to wait (rocksdb.py).
 """
@@ -27,12 +27,13 @@ from tidegate.state.rocks_cells import RocksTable, delete_all, put_all
 from tidegate.state.rocks_db import link_files, rocksdict
 from tidegate.state.rocks_folder import Folder
 
-# What is sorted together is written quicker; a batch is written in half a millisecond or so.
+# Entries that are sorted together are written faster. A batch takes about half a millisecond.
 CHUNK_ENTRIES, BATCH_ENTRIES = 16_384, 1024
 
 
 class Settling:
-    """`last` is a write-batch for when all entries are written; then the files are linked in `place`, of `folder`."""
+    """A freeze that is being written. `last` is a write-batch that follows all entries; then the files are linked in
+    `place`, in `folder`."""
 
     def __init__(self, db: Any, tables: Sequence[RocksTable], last: Any, place: Path, folder: Folder) -> None:
         self._place = place
@@ -49,7 +50,7 @@ class Settling:
         return self._done.is_set()
 
     def wait(self) -> Path:
-        """Until it is done, without rests: then where the files are."""
+        """Wait until all is written, without rests; return where the files are."""
         self._hurried = True
         self._done.wait()
         if self._error is not None:
@@ -57,7 +58,7 @@ class Settling:
         return self._place
 
     def discard(self) -> None:
-        """The files are not needed any more. The entries still are: the state goes on with them."""
+        """Note that the files are not needed any more. The entries still are: the live state needs them."""
         self._needed = False
         self._folder.discard(self._place)
 
@@ -72,13 +73,13 @@ class Settling:
                 link_files(db, self._place)
             if not self._needed:
                 self._folder.discard(self._place)  # it may have been made since it was discarded
-        except Exception as error:  # noqa: BLE001  (for who waits)
+        except Exception as error:  # noqa: BLE001  (`wait` raises it)
             self._error = error
         finally:
             self._done.set()
 
     def _write(self, db: Any, table: RocksTable) -> None:
-        """From the end on, so that what is written can be taken out."""
+        """Write a table's entries from the end, so that those that are written can be removed with `popitem`."""
         frozen = table.frozen
         pace = Pace(rest_factor=REST)
         while frozen:

@@ -1,28 +1,29 @@
-"""Values as bytes: how the RocksDB backend writes what a state holds, and reads it back exactly as it was held.
+"""Values as bytes: how the RocksDB backend writes what a state holds, and reads it back exactly as it was.
 
 Three spellings, by the Arrow type:
 
-- numbers, dates, timestamps and decimals: the bytes that Arrow has for them (8 for a long), none for null;
-- text is UTF-8, with one byte that isn't (0xFF) for null; bytes have a 1 in front, null is empty; booleans are one byte;
-- everything nested is JSON without spaces: structs by position, maps as lists of pairs, so that it is compact; leaves
-  that JSON doesn't know are numbers (date, timestamp) or text (decimal, bytes in base64).
+- numbers, dates, timestamps and decimals: Arrow's bytes for them (8 for a long), no bytes for null;
+- text is UTF-8, and null is the byte 0xFF, which isn't UTF-8; bytes follow a 1, and null is empty; booleans are one byte;
+- nested types are JSON without spaces. Structs are lists by position and maps are lists of pairs, to be compact; leaves that
+  JSON doesn't have are numbers (date, timestamp) or text (decimal, bytes in base64).
 
-All work is on lists of values, since that is what a batch needs; the first two kinds are done by C code over the whole
-list. `from_list` checks what is written, so a value that doesn't fit its type is a `SchemaError` here.
+All functions take lists of values, since a batch needs them; for the first two kinds C code handles the whole list.
+`from_list` checks what is written, so a value that doesn't fit its type is a `SchemaError` here.
 
-Not here: evolution. Bytes are read by the type by which they were written; rocksdb.py keeps that beside them.
+Not here: evolution. Bytes are read with the type with which they were written; rocks_meta.py keeps that type.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -31,22 +32,39 @@ from tidegate.errors import SchemaError
 from tidegate.types import from_list, to_list
 
 Turn = Callable[[Any], Any]
-Turns: TypeAlias = "tuple[Turn | None, Turn | None]"  # to what JSON knows, and back; None where nothing is to do
+Turns: TypeAlias = "tuple[Turn | None, Turn | None]"  # to what JSON has, and back; None if the value stays as it is
 
 
-class ValueSpelling(Protocol):
-    """`held_bytes` is about how much memory a value takes in Python, for `spelled_bytes` on disk."""
+class ValueSpelling(ABC):
+    """How values of one type are spelled. A value takes about `fixed_bytes` of memory in Python, and `byte_factor` times as
+    many bytes as on disk."""
 
+    fixed_bytes: ClassVar[float]
+    byte_factor: ClassVar[float] = 0
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+
+    @abstractmethod
     def spelled(self, values: Sequence[Any]) -> list[bytes]: ...
-    def values(self, spelled: Sequence[bytes]) -> list[Any]: ...
+
+    @abstractmethod
     def value(self, spelled: bytes) -> Any: ...
-    def column(self, spelled: Sequence[bytes]) -> pa.Array: ...
-    def held_bytes(self, spelled_bytes: float) -> float: ...
+
+    def values(self, spelled: Sequence[bytes]) -> list[Any]:
+        return list(map(self.value, spelled))
+
+    def column(self, spelled: Sequence[bytes]) -> pa.Array:
+        return from_list(self.values(spelled), self._kind)
+
+    def held_bytes(self, spelled_bytes: float) -> float:
+        return self.fixed_bytes + self.byte_factor * spelled_bytes
 
 
 @lru_cache(maxsize=1024)
 def value_spelling(kind: pa.DataType, *, as_tuples: bool = False) -> ValueSpelling:
-    """With `as_tuples` the structs, or those in the list, are tuples in Python (cells.py). They are spelled alike."""
+    """Return the spelling of a type. With `as_tuples` structs, or those in a list, are tuples in Python (cells.py); their
+    bytes are the same."""
     if as_tuples:
         return _Nested(kind, _turns_of_tuples(kind))
     if pa.types.is_dictionary(kind):
@@ -62,9 +80,11 @@ def value_spelling(kind: pa.DataType, *, as_tuples: bool = False) -> ValueSpelli
     return _Numbers(kind)
 
 
-class _Numbers:
+class _Numbers(ValueSpelling):
+    fixed_bytes = 32
+
     def __init__(self, kind: pa.DataType) -> None:
-        self._kind = kind
+        super().__init__(kind)
         self._width = kind.bit_width // 8
         code = _STRUCT_CODES.get(kind.id)
         self._unpack = None if code is None else struct.Struct(f"<{code}").unpack
@@ -94,63 +114,43 @@ class _Numbers:
             whole = b"".join([number or bytes(self._width) for number in spelled])
         return pa.Array.from_buffers(self._kind, len(spelled), [valid, pa.py_buffer(whole)])
 
-    def held_bytes(self, spelled_bytes: float) -> float:
-        return 32
 
+class _Booleans(ValueSpelling):
+    fixed_bytes = 0
 
-class _ByValue:
-    """Those that are read one by one."""
-
-    def __init__(self, kind: pa.DataType) -> None:
-        self._kind = kind
-
-    def value(self, spelled: bytes) -> Any:
-        raise AssertionError("of the subclass")
-
-    def values(self, spelled: Sequence[bytes]) -> list[Any]:
-        return list(map(self.value, spelled))
-
-    def column(self, spelled: Sequence[bytes]) -> pa.Array:
-        return from_list(self.values(spelled), self._kind)
-
-
-class _Booleans(_ByValue):
     def spelled(self, values: Sequence[Any]) -> list[bytes]:
         return [b"" if value is None else b"\1" if value else b"\0" for value in values]
 
     def value(self, spelled: bytes) -> Any:
         return spelled == b"\1" if spelled else None
 
-    def held_bytes(self, spelled_bytes: float) -> float:
-        return 0
 
+class _Texts(ValueSpelling):
+    fixed_bytes, byte_factor = 56, 1
 
-class _Texts(_ByValue):
     def spelled(self, values: Sequence[Any]) -> list[bytes]:
         try:
             return [_NO_TEXT if value is None else value.encode() for value in values]
         except UnicodeEncodeError as error:
-            raise SchemaError(f"{error.object!r} is no text: {error}") from None
+            raise SchemaError(f"{error.object!r} is not text: {error}") from None
 
     def value(self, spelled: bytes) -> Any:
         return None if spelled == _NO_TEXT else spelled.decode()
 
-    def held_bytes(self, spelled_bytes: float) -> float:
-        return 56 + spelled_bytes
 
+class _Bytes(ValueSpelling):
+    fixed_bytes, byte_factor = 40, 1
 
-class _Bytes(_ByValue):
     def spelled(self, values: Sequence[Any]) -> list[bytes]:
         return [b"" if value is None else b"\1" + value for value in values]
 
     def value(self, spelled: bytes) -> Any:
         return spelled[1:] if spelled else None
 
-    def held_bytes(self, spelled_bytes: float) -> float:
-        return 40 + spelled_bytes
 
+class _Nested(ValueSpelling):
+    fixed_bytes, byte_factor = 120, 8
 
-class _Nested(_ByValue):
     def __init__(self, kind: pa.DataType, turns: Turns) -> None:
         super().__init__(kind)
         self._pack, self._unpack = turns
@@ -160,15 +160,12 @@ class _Nested(_ByValue):
         try:
             return [_to_json(value if pack is None or value is None else pack(value)).encode() for value in values]
         except (TypeError, ValueError, KeyError, AttributeError):
-            from_list(values, self._kind)  # says what is wrong with which
+            from_list(values, self._kind)  # its error describes the value that doesn't fit
             raise
 
     def value(self, spelled: bytes) -> Any:
         value = json.loads(spelled)
         return value if self._unpack is None or value is None else self._unpack(value)
-
-    def held_bytes(self, spelled_bytes: float) -> float:
-        return 120 + 8 * spelled_bytes
 
 
 _NO_TEXT = b"\xff"
@@ -186,7 +183,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def _turns(kind: pa.DataType) -> Turns:
-    """Never called with None."""
+    """Return what converts values of a type for JSON and back. Neither function is called with None."""
     if pa.types.is_dictionary(kind):
         return _turns(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -252,7 +249,7 @@ def _turns_of_tuples(kind: pa.DataType) -> Turns:
 
 
 def _or_none(turn: Turn | None) -> Turn | None:
-    """The same for values that may be None."""
+    """Return the conversion for values that may be None."""
     return None if turn is None else lambda value: None if value is None else turn(value)
 
 

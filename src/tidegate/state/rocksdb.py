@@ -1,23 +1,23 @@
 """The RocksDB backend: keyed state that is larger than memory, on the slot's local disk.
 
-Each operator has a database of its own in each subtask. A key of RocksDB is the state (2 bytes), the key-group and the key
-(rocks_keys.py), and behind them, in list and map states, the number of a chunk or the map's key. In front of RocksDB there
-is a write-back cache of Python values (rocks_cells.py, rocks_collections.py). Around a batch there is one multi-get, of
-what the cache doesn't have, and at most one write-batch.
+Each operator has its own database in each subtask. A key of RocksDB consists of the state (2 bytes), the key-group and the
+key (rocks_keys.py), followed in list and map states by the number of a chunk or the map's key. Above RocksDB there is a
+write-back cache of Python values (rocks_cells.py, rocks_collections.py). Each batch needs one multi-get, for what isn't in
+the cache, and at most one write-batch.
 
-A freeze hands over what is dirty to a thread, which writes it and has RocksDB make hard links of its files in a new folder
-(rocks_settling.py). Until it is done nothing else is written. What is frozen can be read in two ways: as RocksDB's own
+A freeze hands over what is dirty to a thread, which writes it and makes RocksDB link its files into a new folder
+(rocks_settling.py). Until it is done nothing else is written. A frozen version can be read in two ways: as RocksDB's own
 files, most of which the snapshot before has already; or as rows, by opening the folder as a second database.
 
-Files of the same `local` name are the same file as long as a backend lives, and so are those it was started from (`native`):
-RocksDB numbers its files, and goes on behind the largest number there is.
+Files with the same `local` name are the same file during the life of a backend, including the files from which it was
+started (`native`): RocksDB numbers its files, and continues after the largest number.
 
 Invariants:
-- a frozen version never changes: what is linked is never written to again, and the rest is a copy;
-- one freeze at a time is being settled, and only its thread writes to RocksDB meanwhile;
-- nothing here needs the disk to survive: a folder is removed when its backend is closed or its process gone.
+- a frozen version never changes: linked files are never written to again, and the other files are copies;
+- one freeze at a time is being settled, and meanwhile only its thread writes to RocksDB;
+- the disk need not survive: a folder is removed when its backend is closed or its process has ended.
 
-Not here: what is uploaded, and when (snapshots/writing.py); the heap of timers, which is in memory (timers.py).
+Not here: what is uploaded, and when (snapshots/writing.py); the calendar of timers, which is in memory (timers.py).
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ from tidegate.state.ttl import stored_info, taken_apart
 __all__ = ["FrozenRocks", "NativeFile", "RocksBackend", "RocksDB", "native_sections"]
 
 NATIVE = "rocksdb"
-# Of the memory for cached values, so much may be of dirty ones. If there is more, some are written at the end of a batch,
-# but not while a freeze is being settled; at twice as much half of them are, and a freeze is waited for.
+# The share of the memory for cached values that dirty values may take. If they take more, some are written at the end of a
+# batch, but not while a freeze is being settled. If they take twice as much, the loop waits for the freeze and writes half.
 DIRTY_SHARE = 0.25
 WRITTEN_ENTRIES = 8192
-# More changes of lists and maps than this are written at the end of a batch. A freeze writes them while the loop waits, in
-# 2 µs each or so.
+# If there are more changes of lists and maps than this, they are written at the end of a batch. A freeze writes them while
+# the loop waits, in about 2 µs each.
 MAX_CHANGES = 4096
-# Between batches there may be many misses too, when timers fire.
+# There may be many misses outside of batches too, when timers fire.
 MISSES_BETWEEN_CHECKS = 1024
 LOADED_ROWS = 65_536
 MAX_SPELLED_KEYS = 65_536
 
-_CELLS: dict[str, type[RocksTable]] = {"list": RocksItems, "map": RocksEntries}  # of other shapes: RocksThings
+_CELLS: dict[str, type[RocksTable]] = {"list": RocksItems, "map": RocksEntries}  # RocksThings for other shapes
 
 
 @dataclass(frozen=True, slots=True)
 class RocksDB:
-    """State on the slot's disk, in RocksDB. `memory` is for all operators of a slot together: the cache of values, RocksDB's
-    block cache and its write buffers. `folder` is on a local disk; None is the system's folder for temporary files."""
+    """State on the slot's disk, in RocksDB. `memory` is shared by all operators of a slot: the cache of values, RocksDB's
+    block cache and its write buffers. `folder` is on a local disk; None means the system's folder for temporary files."""
 
     memory: Size = "256 MB"
     folder: str | None = None
@@ -94,7 +94,7 @@ class RocksDB:
 
     @property
     def memory_bytes(self) -> int:
-        """`memory` as a number."""
+        """The number of bytes that `memory` means."""
         return arguments.byte_count("RocksDB", "memory", self.memory, at_least=MIN_MEMORY_BYTES)
 
     def create(
@@ -105,8 +105,8 @@ class RocksDB:
         now_ms: Callable[[], int] | None = None,
         native: Path | None = None,
     ) -> RocksBackend:
-        """A backend. `native`: a folder with the files of a frozen version, to go on from; it is left as it is. State with
-        a ttl needs a clock."""
+        """Return a backend. `native`: a folder with the files of a frozen version, from which the backend starts; the folder
+        isn't changed. State with a ttl needs a clock."""
         return RocksBackend(
             key_type=key_type,
             key_group_count=key_group_count,
@@ -159,7 +159,7 @@ class RocksBackend(CellBackend):
         return table
 
     def load_rows(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
-        """All frozen versions are complete, so it is no matter whether the rows are `known`."""
+        """Load rows. `known` makes no difference, since all frozen versions are complete."""
         table = self.cells[state]
         for start in range(0, rows.num_rows, LOADED_ROWS):
             some = rows.slice(start, LOADED_ROWS)
@@ -173,7 +173,7 @@ class RocksBackend(CellBackend):
         return StateReader(self.db, table.info, table.prefix, self._spelling).rows(range(self.key_group_count))
 
     def begin_batch(self, keys: Sequence[Any]) -> None:
-        """Fetches what isn't in the cache."""
+        """Fetch the keys that aren't in the cache."""
         self._batch, self._spelled = keys, {}
         wanting = [table for table in self._prefetched if not table.complete]
         if not wanting:
@@ -190,7 +190,7 @@ class RocksBackend(CellBackend):
                 table.take_in(those, [next(found) for _ in those])
 
     def end_batch(self) -> None:
-        """Writes, and forgets, if there is too much."""
+        """Write and forget values if they take too much memory."""
         self._batch, self._spelled = (), {}
         for table in self._prefetched:
             table.end_batch()
@@ -209,7 +209,7 @@ class RocksBackend(CellBackend):
         self._frozen_count += 1
         place = self._folder.place(f"frozen-{self._frozen_count}")
         last = rocksdict.WriteBatch(raw_mode=True)
-        # After the tables, which take numbers.
+        # After the flush, which takes numbers.
         self._meta.write(last, self.cells, number=next(self._numbers))
         for table in tables:
             table.hand_over()
@@ -220,15 +220,15 @@ class RocksBackend(CellBackend):
         )
 
     def settle(self) -> None:
-        """Waits until what the last freeze handed over is written."""
+        """Wait until what the last freeze handed over is written."""
         if self._settling is not None:
             self._settling.wait()
             self._settling = None
 
     def close(self) -> None:
-        """Removes the state from the disk. Frozen versions that were not released stay readable."""
+        """Remove the state from the disk. Frozen versions that were not released stay readable."""
         self._memory.leave(self)
-        with contextlib.suppress(Exception):  # whoever reads the frozen version is told
+        with contextlib.suppress(Exception):  # a reader of the frozen version gets the error
             self.settle()
         for table in self.cells.values():
             table.cache, table.older, table.dirty, table.frozen = {}, {}, {}, {}
@@ -253,7 +253,7 @@ class RocksBackend(CellBackend):
         return scan_prefix(self.db, start)
 
     def keys_from(self, prefix: bytes, place: bytes, count: int) -> tuple[list[Any], bytes]:
-        stop = (int.from_bytes(prefix) + 1).to_bytes(PREFIX_BYTES)  # RocksDB looks at these very bytes: they have to stay
+        stop = (int.from_bytes(prefix) + 1).to_bytes(PREFIX_BYTES)
         spelled = [key for key, _ in islice(scan_range(self.db, place or prefix, stop), count)]
         if not spelled:
             return [], b""
@@ -292,7 +292,7 @@ class RocksBackend(CellBackend):
         self._flush(tables, WRITTEN_ENTRIES / sum(len(table.dirty) for table in tables) if fullness <= 2 else 0.5)
 
     def _flush(self, tables: Iterable[RocksTable], share: float = 1.0) -> None:
-        """Writes what is dirty, or of the values some."""
+        """Write what is dirty; of single values only this share."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for table in tables:
             table.flush(batch, share)
@@ -301,7 +301,7 @@ class RocksBackend(CellBackend):
 
 
 class FrozenRocks:
-    """The state as it was at the freeze, in a folder of its own."""
+    """The state as it was at the freeze, in its own folder."""
 
     native = NATIVE
     complete = True
@@ -322,13 +322,13 @@ class FrozenRocks:
         self._memory = memory
 
     def files(self) -> Iterator[NativeFile]:
-        """RocksDB's own files, which `RocksDB.create(native=…)` and `native_sections` take."""
+        """Return RocksDB's own files, for `RocksDB.create(native=…)` and `native_sections`."""
         for path in sorted(self._settling.wait().iterdir()):
             if _NATIVE_NAME.fullmatch(path.name):
                 yield NativeFile(path.name, path, immutable=path.suffix == ".sst")
 
     def sections(self) -> Iterator[Section]:
-        """All rows, as any backend takes them."""
+        """Return all rows, in the form that any backend loads."""
         yield from _sections(
             self._settling.wait(),
             self._memory,
@@ -345,9 +345,9 @@ class FrozenRocks:
 def native_sections(
     native: Path, states: Sequence[StateInfo], *, key_type: pa.DataType, key_group_count: int, groups: range
 ) -> Iterator[Section]:
-    """Rows of these key-groups out of the files of a frozen version, for another parallelism or another backend.
+    """Return the rows of these key-groups from the files of a frozen version, for another parallelism or another backend.
 
-    `states` say what is read, by name and type; they have to be as they were written. `native` is left as it is.
+    `states` are read, by name; their types have to be those with which they were written. `native` isn't changed.
     """
     memory = SlotMemory.of_process(MIN_MEMORY_BYTES)
     spelling = KeySpelling(key_type, key_group_count)
@@ -382,7 +382,7 @@ def _sections(
     folder: Folder | None = None,
     rest_factor: float = REST,
 ) -> Iterator[Section]:
-    """`folder`: removed when all was read."""
+    """Return the rows of the states in the database at `place`. `folder` is removed when all were read."""
     db = open_db(place, memory, read_only=True)
     try:
         for info in states:
@@ -397,21 +397,19 @@ _NATIVE_NAME = re.compile(r"\d+\.sst|CURRENT|(MANIFEST|OPTIONS)-\d+")
 
 
 def _put_files(native: Path, live: Path) -> None:
-    """What can't change is linked, if it is on the same disk. RocksDB writes to the rest."""
+    """Link or copy the files of a frozen version into a new folder. RocksDB writes to all but the immutable ones, which are
+    linked if they are on the same disk."""
     live.mkdir(parents=True, exist_ok=True)
     for path in native.iterdir():
         if _NATIVE_NAME.fullmatch(path.name):
-            if path.suffix == ".sst":
-                try:
-                    os.link(path, live / path.name)
-                    continue
-                except OSError:
-                    pass
-            shutil.copyfile(path, live / path.name)
+            try:
+                (os.link if path.suffix == ".sst" else shutil.copyfile)(path, live / path.name)
+            except OSError:
+                shutil.copyfile(path, live / path.name)
 
 
 def _close(db: Any, folder: Folder) -> None:
-    """Before the folder goes, which is held until then: RocksDB writes its buffers, and where it can't, it waits and tries
-    again. What becomes of them is no matter any more."""
+    """Close the database while its folder still exists, which the argument keeps alive: RocksDB writes its buffers, and if
+    it can't, it waits and tries again. Errors don't matter any more."""
     with contextlib.suppress(Exception):
         db.close()

@@ -1,11 +1,11 @@
-"""The form in which state goes to a snapshot and comes back: sections of Arrow rows.
+"""The form in which state is written to a snapshot and read back: sections of Arrow rows.
 
-Every state of an operator becomes rows of one Arrow schema. Keyed state (timers included) has the columns `key` and
-`value` and is cut by key-group; operator state has the column `value` and has no key-group. This is all that the file
-format, the stores and the recovery know about state, so backends can differ freely.
+Every state of an operator becomes rows of one Arrow schema. Keyed state (timers included) has the columns `key` and `value`
+and is cut by key-group; operator state has the column `value` and no key-group. The file format, the stores and recovery
+depend on nothing else, so backends can differ freely.
 
-A layer is what changed between two freezes of keyed state: rows that were set, and keys that were deleted. The state is
-all its layers one over the other, the last one on top (merging.py).
+A layer is what changed between two freezes of keyed state: rows that were set, and keys that were deleted. All layers
+together are the state; the newer layer wins (merging.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidegate.protocol.recovery import StateKind as StateKind
 
 @dataclass(frozen=True, slots=True)
 class StateInfo:
-    """What a manifest says about one state. `shape` is value, list, map, reducing, aggregating, timers, offsets…"""
+    """What a manifest holds about one state. `shape` is value, list, map, reducing, aggregating, timers, offsets…"""
 
     name: str
     kind: StateKind
@@ -34,9 +34,9 @@ class StateInfo:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Rows of one state; of some consecutive key-groups where the state is keyed (`groups` is None otherwise).
+    """Rows of one state, in some consecutive key-groups if the state is keyed (otherwise `groups` is None).
 
-    `deleted`: the rows have the column `key` only, and these keys are gone.
+    `deleted`: the rows have only the column `key`, and these keys were deleted.
     """
 
     state: str
@@ -46,12 +46,12 @@ class Section:
 
 
 def deleted_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of the deleted keys of a keyed state."""
+    """Return the schema of the deleted keys of a keyed state."""
     return pa.schema([schema.field("key")])
 
 
 def within(section: Section, groups: range, *, key_group_count: int) -> Section:
-    """The part of a keyed section that is in these key-groups."""
+    """Return the part of a keyed section that is in these key-groups."""
     assert section.groups is not None
     start, stop = max(section.groups.start, groups.start), min(section.groups.stop, groups.stop)
     if (start, stop) == (section.groups.start, section.groups.stop):
@@ -62,19 +62,19 @@ def within(section: Section, groups: range, *, key_group_count: int) -> Section:
 
 
 class SectionReader(Protocol):
-    """Where sections of keyed state can be read by key-group: a file, or a layer in memory."""
+    """A source of sections of keyed state by key-group: a file, or a layer in memory."""
 
     def read_sections(self, state: str, groups: range) -> Iterable[Section]:
-        """What there is of the state in these key-groups and no others. Deleted keys come last."""
+        """Return the state's sections in these key-groups only. Deleted keys come last."""
 
     def row_count(self, state: str) -> int:
-        """Rows of the state, deleted ones included."""
+        """Return the number of rows of the state, including deleted keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeFile:
-    """A file in a backend's own form. `immutable`: a file with this name is this file, in all snapshots of a backend's
-    life."""
+    """A file in a backend's own format. `immutable`: in all snapshots of a backend's life, a file with this name has this
+    content."""
 
     local: str
     path: Path
@@ -89,20 +89,20 @@ class FrozenState(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether the sections are all of the state. If not, keyed state is only what changed since the freeze before.
-        Known when the sections were taken."""
+        """Whether the sections are all of the state. If not, those of keyed state are only what changed since the freeze
+        before. Known after the sections were read."""
 
     def sections(self) -> Iterable[Section]:
-        """State by state in the order of `states`, keyed ones by growing key-group, the deleted keys of a state after its
-        rows. Empty sections are left out."""
+        """Return the sections state by state in the order of `states`: those of keyed state by ascending key-group, its
+        deleted keys after its rows. Empty sections are omitted."""
 
     def release(self) -> None:
-        """Called in the slot's loop when the snapshot was written or given up."""
+        """Release what was held for the snapshot. The slot's loop calls this when the snapshot was written or aborted."""
 
 
 @runtime_checkable
 class FrozenFiles(FrozenState, Protocol):
-    """A frozen version that can also be kept as files in the backend's own form."""
+    """A frozen version that can also be kept as files in the backend's own format."""
 
     native: str
 

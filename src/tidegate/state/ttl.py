@@ -1,20 +1,20 @@
-"""How long state is kept: what a declaration says of it, and what its rows in a snapshot look like.
+"""Time to live: its declaration, and the rows of such state in a snapshot.
 
 State with a ttl (time to live) forgets what wasn't written for that long, or neither written nor read
-(`ttl_refresh="read"`). Time is the slot's clock, in milliseconds since 1970. A value, an item of a list, an entry of a map
-each have their own end: it is there as long as `now < expires` and never after.
+(`ttl_refresh="read"`). Time is the slot's clock, in milliseconds since 1970. Each value, list item or map entry has its own
+end: it is there as long as `now < expires` and never after.
 
 In a snapshot such a state has a third column `expires`, beside `key` and `value`: a number for a value, and for lists and
-maps a list of numbers, one for each item in its order. So a snapshot says itself what is still of use, whatever is declared
-when it is taken in:
+maps a list of numbers, one for each item in order. So a snapshot shows what has expired, whatever is declared when it is
+loaded:
 
-- rows without the column, or with null in it, are of a time when the state had no ttl: they begin anew when they are
-  loaded;
-- rows with it whose state has no ttl any more lose it. What had expired before stays forgotten;
-- a changed ttl holds for what is written from then on.
+- rows without the column, or with null in it, are from a time when the state had no ttl: their time to live begins when they
+  are loaded;
+- if the state has no ttl any more, the column is dropped. What had expired before stays forgotten;
+- a changed ttl applies to what is written from then on.
 
-A backend knows nothing of all that. It holds `struct<value, expires>`, as a tuple, for a value, an item or an entry
-(`stored_info`), and its rows are put together and taken apart here.
+A backend doesn't have that column. It holds `struct<value, expires>`, as a tuple, for a value, an item or an entry
+(`stored_info`), and the functions here convert its rows.
 
 Not here: the live state (expiring.py).
 """
@@ -35,32 +35,30 @@ from tidegate.state.columns import NestedParts, nested_parts
 from tidegate.state.sections import StateInfo
 
 EXPIRES = "expires"
-COLLECTIONS = ("list", "map")  # the shapes whose items have an end of their own
+COLLECTIONS = ("list", "map")  # the shapes of which each item has an end
 
 
 @dataclass(frozen=True, slots=True)
 class Ttl:
-    """What a declaration says: for how long, and whether reading counts as well as writing."""
+    """A declared time to live, and whether reads renew it as well as writes."""
 
     ms: int
     by_reads: bool = False
 
 
 def declared_ttl(ttl: Duration | None, refresh: str) -> Ttl | None:
-    """Of `ttl=` and `ttl_refresh=`. Raises `JobError` where they make no sense."""
+    """Return what `ttl=` and `ttl_refresh=` declare. Raise `JobError` if they make no sense."""
     if refresh not in ("write", "read"):
-        raise JobError(
-            f"ttl_refresh={refresh!r}: state lives on when it is written ('write'), or when it is read, too ('read')"
-        )
+        raise JobError(f"ttl_refresh={refresh!r}: give 'write' to renew state when it is written, or 'read' for reads, too")
     if ttl is None:
         if refresh == "read":
-            raise JobError("ttl_refresh='read' without ttl=: say how long the state lives, such as ttl='1 day'")
+            raise JobError("ttl_refresh='read' without ttl=: give the time that the state lives, such as ttl='1 day'")
         return None
     ttl_ms = arguments.duration_ms("state", "ttl", ttl)
     if ttl_ms <= 0:
         raise JobError(
-            f"ttl={ttl!r}: state that lives for no time would never be there; give it a millisecond or more, or "
-            f"leave ttl= away to keep it for ever"
+            f"ttl={ttl!r}: such state would expire at once; give a millisecond or more, or omit ttl= to keep the state "
+            f"forever"
         )
     return Ttl(ttl_ms, refresh == "read")
 
@@ -74,7 +72,7 @@ def expires_field(shape: str) -> pa.Field:
 
 
 def stored_info(info: StateInfo) -> StateInfo:
-    """What the backend holds of a state; the same where it has no ttl."""
+    """Return a state's info as the backend holds it; the same if the state has no ttl."""
     if EXPIRES not in info.schema.names:
         return info
     kind = info.schema.field("value").type
@@ -87,7 +85,7 @@ def stored_info(info: StateInfo) -> StateInfo:
 
 
 def taken_apart(rows: pa.RecordBatch, info: StateInfo) -> pa.RecordBatch:
-    """The backend's rows as a snapshot has them. `info` is the state's own; without a ttl nothing is changed."""
+    """Convert the backend's rows to a snapshot's. `info` is the state's; without a ttl nothing is changed."""
     if EXPIRES not in info.schema.names:
         return rows
     held, kinds = rows.column("value"), info.schema
@@ -102,7 +100,7 @@ def taken_apart(rows: pa.RecordBatch, info: StateInfo) -> pa.RecordBatch:
 
 
 def put_together(rows: pa.RecordBatch, info: StateInfo) -> pa.RecordBatch:
-    """The way back from `taken_apart`."""
+    """Convert a snapshot's rows to the backend's: the inverse of `taken_apart`."""
     schema = stored_info(info).schema
     kind, value, ends = schema.field("value").type, rows.column("value"), rows.column(EXPIRES)
     if info.shape not in COLLECTIONS:
@@ -116,7 +114,7 @@ def put_together(rows: pa.RecordBatch, info: StateInfo) -> pa.RecordBatch:
 
 
 def with_ends(rows: pa.RecordBatch, info: StateInfo, *, otherwise: int) -> pa.RecordBatch:
-    """Rows of a snapshot with an end for everything; `otherwise` is for what has none yet."""
+    """Return rows of a snapshot with an end for everything: `otherwise` for what has none yet."""
     value, field = rows.column("value"), expires_field(info.shape)
     known = rows.column(EXPIRES) if EXPIRES in rows.schema.names else pa.nulls(rows.num_rows, field.type)
     if info.shape not in COLLECTIONS:
@@ -131,7 +129,7 @@ def with_ends(rows: pa.RecordBatch, info: StateInfo, *, otherwise: int) -> pa.Re
 
 
 def split_by_end(rows: pa.RecordBatch, info: StateInfo, now_ms: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """What is left of rows with ends, and the rows of which nothing is left, as they were."""
+    """Return what is left of rows with ends, and the rows of which nothing is left, unchanged."""
     value, ends = rows.column("value"), rows.column(EXPIRES)
     if info.shape not in COLLECTIONS:
         is_left = np.asarray(ends) > now_ms
@@ -157,7 +155,7 @@ def split_by_end(rows: pa.RecordBatch, info: StateInfo, now_ms: int) -> tuple[pa
 
 
 def soonest_ends(rows: pa.RecordBatch, info: StateInfo) -> list[int]:
-    """The first end of each row. None is without."""
+    """Return the first end of each row. Each row has one."""
     ends: Any = rows.column(EXPIRES)
     if info.shape in COLLECTIONS:
         parts = nested_parts(ends)

@@ -428,6 +428,7 @@ def test_what_fails_behind_a_freeze_is_told_to_its_reader_and_to_the_loop(backen
 
 
 def test_sections_are_of_growing_groups_and_bounded(backend: RocksBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.state.cutting.BATCH_ROWS", 300)
     monkeypatch.setattr("tidegate.state.rocks_reading.BATCH_ROWS", 300)
     monkeypatch.setattr("tidegate.state.rocks_reading.SECTION_ROWS", 100)
     table = backend.table(tg.value("long", name="n"))

@@ -161,8 +161,8 @@ def test_a_ttl_is_a_duration(ttl: Any, ttl_ms: int) -> None:
 @pytest.mark.parametrize(
     ("ttl", "refresh", "told"),
     [
-        (0, "write", "ttl=0: state that lives for no time"),
-        ("0 s", "write", "no time"),
+        (0, "write", "ttl=0: such state would expire at once"),
+        ("0 s", "write", "expire at once"),
         (-1, "write", "give a duration"),
         ("soon", "write", "give a duration"),
         ("1 s", "often", "ttl_refresh='often'"),

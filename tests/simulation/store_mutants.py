@@ -87,7 +87,7 @@ def _take_copies_in(original: Any) -> Any:
     def load(self: operator_state.UnionList, rows: Any) -> None:
         for row in rows.column("value").to_pylist():
             self._ids.append(row["id"])
-            self._items.append(row["item"])
+            self.cells.extend(None, [row["item"]])
 
     return load
 

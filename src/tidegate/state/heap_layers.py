@@ -14,8 +14,8 @@ There are two kinds of tables:
   in `fresh` is not in `main`.
 
 If nearly everything changes between two freezes, a new `fresh` would soon hold all the keys of the old one, and to insert
-them one by one costs more than to copy the dictionary. So such a `fresh`, if it isn't large, is *reused*: the layer is a copy
-of it, and the next layer holds all of it again, changed or not. From time to time it isn't reused, to measure how much
+them one by one costs more than to copy the dictionary. So such a `fresh`, if it isn't large, is *reused*: the layer is a
+copy of it, and the next layer holds all of it again, changed or not. From time to time it isn't reused, to measure how much
 changes.
 
 Invariants:

@@ -1,9 +1,9 @@
-"""Which keys are to be called at which times.
+"""A calendar: which keys are to be called at which times.
 
 Many keys share a time: the end of a window, or the processing time of an epoch and a delay. So keys are held by time, and
-the heap holds times only. Where a time has one key, nothing is made to hold it.
+the heap holds only times. The only key of a time is held without a container.
 
-A time whose keys were all discarded stays in the heap until it comes up, or until such times are more than the others.
+A time whose keys were all discarded stays in the heap until it is due, or until there are more such times than others.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Calendar:
     __slots__ = ("_keys", "_times")
 
     def __init__(self) -> None:
-        self._keys: dict[int, Any] = {}  # by time: the key, or several
-        self._times: list[int] = []  # a heap of those, and of times that nobody waits for any more
+        self._keys: dict[int, Any] = {}  # by time: the key, or `_Several`
+        self._times: list[int] = []  # a heap of these times, and of times that have no keys any more
 
     def __len__(self) -> int:
-        """How many pairs there are. Counts them."""
+        """Count the pairs."""
         return sum(len(held) if type(held) is _Several else 1 for held in self._keys.values())
 
     def add(self, at_ms: int, key: Any) -> None:
-        """`key` isn't there at this time."""
+        """Add a pair that isn't in the calendar."""
         held = self._keys.get(at_ms, _NOBODY)
         if type(held) is _Several:
             held[key] = None
@@ -62,20 +62,20 @@ class Calendar:
             heapify(self._times)
 
     def due(self, now_ms: int) -> Iterator[tuple[int, Any]]:
-        """Takes out what is due, in order of time; what is added meanwhile, and is due as well, is among it. A pair that is
-        discarded meanwhile may come even so."""
+        """Remove and yield what is due, in order of time, including pairs that are added meanwhile. A pair that is discarded
+        meanwhile may still be yielded."""
         while self._times and self._times[0] <= now_ms:
             at_ms = heappop(self._times)
             held = self._keys.pop(at_ms, _NOBODY)
             if type(held) is _Several:
                 for key in held:
-                    yield from self.due(at_ms - 1)  # added by whoever was called just now
+                    yield from self.due(at_ms - 1)  # added by the key that was called just now
                     yield at_ms, key
             elif held is not _NOBODY:
                 yield at_ms, held
 
     def first_ms(self) -> int | None:
-        """When there is something due."""
+        """Return the first time; None if there is none."""
         while self._times and self._times[0] not in self._keys:
             heappop(self._times)
         return self._times[0] if self._times else None

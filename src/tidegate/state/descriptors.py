@@ -1,11 +1,11 @@
-"""What a declaration in a class body is when Python runs (declaring.py): a descriptor.
+"""Descriptors: what the declarations in a class body (declaring.py) are when Python runs.
 
-A descriptor says what a state is (shape, Arrow types, how it is redistributed); it holds no data. When a subtask opens
-the function, a state object is made for each descriptor and put on the function's instance under the attribute's name,
-where it hides the descriptor. The state objects' methods are those of handles.py, the same on every backend.
+A descriptor describes a state (shape, Arrow types, how it is redistributed); it holds no data. When a subtask opens the
+function, a state object is made for each descriptor and set on the function's instance under the attribute's name, where it
+hides the descriptor. The state objects' methods are those of handles.py, the same on every backend.
 
-Values are checked against the declared type, and take the form that they would have after a recovery, when they are
-given to a state (values.py).
+When values are given to a state, they are checked against the declared type and converted to the form that they would have
+after a recovery (values.py).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from tidegate.state.ttl import declared_ttl, expires_field
 from tidegate.state.values import Form, form_of
 from tidegate.types import ddl_of, parse_type
 
-# Spark DDL text such as "long" or "struct<a: long>", a pyarrow or pyspark type, or what `tg.pickled()` gives.
+# Spark DDL text such as "long" or "struct<a: long>", a pyarrow or pyspark type, or what `tg.pickled()` returns.
 ItemType: TypeAlias = "str | pa.DataType | Pickled"
 KeyType: TypeAlias = "str | pa.DataType"
 Names: TypeAlias = "str | Sequence[str]"
 
-# The functions that declare states; for state of keys they are named by its shape.
+# The functions that declare states other than keyed state. Those of keyed state have the names of the shapes.
 _FUNCTIONS = {StateKind.SPLIT: "operator_list", StateKind.UNION: "operator_list", StateKind.BROADCAST: "broadcast_map"}
 
 
 class Descriptor:
     """A declared state. `item` is the Arrow type of a value, list item or map value; `map_key` that of a map's key.
 
-    `aliases` are names that the state had, `changes` says how its type came to be. Of pickled items `item` is binary.
-    `as_tuples`: the state takes and gives its structs as tuples; that is for a value without lists or maps in it, and
-    without a ttl. `refuse` makes the error for a value that doesn't fit, of a text and that value. `map_key_parts` are the
-    types of which a map's key is made, where it is text that holds several values.
+    `aliases` are former names of the state, `changes` describes how its type has changed. Pickled items have `item` binary.
+    `as_tuples`: the state accepts and returns structs as tuples; only for a value without lists or maps in it, and without
+    a ttl. `refuse(text, value)` makes the error for a value that doesn't fit. `map_key_parts` are the types of the parts of
+    a map's key, if the key is text that holds several values.
     """
 
     def __init__(
@@ -111,23 +111,23 @@ class Descriptor:
 
     @property
     def form(self) -> Form:
-        """How a value, list item or map value is held."""
+        """The form in which a value, list item or map value is held."""
         if self.pickled is not None and self.shape != "aggregating":
             return self.pickled.form(self.name)
         return form_of(self.item)
 
     @property
     def key_form(self) -> Form:
-        """How a map's keys are held."""
+        """The form in which a map's keys are held."""
         assert self.map_key is not None
         return form_of(self.map_key)
 
     def converter(self) -> Callable[[Any], Any]:
-        """A function that brings a value, list item or map value into the form in which it is held."""
+        """Return a function that converts a value, list item or map value to the form in which it is held."""
         return _converter(self.form, f"state {self.name!r} is declared with {self._item_text!r}", refuse=self.refuse)
 
     def key_converter(self) -> Callable[[Any], Any]:
-        """The same for a map's keys."""
+        """Return such a function for a map's keys."""
         assert self.map_key is not None
         return _converter(
             self.key_form,
@@ -137,7 +137,7 @@ class Descriptor:
         )
 
     def info(self, key: pa.DataType | None = None) -> StateInfo:
-        """What a manifest says about this state; `key` is the type of the operator's key, for keyed state."""
+        """Return what a manifest holds about this state; `key` is the type of the operator's key, for keyed state."""
         assert self.name is not None, "the descriptor was not declared in a class body and has no name="
         assert (key is not None) == (self.kind is StateKind.KEYED)
         fields = [pa.field("value", self.type)] if key is None else [pa.field("key", key), pa.field("value", self.type)]
@@ -157,8 +157,8 @@ class Descriptor:
         return ddl_of(self.item) if self.pickled is None else str(self.pickled)
 
     def _wrap(self, pickled: Pickled) -> None:
-        """An accumulator may be changed in place, which bytes can't. So the state sees bytes only, and the user's
-        functions see what was pickled."""
+        """Pickle accumulators around the user's functions. Those may change an accumulator in place, but not bytes: so the
+        state holds bytes, and the functions get the unpickled accumulator."""
         create, add, result = self.create, self.add, self.result
         assert create is not None and add is not None
 
@@ -189,7 +189,7 @@ def _converter(
     def convert(value: Any) -> Any:
         try:
             if value is None and not none_allowed:
-                raise SchemaError("None is no key of a map")
+                raise SchemaError("None can't be a key of a map")
             return held(value)
         except SchemaError as error:
             raise refuse(f"{declared}: {error}", value) from error.__cause__
@@ -199,11 +199,11 @@ def _converter(
 
 def _map_key(declared: Any) -> pa.DataType:
     if isinstance(declared, Pickled):
-        raise JobError("a map state's key can't be pickled, since equal keys must be found again: use a text or a number")
+        raise JobError("a map state's key can't be pickled, since equal keys must be found again: use a string or a number")
     key = parse_type(declared)
     if key.num_fields:
         raise JobError(
-            f"a map state's key is of type {ddl_of(key)}; Python can't look up lists and dicts: use a text or a number"
+            f"a map state's key is of type {ddl_of(key)}; Python can't look up lists and dicts: use a string or a number"
         )
     return key
 
@@ -216,7 +216,7 @@ def _aliases(alias: Any) -> tuple[str, ...]:
 
 
 def descriptors_of(function: object) -> Mapping[str, Descriptor]:
-    """The states a function declares, by attribute, base classes first."""
+    """Return the states that a function declares, by attribute, base classes first."""
     found: dict[str, Descriptor] = {}
     for owner in reversed(type(function).__mro__):
         for attribute, declared in vars(owner).items():

@@ -1,4 +1,4 @@
-"""How far event time was, as operators and sources keep it in snapshots."""
+"""Event time in snapshots: the watermarks of operators and sources."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pyarrow as pa
 
 from tidegate.state.sections import StateInfo, StateKind
 
-# The watermark of the key-groups, or of the subtasks if the operator isn't keyed, `first` … `stop - 1`, of `of` in all.
-# Those without a row have had none.
+# The watermark of the key-groups (of the subtasks, if the operator isn't keyed) `first` to `stop - 1`, of `of` in all. Those
+# without a row have had none.
 _REACHED = pa.struct([*(pa.field(name, pa.int32()) for name in ("first", "stop", "of")), pa.field("at_ms", pa.int64())])
 WATERMARK = StateInfo("__watermark", StateKind.UNION, "watermark", pa.schema([pa.field("value", _REACHED)]))
 
-# `of` is what the watermark is made of. A stream that is one split has a row of each subtask, without a `split`.
+# `of` describes what the watermark is computed from. A stream that is one split has a row for each subtask, without `split`.
 _LATEST = pa.struct(
     [
         pa.field("of", pa.string()),

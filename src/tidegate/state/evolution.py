@@ -1,18 +1,18 @@
-"""How state that was written under one declaration is taken in under another.
+"""Schema evolution: loading state that was written under another declaration.
 
-Possible are: to add a struct field, to drop one, to rename one, to widen a number, to reorder fields, to let a field be
-null; in the value itself and in whatever lists, maps and structs are inside it. Everything else is refused, with both
-types and what can be done. What a key is (of keyed state) must stay, because its hash says where its state is.
+A new declaration may add, drop, rename and reorder fields of structs, widen numbers, and let fields be null, in the value
+and in lists, maps and structs inside it. Everything else is refused, with both types and what can be done. The type of a
+key of keyed state must stay, because the key's hash decides where its state is.
 
-A conversion is a function from an Arrow array to an Arrow array, put together once from the two types. It works on whole
-columns and shares what stays the same. It never fails and never rounds: a step that could is refused when the two types
-are compared, before any value is seen.
+A conversion is a function from an Arrow array to an Arrow array, composed once from the two types. It works on whole columns
+and shares what stays the same. It never fails and never rounds: a step that could is refused when the types are compared,
+before any value is converted.
 
-Paths. A field is named by the names on the way to it, joined by dots, beginning at the type that the user declared:
-`added={"address.zip": ""}`. Lists and maps are passed through without a name: in `array<struct<price: int>>` and in
+Paths. The path of a field consists of the field names that lead to it, joined by dots, from the type that the user declared:
+`added={"address.zip": ""}`. Lists and maps have no name in it: in `array<struct<price: int>>` and in
 `map<string, struct<price: int>>` the path is `price`. Messages put `value.` before it.
 
-Nothing here knows manifests or files. Whether a state is there at all, and under which name, is snapshots/plan.py's.
+Not here: manifests and files. Whether a snapshot has a state, and under which name, is found in snapshots/plan.py.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ Convert: TypeAlias = Callable[[pa.Array], pa.Array]
 ConvertRows: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 MAP_KEY = b"tidegate.map_key"
-"""In a schema's metadata: the types of which a map's key is made."""
+"""In a schema's metadata: the types of the parts of a map's key."""
 
 POSSIBLE = (
-    "What is possible: add a field of a struct (with added={<field>: <default>} where None won't do), drop a field, "
+    "What is possible: add a field of a struct (with added={<field>: <default>} if None won't do), drop a field, "
     "rename one (renamed={<new>: <old>}), widen a number (byte → short → int → long; float → double; byte, short "
     "and int → double; byte and short → float; a decimal to one with as many digits on both sides of the point, "
-    "or more), let a field be null; rename a state or an operator (alias=<old name>); let state go by its name "
+    "or more), let a field be null; rename a state or an operator (alias=<old name>); drop state by its name "
     "(drop_state=['<operator>.<state>'] or ['<operator>'])"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """How a program says what became of its state: `alias` for a state whose name {was} is not declared any more, and all
-    that is `possible`. What is between < and > is for the user to put in; {state} is the state that goes on."""
+    """Texts for messages: what to do about a state whose name {was} is not declared any more (`alias`), and all changes that
+    are `possible`. Users replace what is between < and >; {state} is the state that continues the old one."""
 
-    alias: str = "give alias={was!r} to the state that goes on with it"
+    alias: str = "give alias={was!r} to the state that continues it"
     possible: str = POSSIBLE
 
     def alias_of(self, was: str, new: Sequence[str]) -> str:
-        """`new` are the states that the snapshot doesn't have: one of them may go on with the state that `was`."""
+        """Return the text for a state that `was`, which one of the `new` states may continue: the snapshot doesn't have them."""
         state = repr(new[0]) if len(new) == 1 else "<state>"
         said = self.alias.format(was=was, state=state)
         if state not in said or len(new) == 1:
@@ -67,8 +67,8 @@ IN_A_CLASS = Advice()
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a declaration says about how its type came to be: `added` has defaults of new fields, `renamed` the old names
-    of fields, both by path. `inside` is the field of the column that the user's type is, where it is one."""
+    """Declared changes of a type: `added` has defaults of new fields, `renamed` the old names of fields, both by path.
+    `inside` is the name of the column's field that has the user's type, if the column is a struct around it."""
 
     added: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -87,8 +87,8 @@ class DeclaredState:
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """`convert` brings rows of the snapshot to the present schema; None where they have it. `notes` says how, `dropped`
-    which fields the present schema doesn't have."""
+    """How a state evolves. `convert` converts rows of the snapshot to the present schema; None if they have it. `notes`
+    describe the changes, `dropped` are the fields that the present schema doesn't have."""
 
     convert: ConvertRows | None = None
     notes: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Evolved:
 
 
 def evolve(was: StateInfo, now: DeclaredState) -> Evolved:
-    """The way from a state of a snapshot to the state declared now. Raises `RestoreError` where there is none."""
+    """Return how a state of a snapshot becomes the state that is declared now. Raise `RestoreError` if it can't."""
     new = now.info
     if (was.kind, was.shape) != (new.kind, new.shape):
         raise RestoreError(f"a {was.kind.value} {was.shape} can't become a {new.kind.value} {new.shape}")
@@ -125,7 +125,7 @@ def evolve(was: StateInfo, now: DeclaredState) -> Evolved:
         notes.append("has a ttl now" if EXPIRES in new.schema.names else "has no ttl any more")
     if not any(converts.values()):
         return Evolved(notes=tuple(notes))
-    # When values expire is for the backend to judge (ttl.py): it gets that as the snapshot has it.
+    # The backend handles the ends of values (ttl.py): it gets them as they are in the snapshot.
     schema = pa.schema(
         [new.schema.field(column.name) if column.name in converts else column for column in was.schema],
         metadata=new.schema.metadata,
@@ -142,19 +142,19 @@ def evolve(was: StateInfo, now: DeclaredState) -> Evolved:
 
 
 def _check_map_key(was: pa.Schema, now: pa.Schema) -> None:
-    """Of a map whose keys are held as text made of several values: their types don't show in the map's."""
+    """Compare the parts of a map's key that is text of several values: the map's type doesn't show their types."""
     before, after = ((schema.metadata or {}).get(MAP_KEY) for schema in (was, now))
     if before is not None and after is not None and before != after and (b"," in before or b"," in after):
         raise RestoreError(
-            f"a key of the map was {before.decode()} and is now {after.decode()}; a key of several fields "
+            f"a key of the map was {before.decode()} and is now {after.decode()}; the fields of such a key "
             f"must keep their types and their order"
         )
 
 
 def conversion(old: pa.DataType, new: pa.DataType, *, changes: Changes | None = None) -> Convert | None:
-    """From arrays of one type to arrays of the other; None where the two are the same.
+    """Return the conversion from arrays of one type to arrays of another; None if the types are the same.
 
-    Raises `RestoreError` where some value of `old` would have no place in `new`.
+    Raise `RestoreError` if some value of `old` has no equal in `new`.
     """
     walk = _Walk(changes or Changes())
     convert = walk.between(old, new, "")
@@ -163,7 +163,7 @@ def conversion(old: pa.DataType, new: pa.DataType, *, changes: Changes | None = 
 
 
 def check_changes(declared: pa.DataType, changes: Changes) -> None:
-    """Raises `JobError` where `added` or `renamed` has a path that the type hasn't, or a default that doesn't fit."""
+    """Raise `JobError` if `added` or `renamed` has a path that the type doesn't have, or a default that doesn't fit."""
     fields = dict(_fields(declared, ""))
     for argument, paths in (("added", changes.added), ("renamed", changes.renamed)):
         for path in paths:
@@ -175,7 +175,7 @@ def check_changes(declared: pa.DataType, changes: Changes) -> None:
                 )
     for path, default in changes.added.items():
         if path in changes.renamed:
-            raise JobError(f"the field {path!r} is both in added= and in renamed=: it is one or the other")
+            raise JobError(f"the field {path!r} is both in added= and in renamed=: remove it from one of them")
         try:
             _default(fields[path], default)
         except SchemaError as error:
@@ -190,13 +190,13 @@ def check_changes(declared: pa.DataType, changes: Changes) -> None:
         if ring:
             raise JobError(
                 f"by renamed= the fields {', '.join(map(repr, ring))} take each other's names, and a snapshot "
-                f"doesn't show whether that has happened. Rename one of them to a third name, start the program "
-                f"with that, and rename the rest then"
+                f"doesn't show whether that has happened. Rename one of them to a third name, run the program "
+                f"once, and rename the other fields after that"
             )
 
 
 def _ring(path: str, renamed: Mapping[str, str]) -> list[str]:
-    """The fields that a field gets its name back from, if it is one of those that take each other's names."""
+    """Return the fields that take each other's names in a ring, beginning with this one; none if it isn't in a ring."""
     parent, dot, _ = path.rpartition(".")
     ring, at = [path], f"{parent}{dot}{renamed[path]}"
     while at in renamed and at not in ring:
@@ -206,7 +206,7 @@ def _ring(path: str, renamed: Mapping[str, str]) -> list[str]:
 
 
 def described(kind: str, shape: str, schema: pa.Schema) -> str:
-    """A state's declaration in a message: shape, types, and what it is beside."""
+    """Return a state's declaration for a message: kind, shape and types."""
     version = pickled_version(schema)
     value = ddl_of(schema.field("value").type)
     if version is not None:
@@ -219,7 +219,7 @@ def described(kind: str, shape: str, schema: pa.Schema) -> str:
 
 
 class _Walk:
-    """Goes down both types and gathers what changes on the way, and what can't."""
+    """Compares two types recursively and collects changes and problems."""
 
     def __init__(self, changes: Changes) -> None:
         prefix = f"{changes.inside}." if changes.inside else ""
@@ -235,7 +235,8 @@ class _Walk:
             raise RestoreError("; ".join(self.problems))
 
     def between(self, old: pa.DataType, new: pa.DataType, path: str, *, key: bool = False) -> Convert | None:
-        """None where the types are the same, and where there is a problem. In the key of a map only numbers change."""
+        """Return the conversion; None if the types are the same, or if there is a problem. In a map's key only numbers may
+        change."""
         if old.equals(new):
             return None
         if pa.types.is_struct(old) and pa.types.is_struct(new) and not key:
@@ -281,24 +282,25 @@ class _Walk:
         return _over_structs(new, parts)
 
     def _source(self, old: pa.DataType, new: pa.DataType, name: str, path: str) -> int | None:
-        """Which field of the old struct it is: the one of its name, else the one of its former name. None: it is new."""
+        """Return the index of the old field: the one with the same name, else the one with the former name; None if the
+        field is new."""
         names = [was.name for was in old]
         former = self._renamed.get(path)
         if former is not None and former in names and name in names and new.get_field_index(former) < 0:
             self._problem(
                 path,
-                f"the snapshot has {name!r} and its old name {former!r}, and both can't be it: leave "
-                f"renamed= away, or drop one of them first and rename then",
+                f"the snapshot has both {name!r} and its old name {former!r}, and only one can be the field: omit "
+                f"renamed=, or drop one of them first and rename after that",
             )
         for candidate in (name, former):
             if candidate in names:
                 return names.index(candidate)
-        if former is not None:  # or the value under its real name would be dropped
+        if former is not None:  # otherwise the values under the field's real name would be dropped
             self._problem(
                 path,
                 f"the snapshot has neither {name!r} nor {former!r}, its name in renamed=; it has "
-                f"{', '.join(map(repr, names)) or 'no fields'}. Give the name that the field had, or take "
-                f"it out of renamed= if it is new",
+                f"{', '.join(map(repr, names)) or 'no fields'}. Give the name that the field had, or remove "
+                f"it from renamed= if it is new",
             )
         return None
 
@@ -328,7 +330,7 @@ class _Walk:
 
 
 def _widens(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether every value of the one is exactly one of the other, by their types alone."""
+    """Return whether every value of the old type is exactly a value of the new type."""
     types = pa.types
     if types.is_signed_integer(old):
         digits = old.bit_width - 1
@@ -346,38 +348,38 @@ _WIDER = frozenset({(pa.float32(), pa.float64()), (pa.string(), pa.large_string(
 def _reason(old: pa.DataType, new: pa.DataType, key: bool) -> str:
     numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     if all(any(is_number(kind) for is_number in numbers) for kind in (old, new)):
-        return ", which doesn't have a place for all its numbers"
+        return ", which can't hold all of its numbers"
     return " as the key of a map" if key else ""
 
 
 def _text(shown_type: pa.DataType, beside: pa.DataType) -> str:
-    """Spark's name, or Arrow's where the two would look alike."""
+    """Return Spark's name of a type, or Arrow's if both types have the same name in Spark."""
     return str(shown_type) if ddl_of(shown_type) == ddl_of(beside) else ddl_of(shown_type)
 
 
 def _key_conversion(old: pa.DataType, new: pa.DataType, notes: list[str]) -> Convert | None:
-    """Of keys nothing may change but the names of their columns, which are no part of the hash."""
+    """Return the conversion of keys. Only the names of their columns may change, which are not part of the hash."""
     if old.equals(new):
         return None
     names = [[part.name for part in kind] if pa.types.is_struct(kind) else [] for kind in (old, new)]
     if names[0] and [part.type for part in old] == [part.type for part in new]:
         if any(name in names[1] and names[1][index] != name for index, name in enumerate(names[0])):
             raise RestoreError(
-                f"the key's columns were in the order {names[0]} and are now {names[1]}, and the order is "
-                f"part of the hash that says where a key's state is: set it back in key_by"
+                f"the key's columns were in the order {names[0]} and are now in the order {names[1]}, and the order is "
+                f"part of the hash that decides where a key's state is: restore the order in key_by"
             )
         if names[0] != names[1]:
             notes.append(f"key columns {', '.join(names[0])} → {', '.join(names[1])}")
         return _over_structs(new, [(index, None) for index in range(new.num_fields)])
     raise RestoreError(
-        f"its key was {_text(old, new)} and is now {_text(new, old)}; the type of a key can't change, not to "
-        f"a wider one either, since its hash says where its state is: bring the column back to the old "
-        f"type with map before key_by"
+        f"its key was {_text(old, new)} and is now {_text(new, old)}; the type of a key can't change, not even to "
+        f"a wider one, since its hash decides where its state is: convert the column to the old type with map "
+        f"before key_by"
     )
 
 
 def _fields(kind: pa.DataType, path: str) -> list[tuple[str, pa.Field]]:
-    """Every struct field inside a type, by path."""
+    """Return every struct field inside a type, by path."""
     if pa.types.is_struct(kind):
         named = [(f"{path}.{part.name}" if path else part.name, part) for part in kind]
         return [each for at, part in named for each in ((at, part), *_fields(part.type, at))]
@@ -391,19 +393,19 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _default(declared: pa.Field, value: Any) -> pa.Array:
-    """One default, as a column of one row."""
+    """Return a default as a column of one row."""
     if value is None and not declared.nullable:
-        raise SchemaError("it is NOT NULL, so None is no default")
+        raise SchemaError("it is NOT NULL, so None can't be its default")
     return from_list([value], declared.type)
 
 
 # --------------------------------------------------------------------------------------------- array to array
-# Containers are put together from their buffers: the type is exactly the one declared, and what stays the same is shared.
+# Containers are made from buffers: so their type is exactly the declared one, and what stays the same is shared.
 
 
 def _over_structs(new: pa.DataType, parts: Sequence[tuple[int | None, Convert | None]]) -> Convert:
-    """`parts`, for each new field: the index of the old one, and what becomes of it; where there is none, what makes the
-    new one for a struct array."""
+    """Convert structs. `parts` has for each new field the index of the old field and its conversion; for a field without an
+    old one, None and a function that makes it for a struct array."""
 
     def convert(array: pa.Array) -> pa.Array:
         children = []
@@ -444,7 +446,7 @@ def _over_maps(new: pa.DataType, of_keys: Convert | None, of_items: Convert | No
 
 
 def _extent(array: pa.Array, *, wide: bool) -> tuple[pa.Buffer, slice]:
-    """Where the lists of an array begin and end within the items that belong to it; and which items do."""
+    """Return the offsets of an array's lists within its own items, and the slice of its own items."""
     bounds = array.offsets.to_numpy()
     first, last = (int(bounds[0]), int(bounds[-1])) if len(bounds) else (0, 0)
     offsets = (bounds if len(bounds) else np.zeros(1)) - first
@@ -456,7 +458,7 @@ def _validity(array: pa.Array) -> pa.Buffer | None:
 
 
 def _unpickling(now: Pickled, new: StateInfo) -> Convert:
-    """Brings the pickled values of a column to the present version, wherever they are in it."""
+    """Return the conversion of a column's pickled values to the present version, at any depth of the column."""
     kind = new.schema.field("value").type
 
     def of_values(values: pa.Array) -> pa.Array:

@@ -5,20 +5,19 @@
     index                an Arrow IPC stream: a row for each section; the states with their schemas in its metadata
     trailer (20 bytes)   index length (8), CRC-32 of the index (4), magic (8); little-endian
 
-Sections come state by state; keyed ones by growing key-group, then the deleted keys in the same way. A section may
-hold several groups, and several sections may be of one. So a restore of some key-groups reads one stretch of the file from
-front to back, and leaves out what it doesn't want of the first and last section.
+Sections are ordered by state; those of keyed state by ascending key-group, followed by the deleted keys in the same order.
+A section may hold several groups, and a group may have several sections. So a restore of some key-groups reads one range of
+the file from front to back, and omits the rows of other groups in its first and last section.
 
-Invariants: no byte is believed before its checksum was compared (docs/promises.md, row 14). The manifest holds the checksum
-of the index, the index that of every section, and together they cover the file without a gap. The manifest also holds the
-CRC-32 of the whole file, for whoever checks files without knowing what is in them.
+Invariants: no byte is used before its checksum was compared (docs/promises.md, row 14). The manifest holds the checksum of
+the index, the index has the checksum of every section, and together they cover the file without a gap. The manifest also
+holds the CRC-32 of the whole file, so that files can be verified without decoding them.
 
-Encoding runs on a background thread that shares the interpreter with the hot loop. There is no Python per row; every
-call into Arrow and zlib that is long lets the interpreter go; small sections are put together before they are summed
-and handed on, because each time the interpreter is let go, getting it back may take a while. Memory is bounded by one
-section and a block.
+Encoding runs on a background thread that shares the interpreter with the hot loop. There is no Python per row. Every long
+call into Arrow and zlib releases the interpreter's lock. Small sections are joined before they are checksummed and handed
+on, because after each release it may take a while to get the lock back. Memory is bounded by one section and a block.
 
-It reads and writes no files: bytes go out as chunks and come in through a function.
+Not here: files. Bytes are returned as chunks and read through a function.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ _INDEX_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class FileSummary:
-    """What a manifest says about the file. `rows` counts per state; `groups` is the range that all key-groups of the
-    file are in, empty where there are none."""
+    """What a manifest holds about the file. `rows` are counts by state; `groups` is the range of the file's key-groups,
+    empty if there are none."""
 
     bytes: int
     checksum: int
@@ -71,50 +70,48 @@ class FileSummary:
 
 
 class StateFileEncoder:
-    """Encodes one file: `chunks` once, to the end; then `summary`."""
+    """Encodes one file. Read all `chunks`, once; then there is a `summary`."""
 
     def __init__(self, *, key_group_count: int) -> None:
         self._key_group_count = key_group_count
         self._summary: FileSummary | None = None
-        self._begun = False
 
     @property
     def summary(self) -> FileSummary:
-        assert self._summary is not None, "the chunks have not all been taken"
+        assert self._summary is not None, "not all chunks have been read"
         return self._summary
 
     def chunks(self, states: Sequence[StateInfo], sections: Iterable[Section]) -> Iterator[bytes | memoryview]:
-        """The bytes of the file in order. Sections without rows are left out."""
-        assert not self._begun, "an encoder makes one file"
-        self._begun = True
+        """Return the bytes of the file in order. Sections without rows are omitted."""
+        assert self._summary is None, "an encoder makes one file"
         index = _IndexRows(states, self._key_group_count)
-        size_bytes = len(MAGIC)
-        checksum = 0
-        block: list[Any] = [MAGIC]
-        block_bytes = len(MAGIC)
-        for section in sections:
-            if not section.rows.num_rows:
-                continue
-            message = section.rows.serialize()
-            index.append(section, offset=size_bytes, length=message.size, crc32=zlib.crc32(message))
-            block.append(message)
-            size_bytes += message.size
-            block_bytes += message.size
-            if block_bytes >= BLOCK_BYTES:
-                for chunk in _joined(block):
-                    checksum = zlib.crc32(chunk, checksum)
-                    yield chunk
-                block, block_bytes = [], 0
-        index_content = index.encode()
-        index_checksum = zlib.crc32(index_content)
-        block += [index_content, _TRAILER.pack(len(index_content), index_checksum, MAGIC)]
-        for chunk in _joined(block):
+        trailer = b""
+
+        def parts() -> Iterator[Any]:
+            nonlocal trailer
+            yield MAGIC
+            offset = len(MAGIC)
+            for section in sections:
+                if section.rows.num_rows:
+                    message = section.rows.serialize()
+                    index.append(section, offset=offset, length=message.size, crc32=zlib.crc32(message))
+                    offset += message.size
+                    yield message
+            content = index.encode()
+            trailer = _TRAILER.pack(len(content), zlib.crc32(content), MAGIC)
+            yield content
+            yield trailer
+
+        size_bytes = checksum = 0
+        for chunk in _joined(parts()):
+            size_bytes += len(chunk)
             checksum = zlib.crc32(chunk, checksum)
             yield chunk
+        index_bytes, index_checksum, _ = _TRAILER.unpack(trailer)
         self._summary = FileSummary(
-            bytes=size_bytes + len(index_content) + _TRAILER.size,
+            bytes=size_bytes,
             checksum=checksum,
-            index_bytes=len(index_content),
+            index_bytes=index_bytes,
             index_checksum=index_checksum,
             rows=index.rows_by_state(),
             groups=index.groups(),
@@ -124,8 +121,8 @@ class StateFileEncoder:
 class StateFileReader:
     """Reads a file by ranges through `read(offset, length)`. The index is read when it is first needed.
 
-    `bytes`, `index_bytes` and `index_checksum` are the manifest's; `name` is for messages. Batches may share memory
-    with the read that they came from, up to `READ_BYTES`.
+    `bytes`, `index_bytes` and `index_checksum` are from the manifest; `name` is for messages. Batches may share the memory
+    of one read, up to `READ_BYTES`.
     """
 
     def __init__(
@@ -152,7 +149,7 @@ class StateFileReader:
         return int(self._index.rows[self._index.sections_of(state)].sum())
 
     def read_sections(self, state: str, groups: range) -> Iterator[Section]:
-        """What the file holds of a keyed state in these key-groups; the deleted keys come last."""
+        """Return a keyed state's sections in these key-groups; the deleted keys come last."""
         assert groups.step == 1
         index = self._index
         for deleted in (False, True):
@@ -166,7 +163,7 @@ class StateFileReader:
                     yield section
 
     def read_items(self, state: str, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """Rows start…stop (half-open) of an operator state."""
+        """Return rows start…stop (half-open) of an operator state."""
         index = self._index
         mine = index.sections_of(state, keyed=False)
         ends = np.cumsum(index.rows[mine])
@@ -181,14 +178,14 @@ class StateFileReader:
             begin += rows.num_rows
 
     def verify(self, checksum: int) -> None:
-        """Reads all of the file and compares it with the manifest's checksum; CorruptFile where it differs."""
+        """Read the whole file and compare it with the manifest's checksum. Raise `CorruptFile` if it differs."""
         found = 0
         for offset in range(0, self._size_bytes, READ_BYTES):
             found = zlib.crc32(self._exactly(offset, min(READ_BYTES, self._size_bytes - offset)), found)
         if found != checksum:
             raise self._corrupt("the checksum of the file doesn't match")
         if self._exactly(0, len(MAGIC)) != MAGIC:
-            raise self._corrupt("it doesn't begin like a state file")
+            raise self._corrupt("it doesn't begin as a state file does")
         _ = self._index
 
     @property
@@ -207,14 +204,14 @@ class StateFileReader:
         if zlib.crc32(index) != self._index_checksum:
             raise self._corrupt("the checksum of the index doesn't match")
         if trailer != _TRAILER.pack(self._index_bytes, self._index_checksum, MAGIC):
-            raise self._corrupt("it doesn't end like a state file of this version")
+            raise self._corrupt("it doesn't end as a state file of this version does")
         try:
             return _Index.decode(index, sections_stop=offset)
         except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
             raise self._corrupt(f"the index can't be read: {error}") from error
 
     def _read_adjacent(self, first: int, last: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Sections first…last (half-open) of the file, verified, in as few reads as the bound on one allows."""
+        """Return sections first…last (half-open) of the file, verified, in as few reads of `READ_BYTES` as possible."""
         index = self._index
         while first < last:
             start = int(index.offset[first])
@@ -244,16 +241,16 @@ class StateFileReader:
     def _exactly(self, offset: int, length: int) -> bytes:
         content = self._read(offset, length)
         if len(content) != length:
-            raise self._corrupt(f"a read of {length} bytes at {offset} gave {len(content)}")
+            raise self._corrupt(f"a read of {length} bytes at {offset} returned {len(content)}")
         return content
 
     def _corrupt(self, what: str) -> CorruptFile:
-        return CorruptFile(f"{self._name}: {what}; nothing of that was used")
+        return CorruptFile(f"{self._name}: {what}; that content was not used")
 
 
 @dataclass(slots=True)
 class _IndexRows:
-    """The index while the file is written."""
+    """The index of a file that is being written."""
 
     states: Sequence[StateInfo]
     key_group_count: int
@@ -319,7 +316,7 @@ class _IndexRows:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """The index as read, a numpy array for each column."""
+    """The index of a file that is read, a numpy array for each column."""
 
     states: tuple[StateInfo, ...]
     key_group_count: int
@@ -348,8 +345,8 @@ class _Index:
         return index
 
     def sections_of(self, state: str, *, keyed: bool | None = None, deleted: bool | None = None) -> slice:
-        """Where this state's sections are in the index; none where the file doesn't know the state. `keyed` is what the
-        caller takes the state for."""
+        """Return where this state's sections are in the index; none if the file doesn't have the state. `keyed`: whether the
+        caller takes it for keyed state."""
         position = next((position for position, info in enumerate(self.states) if info.name == state), None)
         if position is None:
             return slice(0, 0)
@@ -364,17 +361,19 @@ def _state_info(described: Mapping[str, str]) -> StateInfo:
     return StateInfo(described["name"], StateKind(described["kind"]), described["shape"], schema)
 
 
-def _joined(block: list[Any]) -> Iterator[bytes | memoryview]:
-    """Large sections by themselves, without a copy; small ones put together."""
+def _joined(parts: Iterable[Any]) -> Iterator[bytes | memoryview]:
+    """Yield large parts alone, without a copy, and small parts joined, up to `BLOCK_BYTES`."""
     small: list[Any] = []
-    for part in block:
-        if len(part) < BLOCK_BYTES:
-            small.append(part)
-            continue
-        if small:
+    small_bytes = 0
+    for part in parts:
+        if small and small_bytes + len(part) >= BLOCK_BYTES:
             yield b"".join(small)
-            small = []
-        yield memoryview(part)
+            small, small_bytes = [], 0
+        if len(part) >= BLOCK_BYTES:
+            yield memoryview(part)
+        else:
+            small.append(part)
+            small_bytes += len(part)
     if small:
         yield b"".join(small)
 

@@ -1,12 +1,12 @@
-"""What a declared state is within a function: the same methods on every backend.
+"""The methods of a declared state within a function, the same on every backend.
 
     class CountBids(tg.KeyedProcess):
         count = tg.value("long", default=0)         # a ValueState[int]
 
-`self.count` is the state of the present key. Values are checked against the declared type when they are given to a state.
-What a state hands out is the user's: changing it changes no state.
+`self.count` is the state of the current key. Values are checked against the declared type when they are given to a state.
+To change an object that a state returned doesn't change the state.
 
-These are protocols. The classes behind them belong to the backends.
+These are protocols. The classes are in shapes.py and operator_state.py.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class MapState(Protocol[K, V]):
     @overload
     def get(self, item: K, default: D) -> V | D: ...
     def get(self, item: K, default: D | None = None) -> V | D | None:
-        """Return the entry's value, or `default` if there is no such entry."""
+        """Return the entry's value, or `default` if there is no entry."""
 
     def put(self, item: K, value: V) -> None:
         """Add an entry or replace its value."""
 
     def remove(self, item: K) -> None:
-        """Remove an entry. Nothing happens if it isn't there."""
+        """Remove an entry, if it is there."""
 
     def items(self) -> tuple[tuple[K, V], ...]:
         """Return all entries."""
@@ -88,13 +88,13 @@ class MapState(Protocol[K, V]):
 
 
 class ReducingState(Protocol[T]):
-    """What a function makes of all items added for the present key, declared by `tg.reducing`."""
+    """All items added for the present key, merged by a function, declared by `tg.reducing`."""
 
     def get(self) -> T | None:
         """Return the merged item, or None before the first one."""
 
     def add(self, item: T) -> None:
-        """Merge an item with those before."""
+        """Merge an item with the items before."""
 
     def clear(self) -> None:
         """Forget the merged item."""
@@ -104,7 +104,7 @@ class AggregatingState(Protocol[In_contra, Out_co]):
     """An accumulator for the present key, declared by `tg.aggregating`."""
 
     def get(self) -> Out_co | None:
-        """Return what `result` makes of the accumulator, or None before the first item."""
+        """Return `result(accumulator)`, or None before the first item."""
 
     def add(self, item: In_contra) -> None:
         """Add an item to the accumulator."""
@@ -113,7 +113,7 @@ class AggregatingState(Protocol[In_contra, Out_co]):
         """Forget the accumulator."""
 
 
-# What a keyed state's declaration is to a type checker.
+# The types of keyed states' declarations for a type checker.
 KeyedState: TypeAlias = (
     ValueState[Any] | ListState[Any] | MapState[Any, Any] | ReducingState[Any] | AggregatingState[Any, Any]
 )

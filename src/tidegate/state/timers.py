@@ -1,13 +1,12 @@
-"""Timers: keyed state like any other, with a calendar beside it that says which is due.
+"""Timers: keyed state like any other, with a calendar beside it that finds the timers that are due.
 
-The state `__event_timers` (and `__processing_timers`) holds, for each key, the list of times it is to be called at. A
-timer is set at most once per key, kind and time. The calendar is derived: it is made anew from the state at a restore.
+The state `__event_timers` (and `__processing_timers`) holds, for each key, the list of times at which it is to be called. A
+timer is set at most once per key, kind and time. The calendar is derived: it is rebuilt from the state at a restore.
 
-Invariant: what is in the state is in the calendar, unless it was taken out of that to be handled. Where they differ while
-that is done, the state decides.
+Invariant: what is in the state is in the calendar, except a timer that was removed from the calendar to be called. If they
+differ during the call, the state decides.
 
-What it doesn't do: many timers of one key are kept in one list, and each change copies it. Timers are for a few times
-per key.
+Limit: the timers of a key are in one list, and each change copies it. So a key should have only a few timers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import StateKind
 from tidegate.types import to_list
 
-# At the end of event time every timer is due, and one that is set again and again would be for ever.
+# At the end of event time every timer is due, so one that is set again by each call would be called forever.
 MAX_SET_AT_THE_END = 1_000_000
 MIN_MS, MAX_MS = -(2**63), 2**63 - 1
 
@@ -40,7 +39,7 @@ class TimeKind(Enum):
 
 
 class KeyedTables(Protocol):
-    """What timers need of a backend."""
+    """What timers need from a backend."""
 
     cursor: Any
 
@@ -61,7 +60,7 @@ class TimerQueue:
         self._calendar = Calendar()
 
     def set(self, at_ms: int) -> None:
-        """For the current key."""
+        """Set a timer for the current key."""
         key = self._cursor.key
         times = self._cells.get(key)
         if times is GONE or at_ms not in times:
@@ -98,30 +97,30 @@ class TimerQueue:
             self.delete(at_ms)
 
     def times(self) -> list[int]:
-        """Of the current key, in order."""
+        """Return the times of the current key, in order."""
         times = self._cells.get(self._cursor.key)
         return [] if times is GONE else sorted(times)
 
     def next_ms(self) -> int | None:
-        """When there is something due."""
+        """Return when the next timer is due; None without timers."""
         return self._calendar.first_ms()
 
     def load(self, batches: Iterable[tuple[list[Any], pa.RecordBatch]], *, known: bool) -> None:
-        """Takes rows of a snapshot in, with their keys. `known` is as in `KeyedBackend.load`."""
+        """Load rows of a snapshot, with their keys. `known` is as in `KeyedBackend.load`."""
         assert self.state is not None
         for keys, rows in batches:
             self._backend.load(self.state, rows, known=known)
             self.queue([(keys, rows)])
 
     def queue(self, batches: Iterable[tuple[list[Any], pa.RecordBatch]]) -> None:
-        """The same for rows that the backend holds already."""
+        """Add the timers of rows that the backend holds already to the calendar."""
         for keys, rows in batches:
             for key, times in zip(keys, to_list(rows.column("value")), strict=True):
                 for at_ms in times:
                     self._calendar.add(at_ms, key)
 
     def _take(self, at_ms: int) -> bool:
-        """Takes a timer of the current key out of the state; whether it was there."""
+        """Remove a timer of the current key from the state; return whether there was one."""
         key = self._cursor.key
         times = self._cells.get(key)
         if times is GONE or at_ms not in times:
@@ -138,13 +137,13 @@ def timers_descriptor(kind: TimeKind) -> Descriptor:
 
 
 def to_ms(at: int | datetime) -> int:
-    """A time that a user gave: milliseconds, or a datetime (taken as UTC where it has no zone)."""
+    """Return the milliseconds of a time that a user gave: milliseconds, or a datetime (in UTC if it has no zone)."""
     if type(at) is int and MIN_MS <= at <= MAX_MS:
         return at
     if isinstance(at, datetime):
         aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         return (aware - _EPOCH) // timedelta(milliseconds=1)
-    at_ms = index(at)  # a float is no time
+    at_ms = index(at)  # a float isn't accepted
     if not MIN_MS <= at_ms <= MAX_MS:
         raise ValueError(f"a timer at {at_ms} ms is beyond the end of time")
     return at_ms

@@ -1,17 +1,17 @@
 """The form in which state holds values: one for each Arrow type, and never an object that the user holds too.
 
 A user may give a tuple for a struct, an int for a double, a numpy number for a long. What comes back from a snapshot is
-a dict, a float, an int. Did state hold what was given, a function would see other values after a recovery than without
-one, and might fail only then. So a value takes the form that a snapshot gives it at the moment it is given.
+a dict, a float, an int. If state held what was given, a function would see other values after a recovery than without one,
+and might fail only then. So a value is converted to the form that a snapshot gives it when it is given to a state.
 
-Lists and dicts can be changed in place, and a snapshot may be being written of them. So they are copied on their way in
-and on their way out.
+Lists and dicts can be changed in place while a snapshot of them is written. So they are copied on their way in and on their
+way out.
 
 Invariants:
 - `held(value)` is, type for type, what the value would be after a snapshot: `to_list(from_list([value], type))[0]`.
 - Neither `held(value)` nor `copied(value)` shares a list or dict with its argument.
 
-Not here: whether an int is too large for its column. That is found when a snapshot is written, and is an error there.
+Not here: whether an int is too large for its column. That is an error when a snapshot is written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidegate.types import from_list, to_list
 
 
 class NoSuchValue:
-    """A Python type that no value has."""
+    """A Python type that no value of a state has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def form_of(arrow: pa.DataType) -> Form:
 
 
 def detached(value: Any) -> Any:
-    """A copy of a value of any kind, where it could be changed in place."""
+    """Return a copy of a value of any kind, or the value itself if it can't be changed in place."""
     kind = type(value)
     if kind in _ATOMS or (issubclass(kind, tuple) and _ATOMS.issuperset(map(type, value))):
         return value
@@ -92,7 +92,7 @@ _ATOMS = frozenset({type(None), bool, int, float, str, bytes, date, datetime, De
 
 
 def _through_arrow(value: Any, arrow: pa.DataType) -> Any:
-    """By definition the right form; raises `SchemaError` where the value is none of this type."""
+    """Return the value in the form that a snapshot gives it. Raise `SchemaError` if it isn't of this type."""
     return to_list(from_list([value], arrow))[0]
 
 

@@ -178,7 +178,7 @@ def test_a_state_that_is_no_longer_declared_is_refused() -> None:
     told = refusals(planned(SNAPSHOT, operator("sum")))
     assert (
         "state 'total' of operator 'sum' (keyed value long by long): the operator no longer declares it: declare it "
-        "again, or give alias='total' to the state that goes on with it, or drop it with "
+        "again, or give alias='total' to the state that continues it, or drop it with "
         "drop_state=['sum.total']"
     ) in told
 
@@ -187,7 +187,7 @@ def test_a_state_that_is_no_longer_declared_is_refused() -> None:
     ("declared", "told"),
     [
         (tg.value("string"), "(keyed value long by long → keyed value string by long): value: long can't become string"),
-        (tg.value("int"), "value: long can't become int, which doesn't have a place for all its numbers"),
+        (tg.value("int"), "value: long can't become int, which can't hold all of its numbers"),
         (tg.list_("long"), "a keyed value can't become a keyed list"),
         (tg.operator_list("long"), "(keyed value long by long → split list long): a keyed value can't become a split list"),
         (tg.value(pickled()), "values that were pickled can't become others"),

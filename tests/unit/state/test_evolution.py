@@ -132,7 +132,7 @@ NEITHER = [
         "struct<amount: long>",
         {"amount": "m"},
         "value.amount: the snapshot has neither 'amount' nor 'm', "
-        "its name in renamed=; it has 'n'. Give the name that the field had, or take it out of renamed= if it is new",
+        "its name in renamed=; it has 'n'. Give the name that the field had, or remove it from renamed= if it is new",
     ),
     ("struct<n: long>", "struct<n: long, amount: long NOT NULL>", {"amount": "N"}, "value.amount: the snapshot has neither"),
     (
@@ -375,7 +375,7 @@ def test_rows_are_what_python_would_make_of_them(case: Case, data: st.DataObject
     ],
 )
 def test_a_number_that_could_lose_something_is_refused(old: str, new: str) -> None:
-    assert refused(old, new) == f"value: {old} can't become {new}, which doesn't have a place for all its numbers"
+    assert refused(old, new) == f"value: {old} can't become {new}, which can't hold all of its numbers"
 
 
 @pytest.mark.parametrize(
@@ -411,9 +411,9 @@ def test_a_refusal_says_where_and_tells_all() -> None:
         "struct<items: array<struct<price: int, n: string>>, at: map<int, string>>",
     )
     assert told.split("; ") == [
-        "value.items.price: long can't become int, which doesn't have a place for all its numbers",
+        "value.items.price: long can't become int, which can't hold all of its numbers",
         "value.items.n: int can't become string",
-        "value.at: long can't become int, which doesn't have a place for all its numbers",
+        "value.at: long can't become int, which can't hold all of its numbers",
     ]
 
 
@@ -432,7 +432,7 @@ def test_a_new_field_that_can_t_be_null_needs_a_default() -> None:
 
 
 def test_a_field_and_its_old_name_can_t_both_be_it() -> None:
-    assert "the snapshot has 'b' and its old name 'a'" in refused(
+    assert "the snapshot has both 'b' and its old name 'a'" in refused(
         "struct<a: long, b: long>", "struct<b: long>", renamed={"b": "a"}
     )
     assert refused("struct<a: long>", "struct<a: long, b: long>", renamed={"b": "a"}) == (
@@ -565,7 +565,7 @@ def test_a_state_keeps_its_shape_and_kind(old: Descriptor, new: Descriptor, told
     ],
 )
 def test_a_key_keeps_its_type(old: str, new: str) -> None:
-    with pytest.raises(RestoreError, match=r"its key was .* and is now .*not to a wider one either.*its hash"):
+    with pytest.raises(RestoreError, match=r"its key was .* and is now .*not even to a wider one.*its hash"):
         evolved(tg.value("long"), tg.value("long"), key=parse_type(old), new_key=parse_type(new))
 
 
@@ -575,7 +575,7 @@ def test_the_columns_of_a_key_may_be_renamed_and_not_swapped() -> None:
     assert found.notes == ("key columns a, b → x, b",) and found.convert is not None
     rows = found.convert(rows_of(tg.value("long"), 5, key=old, keys=[{"a": 1, "b": 2}]))
     assert to_list(rows.column("key")) == [{"x": 1, "b": 2}] and rows.schema.field("key").type == new
-    with pytest.raises(RestoreError, match=r"in the order \['a', 'b'\] and are now \['b', 'a'\]"):
+    with pytest.raises(RestoreError, match=r"in the order \['a', 'b'\] and are now in the order \['b', 'a'\]"):
         evolved(
             tg.value("long"),
             tg.value("long"),
@@ -619,7 +619,7 @@ def test_states_are_described_for_people() -> None:
         (dict(renamed={"b.y": "z"}), r"renamed=\{'b\.y': …\}.* has no such field"),
         (dict(added={"a": 1}, renamed={"a": "z"}), "'a' is both in added= and in renamed="),
         (dict(added={"a": "one"}), r"added=\{'a': 'one'\}.*'long'.*'one'"),
-        (dict(added={"b.x": None}), "NOT NULL, so None is no default"),
+        (dict(added={"b.x": None}), "NOT NULL, so None can't be its default"),
         (dict(renamed={"a": "a"}), "give the name that the field had before"),
         (dict(renamed={"a": 5}), "give the name that the field had before"),
     ],

@@ -1,13 +1,13 @@
 """How a user's function declares its state: `count = tg.value("long", default=0)` in the class body.
 
 Type checkers see the state that the function will have under that name (`handles.py`): a `ValueState[int]` for the
-declaration above. They know the scalar types by their DDL names; states of any other type hold `Any`, and so do maps whose
-keys are neither texts nor integers, or whose values are dates, timestamps or binary. When Python runs, a
-declaration is a `Descriptor`, in whose place the state is put when a subtask opens the function.
+declaration above. They recognise the scalar types by their DDL names. States of other types hold `Any`, and so do maps whose
+keys are neither strings nor integers, or whose values are dates, timestamps or binary. When Python runs, a declaration is a
+`Descriptor`, which the state replaces when a subtask opens the function.
 
-A declaration may change between two runs. What it says about that (`alias`, `added`, `renamed`) is for a snapshot that was
-written under an earlier one, and may stay forever: a snapshot that already has the present names and fields is taken in as
-it is (evolution.py).
+A declaration may change between two runs. `alias`, `added` and `renamed` are for a snapshot that was written under an
+earlier declaration, and may stay forever: a snapshot that already has the present names and fields is loaded unchanged
+(evolution.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Refresh: TypeAlias = Literal["write", "read"]
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault  # Python's own has defaults from 3.13 on
 
-    In = TypeVarWithDefault("In", default=Any)  # a lambda doesn't say what its items are
+    In = TypeVarWithDefault("In", default=Any)  # a lambda has no type for its items
 else:
     In = TypeVar("In")
 Acc = TypeVar("Acc")
@@ -51,7 +51,7 @@ Out = TypeVar("Out")
 
 
 class Declared(TypedDict, total=False):
-    """What every declaration takes. `value` says what it means."""
+    """The options of every declaration. See `value`."""
 
     name: str | None
     alias: Names
@@ -60,7 +60,7 @@ class Declared(TypedDict, total=False):
 
 
 class Keyed(Declared, total=False):
-    """What declarations of state for each key take besides."""
+    """The further options of declarations of keyed state."""
 
     ttl: Duration | None
     ttl_refresh: Refresh
@@ -107,15 +107,15 @@ def value(
     ttl: Duration | None = None,
     ttl_refresh: Refresh = "write",
 ) -> Any:
-    """One value for each key. `default` is what `get` returns if nothing was set.
+    """Declare one value for each key. `get` returns `default` if nothing was set.
 
-    `ttl="1 day"`: the value is forgotten if it wasn't set for that long, by what `ctx.now_ms()` says; with
+    `ttl="1 day"`: the value is forgotten if it wasn't set for that long, by the time of `ctx.now_ms()`; with
     `ttl_refresh="read"`, if it was neither set nor read. Items of lists and entries of maps expire one by one, and `len`
-    doesn't count as reading.
+    doesn't count as a read.
 
-    For snapshots of an earlier program: `alias` is the name that the state had (or a list of them); `added={"b": 0}` gives
-    a new field of a struct a value in what is there already (None without it); `renamed={"new": "old"}` says what
-    a field was called. Fields inside fields are joined by dots, and lists and maps need no name: `"address.zip"`.
+    For snapshots of an earlier program: `alias` is the name that the state had (or a list of names); `added={"b": 0}` is the
+    value of a new field in structs that were written without it (None if it isn't given); `renamed={"new": "old"}` has the
+    former name of a field. Names of nested fields are joined by dots, without names for lists and maps: `"address.zip"`.
     """
     return Descriptor(
         kind=StateKind.KEYED,
@@ -157,7 +157,7 @@ def list_(
     ttl: Duration | None = None,
     ttl_refresh: Refresh = "write",
 ) -> Any:
-    """A list for each key. `alias`, `added`, `renamed`, `ttl` and `ttl_refresh` are as in `value`, here and below."""
+    """Declare a list for each key. `alias`, `added`, `renamed`, `ttl` and `ttl_refresh` are as in `value`."""
     return Descriptor(
         kind=StateKind.KEYED,
         shape="list",
@@ -204,7 +204,7 @@ def map_(
     ttl: Duration | None = None,
     ttl_refresh: Refresh = "write",
 ) -> Any:
-    """A dictionary for each key."""
+    """Declare a dictionary for each key. The options are as in `value`."""
     return Descriptor(
         kind=StateKind.KEYED,
         shape="map",
@@ -248,7 +248,8 @@ def reducing(
     ttl: Duration | None = None,
     ttl_refresh: Refresh = "write",
 ) -> Any:
-    """`function(merged, item)` over the items added for each key, such as `max`; `get` is None before the first."""
+    """Declare a merged item for each key: `function(merged, item)`, such as `max`, merges each item that is added with those
+    before. `get` returns None before the first. The options are as in `value`."""
     arguments.function("reducing", "function", function, "a function of the merged item and the next one, such as max")
     return Descriptor(
         kind=StateKind.KEYED,
@@ -295,9 +296,10 @@ def aggregating(
     ttl: Duration | None = None,
     ttl_refresh: Refresh = "write",
 ) -> Any:
-    """An accumulator of `type` for each key: made by `create`, moved on by `add(accumulator, item)`, read by `result`.
+    """Declare an accumulator of `type` for each key: `create` makes it, `add(accumulator, item)` adds an item, and `get`
+    returns `result(accumulator)`. The options are as in `value`.
 
-    `add` returns the accumulator, a new one or the one it was given, which it may change in place. `get` is None before
+    `add` returns the accumulator, a new one or the one it was given, which it may change in place. `get` returns None before
     the first item. Type checkers take the types of items and results from the annotations of `add` and `result`.
     """
     arguments.function("aggregating", "create", create, "a function without arguments that makes an accumulator")
@@ -361,7 +363,8 @@ def operator_list(
     added: Mapping[str, Any] | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> Any:
-    """A list for each subtask. At a restore its items are dealt out (`split`), or everyone gets all of them (`union`)."""
+    """Declare a list for each subtask. A restore distributes the items over the subtasks (`redistribute="split"`), or gives
+    every subtask all of them (`"union"`)."""
     arguments.one_of("operator_list", "redistribute", redistribute, ("split", "union"))
     return Descriptor(
         kind=StateKind(redistribute),
@@ -405,7 +408,7 @@ def broadcast_map(
     added: Mapping[str, Any] | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> Any:
-    """A dictionary that every subtask holds alike, written by the broadcast side of a `BroadcastProcess`."""
+    """Declare a dictionary that is the same in every subtask, written by the broadcast side of a `BroadcastProcess`."""
     return Descriptor(
         kind=StateKind.BROADCAST,
         shape="map",

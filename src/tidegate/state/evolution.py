@@ -54,7 +54,7 @@ class Advice:
     possible: str = POSSIBLE
 
     def alias_of(self, was: str, new: Sequence[str]) -> str:
-        """Return the text for a state that `was`, which one of the `new` states may continue: the snapshot doesn't have them."""
+        """Return the text for a state that `was`, which one of the `new` states (not in the snapshot) may continue."""
         state = repr(new[0]) if len(new) == 1 else "<state>"
         said = self.alias.format(was=was, state=state)
         if state not in said or len(new) == 1:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -161,26 +163,19 @@ class FrozenExpiring:
 
     def sections(self) -> Iterator[Section]:
         infos = {info.name: info for info in self.states}
-        gone: dict[str, list[pa.RecordBatch]] = {}
-        state = ""
-        for section in self._frozen.sections():
-            if section.state != state:
-                yield from self._deleted(state, gone)
-                state = section.state
+        for state, sections in groupby(self._frozen.sections(), key=attrgetter("state")):
             info = infos[state]
             if EXPIRES not in info.schema.names:
-                yield section
-            elif section.deleted:
-                gone.setdefault(state, []).append(section.rows)
-            else:
+                yield from sections
+                continue
+            gone: list[pa.RecordBatch] = []  # keys that were deleted, and keys of which everything has ended
+            for section in sections:
+                if section.deleted:
+                    gone.append(section.rows)
+                    continue
                 left, ended = split_by_end(taken_apart(section.rows, info), info, self._now_ms)
                 if left.num_rows:
                     yield Section(state, section.groups, left)
                 if ended.num_rows and not self.complete:
-                    keys = pa.RecordBatch.from_arrays([ended.column("key")], schema=deleted_schema(info.schema))
-                    gone.setdefault(state, []).append(keys)
-        yield from self._deleted(state, gone)
-
-    def _deleted(self, state: str, gone: dict[str, list[pa.RecordBatch]]) -> Iterator[Section]:
-        """Return a state's last sections: what was deleted and what had ended, together, by key-group."""
-        yield from cut_by_group(state, gone.pop(state, ()), self._key_group_count, deleted=True)
+                    gone.append(pa.RecordBatch.from_arrays([ended.column("key")], schema=deleted_schema(info.schema)))
+            yield from cut_by_group(state, gone, self._key_group_count, deleted=True)

@@ -85,7 +85,7 @@ def _blocks(state: str, layers: Sequence[SectionReader], groups: range) -> Itera
 
 
 def _last_wins(sections: Sequence[Section]) -> Block:
-    keys = _whole(pa.chunked_array([section.rows.column("key") for section in sections]))
+    keys = pa.concat_arrays([section.rows.column("key") for section in sections])
     deleted = np.repeat([section.deleted for section in sections], [section.rows.num_rows for section in sections])
     codes = key_codes(keys)
     last = np.zeros(int(codes.max()) + 1, dtype=np.int64)
@@ -123,8 +123,3 @@ def _dense(values: pa.Array) -> np.ndarray[Any, Any]:
     encoded = values.dictionary_encode(null_encoding="encode")
     codes: np.ndarray[Any, Any] = encoded.indices.to_numpy().astype(np.int64)
     return codes
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    return whole if isinstance(whole, pa.Array) else whole.chunk(0)

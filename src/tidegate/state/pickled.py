@@ -77,7 +77,9 @@ class Pickled:
         """Return the unpickled value, at the present version."""
         if held is None:
             return None
-        version = _version_of(held, state)
+        if len(held) <= _HEADER.size:
+            raise RestoreError(f"state {state!r} holds {_cut(repr(held))}, which is not a pickled value")
+        version: int = _HEADER.unpack_from(held)[0]
         value = _unpickled(held, state)
         return value if version == self.version else self._migrated(value, version, state)
 
@@ -149,13 +151,6 @@ def unreadable(version: int, now: Pickled) -> str:
         f"was pickled with version {version} and is declared with version {now.version}, without a conversion from one to "
         f"the other: give pickled(version={now.version}, migrate=…), a function of the old value and its version"
     )
-
-
-def _version_of(held: bytes, state: str | None) -> int:
-    if len(held) <= _HEADER.size:
-        raise RestoreError(f"state {state!r} holds {_cut(repr(held))}, which is not a pickled value")
-    version: int = _HEADER.unpack_from(held)[0]
-    return version
 
 
 def _unpickled(held: bytes, state: str | None) -> Any:

@@ -28,15 +28,12 @@ class Folder:
         above = Path(under or tempfile.gettempdir())
         above.mkdir(parents=True, exist_ok=True)
         remove_left_behind(above)
-        self._path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=above))
-        lock = os.open(self._path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=above))
+        lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        self.live = self._path / "live"
+        self.live = self.path / "live"
         self._discarded: list[Path] = []
-        self._finalizer = weakref.finalize(self, _remove, self._path, lock)
-
-    def place(self, name: str) -> Path:
-        return self._path / name
+        self._finalizer = weakref.finalize(self, _remove, self.path, lock)
 
     def discard(self, place: Path) -> None:
         """Note a frozen version that is no longer needed. To remove a file takes about a millisecond on some disks, so that

@@ -207,7 +207,7 @@ class RocksBackend(CellBackend):
         tables = list(self.cells.values())
         self._flush([table for table in tables if not table.prefetched])
         self._frozen_count += 1
-        place = self._folder.place(f"frozen-{self._frozen_count}")
+        place = self._folder.path / f"frozen-{self._frozen_count}"
         last = rocksdict.WriteBatch(raw_mode=True)
         # After the flush, which takes numbers.
         self._meta.write(last, self.cells, number=next(self._numbers))

@@ -574,7 +574,7 @@ def test_what_a_killed_process_left_behind_is_removed(tmp_path: Path) -> None:
     for lock in tmp_path.glob("*/lock"):
         os.utime(lock, (0, 0))
     another = Folder(str(tmp_path))
-    assert not dead.exists() and living.place("lock").exists() and another.place("lock").exists()
+    assert not dead.exists() and (living.path / "lock").exists() and (another.path / "lock").exists()
 
 
 @pytest.mark.parametrize("memory", ["much", "1 MB", -1, "12 parsecs", None])

@@ -362,18 +362,19 @@ def _state_info(described: Mapping[str, str]) -> StateInfo:
 
 
 def _joined(parts: Iterable[Any]) -> Iterator[bytes | memoryview]:
-    """Yield large parts alone, without a copy, and small parts joined, up to `BLOCK_BYTES`."""
+    """Yield large parts alone, without a copy, and small parts joined to at least `BLOCK_BYTES`."""
     small: list[Any] = []
     small_bytes = 0
     for part in parts:
-        if small and small_bytes + len(part) >= BLOCK_BYTES:
-            yield b"".join(small)
-            small, small_bytes = [], 0
-        if len(part) >= BLOCK_BYTES:
-            yield memoryview(part)
-        else:
+        is_large = len(part) >= BLOCK_BYTES
+        if not is_large:
             small.append(part)
             small_bytes += len(part)
+        if small and (is_large or small_bytes >= BLOCK_BYTES):
+            yield b"".join(small)
+            small, small_bytes = [], 0
+        if is_large:
+            yield memoryview(part)
     if small:
         yield b"".join(small)
 

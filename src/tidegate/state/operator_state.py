@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.errors import JobError, SchemaError
-from tidegate.state.cells import Cursor
+from tidegate.state.cells import ABSENT, Cursor
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.heap_cells import HeapEntries, HeapItems
 from tidegate.state.sections import FrozenState, Section, StateInfo, StateKind
@@ -81,10 +81,19 @@ class UnionList(OperatorList):
 class BroadcastMap(Map):
     """Broadcast state, as the user's function sees it. `writable` is True only while the broadcast side is processed."""
 
+    cells: HeapEntries
+
     def __init__(self, descriptor: Descriptor) -> None:
         self.info = descriptor.info()
         super().__init__(descriptor, HeapEntries(self.info), _ONE_KEY)
         self.writable = False
+
+    def get(self, item: Any, default: Any = None) -> Any:
+        # For every record, so without a call to the cells.
+        value = self.cells.main.get(None, {}).get(item, ABSENT)
+        if value is ABSENT:
+            return default
+        return value if self.copied is None else self.copied(value)
 
     def put(self, item: Any, value: Any) -> None:
         self._check_writable()

@@ -142,7 +142,7 @@ def _joined(pieces: Sequence[Spelled], count: int | None = None) -> Spelled:
     columns: list[Spelled] = []
     for are_lists, adjacent in groupby(pieces, key=lambda piece: isinstance(piece, list)):
         found = list(adjacent)
-        columns += found if are_lists else [np.hstack(found)]
+        columns += found if are_lists or len(found) == 1 else [np.hstack(found)]
     if len(columns) == 1:
         return columns[0]
     texts = list(map(as_list, columns))

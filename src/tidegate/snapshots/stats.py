@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from tidegate.types.json_form import OPTIONAL, lenient
+from tidegate.types.json_form import formerly, lenient
 
 
 @lenient
@@ -45,7 +45,7 @@ class SubtaskStats(Measured):
 
     longest_step_ms: float = 0.0
     quiet_step_ms: float = 0.0
-    alarm_ms: int | None = field(default=None, metadata=OPTIONAL)
+    alarm_ms: int | None = field(default=None, metadata=formerly("wake_ms"))
 
 
 @lenient

@@ -21,6 +21,12 @@ _Read = Callable[[object, str], Any]
 OPTIONAL = {"optional": True}
 """The metadata of a field that has no key if it is None, its default."""
 
+
+def formerly(name: str) -> dict[str, object]:
+    """Return the metadata of such a field that was written under another name before, and is read under both."""
+    return {**OPTIONAL, "formerly": name}
+
+
 _PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "an integer"),
@@ -84,10 +90,11 @@ def _reader(hint: Any) -> _Read:
 def _object_reader(kind: Any) -> _Read:
     hints, is_lenient = get_type_hints(kind), kind in _lenient
     readers = {each.name: _reader(hints[each.name]) for each in fields(kind)}
+    renamed = {each.metadata["formerly"]: each.name for each in fields(kind) if "formerly" in each.metadata}
     needed = {each.name for each in fields(kind) if not (_has_default(each) if is_lenient else each.metadata)}
 
     def read(value: object, where: str) -> Any:
-        found = _checked(value, (dict,), "an object", where)
+        found = {renamed.get(key, key): held for key, held in _checked(value, (dict,), "an object", where).items()}
         if not needed <= found.keys() or not (is_lenient or found.keys() <= readers.keys()):
             raise ValueError(f"{where}: expected the keys {sorted(readers)}, found {sorted(found)}")
         values = {key: readers[key](held, f"{where}.{key}") for key, held in found.items() if key in readers}

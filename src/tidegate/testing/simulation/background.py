@@ -15,12 +15,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tidegate.control.background import Outcome
 from tidegate.errors import FencedOff, TidegateError
 from tidegate.state import cutting, heap
 from tidegate.testing.simulation.world import ProcessCrashed, Violation, World
+
+if TYPE_CHECKING:
+    from tidegate.testing.simulation.processes import Process
 
 STORE_STEP_US = 250
 OUTCOME_US = 100
@@ -59,18 +62,12 @@ class Coroutines:
 
     def __init__(self) -> None:
         self.running: Coroutine | None = None
-        self._idle: list[_Thread] = []
-
-    def borrow(self) -> _Thread:
-        return self._idle.pop() if self._idle else _Thread()
-
-    def give_back(self, thread: _Thread) -> None:
-        self._idle.append(thread)
+        self.idle: list[_Thread] = []
 
     def close(self) -> None:
-        for thread in self._idle:
+        for thread in self.idle:
             thread.close()
-        self._idle.clear()
+        self.idle.clear()
 
 
 class Coroutine:
@@ -90,14 +87,14 @@ class Coroutine:
         """Run the work until it pauses or is done."""
         assert not self.done
         if self._thread is None:
-            self._thread = self._coroutines.borrow()
+            self._thread = self._coroutines.idle.pop() if self._coroutines.idle else _Thread()
             self._thread.body = self._body
         outer, self._coroutines.running = self._coroutines.running, self
         self._thread.go.release()
         self._thread.back.acquire()
         self._coroutines.running = outer
         if self.done:
-            self._coroutines.give_back(self._thread)
+            self._coroutines.idle.append(self._thread)
 
     def pause(self, pause_us: int) -> None:
         """Let the scheduler run for that long. Called by the work itself."""
@@ -125,21 +122,10 @@ class Coroutine:
         self.done = True
 
 
-class Worker(Protocol):
-    """The process that background work belongs to."""
-
-    @property
-    def name(self) -> str: ...
-
-    frozen_until_us: int
-
-    def wake(self) -> None: ...
-
-
 class SimulatedBackground:
     """`control.background.Background` of one process: it does work in order, one at a time, and takes its time."""
 
-    def __init__(self, world: World, coroutines: Coroutines, worker: Worker) -> None:
+    def __init__(self, world: World, coroutines: Coroutines, worker: Process) -> None:
         self.stalled_until_us = 0
         self._world = world
         self._coroutines = coroutines

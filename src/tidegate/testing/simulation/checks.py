@@ -60,6 +60,7 @@ class Witness:
             self._world.violate(f"{user} deletes {name}, which a snapshot needs")
 
     def after_access(self, user: str, operation: Operation, name: str, before: bytes | None) -> None:
+        """Called when the access was done, even if the caller gets an error. `before` is what the file held before it."""
         if operation is Operation.WRITE:
             # Row 13: a second write of a name could replace a file that a snapshot needs.
             if name in self._written:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -35,11 +35,8 @@ class Transaction:
         return json.dumps([self.sink, self.subtask, self.epoch, self.attempt])
 
 
-class Outage(Protocol):
-    """What goes wrong outside."""
-
-    def __call__(self, deed: str, transaction: Transaction) -> str | None:
-        """Return "refused", "answer lost", or None if nothing goes wrong. `deed` is "prepare" or "commit"."""
+# What goes wrong with a deed ("prepare" or "commit"): "refused", "answer lost", or None.
+Outage: TypeAlias = Callable[[str, Transaction], str | None]
 
 
 class External:

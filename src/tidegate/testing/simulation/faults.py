@@ -12,14 +12,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tidegate.store.memory import Fail, Flip, LoseReply, Operation, Tear
 from tidegate.testing.simulation.external import Transaction
-from tidegate.testing.simulation.network import Wiring
 from tidegate.testing.simulation.processes import CoordinatorProcess, SlotProcess
 from tidegate.testing.simulation.store import Mishap
-from tidegate.testing.simulation.world import ProcessCrashed, World
+from tidegate.testing.simulation.world import ProcessCrashed
+
+if TYPE_CHECKING:
+    from tidegate.testing.simulation.simulation import Simulation
 
 # Occasions, and the highest number of occurrences before a fault strikes.
 OCCASIONS: dict[str, int] = {
@@ -64,21 +66,6 @@ class Trip:
             raise SimulatedFailure(f"at {record}")
 
 
-class Stage(Protocol):
-    """The part of the simulation that faults act on."""
-
-    world: World
-    trip: Trip
-
-    def living_slots(self) -> list[SlotProcess]: ...
-
-    def living_wirings(self) -> list[Wiring]: ...
-
-    def current_coordinator(self) -> CoordinatorProcess | None: ...
-
-    def take_over(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class FaultRates:
     """How much goes wrong in a run.
@@ -112,7 +99,7 @@ class _Armed:
 class Faults:
     """The faults of one run."""
 
-    stage: Stage
+    simulation: Simulation
     rng: Random
     rates: FaultRates
     span: float = 1.0  # the length of a run in comparison with others
@@ -126,10 +113,10 @@ class Faults:
     _flip: float = 0.0
 
     def __post_init__(self) -> None:
-        rng, world = self.rng, self.stage.world
+        rng, world = self.rng, self.simulation.world
         if self.rates.most_faults:
             kinds = sorted(_KINDS) if self.rates.kinds is None else sorted(self.rates.kinds)
-            weights = [_KINDS[kind][1] if self.rates.kinds is None else 1 for kind in kinds]
+            weights = [_KINDS[kind][2] if self.rates.kinds is None else 1 for kind in kinds]
             drawn = rng.choices(kinds, weights, k=max(0, rng.randint(-1, math.ceil(self.rates.most_faults * self.span))))
             self._armed = [self._arm(kind) for kind in drawn]
             self._store_error = rng.choice((0.0, 0.0, self.rates.store_error))
@@ -149,12 +136,12 @@ class Faults:
                     self._armed.remove(armed)
                     self._strike(armed.kind, process)
                     if not self._armed:
-                        self.stage.world.after(self.rng.randrange(1, 200_000), self._heal)
+                        self.simulation.world.after(self.rng.randrange(1, 200_000), self._heal)
                     return
 
     def mishap(self, process: str, operation: Operation, name: str) -> Mishap | None:
         """Return what goes wrong with this access to the store."""
-        self.note(_store_occasion(operation, name), self.stage.world.acting)
+        self.note(_store_occasion(operation, name), self.simulation.world.acting)
         for position, (wanted, folder, mishap) in enumerate(self._mishaps):
             if wanted in (None, operation) and name.startswith(folder):
                 del self._mishaps[position]
@@ -170,7 +157,7 @@ class Faults:
 
     def outage(self, deed: str, transaction: Transaction) -> str | None:
         """Return what goes wrong with this prepare or commit outside."""
-        acting = self.stage.world.acting
+        acting = self.simulation.world.acting
         self.note(deed, acting)
         if acting is not None and acting.crashed:
             raise ProcessCrashed
@@ -187,58 +174,63 @@ class Faults:
 
     def _heal(self) -> None:
         if self.healed_us is None:
-            self.healed_us = self.stage.world.now_us
+            self.healed_us = self.simulation.world.now_us
             self._armed, self._mishaps = [], []
             self._store_error = self._outage = self._flip = 0.0
-            self.stage.trip.armed = False
-            self.stage.world.slowness.clear()
-            self.stage.world.tell("everything is healed")
+            self.simulation.trip.armed = False
+            self.simulation.world.slowness.clear()
+            self.simulation.world.tell("everything is healed")
 
     def _strike(self, kind: str, process: Any) -> None:
-        struck = _KINDS[kind][0](self, process)
+        whom, act, _ = _KINDS[kind]
+        victim = whom(self, process)
+        struck = None if victim is None else act(self, victim)
         if struck is not None:
             self.struck.append(f"{kind}: {struck}")
-            self.stage.world.tell(f"FAULT {kind}: {struck}")
+            self.simulation.world.tell(f"FAULT {kind}: {struck}")
 
     def _victim(self, process: Any) -> SlotProcess | None:
         """Return the slot of the occasion, or else any living slot."""
         if isinstance(process, SlotProcess) and process.alive and self.rng.random() < 0.6:
             return process
-        slots = self.stage.living_slots()
+        slots = self.simulation.living_slots()
         return self.rng.choice(slots) if slots else None
 
     def _for_a_while_us(self) -> int:
         return int(self.rng.choice((3_000, 30_000, 300_000)) * (0.5 + self.rng.random()))
 
-    # The kinds. Each does something and returns what, or None if there is nothing to do it to.
+    def _in_background(self, process: Any) -> SlotProcess | CoordinatorProcess | None:
+        return process if isinstance(process, CoordinatorProcess) else self._victim(process)
 
-    def _dies(self, victim: SlotProcess | CoordinatorProcess | None) -> str | None:
-        if victim is None:
-            return None
+    def _receiver(self, process: Any) -> SlotProcess | CoordinatorProcess | None:
+        receiver = process if isinstance(process, SlotProcess | CoordinatorProcess) else self._victim(process)
+        return receiver if receiver is not None and receiver.alive else None
+
+    def _coordinator(self, _: Any) -> CoordinatorProcess | None:
+        return self.simulation.current_coordinator()
+
+    def _nobody(self, _: Any) -> str:
+        return "nobody"
+
+    # What the kinds do to their victims. Each returns what it did, or None if there was nothing to do.
+
+    def _dies(self, victim: SlotProcess | CoordinatorProcess) -> str:
         victim.crash("by a fault")
         return victim.name
 
-    def _stops(self, victim: SlotProcess | CoordinatorProcess | None) -> str | None:
-        if victim is None:
-            return None
+    def _stops(self, victim: SlotProcess | CoordinatorProcess) -> str:
         for_us = self._for_a_while_us()
-        victim.frozen_until_us = self.stage.world.now_us + for_us
+        victim.frozen_until_us = self.simulation.world.now_us + for_us
         return f"{victim.name} for {for_us // 1000} ms"
 
-    def _background_stalls(self, process: Any) -> str | None:
-        victim = process if isinstance(process, CoordinatorProcess) else self._victim(process)
-        if victim is None:
-            return None
+    def _background_stalls(self, victim: SlotProcess | CoordinatorProcess) -> str:
         for_us = self._for_a_while_us()
-        victim.background.stalled_until_us = self.stage.world.now_us + for_us
+        victim.background.stalled_until_us = self.simulation.world.now_us + for_us
         return f"{victim.name} for {for_us // 1000} ms"
 
-    def _link_hangs(self, process: Any) -> str | None:
-        victim = self._victim(process)
-        if victim is None:
-            return None
+    def _link_hangs(self, victim: SlotProcess) -> str:
         for_us = self._for_a_while_us()
-        until_us = self.stage.world.now_us + for_us
+        until_us = self.simulation.world.now_us + for_us
         way = self.rng.choice(("up", "down", "both"))
         if way != "down":
             victim.link.up.held_until_us = until_us
@@ -246,31 +238,25 @@ class Faults:
             victim.link.down.held_until_us = until_us
         return f"{victim.name}, {way}, for {for_us // 1000} ms"
 
-    def _message_is(self, how: str, process: Any) -> str | None:
+    def _message_is(self, how: str, receiver: SlotProcess | CoordinatorProcess) -> str:
         """Lose or double the message of the occasion, or the next one that arrives."""
-        where = process if isinstance(process, SlotProcess | CoordinatorProcess) else self._victim(process)
-        if where is None or not where.alive:
-            return None
-        where.astray = how
-        return f"{how} on its way to {where.name}"
+        receiver.astray = how
+        return f"{how} on its way to {receiver.name}"
 
     def _channel_is_cut(self, _: Any) -> str | None:
-        found = [(wiring, channel) for wiring in self.stage.living_wirings() for channel in wiring.between_slots()]
+        found = [(wiring, channel) for wiring in self.simulation.living_wirings() for channel in wiring.between_slots()]
         if not found:
             return None
         wiring, channel = self.rng.choice(found)
         wiring.cut(channel, "by a fault")
         return str(channel.channel)
 
-    def _function_raises(self, _: Any) -> str | None:
-        self.stage.trip.armed = True
+    def _function_raises(self, _: Any) -> str:
+        self.simulation.trip.armed = True
         return "at the next record"
 
-    def _coordinator_is_taken_over(self, _: Any) -> str | None:
-        coordinator = self.stage.current_coordinator()
-        if coordinator is None:
-            return None
-        self.stage.take_over()
+    def _coordinator_is_taken_over(self, coordinator: CoordinatorProcess) -> str:
+        self.simulation.start_coordinator_later()
         return f"{coordinator.name} lives on"
 
     def _store_fails(self, _: Any) -> str:
@@ -295,26 +281,27 @@ class Faults:
 
     def _clock_jumps(self, _: Any) -> str:
         by_ms = self.rng.choice((-HOUR_MS, HOUR_MS))
-        self.stage.world.clock.jumped_ms += by_ms
+        self.simulation.world.clock.jumped_ms += by_ms
         return f"{by_ms} ms"
 
 
-_KINDS: dict[str, tuple[Callable[[Faults, Any], str | None], int]] = {
-    "slot dies": (lambda faults, process: faults._dies(faults._victim(process)), 5),
-    "slot stops": (lambda faults, process: faults._stops(faults._victim(process)), 3),
-    "background stalls": (Faults._background_stalls, 3),
-    "link hangs": (Faults._link_hangs, 3),
-    "channel is cut": (Faults._channel_is_cut, 1),
-    "message is lost": (lambda faults, process: faults._message_is("lost", process), 2),
-    "message is doubled": (lambda faults, process: faults._message_is("doubled", process), 2),
-    "function raises": (Faults._function_raises, 2),
-    "coordinator dies": (lambda faults, process: faults._dies(faults.stage.current_coordinator()), 2),
-    "coordinator is taken over": (Faults._coordinator_is_taken_over, 2),
-    "coordinator stops": (lambda faults, process: faults._stops(faults.stage.current_coordinator()), 1),
-    "store fails": (Faults._store_fails, 4),
-    "dies at the store": (Faults._dies_at_the_store, 4),
-    "bit flips": (Faults._bit_flips, 1),
-    "clock jumps": (Faults._clock_jumps, 1),
+# Whom a fault of each kind strikes (None: nobody is there), what it does, and how often it is drawn.
+_KINDS: dict[str, tuple[Callable[[Faults, Any], Any], Callable[[Faults, Any], str | None], int]] = {
+    "slot dies": (Faults._victim, Faults._dies, 5),
+    "slot stops": (Faults._victim, Faults._stops, 3),
+    "background stalls": (Faults._in_background, Faults._background_stalls, 3),
+    "link hangs": (Faults._victim, Faults._link_hangs, 3),
+    "channel is cut": (Faults._nobody, Faults._channel_is_cut, 1),
+    "message is lost": (Faults._receiver, lambda faults, receiver: faults._message_is("lost", receiver), 2),
+    "message is doubled": (Faults._receiver, lambda faults, receiver: faults._message_is("doubled", receiver), 2),
+    "function raises": (Faults._nobody, Faults._function_raises, 2),
+    "coordinator dies": (Faults._coordinator, Faults._dies, 2),
+    "coordinator is taken over": (Faults._coordinator, Faults._coordinator_is_taken_over, 2),
+    "coordinator stops": (Faults._coordinator, Faults._stops, 1),
+    "store fails": (Faults._nobody, Faults._store_fails, 4),
+    "dies at the store": (Faults._nobody, Faults._dies_at_the_store, 4),
+    "bit flips": (Faults._nobody, Faults._bit_flips, 1),
+    "clock jumps": (Faults._nobody, Faults._clock_jumps, 1),
 }
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidegate.channels.elements import Element, End, Marker, overtaken
-from tidegate.channels.ports import Inlet, Outlet
 from tidegate.control.messages import Message, from_wire, to_wire
 from tidegate.errors import ProtocolError
 from tidegate.protocol.ids import ChannelId
@@ -210,6 +209,7 @@ class SlotNetwork:
     def __init__(self, wiring: Wiring, slot: SlotProcess) -> None:
         self._wiring = wiring
         self._slot = slot
+        self.outlet = self.inlet = wiring.channel
 
     def connect(
         self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]], incoming: Mapping[ChannelId, pa.Schema]
@@ -224,12 +224,6 @@ class SlotNetwork:
             channel = self._wiring.channel(channel_id)
             channel.downstream = self._slot
             self._agree(channel, schema)
-
-    def outlet(self, channel: ChannelId) -> Outlet:
-        return self._wiring.channel(channel)
-
-    def inlet(self, channel: ChannelId) -> Inlet:
-        return self._wiring.channel(channel)
 
     def _reach(self, index: int) -> None:
         if not self._wiring.slots[index].alive:

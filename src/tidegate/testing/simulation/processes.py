@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tidegate.control.messages import Deploy, Failed, Message, Register
-from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
 from tidegate.driver.coordinator import Coordinator
 from tidegate.errors import ProtocolError
 from tidegate.slot.slot import Slot
 from tidegate.slot.world import SlotWorld
 from tidegate.snapshots.catalog import SnapshotCatalog
-from tidegate.store.base import Store
-from tidegate.testing.simulation.background import Coroutine, Coroutines, SimulatedBackground
+from tidegate.testing.simulation.background import Coroutine, SimulatedBackground
 from tidegate.testing.simulation.network import ControlLink, CoordinatorLinks, SlotNetwork, Wiring, decoded
-from tidegate.testing.simulation.world import ProcessCrashed, World
+from tidegate.testing.simulation.world import ProcessCrashed
+
+if TYPE_CHECKING:
+    from tidegate.testing.simulation.simulation import Simulation
 
 TURN_US = 120
 IDLE_TURN_US = 400
@@ -53,34 +53,19 @@ KNOWN_FAILURES = (
 )
 
 
-class Surroundings(Protocol):
-    """What the processes need from the simulation."""
-
-    world: World
-    coroutines: Coroutines
-
-    def store_for(self, process: SlotProcess | CoordinatorProcess) -> Store: ...
-
-    def note(self, occasion: str, process: SlotProcess | CoordinatorProcess) -> None: ...
-
-    def announced(self, attempt: int, message: Message) -> None: ...
-
-    def new_wiring(self) -> Wiring: ...
-
-
-class _Process:
+class Process:
     """What both kinds of process have in common: a loop that is woken, can be stopped, and ends."""
 
-    def __init__(self, surroundings: Surroundings, name: str) -> None:
+    def __init__(self, simulation: Simulation, name: str) -> None:
         self.name = name
         self.alive = True
         self.crashed = False
         self.frozen_until_us = 0
         self.astray: str | None = None  # what happens to the next message: it is "lost" or "doubled"
-        self._surroundings = surroundings
-        self._world = surroundings.world
+        self._simulation = simulation
+        self._world = simulation.world
         self._wake_us: int | None = None
-        self.background = SimulatedBackground(self._world, surroundings.coroutines, self)
+        self.background = SimulatedBackground(self._world, simulation.coroutines, self)
 
     def wake(self) -> None:
         self._wake_at(self._world.now_us)
@@ -123,19 +108,18 @@ class _Process:
         raise AssertionError("a process is a slot's or a coordinator's")
 
 
-class SlotProcess(_Process):
+class SlotProcess(Process):
     def __init__(
         self,
-        surroundings: Surroundings,
+        simulation: Simulation,
         *,
         index: int,
         attempt: int,
-        settings: JobSettings,
         wiring: Wiring,
         coordinator: CoordinatorProcess,
         on_end: Callable[[], None],
     ) -> None:
-        super().__init__(surroundings, f"slot {index} of attempt {attempt}")
+        super().__init__(simulation, f"slot {index} of attempt {attempt}")
         self.index = index
         self.attempt = attempt
         self.wiring = wiring
@@ -147,12 +131,12 @@ class SlotProcess(_Process):
         self._restoring: Coroutine | None = None
         world = SlotWorld(
             network=SlotNetwork(wiring, self),
-            store=surroundings.store_for(self),
+            store=simulation.store_for(self),
             clock=self._world.clock,
             background=self.background,
             tell=self._tell,
         )
-        self.slot = Slot(index, plan=coordinator.plan, settings=settings, attempt=attempt, world=world)
+        self.slot = Slot(index, plan=coordinator.plan, settings=simulation.settings, attempt=attempt, world=world)
         self._world.after(self._world.delay_us("boot", BOOT_US), self._boot)
 
     def _boot(self) -> None:
@@ -198,7 +182,7 @@ class SlotProcess(_Process):
             self._wake_at(self._world.now_us + max(1000 * self.slot.wait_ms(), IDLE_TURN_US))
 
     def _step(self) -> bool:
-        self._surroundings.note("step", self)
+        self._simulation.faults.note("step", self)
         return self.alive and self.slot.step()
 
     def _take_message(self) -> bool:
@@ -210,7 +194,7 @@ class SlotProcess(_Process):
         message = decoded(wire)
         kind = type(message).__name__
         self._world.tell(f"{self.name}: gets {kind} {getattr(message, 'epoch', '')}")
-        self._surroundings.note(kind, self)
+        self._simulation.faults.note(kind, self)
         if not self.alive:
             return False
         astray = self._astray(message)
@@ -222,7 +206,7 @@ class SlotProcess(_Process):
         if astray == "doubled":
             self._inbox.appendleft(wire)
         if isinstance(message, Deploy):
-            self._restoring = Coroutine(self._surroundings.coroutines, lambda: self.slot.on_message(message))
+            self._restoring = Coroutine(self._simulation.coroutines, lambda: self.slot.on_message(message))
             self._restore(self._restoring)
         else:
             self.slot.on_message(message)
@@ -277,7 +261,7 @@ class SlotProcess(_Process):
             self._world.tell(f"{self.name}: dies {reason}")
             self.background.kill()
             restoring, self._restoring = self._restoring, None
-            if restoring is not None and restoring is not self._surroundings.coroutines.running and not restoring.done:
+            if restoring is not None and restoring is not self._simulation.coroutines.running and not restoring.done:
                 restoring.kill()
             self._gone(died=True)
         else:
@@ -293,28 +277,22 @@ class SlotProcess(_Process):
 class SimulatedDeployment:
     """A `driver.coordinator.Deployment`. As on Spark, processes may outlive their stage."""
 
-    def __init__(
-        self, surroundings: Surroundings, *, attempt: int, settings: JobSettings, slots: int, coordinator: CoordinatorProcess
-    ) -> None:
-        self.wiring = surroundings.new_wiring()
-        self._world = surroundings.world
+    def __init__(self, simulation: Simulation, coordinator: CoordinatorProcess, *, attempt: int) -> None:
+        self.wiring = simulation.new_wiring()
+        self.slots = self.wiring.slots
+        self._world = simulation.world
         self._over_us: int | None = None
-        self.wiring.slots.extend(
+        self.slots.extend(
             SlotProcess(
-                surroundings,
+                simulation,
                 index=index,
                 attempt=attempt,
-                settings=settings,
                 wiring=self.wiring,
                 coordinator=coordinator,
                 on_end=self._one_ended,
             )
-            for index in range(slots)
+            for index in range(coordinator.plan.slots)
         )
-
-    @property
-    def slots(self) -> list[SlotProcess]:
-        return self.wiring.slots
 
     def ended(self) -> str | None:
         if not any(slot.alive for slot in self.slots):
@@ -334,42 +312,25 @@ class SimulatedDeployment:
         self._over_us = over_us if self._over_us is None else min(self._over_us, over_us)
 
 
-@dataclass(frozen=True, slots=True)
-class _Deployer:
-    surroundings: Surroundings
-    settings: JobSettings
-    slots: int
-    coordinator: CoordinatorProcess
+class CoordinatorProcess(Process):
+    """A driver. It ends when its coordinator has a terminal status. It is its coordinator's `Deployer`, too."""
 
-    def deploy(self, attempt: int) -> SimulatedDeployment:
-        deployment = SimulatedDeployment(
-            self.surroundings, attempt=attempt, settings=self.settings, slots=self.slots, coordinator=self.coordinator
-        )
-        self.coordinator.deployments.append(deployment)
-        return deployment
-
-
-class CoordinatorProcess(_Process):
-    """A driver. It ends when its coordinator has a terminal status."""
-
-    def __init__(
-        self, surroundings: Surroundings, *, number: int, settings: JobSettings, plan: Plan, on_end: Callable[[], None]
-    ) -> None:
-        super().__init__(surroundings, f"coordinator {number}")
+    def __init__(self, simulation: Simulation, *, number: int, plan: Plan, on_end: Callable[[], None]) -> None:
+        super().__init__(simulation, f"coordinator {number}")
         self.plan = plan  # the slots share it: an operator has its own copy of what it changes
-        self.copies = SimulatedBackground(self._world, surroundings.coroutines, self)
+        self.copies = SimulatedBackground(self._world, simulation.coroutines, self)
         self.deployments: list[SimulatedDeployment] = []
-        self.links = CoordinatorLinks(self._world, surroundings.announced)
-        catalog = SnapshotCatalog(surroundings.store_for(self), claimant=self.name)
+        self.links = CoordinatorLinks(self._world, simulation.witness.on_announced)
+        catalog = SnapshotCatalog(simulation.store_for(self), claimant=self.name)
         self.coordinator = Coordinator(
             plan=plan,
-            settings=settings,
+            settings=simulation.settings,
             catalog=catalog,
             links=self.links,
             clock=self._world.clock,
             background=self.background,
             copies=self.copies,
-            deployer=_Deployer(surroundings, settings, plan.slots, self),
+            deployer=self,
         )
         self._on_end = on_end
         self._inbox: deque[tuple[ControlLink, str | None]] = deque()
@@ -377,13 +338,18 @@ class CoordinatorProcess(_Process):
         self.coordinator.start()
         self._tick_later()
 
+    def deploy(self, attempt: int) -> SimulatedDeployment:
+        self.deployments.append(SimulatedDeployment(self._simulation, self, attempt=attempt))
+        return self.deployments[-1]
+
     def admits(self, link: ControlLink) -> bool:
         return self.alive and self.links.admit(link)
 
     def request(self, request: Callable[[Coordinator], None]) -> None:
-        """Pass a user's request to the coordinator in one of its turns."""
-        self._requests.append(request)
-        self.wake_soon()
+        """Pass a user's request to the coordinator in one of its turns, if it is alive."""
+        if self.alive:
+            self._requests.append(request)
+            self.wake_soon()
 
     def arrived(self, link: ControlLink, wire: str | None) -> None:
         self._inbox.append((link, wire))
@@ -421,7 +387,7 @@ class CoordinatorProcess(_Process):
         kind = type(message).__name__
         if kind != "Heartbeat":
             self._world.tell(f"{self.name}: gets {kind} {getattr(message, 'epoch', '')} from {link.slot.name}")
-        self._surroundings.note(kind, self)
+        self._simulation.faults.note(kind, self)
         if not self.alive:
             return
         match self._astray(message):

@@ -18,7 +18,6 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from tidegate.control.messages import Message
 from tidegate.control.settings import JobSettings, Snapshots, Tuning
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.pipeline import Pipeline
@@ -144,7 +143,9 @@ class Simulation:
             try:
                 self._begin()
                 self._until(lambda: self.finished)
-                self._until(lambda: not self._starting and not self.living_slots() and not self._living_coordinators())
+                self._until(
+                    lambda: not (self._starting or self.living_slots() or any(each.alive for each in self.coordinators))
+                )
                 self._check_end()
             except Violation:
                 raise SimulationFailed(self.story(str(self.world.violation))) from None
@@ -231,14 +232,14 @@ class Simulation:
         coordinator = CoordinatorProcess(
             self,
             number=number,
-            settings=self.settings,
             plan=self._plan(site),
             on_end=lambda: self._coordinator_ended(coordinator),
         )
         self.coordinators.append(coordinator)
         self._ask_interruption()
 
-    def _start_coordinator_later(self) -> None:
+    def start_coordinator_later(self) -> None:
+        """Start another driver soon, even if the present one is alive."""
         self._starting += 1
 
         def start() -> None:
@@ -254,7 +255,7 @@ class Simulation:
         if coordinator is not self.coordinators[-1] or self._starting:
             return  # a zombie
         if coordinator.crashed or status is Status.FAILED:
-            self._start_coordinator_later()
+            self.start_coordinator_later()
         elif status is Status.FINISHED:
             self.finished = True
         else:
@@ -267,7 +268,7 @@ class Simulation:
                 self.world.after(self.interruptions[0].after_us, self._interrupt)
             self._slots = done.then_slots
             self._site = self._new_site(done.then_slots)
-            self._start_coordinator_later()
+            self.start_coordinator_later()
 
     def _check_failure(self, coordinator: CoordinatorProcess) -> None:
         """Check that a job which gave up had a reason to."""
@@ -297,16 +298,14 @@ class Simulation:
                 self.coordinators[-1].request(lambda coordinator: coordinator.stop(drain=asked.how == "drain"))
 
     def _ask_snapshot(self) -> None:
-        if self.coordinators[-1].alive:
-            self.coordinators[-1].request(lambda coordinator: coordinator.snapshot())
+        self.coordinators[-1].request(lambda coordinator: coordinator.snapshot())
 
     def _ask_savepoint(self, number: int) -> None:
         name = f"simulation-savepoint-{number}"
         forget_memory_store(name)
         order = SavepointOrder(f"memory://{name}")
         self.savepoints.append(order)
-        if self.coordinators[-1].alive:
-            self.coordinators[-1].request(lambda coordinator: coordinator.savepoint(order))
+        self.coordinators[-1].request(lambda coordinator: coordinator.savepoint(order))
 
     def _new_site(self, slots: int) -> Site:
         return Site(
@@ -347,14 +346,8 @@ class Simulation:
             mishap=self.faults.mishap,
         )
 
-    def note(self, occasion: str, process: SlotProcess | CoordinatorProcess) -> None:
-        self.faults.note(occasion, process)
-
-    def announced(self, attempt: int, message: Message) -> None:
-        self.witness.on_announced(attempt, message)
-
     def new_wiring(self) -> Wiring:
-        return Wiring(self.world, max_elements=self.channel_elements, on_marker=lambda slot: self.note("marker", slot))
+        return Wiring(self.world, max_elements=self.channel_elements, on_marker=partial(self.faults.note, "marker"))
 
     def living_slots(self) -> list[SlotProcess]:
         return [
@@ -370,13 +363,6 @@ class Simulation:
 
     def current_coordinator(self) -> CoordinatorProcess | None:
         return self.coordinators[-1] if self.coordinators and self.coordinators[-1].alive and not self._starting else None
-
-    def take_over(self) -> None:
-        """Start another driver although the present one is alive."""
-        self._start_coordinator_later()
-
-    def _living_coordinators(self) -> list[CoordinatorProcess]:
-        return [coordinator for coordinator in self.coordinators if coordinator.alive]
 
 
 def _settings(rng: Random, mode: str) -> JobSettings:

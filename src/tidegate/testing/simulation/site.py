@@ -41,31 +41,28 @@ class PacedSource(Source):
         return True
 
     def open(self, context: SourceContext) -> SourceReader:
-        return _PacedReader(self.source.open(context), self.world, self.trip, self.idle)
+        return _PacedReader(self.source.open(context), self)
 
 
+@dataclass(frozen=True, slots=True)
 class _PacedReader(SourceReader):
-    def __init__(self, reader: SourceReader, world: World, trip: Trip, idle: float) -> None:
-        self._idle = idle
-        self._reader = reader
-        self._world = world
-        self._trip = trip
+    reader: SourceReader
+    source: PacedSource
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
-        self._trip.at("a poll")
-        if self._world.rng.random() < self._idle:
-            return None
-        return self._reader.poll(self._world.rng.randint(1, max_rows))
+        self.source.trip.at("a poll")
+        rng = self.source.world.rng
+        return None if rng.random() < self.source.idle else self.reader.poll(rng.randint(1, max_rows))
 
     def offsets(self) -> Mapping[str, Offset]:
-        return self._reader.offsets()
+        return self.reader.offsets()
 
     @property
     def finished(self) -> bool:
-        return self._reader.finished
+        return self.reader.finished
 
     def close(self) -> None:
-        self._reader.close()
+        self.reader.close()
 
 
 @dataclass(slots=True)

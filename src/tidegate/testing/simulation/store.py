@@ -10,12 +10,16 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tidegate.errors import StoreError
 from tidegate.store.memory import Access, Fail, Fault, Flip, LoseReply, MemoryStore, Operation, Tear
 from tidegate.testing.simulation.background import STORE_STEP_US, Coroutines
 from tidegate.testing.simulation.world import ProcessCrashed, World
+
+if TYPE_CHECKING:
+    from tidegate.testing.simulation.checks import Witness
+    from tidegate.testing.simulation.processes import CoordinatorProcess, SlotProcess
 
 T = TypeVar("T")
 
@@ -30,25 +34,6 @@ class Mishap:
     fault: type[Fault] | None = None
     position: float = 0.0
     crash: str | None = None
-
-
-class StoreUser(Protocol):
-    """The process that a `ProcessStore` belongs to."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def crashed(self) -> bool: ...
-
-    def crash(self, reason: str) -> None: ...
-
-
-class StoreWitness(Protocol):
-    def before_access(self, user: str, operation: Operation, name: str) -> None: ...
-
-    def after_access(self, user: str, operation: Operation, name: str, before: bytes | None) -> None:
-        """Called when the access was done, even if the caller gets an error. `before` is what the file held before it."""
 
 
 class SharedMemory:
@@ -84,13 +69,14 @@ class ProcessStore:
     def __init__(
         self,
         shared: SharedMemory,
-        user: StoreUser,
+        user: SlotProcess | CoordinatorProcess,
         *,
         world: World,
         coroutines: Coroutines,
-        witness: StoreWitness,
+        witness: Witness,
         mishap: Callable[[str, Operation, str], Mishap | None],
     ) -> None:
+        self.address = shared.memory.address
         self._shared = shared
         self._memory = shared.memory
         self._user = user
@@ -98,10 +84,6 @@ class ProcessStore:
         self._coroutines = coroutines
         self._witness = witness
         self._mishap = mishap
-
-    @property
-    def address(self) -> str:
-        return self._memory.address
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         content = b"".join(chunks)

@@ -51,12 +51,12 @@ class Trace:
     def __init__(self) -> None:
         self.count = 0
         self.listener: Callable[[str], None] | None = None
-        self._lines: deque[str] = deque(maxlen=TRACE_LINES_KEPT)
+        self.last_lines: deque[str] = deque(maxlen=TRACE_LINES_KEPT)
         self._digest = hashlib.blake2b(digest_size=16)
 
     def add(self, line: str) -> None:
         self.count += 1
-        self._lines.append(line)
+        self.last_lines.append(line)
         self._digest.update(line.encode())
         if self.listener is not None:
             self.listener(line)
@@ -64,10 +64,6 @@ class Trace:
     @property
     def digest(self) -> str:
         return self._digest.hexdigest()
-
-    @property
-    def last_lines(self) -> list[str]:
-        return list(self._lines)
 
 
 class World:

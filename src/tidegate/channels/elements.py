@@ -21,6 +21,7 @@ from tidegate.protocol.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 __all__ = [
     "MAX_WATERMARK_MS",
     "MIN_WATERMARK_MS",
+    "ControlElement",
     "Element",
     "End",
     "Held",
@@ -82,7 +83,8 @@ class Lap:
     active: bool
 
 
-Element: TypeAlias = pa.RecordBatch | Marker | Watermark | Idle | Held | End | Lap
+ControlElement: TypeAlias = Marker | Watermark | Idle | Held | End | Lap
+Element: TypeAlias = pa.RecordBatch | ControlElement
 
 
 def overtaken(queued: Iterable[Element]) -> tuple[int, list[pa.RecordBatch]]:

@@ -10,27 +10,26 @@ thread.
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import islice
 
 import pyarrow as pa
 
-from tidegate.channels.elements import Element, End, Marker
+from tidegate.channels.element_queue import ElementQueue
+from tidegate.channels.elements import Element
 from tidegate.channels.spill import Spill
 from tidegate.protocol.ids import ChannelId
 
+# Stands in the queue for each batch. The batches themselves are in the spill.
+_SPILLED = pa.record_batch([], schema=pa.schema([]))
 
-class FeedbackChannel:
-    """Outlet and inlet in one. `_order` has None for each batch; the batches themselves are in the spill."""
+
+class FeedbackChannel(ElementQueue):
+    """Outlet and inlet in one."""
 
     def __init__(self, channel: ChannelId, schema: pa.Schema, *, memory_bytes: int) -> None:
-        self.channel = channel
-        self.blocked = False
+        super().__init__(channel)
         self._memory_bytes = memory_bytes
         self._spill = Spill(schema, memory_bytes=memory_bytes)
-        self._order: deque[Element | None] = deque()
-        self._markers: deque[Marker] = deque()  # those in the queue
-        self._ended = False
         self._closed = False
 
     @property
@@ -52,55 +51,23 @@ class FeedbackChannel:
         if isinstance(element, pa.RecordBatch):
             assert not self._ended, f"a batch after End on channel {self.channel}"
             self._spill.append(element)
-            self._order.append(None)
-            return
-        if isinstance(element, Marker):
-            self._markers.append(element)
-        elif isinstance(element, End):
-            self._ended = True
-        self._order.append(element)
-
-    def __len__(self) -> int:
-        return 0 if self.blocked else len(self._order)
+            element = _SPILLED
+        self._append(element, 0)
 
     def peek(self) -> Element | None:
-        if not self._order or self.blocked:
-            return None
-        first = self._order[0]
-        return self._spill.peekleft() if first is None else first
+        first = super().peek()
+        return self._spill.peekleft() if first is _SPILLED else first
 
     def take(self) -> Element:
-        assert not self.blocked, f"channel {self.channel} is blocked"
-        first = self._order.popleft()
-        if first is None:
-            return self._spill.popleft()
-        if self._markers and first is self._markers[0]:
-            self._markers.popleft()
-        return first
-
-    def marker(self) -> Marker | None:
-        return self._markers[0] if self._markers else None
+        first = super().take()
+        return self._spill.popleft() if first is _SPILLED else first
 
     def overtake(self) -> list[pa.RecordBatch]:
         """Take out the first marker, and return copies of the batches ahead of it, which stay queued."""
-        marker = self._markers.popleft()
-        position = next(at for at, element in enumerate(self._order) if element is marker)
-        batch_count = sum(element is None for element in islice(self._order, position))
-        del self._order[position]
-        return list(islice(self._spill.batches(), batch_count))
-
-    def hurry(self, on: bool) -> None:
-        """Do nothing: every element that was sent is in the queue."""
-
-    def block(self) -> None:
-        self.blocked = True
-
-    def unblock(self) -> None:
-        self.blocked = False
+        return list(islice(self._spill.batches(), len(super().overtake())))
 
     def close(self) -> None:
         """Close both ends, drop what was not taken, and free the disk space. Idempotent."""
         self._closed = True
-        self._order.clear()
-        self._markers.clear()
+        self._clear()
         self._spill.close()

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.channels.elements import Element, End, Held, Idle, Lap, Marker, Watermark
+from tidegate.channels.elements import ControlElement, Element, End, Held, Idle, Lap, Marker, Watermark
 from tidegate.errors import ProtocolError, SchemaError
 
 MAX_BATCH_BYTES = 256 << 20
@@ -40,14 +40,6 @@ LARGE_PAYLOAD_BYTES = CHUNK_BYTES // 4
 MAX_BUFFERS_PER_WRITE = 64
 
 _HEADER = struct.Struct("<IB")
-_MARKER_PAYLOAD = struct.Struct("<QQ?")
-_WATERMARK_PAYLOAD = struct.Struct("<q")
-_LAP_PAYLOAD = struct.Struct("<IQ?")
-_HELD_PAYLOAD = struct.Struct("<I")
-_MARKER_FRAME = struct.Struct("<IBQQ?")
-_WATERMARK_FRAME = struct.Struct("<IBq")
-_LAP_FRAME = struct.Struct("<IBIQ?")
-_HELD_FRAME = struct.Struct("<IBI")
 
 
 class Kind(IntEnum):
@@ -68,22 +60,26 @@ Frame: TypeAlias = "tuple[int, bytes | pa.Buffer]"
 Lengths: TypeAlias = Mapping[int, tuple[int, int]]
 """The kinds that a stream may carry, with the least and the greatest length of their payloads."""
 
-IDLE_FRAME = _HEADER.pack(0, Kind.IDLE)
-END_FRAME = _HEADER.pack(0, Kind.END)
 CLOSE_FRAME = _HEADER.pack(0, Kind.CLOSE)
+
+# The control elements: how the fields of each, in their order, are packed into a payload.
+_CONTROL: dict[int, tuple[type[ControlElement], struct.Struct]] = {
+    Kind.MARKER: (Marker, struct.Struct("<QQ?")),
+    Kind.WATERMARK: (Watermark, struct.Struct("<q")),
+    Kind.IDLE: (Idle, struct.Struct("<")),
+    Kind.END: (End, struct.Struct("<")),
+    Kind.LAP: (Lap, struct.Struct("<IQ?")),
+    Kind.HELD: (Held, struct.Struct("<I")),
+}
+_HEADERS = {element: (_HEADER.pack(layout.size, kind), layout) for kind, (element, layout) in _CONTROL.items()}
 
 
 def channel_lengths(max_batch_bytes: int = MAX_BATCH_BYTES) -> Lengths:
     """Return the kinds of frames that a channel may carry."""
     return {
         Kind.BATCH: (1, max_batch_bytes),
-        Kind.MARKER: (_MARKER_PAYLOAD.size, _MARKER_PAYLOAD.size),
-        Kind.WATERMARK: (_WATERMARK_PAYLOAD.size, _WATERMARK_PAYLOAD.size),
-        Kind.IDLE: (0, 0),
-        Kind.END: (0, 0),
-        Kind.LAP: (_LAP_PAYLOAD.size, _LAP_PAYLOAD.size),
-        Kind.HELD: (_HELD_PAYLOAD.size, _HELD_PAYLOAD.size),
         Kind.CLOSE: (0, 0),
+        **{kind: (layout.size, layout.size) for kind, (_, layout) in _CONTROL.items()},
     }
 
 
@@ -129,18 +125,8 @@ def encode(element: Element, schema: pa.Schema, *, max_batch_bytes: int = MAX_BA
         if not element.schema.equals(schema):
             raise SchemaError(f"a batch with columns\n{element.schema}\nwas sent on a channel with\n{schema}")
         return _encode_batch(element, max_batch_bytes)
-    if isinstance(element, Marker):
-        return [_MARKER_FRAME.pack(_MARKER_PAYLOAD.size, Kind.MARKER, element.epoch, element.base, element.full)]
-    if isinstance(element, Watermark):
-        return [_WATERMARK_FRAME.pack(_WATERMARK_PAYLOAD.size, Kind.WATERMARK, element.at_ms)]
-    if isinstance(element, Idle):
-        return [IDLE_FRAME]
-    if isinstance(element, Lap):
-        return [_LAP_FRAME.pack(_LAP_PAYLOAD.size, Kind.LAP, element.loop, element.number, element.active)]
-    if isinstance(element, Held):
-        return [_HELD_FRAME.pack(_HELD_PAYLOAD.size, Kind.HELD, element.loop)]
-    assert isinstance(element, End), f"not an element: {element!r}"
-    return [END_FRAME]
+    header, layout = _HEADERS[type(element)]
+    return [header + layout.pack(*[getattr(element, name) for name in element.__match_args__])]
 
 
 def _encode_batch(batch: pa.RecordBatch, max_batch_bytes: int) -> list[Buffer]:
@@ -158,18 +144,8 @@ def decode(kind: int, payload: bytes | pa.Buffer, schema: pa.Schema) -> Element:
     """Return the element in a frame of a channel. The assembler has checked the kind and the payload's length."""
     if kind == Kind.BATCH:
         return _decode_batch(payload, schema)
-    if kind == Kind.MARKER:
-        return Marker(*_MARKER_PAYLOAD.unpack(payload))
-    if kind == Kind.WATERMARK:
-        return Watermark(_WATERMARK_PAYLOAD.unpack(payload)[0])
-    if kind == Kind.IDLE:
-        return Idle()
-    if kind == Kind.LAP:
-        return Lap(*_LAP_PAYLOAD.unpack(payload))
-    if kind == Kind.HELD:
-        return Held(*_HELD_PAYLOAD.unpack(payload))
-    assert kind == Kind.END, f"no element has kind {kind}"
-    return End()
+    element, layout = _CONTROL[kind]
+    return element(*layout.unpack(payload))
 
 
 def _decode_batch(payload: bytes | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:

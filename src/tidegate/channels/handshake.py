@@ -368,36 +368,28 @@ class Negotiation(Generic[Result]):
         self._wanted_bytes = 0
         self._received = bytearray()
         self._started = False
-        self._over = False
-        self._born_s = time.monotonic()
+        self.over = False
+        self.began_s = time.monotonic()
         self._registration = Registration(selector, sock, self._handle)
         self._registration.watch(WRITE if connects else READ)
 
-    @property
-    def over(self) -> bool:
-        return self._over
-
-    @property
-    def age_s(self) -> float:
-        return time.monotonic() - self._born_s
-
     def fail(self, error: Exception) -> None:
-        if not self._over:
+        if not self.over:
             self.abandon()
             self._on_failed(error)
 
     def abandon(self) -> None:
-        if not self._over:
+        if not self.over:
             self._let_go()
             self._sock.close()
 
     def _let_go(self) -> None:
-        self._over = True
+        self.over = True
         self._registration.watch(0)
         self._steps.close()
 
     def _handle(self, events: int) -> None:
-        if self._over:
+        if self.over:
             return
         try:
             self._run()
@@ -467,7 +459,7 @@ class Lobby:
     def expire(self) -> None:
         """Refuse peers that have taken too long."""
         for negotiation in self._waiting:
-            if not negotiation.over and negotiation.age_s >= self._timeout_s:
+            if not negotiation.over and time.monotonic() >= negotiation.began_s + self._timeout_s:
                 negotiation.fail(HandshakeError(f"the handshake took longer than {self._timeout_s} s"))
         self._waiting = [negotiation for negotiation in self._waiting if not negotiation.over]
 

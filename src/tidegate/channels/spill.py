@@ -43,7 +43,7 @@ class Spill:
         self._memory_bytes = 0
         self._segments: deque[_Segment] = deque()  # all but the last hold something
         self._spilled_count = 0
-        self._spilled_bytes = 0
+        self.spilled_bytes = 0
         self._closed = False
 
     def __len__(self) -> int:
@@ -52,11 +52,7 @@ class Spill:
     @property
     def byte_count(self) -> int:
         """The bytes of the batches, in memory and on disk."""
-        return self._memory_bytes + self._spilled_bytes
-
-    @property
-    def spilled_bytes(self) -> int:
-        return self._spilled_bytes
+        return self._memory_bytes + self.spilled_bytes
 
     def append(self, batch: pa.RecordBatch) -> None:
         assert not self._closed, "the queue is closed"
@@ -103,7 +99,7 @@ class Spill:
         for segment in self._segments:
             segment.close()
         self._segments.clear()
-        self._spilled_count = self._spilled_bytes = 0
+        self._spilled_count = self.spilled_bytes = 0
 
     def _write(self, message: memoryview) -> None:
         try:
@@ -112,12 +108,12 @@ class Spill:
             self._segments[-1].append(message)
         except OSError as error:
             raise SpillError(
-                f"{len(message)} bytes of records (and {self._spilled_bytes} before them) don't fit into memory and can't "
+                f"{len(message)} bytes of records (and {self.spilled_bytes} before them) don't fit into memory and can't "
                 f"be written to a temporary file in {_folder()}: {error}. Make room there, or set TMPDIR to a folder "
                 f"with more, and start again"
             ) from error
         self._spilled_count += 1
-        self._spilled_bytes += len(message)
+        self.spilled_bytes += len(message)
 
     def _load(self) -> None:
         """Read the oldest batch on disk into memory."""
@@ -129,7 +125,7 @@ class Spill:
         self._memory_bytes += memory_bytes
         segment.spans.popleft()
         self._spilled_count -= 1
-        self._spilled_bytes -= length
+        self.spilled_bytes -= length
         if not segment.spans:
             if len(self._segments) > 1:
                 self._segments.popleft().close()

@@ -17,14 +17,14 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
 import pyarrow as pa
 
 from tidegate.channels import frames
-from tidegate.channels.elements import Element, End, Marker, overtaken
+from tidegate.channels.element_queue import ElementQueue
+from tidegate.channels.elements import Element
 from tidegate.channels.frames import FrameAssembler, Kind, SendQueue
 from tidegate.channels.handshake import READ, WRITE, Registration
 from tidegate.errors import ProtocolError
@@ -176,7 +176,7 @@ class TcpOutlet:
         self._queue.clear()
 
 
-class TcpInlet:
+class TcpInlet(ElementQueue):
     """The receiving end. It reads until it is blocked or over its bound, and again once it is below half the bound."""
 
     def __init__(
@@ -191,52 +191,27 @@ class TcpInlet:
         max_queued_elements: int = MAX_QUEUED_ELEMENTS,
         max_batch_bytes: int = frames.MAX_BATCH_BYTES,
     ) -> None:
-        self.channel = channel
-        self.blocked = False
+        super().__init__(channel)
         self._schema = schema
         self._sock = sock
         self._on_lost = on_lost
         self._bounds = (max_queued_bytes, max_queued_elements)
         self._max_bytes, self._max_elements = self._bounds  # the present bounds: larger while hurried
         self._assembler = FrameAssembler(frames.channel_lengths(max_batch_bytes))
-        self._queue: deque[tuple[Element, int]] = deque()
-        self._queued_bytes = 0
-        self._markers: deque[Marker] = deque()  # those in the queue
         self._over_bound = False
         self._hurried = False
-        self._ended = False
         self._end = _End.OPEN
         self._registration = Registration(selector, sock, self._handle)
         self._registration.watch(READ)
 
-    @property
-    def queued_bytes(self) -> int:
-        return self._queued_bytes
-
-    def __len__(self) -> int:
-        return 0 if self.blocked else len(self._queue)
-
-    def peek(self) -> Element | None:
-        return self._queue[0][0] if self._queue and not self.blocked else None
-
     def take(self) -> Element:
-        assert not self.blocked, f"channel {self.channel} is blocked"
-        element, element_bytes = self._queue.popleft()
-        self._queued_bytes -= element_bytes
-        if self._markers and element is self._markers[0]:
-            self._markers.popleft()
+        element = super().take()
         if self._over_bound:
             self._read_on_below_half()
         return element
 
-    def marker(self) -> Marker | None:
-        return self._markers[0] if self._markers else None
-
     def overtake(self) -> list[pa.RecordBatch]:
-        position, batches = overtaken(element for element, _ in self._queue)
-        self._queued_bytes -= self._queue[position][1]
-        del self._queue[position]
-        self._markers.popleft()
+        batches = super().overtake()
         if self._over_bound:
             self._read_on_below_half()
         return batches
@@ -250,11 +225,11 @@ class TcpInlet:
         self._watch()
 
     def block(self) -> None:
-        self.blocked = True
+        super().block()
         self._watch()
 
     def unblock(self) -> None:
-        self.blocked = False
+        super().unblock()
         self._watch()
 
     def close(self) -> None:
@@ -264,9 +239,7 @@ class TcpInlet:
                 self._sock.send(frames.CLOSE_FRAME)
             self._let_go()
         self._end = _End.CLOSED_HERE
-        self._queue.clear()
-        self._markers.clear()
-        self._queued_bytes = 0
+        self._clear()
 
     def _is_over_bound(self) -> bool:
         return self._queued_bytes > self._max_bytes or len(self._queue) > self._max_elements
@@ -313,15 +286,9 @@ class TcpInlet:
         return self._assembler.byte_count > before
 
     def _append(self, element: Element, element_bytes: int) -> None:
-        if isinstance(element, pa.RecordBatch):
-            if self._ended:
-                raise ProtocolError("a batch came after End")
-        elif isinstance(element, Marker):
-            self._markers.append(element)
-        elif isinstance(element, End):
-            self._ended = True
-        self._queue.append((element, element_bytes))
-        self._queued_bytes += element_bytes
+        if self._ended and isinstance(element, pa.RecordBatch):
+            raise ProtocolError("a batch came after End")
+        super()._append(element, element_bytes)
 
     def _let_go(self) -> None:
         self._registration.watch(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -17,70 +17,14 @@ from tidegate.state.sections import StateInfo
 from tidegate.types import ddl_of, rows_of
 
 
-@dataclass(frozen=True, slots=True)
-class MapSpec:
-    """One record in, one row out."""
-
-    function: Callable[[Any], Any]
-    kind: str = "map"
-    stateful: bool = False
-
-    def create(self, node: Node) -> Operator:
-        return MapOperator(node, self.function)
-
-    def states(self, node: Node) -> tuple[StateInfo, ...]:
-        return ()
-
-
-@dataclass(frozen=True, slots=True)
-class FlatMapSpec:
-    """One record in, any number of rows out."""
-
-    function: Callable[[Any], Iterable[Any] | None]
-    kind: str = "flat_map"
-    stateful: bool = False
-
-    def create(self, node: Node) -> Operator:
-        return FlatMapOperator(node, self.function)
-
-    def states(self, node: Node) -> tuple[StateInfo, ...]:
-        return ()
-
-
-@dataclass(frozen=True, slots=True)
-class FilterSpec:
-    """Keeps the records for which the function is true."""
-
-    function: Callable[[Any], bool]
-    kind: str = "filter"
-    stateful: bool = False
-
-    def create(self, node: Node) -> Operator:
-        return FilterOperator(node, self.function)
-
-    def states(self, node: Node) -> tuple[StateInfo, ...]:
-        return ()
-
-
-@dataclass(frozen=True, slots=True)
-class MapBatchesSpec:
-    """One Arrow batch in, any number out: vectorised."""
-
-    function: Callable[[pa.RecordBatch], Any]
-    kind: str = "map_batches"
-    stateful: bool = False
-
-    def create(self, node: Node) -> Operator:
-        return MapBatchesOperator(node, self.function)
-
-    def states(self, node: Node) -> tuple[StateInfo, ...]:
-        return ()
-
-
-class MapOperator(Operator):
+class _FunctionOperator(Operator):
     def __init__(self, node: Node, function: Callable[[Any], Any]) -> None:
         super().__init__(node)
         self._function = function
+
+
+class MapOperator(_FunctionOperator):
+    """One record in, one row out."""
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         record = None
@@ -96,10 +40,8 @@ class MapOperator(Operator):
             self.emit(fit(self.name, out, self.node.schema))
 
 
-class FlatMapOperator(Operator):
-    def __init__(self, node: Node, function: Callable[[Any], Iterable[Any] | None]) -> None:
-        super().__init__(node)
-        self._function = function
+class FlatMapOperator(_FunctionOperator):
+    """One record in, any number of rows out."""
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         record = None
@@ -117,10 +59,8 @@ class FlatMapOperator(Operator):
             self.emit(fit(self.name, out, self.node.schema))
 
 
-class FilterOperator(Operator):
-    def __init__(self, node: Node, function: Callable[[Any], bool]) -> None:
-        super().__init__(node)
-        self._function = function
+class FilterOperator(_FunctionOperator):
+    """Keeps the records for which the function is true."""
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         record = None
@@ -137,10 +77,8 @@ class FilterOperator(Operator):
             self.emit(kept)
 
 
-class MapBatchesOperator(Operator):
-    def __init__(self, node: Node, function: Callable[[pa.RecordBatch], Any]) -> None:
-        super().__init__(node)
-        self._function = function
+class MapBatchesOperator(_FunctionOperator):
+    """One Arrow batch in, any number out: vectorised."""
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         try:
@@ -162,3 +100,42 @@ class MapBatchesOperator(Operator):
 
 def _is_several(given: Any) -> bool:
     return isinstance(given, Iterable) and not isinstance(given, pa.RecordBatch | pa.Table | Mapping | str)
+
+
+@dataclass(frozen=True, slots=True)
+class _FunctionSpec:
+    """What the specs of these operators have in common: a function, and no state."""
+
+    function: Callable[[Any], Any]
+    stateful: bool = False
+    operator: ClassVar[type[_FunctionOperator]]
+
+    def create(self, node: Node) -> Operator:
+        return self.operator(node, self.function)
+
+    def states(self, node: Node) -> tuple[StateInfo, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class MapSpec(_FunctionSpec):
+    kind: ClassVar[str] = "map"
+    operator = MapOperator
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMapSpec(_FunctionSpec):
+    kind: ClassVar[str] = "flat_map"
+    operator = FlatMapOperator
+
+
+@dataclass(frozen=True, slots=True)
+class FilterSpec(_FunctionSpec):
+    kind: ClassVar[str] = "filter"
+    operator = FilterOperator
+
+
+@dataclass(frozen=True, slots=True)
+class MapBatchesSpec(_FunctionSpec):
+    kind: ClassVar[str] = "map_batches"
+    operator = MapBatchesOperator

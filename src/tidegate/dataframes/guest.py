@@ -148,6 +148,10 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
                 if not assigned.goes_on:
                     if slot is not None:
                         slot.rounds.close()
+                        slot = None
+                        gc.unfreeze()  # it refers to itself, and it was frozen after its last task
+                        gc.collect()
+                        gc.freeze()
                     slot = _HeldSlot.made(invitation, assigned, selector, driver)
                 assert slot is not None, "only who holds a slot is told to go on with it"
                 driver.slot, slot.host.link = slot.host, driver.link

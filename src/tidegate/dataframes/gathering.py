@@ -92,9 +92,10 @@ class Run:
         self._post(partial(self._send, self.members[task], message))
 
     def close(self, error: str | None) -> None:
-        """Send every task its verdict."""
+        """Send every task its verdict. What tasks send afterwards reaches nobody, and nobody is kept for it."""
         for task in self.members:
             self.send(task, Verdict(error))
+        self.attach(lambda task, event: None)
         self.is_closed = True
 
     def on_event(self, task: int, event: Message | str) -> None:

@@ -184,6 +184,20 @@ def test_what_comes_on_the_link_of_an_older_run_reaches_nobody(gathering: Gather
     assert [task.hears() for task in new] == [Verdict(None)] * 2
 
 
+def test_what_a_task_sends_after_its_verdict_reaches_nobody(gathering: Gathering, conductor: Conductor) -> None:
+    """A stage that failed is remembered, and with it its run: the run must not keep a coordinator."""
+    tasks = [Task(gathering, task, task) for task in range(2)]
+    for task in tasks:
+        assert isinstance(task.hears(), Assign)
+        task.say(InputRead())
+    assert [task.hears() for task in tasks] == [Verdict(None)] * 2
+    tasks[0].say(Heartbeat(0, {}))
+    for task in tasks:
+        task.close()
+    until(lambda: not gathering._members)
+    assert [event for _, _, event in conductor.events] == [InputRead()] * 2
+
+
 def test_a_task_that_speaks_before_it_is_assigned_is_refused(gathering: Gathering, conductor: Conductor) -> None:
     task = Task(gathering, 0, 1)
     task.say(InputRead())

@@ -20,6 +20,7 @@ from tidegate.errors import FencedOff
 from tidegate.logs import OncePer, Speak
 from tidegate.snapshots.manifest import MicroBatch
 from tidegate.snapshots.savepoints import SavepointInfo
+from tidegate.store.layout import shown
 
 LOGGER = logging.getLogger("tidegate.job")
 
@@ -126,15 +127,15 @@ class JobLog:
         self._say(logging.INFO, "rescaling", " is rescaled from %d slots to %d.", before, after)
 
     def savepoint_asked(self, to: str) -> None:
-        self._say(logging.INFO, "savepoint-asked", ": a savepoint to %s was asked for.", to)
+        self._say(logging.INFO, "savepoint-asked", ": a savepoint to %s was asked for.", shown(to))
 
     def savepoint_settled(self, to: str, info: SavepointInfo | None, error: BaseException | None) -> None:
         if info is not None:
             text = ": the savepoint of epoch %d, %d bytes, is complete in %s."
-            self._say(logging.INFO, "savepoint", text, info.epoch, info.bytes, to, epoch=info.epoch, bytes=info.bytes)
+            self._say(logging.INFO, "savepoint", text, info.epoch, info.bytes, shown(to), epoch=info.epoch, bytes=info.bytes)
         else:
             text = ": the savepoint to %s was not taken: %s: %s"
-            self._say(logging.WARNING, "savepoint-failed", text, to, type(error).__name__, error)
+            self._say(logging.WARNING, "savepoint-failed", text, shown(to), type(error).__name__, error)
 
     def ended(self, status: Status, epoch: int | None) -> None:
         """The job is over. A failure is a line of its own."""

@@ -116,6 +116,19 @@ def test_savepoints_are_logged_with_their_folder() -> None:
     assert level == logging.WARNING and f"the savepoint to {order.to} was not taken" in text
 
 
+def test_passwords_in_the_address_of_a_savepoint_are_not_logged() -> None:
+    lines = Lines()
+    world = World(speak=lines).run()
+    order = ordered(world, "memory://user:password@test-job-log")
+    world.complete()
+    world.held.deliver()
+    assert order.info is not None
+    ordered(world, order.to)
+    assert len(lines.of("savepoint-asked") + lines.of("savepoint") + lines.of("savepoint-failed")) == 3
+    assert all("memory://test-job-log" in text for _, _, text in lines.all if "savepoint" in text)
+    assert "password" not in str(lines.all)
+
+
 def test_what_cant_be_deleted_is_logged_once_a_minute() -> None:
     lines = Lines()
     world = World(speak=lines).run()

@@ -79,7 +79,9 @@ def test_the_first_timer_of_event_time_that_can_not_fire_is_one_warning(
     handle.cancel()
     told = [text for text in warnings(caplog) if "event time" in text]
     assert len(told) == 1, "not by each slot, and not again after a restart"
-    assert told[0].startswith("Job 'job': operator 'sets timers' has set a timer of event time, and event time doesn't move")
+    assert told[0].startswith(
+        "Job 'job', attempt 1: operator 'sets timers' has set a timer of event time, and event time doesn't move"
+    )
     assert ".with_watermark(column, delay)" in told[0]
 
 

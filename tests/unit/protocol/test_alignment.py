@@ -343,7 +343,7 @@ def test_a_full_epoch_is_never_hurried() -> None:
 @pytest.mark.parametrize(
     ("prepare", "channel", "epoch", "complaint"),
     [
-        ([], C, 1, "no input"),
+        ([], C, 1, "not an input"),
         ([(A, 1)], A, 2, "blocked"),
         ([(A, 2), (B, 2)], A, 2, "grow"),
         ([(A, 2), (B, 2)], A, 1, "grow"),

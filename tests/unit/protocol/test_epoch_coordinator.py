@@ -448,7 +448,7 @@ def test_increments_build_on_complete_epochs_only() -> None:
     [
         (SnapshotAcknowledged(SubtaskId(9, 0), 1, None), "no such subtask"),
         (declined(1, SubtaskId(9, 0)), "no such subtask"),
-        (InputEnded(T), "no source"),
+        (InputEnded(T), "neither a source"),
         (ManifestCreated(1), "asked for"),
         (ManifestFailed(1, ""), "asked for"),
     ],

@@ -115,7 +115,7 @@ def test_what_can_not_be_is_a_bug() -> None:
     head.on_input_ended()
     for number in range(1, 8):
         head.on_lap(number, number in (4, 5))
-    with pytest.raises(AssertionError, match="there were none"):
+    with pytest.raises(AssertionError, match="had found none"):
         head.on_feedback_records()
 
 

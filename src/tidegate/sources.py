@@ -71,7 +71,7 @@ def generator(
         arguments.function("sources.generator", "make_row", make_row, "a function of the record's number")
     made = make if make_row is None else RowWise(make_row, parsed, split_count)
     assert made is not None
-    return GeneratorSource(declared=parsed, make=made, rows=rows, rate=rate, split_count=split_count)
+    return GeneratorSource(schema=parsed, make=made, rows=rows, rate=rate, split_count=split_count)
 
 
 def rows(values: Sequence[Sequence[Any]], schema: Any, *, splits: int = 1) -> Source:

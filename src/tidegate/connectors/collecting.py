@@ -45,12 +45,13 @@ class CollectSink(Sink):
 
 
 class CollectWriter(SinkWriter):
-    """Keeps the rows of an epoch, which become the committable."""
+    """Keeps the rows of an epoch, which become the committable. The rows that a subclass doesn't keep are counted."""
 
     def __init__(self, context: SinkContext) -> None:
         self._context = context
         self._batches: list[pa.RecordBatch] = []
         self._bytes = 0
+        self._omitted_count = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._bytes += batch.nbytes
@@ -63,12 +64,13 @@ class CollectWriter(SinkWriter):
             self._batches.append(batch)
 
     def pre_commit(self, epoch: int) -> Callable[[], Sequence[Committable]]:
-        batches, self._batches, self._bytes = self._batches, [], 0
+        batches, omitted_count = self._batches, self._omitted_count
+        self._batches, self._bytes, self._omitted_count = [], 0, 0
         if not batches:
             return lambda: ()
         context = self._context
         delivery = DeliveryId(epoch, context.subtask, context.sink, context.attempt)
-        return lambda: (encode_delivery(delivery, pa.Table.from_batches(batches)),)
+        return lambda: (encode_delivery(delivery, pa.Table.from_batches(batches), omitted_count=omitted_count),)
 
     def commit(self, committables: Sequence[Committable]) -> None:
         for committable in committables:

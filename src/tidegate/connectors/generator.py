@@ -14,14 +14,14 @@ Not here: random data (seed a generator with (split, start) in `make`; a random 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from tidegate import arguments
-from tidegate.connectors.rows import check_split_count, fitted, next_split, restored_counts, split_id
-from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader, Splits
+from tidegate.connectors.rows import SplitsReader, fitted, next_split, restored_counts, split_id
+from tidegate.dataflow.contracts import Source, SourceContext, SourceReader, Splits
 from tidegate.errors import SchemaError
 from tidegate.types import batch_of, from_list
 
@@ -50,7 +50,7 @@ class RowWise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSource(Source):
-    declared: pa.Schema
+    schema: pa.Schema = field()  # without `field()`, the property of `Source` would be its default
     make: Make
     rows: int | None
     rate: float | None
@@ -59,15 +59,11 @@ class GeneratorSource(Source):
     def __post_init__(self) -> None:
         where = "sources.generator"
         arguments.function(where, "make", self.make, "a function of the split, the first record and their count")
-        check_split_count(where, self.split_count)
+        arguments.whole_number(where, "splits", self.split_count, at_least=1)
         if self.rows is not None:
             arguments.whole_number(where, "rows", self.rows)
         if self.rate is not None and arguments.number(where, "rate", self.rate, at_least=0) == 0:
             arguments.refuse(where, "rate", self.rate, "records per second, or None for as many as the job takes")
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.declared
 
     @property
     def bounded(self) -> bool:
@@ -84,7 +80,7 @@ class GeneratorSource(Source):
         """Return what `make` returns, checked and under the declared schema."""
         made = self.make(split, start, count)
         where = f"the generator's make(split={split}, start={start}, count={count})"
-        if not (isinstance(made, pa.RecordBatch) and made.schema.equals(self.declared)):
+        if not (isinstance(made, pa.RecordBatch) and made.schema.equals(self.schema)):
             made = self._under_schema(made, where)
         if made.num_rows != count:
             raise SchemaError(f"{where} returned {made.num_rows} records: return exactly `count` records")
@@ -99,14 +95,14 @@ class GeneratorSource(Source):
             raise SchemaError(
                 f"{where} returned {type(made).__name__}: return an Arrow record batch or table, or a dictionary of columns"
             )
-        if set(columns) != set(self.declared.names):
+        if set(columns) != set(self.schema.names):
             raise SchemaError(
-                f"{where} returned the columns {sorted(columns)}, the schema declares {sorted(self.declared.names)}"
+                f"{where} returned the columns {sorted(columns)}, the schema declares {sorted(self.schema.names)}"
             )
-        arrays = [_array(columns[field.name], field, where) for field in self.declared]
+        arrays = [_array(columns[field.name], field, where) for field in self.schema]
         if len({len(array) for array in arrays}) > 1:
             raise SchemaError(f"{where} returned columns of different lengths: {[len(array) for array in arrays]}")
-        return pa.RecordBatch.from_arrays(arrays, schema=self.declared)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def _array(values: Any, field: pa.Field, where: str) -> pa.Array:
@@ -125,22 +121,18 @@ def _share(total: int, *, split: int, split_count: int) -> int:
     return (total - split + split_count - 1) // split_count
 
 
-class GeneratorReader(SourceReader):
+class GeneratorReader(SplitsReader):
     """Makes the records that are due, one split after the other. If event time is followed, each batch is of one split: of
     the splits with due records, the one with the lowest watermark."""
 
     def __init__(self, source: GeneratorSource, counts: dict[int, int], now_ms: Callable[[], int], splits: Splits) -> None:
         self._source = source
-        self._counts = counts
         self._opened_at = dict(counts)
-        self._limits = {split: source.limit_of(split) for split in counts}
-        self._turns = [split for split in counts if counts[split] < self._limits[split]]
         self._now_ms = now_ms
         self._last_ms = now_ms()
         self._elapsed_ms = 0
-        self._splits = splits.report()
-        for split in self._turns:
-            splits.discover(split_id(split), has_records=source.rate is None)
+        limits = {split: source.limit_of(split) for split in counts}
+        super().__init__(counts, limits, splits, has_records=source.rate is None)
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
         due = self._due()
@@ -183,17 +175,5 @@ class GeneratorReader(SourceReader):
 
     def _take(self, split: int, count: int) -> pa.RecordBatch:
         batch = self._source.batch(split, self._counts[split], count)
-        self._counts[split] += count
-        self._turns.remove(split)
-        if self._counts[split] != self._limits[split]:
-            self._turns.append(split)
-        else:
-            self._splits.finish(split_id(split))
+        self._passed(split, count)
         return batch
-
-    def offsets(self) -> Mapping[str, Offset]:
-        return {split_id(split): count for split, count in self._counts.items()}
-
-    @property
-    def finished(self) -> bool:
-        return not self._turns

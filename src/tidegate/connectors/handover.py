@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -181,15 +181,8 @@ class HandedSource(Source):
 
     handover: Handover
     index: int
-    declared: pa.Schema
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.declared
-
-    @property
-    def bounded(self) -> bool:
-        return False
+    schema: pa.Schema = field()  # without `field()`, the property of `Source` would be its default
+    bounded = False
 
     def open(self, context: SourceContext) -> SourceReader:
         return _HandedReader(self.handover, self.index)
@@ -201,16 +194,13 @@ class _HandedReader(SourceReader):
 
     handover: Handover
     index: int
+    finished = False
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
         return self.handover.poll(self.index, max_rows)
 
     def offsets(self) -> Mapping[str, Offset]:
         return {}
-
-    @property
-    def finished(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

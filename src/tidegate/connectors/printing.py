@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidegate import arguments
-from tidegate.connectors.collecting import DeliveryId, decode_delivery, encode_delivery
+from tidegate.connectors.collecting import CollectWriter, DeliveryId, decode_delivery
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
 from tidegate.types import rows_of
 
@@ -37,35 +37,25 @@ class PrintSink(Sink):
         return PrintWriter(self.limit, context)
 
 
-class PrintWriter(SinkWriter):
+class PrintWriter(CollectWriter):
+    """Keeps the first rows of an epoch, and counts the rest."""
+
     def __init__(self, limit: int, context: SinkContext) -> None:
+        super().__init__(context)
         self._limit = limit
-        self._context = context
-        self._shown: list[pa.RecordBatch] = []
-        self._room_rows = limit
-        self._room_bytes = _SHOWN_BYTES
-        self._omitted_count = 0
+        self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        shown = batch.slice(0, self._room_rows if self._room_bytes > 0 else 0)
+        shown = batch.slice(0, self._limit - self._rows if self._bytes < _SHOWN_BYTES else 0)
         if shown.num_rows:
-            self._shown.append(shown)
-        self._room_rows -= shown.num_rows
-        self._room_bytes -= shown.nbytes
+            self._batches.append(shown)
+        self._rows += shown.num_rows
+        self._bytes += shown.nbytes
         self._omitted_count += batch.num_rows - shown.num_rows
 
     def pre_commit(self, epoch: int) -> Callable[[], Sequence[Committable]]:
-        shown, omitted_count = self._shown, self._omitted_count
-        self._shown, self._room_rows, self._room_bytes, self._omitted_count = [], self._limit, _SHOWN_BYTES, 0
-        if not shown:
-            return lambda: ()
-        context = self._context
-        delivery = DeliveryId(epoch, context.subtask, context.sink, context.attempt)
-        return lambda: (encode_delivery(delivery, pa.Table.from_batches(shown), omitted_count=omitted_count),)
-
-    def commit(self, committables: Sequence[Committable]) -> None:
-        for committable in committables:
-            self._context.deliver(committable)
+        self._rows = 0
+        return super().pre_commit(epoch)
 
 
 def _lines(delivery: DeliveryId, rows: pa.Table, omitted_count: int) -> list[str]:

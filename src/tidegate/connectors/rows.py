@@ -13,7 +13,7 @@ Not here: reading anything from outside of the program (files.py, generator.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -27,27 +27,48 @@ from tidegate.types import batch_of, ddl_of
 
 @dataclass(frozen=True, slots=True)
 class RowsSource(Source):
-    declared: pa.Schema
+    schema: pa.Schema = field()  # without `field()`, the property of `Source` would be its default
     batches: tuple[pa.RecordBatch, ...]  # by split
+    bounded = True
 
     @classmethod
     def of(cls, values: Sequence[Sequence[Any]], schema: pa.Schema, *, split_count: int) -> RowsSource:
-        check_split_count("sources.rows", split_count)
+        arguments.whole_number("sources.rows", "splits", split_count, at_least=1)
         return cls(schema, tuple(batch_of(values[split::split_count], schema) for split in range(split_count)))
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.declared
-
-    @property
-    def bounded(self) -> bool:
-        return True
 
     def open(self, context: SourceContext) -> SourceReader:
         return RowsReader(self.batches, restored_counts(context, split_count=len(self.batches)), context.splits)
 
 
-class RowsReader(SourceReader):
+class SplitsReader(SourceReader):
+    """Reads a fixed number of splits in turn. `counts` is how many records of each were read, `limits` how many it has."""
+
+    def __init__(self, counts: dict[int, int], limits: Mapping[int, int], splits: Splits, *, has_records: bool) -> None:
+        self._counts = counts
+        self._limits = limits
+        self._turns = [split for split, count in counts.items() if count < limits[split]]
+        self._splits = splits.report()
+        for split in self._turns:
+            splits.discover(split_id(split), has_records=has_records)
+
+    def _passed(self, split: int, count: int) -> None:
+        """Count records that are returned next, and end the turn of their split."""
+        self._counts[split] += count
+        self._turns.remove(split)
+        if self._counts[split] < self._limits[split]:
+            self._turns.append(split)
+        else:
+            self._splits.finish(split_id(split))
+
+    def offsets(self) -> Mapping[str, Offset]:
+        return {split_id(split): count for split, count in self._counts.items()}
+
+    @property
+    def finished(self) -> bool:
+        return not self._turns
+
+
+class RowsReader(SplitsReader):
     """Returns a slice of one split at a time: of the splits in turn, or in the order of event time if that is followed."""
 
     def __init__(self, batches: Sequence[pa.RecordBatch], counts: dict[int, int], splits: Splits) -> None:
@@ -58,33 +79,16 @@ class RowsReader(SourceReader):
                     f"only {batches[split].num_rows} there: give the source the rows it had, or more"
                 )
         self._batches = batches
-        self._counts = counts
-        self._turns = [split for split, count in counts.items() if count < batches[split].num_rows]
-        self._splits = splits.report()
-        for split in self._turns:
-            splits.discover(split_id(split), has_records=True)
+        super().__init__(counts, {split: batches[split].num_rows for split in counts}, splits, has_records=True)
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
         if not self._turns:
             return None
         split = next_split(self._turns, self._splits)
-        self._turns.remove(split)
-        start = self._counts[split]
-        batch = self._batches[split].slice(start, max_rows)
-        self._counts[split] = start + batch.num_rows
+        batch = self._batches[split].slice(self._counts[split], max_rows)
         self._splits.read(split_id(split))
-        if self._counts[split] < self._batches[split].num_rows:
-            self._turns.append(split)
-        else:
-            self._splits.finish(split_id(split))
+        self._passed(split, batch.num_rows)
         return batch
-
-    def offsets(self) -> Mapping[str, Offset]:
-        return {split_id(split): count for split, count in self._counts.items()}
-
-    @property
-    def finished(self) -> bool:
-        return not self._turns
 
 
 def split_id(split: int) -> str:
@@ -96,10 +100,6 @@ def next_split(turns: Sequence[int], splits: Splits) -> int:
     if not splits.is_followed:
         return turns[0]
     return min(turns, key=lambda split: splits.watermark_ms(split_id(split)))
-
-
-def check_split_count(where: str, split_count: int) -> None:
-    arguments.whole_number(where, "splits", split_count, at_least=1)
 
 
 def restored_counts(context: SourceContext, *, split_count: int) -> dict[int, int]:
@@ -155,12 +155,9 @@ def _preserves_values(got: pa.DataType, want: pa.DataType) -> bool:
         return bool(kinds.is_decimal(got) and got.scale <= want.scale)
     if kinds.is_timestamp(want):
         return bool(kinds.is_timestamp(got) and (got.tz is None or want.tz is not None))
-    if kinds.is_date(want):
-        return bool(kinds.is_date(got))
-    if _is_text(want):
-        return _is_text(got)
-    if _is_bytes(want):
-        return _is_bytes(got)
+    for is_alike in (kinds.is_date, _is_text, _is_bytes):
+        if is_alike(want):
+            return bool(is_alike(got))
     if _is_list(want):
         return _is_list(got) and _preserves_values(got.value_type, want.value_type)
     if kinds.is_map(want):

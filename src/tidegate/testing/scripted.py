@@ -22,7 +22,7 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,10 @@ class ScriptedSource(Source):
     `ScriptedSource` in the machine's folder for temporary files: right for one machine, not for a cluster.
     """
 
-    declared: pa.Schema
+    schema: pa.Schema = field()  # without `field()`, the property of `Source` would be its default
     scripts: tuple[tuple[Any, ...], ...]
     memory: str
+    bounded = True
 
     def __init__(self, *scripts: Sequence[Any], schema: Any, memory: str | os.PathLike[str] | None = None) -> None:
         if not scripts:
@@ -96,17 +97,9 @@ class ScriptedSource(Source):
                 if isinstance(item, Pause):
                     parse_duration_ms(item.duration)
         folder = Path(tempfile.gettempdir()) / f"tidegate-script-{uuid.uuid4().hex}" if memory is None else Path(memory)
-        object.__setattr__(self, "declared", parsed)
+        object.__setattr__(self, "schema", parsed)
         object.__setattr__(self, "scripts", tuple(tuple(script) for script in scripts))
         object.__setattr__(self, "memory", str(folder.absolute()))
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.declared
-
-    @property
-    def bounded(self) -> bool:
-        return True
 
     def open(self, context: SourceContext) -> SourceReader:
         owned = range(context.subtask, len(self.scripts), context.parallelism)
@@ -148,7 +141,7 @@ class _Playback:
     def __init__(self, index: int, source: ScriptedSource, context: SourceContext) -> None:
         self.split = f"script-{index}"
         self._script = source.scripts[index]
-        self._schema = source.declared
+        self._schema = source.schema
         self._memory = Path(source.memory)
         self._now_ms: Callable[[], int] = context.now_ms
         self._passed = int(context.restored.get(self.split, 0))

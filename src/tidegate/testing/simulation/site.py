@@ -31,14 +31,11 @@ class PacedSource(Source):
     world: World
     trip: Trip
     idle: float  # the share of polls that find nothing
+    bounded = True
 
     @property
     def schema(self) -> pa.Schema:
         return self.source.schema
-
-    @property
-    def bounded(self) -> bool:
-        return True
 
     def open(self, context: SourceContext) -> SourceReader:
         return _PacedReader(self.source.open(context), self)

@@ -70,9 +70,9 @@ def _over_tcp() -> Iterator[Ends]:
     with selectors.DefaultSelector() as ours, selectors.DefaultSelector() as theirs:
         sender = TcpNetwork(identity=IDENTITY, selector=ours, max_queued_bytes=BOUND_BYTES)
         receiver = TcpNetwork(identity=IDENTITY, selector=theirs, max_queued_bytes=BOUND_BYTES)
-        thread = threading.Thread(target=lambda: receiver.connect({}, {CHANNEL: SCHEMA}, {}, deadline_s=PATIENCE_S))
+        thread = threading.Thread(target=lambda: receiver.connect({}, {CHANNEL: SCHEMA}, deadline_s=PATIENCE_S))
         thread.start()
-        sender.connect({CHANNEL: receiver.address}, {}, {CHANNEL: SCHEMA}, deadline_s=PATIENCE_S)
+        sender.connect({CHANNEL: (receiver.address, SCHEMA)}, {}, deadline_s=PATIENCE_S)
         thread.join()
 
         def turn() -> None:
@@ -439,9 +439,9 @@ def test_other_channels_flow_while_one_is_blocked() -> None:
         sender = TcpNetwork(identity=IDENTITY, selector=ours, max_queued_bytes=BOUND_BYTES)
         receiver = TcpNetwork(identity=IDENTITY, selector=theirs, max_queued_bytes=BOUND_BYTES)
         incoming = dict.fromkeys(channels, SCHEMA)
-        thread = threading.Thread(target=lambda: receiver.connect({}, incoming, {}, deadline_s=PATIENCE_S))
+        thread = threading.Thread(target=lambda: receiver.connect({}, incoming, deadline_s=PATIENCE_S))
         thread.start()
-        sender.connect(dict.fromkeys(channels, receiver.address), {}, incoming, deadline_s=PATIENCE_S)
+        sender.connect({each: (receiver.address, incoming[each]) for each in channels}, {}, deadline_s=PATIENCE_S)
         thread.join()
 
         def turn() -> None:

@@ -98,7 +98,7 @@ def _forward_at_the_first(original: Any) -> Any:
     """The marker goes on when it has come on one channel, though the freeze waits for the others."""
 
     def mark(self: alignment.Alignment, channel: Any, *rest: Any) -> list[Any]:
-        first, epoch, taken = not self._marked, self._epoch, self._taken
+        first, epoch, taken = not self._marked, self.epoch_in_progress, self._taken
         effects: list[Any] = original(self, channel, *rest)
         if taken:
             return effects

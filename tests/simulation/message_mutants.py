@@ -23,7 +23,7 @@ ASTRAY = FaultRates(kinds=("message is doubled", "message is lost", "slot dies")
 
 def _end_at_once(original: Any) -> Any:
     def on_lap(self: iteration.LapOrigin, number: int, active: bool) -> Any:
-        self._ended = True
+        self.ended = True
         return iteration.LoopEnded()
 
     return on_lap
@@ -36,7 +36,7 @@ def _end_when_quiet(original: Any) -> Any:
         original(self, outcome)
         if isinstance(outcome, iteration.LoopQuiet):
             assert self._laps is not None and self._laps._origin is not None
-            self._laps._next, self._laps._origin._ended = None, True
+            self._laps._next, self._laps._origin.ended = None, True
             original(self, iteration.LoopEnded())
 
     return on_lap

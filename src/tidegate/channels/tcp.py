@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from tidegate.channels import frames
 from tidegate.channels.handshake import (
+    CONNECT_TIMEOUT_S,
     HANDSHAKE_TIMEOUT_S,
     READ,
     Address,
@@ -82,11 +83,10 @@ class TcpNetwork:
 
     def connect(
         self,
-        outgoing: Mapping[ChannelId, Address],
+        outgoing: Mapping[ChannelId, tuple[Address, pa.Schema]],
         incoming: Mapping[ChannelId, pa.Schema],
-        outgoing_schemas: Mapping[ChannelId, pa.Schema],
         *,
-        deadline_s: float,
+        deadline_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         """Set all channels up, within `deadline_s` seconds from now, or raise and close everything.
 
@@ -94,16 +94,15 @@ class TcpNetwork:
         `ChannelLost` if a peer can't be reached. Everything else on the selector is served meanwhile. Afterwards this
         slot doesn't listen any more.
         """
-        assert outgoing.keys() == outgoing_schemas.keys()
         assert not outgoing.keys() & incoming.keys(), "a channel within a slot is a `MemoryChannel`"
-        for schema in (*incoming.values(), *outgoing_schemas.values()):
+        for schema in (*incoming.values(), *(schema for _, schema in outgoing.values())):
             frames.check_schema(schema)
         give_up_s = time.monotonic() + deadline_s
         self._expected = incoming
         try:
             self._listening.watch(READ)
-            for channel, address in outgoing.items():
-                self._start_connecting(channel, address, outgoing_schemas[channel])
+            for channel, (address, schema) in outgoing.items():
+                self._start_connecting(channel, address, schema)
             self._await(wanted_outlets=outgoing.keys(), wanted_inlets=incoming.keys(), give_up_s=give_up_s)
         except BaseException:
             self.close()

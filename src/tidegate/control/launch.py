@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from tidegate.channels.handshake import Identity
+from tidegate.channels.handshake import CONNECT_TIMEOUT_S, Identity
 from tidegate.channels.links import Link, LinkLost, connect_link
 from tidegate.control.failing import failed
 from tidegate.control.messages import to_wire
@@ -17,8 +17,6 @@ from tidegate.control.settings import JobSettings
 from tidegate.dataflow.operators.user_code import missing_module_advice
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import JobError, TidegateError
-
-CONNECT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ class Alignment:
         assert returning <= self._channels, "feedback channels are inputs, too"
         assert self._awaited or not self._channels, "no marker enters a loop that has no other input"
         self._mode = mode
-        self._epoch: int | None = None  # in progress: its marker came on a channel, and it isn't finished
+        self.epoch_in_progress: int | None = None  # its marker came on a channel, and it isn't finished
         self._at_once = False  # its snapshot waits for no further marker
         self._taken = False  # its state has been frozen
         self._marked: set[ChannelId] = set()  # the channels on which its marker came
@@ -204,14 +204,9 @@ class Alignment:
         self._story: deque[tuple[Event, tuple[Effect, ...]]] = deque(maxlen=STORY_LENGTH)
 
     @property
-    def epoch_in_progress(self) -> int | None:
-        """The epoch whose marker has come and which is not finished."""
-        return self._epoch
-
-    @property
     def missing(self) -> frozenset[ChannelId]:
         """The channels whose marker the snapshot in progress waits for."""
-        return frozenset() if self._epoch is None or self._taken else self._awaited - self._marked
+        return frozenset() if self.epoch_in_progress is None or self._taken else self._awaited - self._marked
 
     @property
     def blocked(self) -> frozenset[ChannelId]:
@@ -263,28 +258,28 @@ class Alignment:
         assert self._mode is AlignmentMode.EXACTLY_ONCE, self._tell(event, "there is nothing to hurry in this mode")
         self._hurried = max(self._hurried, epoch)
         effects: list[Effect] = []
-        if self._epoch == epoch and self.is_hurried(epoch) and not self._taken:
+        if self.epoch_in_progress == epoch and self.is_hurried(epoch) and not self._taken:
             effects = [*self._take(epoch), *self._unblock()]
         return self._told(event, effects)
 
     def on_abort(self, epoch: int) -> list[Effect]:
         """The coordinator gave up `epoch`; whatever was triggered before it is over as well."""
-        effects = self._end() if self._epoch is not None and self._epoch <= epoch else []
+        effects = self._end() if self.epoch_in_progress is not None and self.epoch_in_progress <= epoch else []
         self._closed = max(self._closed, epoch)
         return self._told(EpochAborted(epoch), effects)
 
     def _begin(self, epoch: int, full: bool) -> list[Effect]:
-        if self._epoch == epoch:
+        if self.epoch_in_progress == epoch:
             return []
         # A newer marker: the notice that the epoch in progress was aborted has not arrived yet.
         effects = self._end()
         self._closed = epoch - 1
-        self._epoch = epoch
+        self.epoch_in_progress = epoch
         self._at_once = self.is_hurried(epoch) or (self._mode is AlignmentMode.LOGGING and not full)
         return effects
 
     def _mark(self, channel: ChannelId, overtook: bool) -> list[Effect]:
-        assert self._epoch is not None
+        assert self.epoch_in_progress is not None
         self._marked.add(channel)
         overtaken: list[Effect] = [LogOvertaken(channel)] if overtook else []
         effects: list[Effect] = []
@@ -298,7 +293,7 @@ class Alignment:
                 # The order is the theorem. The state is frozen before anything of the next epoch is processed, so the
                 # snapshot holds this epoch and nothing else. Downstream sees this epoch end before any record of the
                 # next one, so unblocking, which lets such records be processed and their results be sent, comes last.
-                effects += [*self._take(self._epoch), *overtaken, *self._unblock()]
+                effects += [*self._take(self.epoch_in_progress), *overtaken, *self._unblock()]
         return effects + self._end() if self._marked == self._channels else effects
 
     def _take(self, epoch: int) -> list[Effect]:
@@ -314,13 +309,13 @@ class Alignment:
     def _end(self) -> list[Effect]:
         """Whatever is in progress is over, because it is done or because it will never be."""
         effects = self._unblock()
-        if self._epoch is not None:
-            self._closed = self._epoch
+        if self.epoch_in_progress is not None:
+            self._closed = self.epoch_in_progress
         if self.logged:
             effects.append(StopLog(self.logged))
-        if self._taken and self._epoch is not None:
-            effects.append(FinishSnapshot(self._epoch))
-        self._epoch = None
+        if self._taken and self.epoch_in_progress is not None:
+            effects.append(FinishSnapshot(self.epoch_in_progress))
+        self.epoch_in_progress = None
         self._taken = self._at_once = False
         self._marked.clear()
         return effects
@@ -332,7 +327,7 @@ class Alignment:
     def _tell(self, event: Event, complaint: str) -> str:
         lines = [f"  {past} -> {', '.join(map(str, effects)) or 'nothing'}" for past, effects in self._story]
         state = (
-            f"in progress {self._epoch}, marked {sorted(map(str, self._marked))}, frozen {self._taken}, "
+            f"in progress {self.epoch_in_progress}, marked {sorted(map(str, self._marked))}, frozen {self._taken}, "
             f"hurried {self._hurried}, closed up to {self._closed}"
         )
         return "\n".join([f"{event}: {complaint} ({self._mode.value}; {state}). What happened before:", *lines])

@@ -260,7 +260,7 @@ class EpochCoordinator:
         self._subtasks = subtasks
         self._enders = enders
         self._settings = settings
-        self._next_epoch = next_epoch
+        self.next_epoch = next_epoch  # its number, which no epoch has had
         self._retained = list(retained)
         self._now_ms = now_ms
         self._triggered_ms = now_ms  # the first interval starts with the attempt
@@ -284,11 +284,6 @@ class EpochCoordinator:
     def waiting_for(self) -> frozenset[SubtaskId]:
         """The subtasks that have not yet acknowledged the active epoch."""
         return self._subtasks - self._active.payloads.keys() if self._active else frozenset()
-
-    @property
-    def next_epoch(self) -> int:
-        """The number of the next epoch, which no epoch has had."""
-        return self._next_epoch
 
     def deadline_ms(self) -> int | None:
         """Return when `TimePassed` is needed next, if nothing else happens before."""
@@ -446,8 +441,8 @@ class EpochCoordinator:
         deadline_ms = self.deadline_ms()
         if ending is None and not self._requested and (deadline_ms is None or self._now_ms < deadline_ms):
             return []
-        self._active = _ActiveEpoch(self._next_epoch, ending, self._now_ms, asked_full=self._full_wanted)
-        self._next_epoch += 1
+        self._active = _ActiveEpoch(self.next_epoch, ending, self._now_ms, asked_full=self._full_wanted)
+        self.next_epoch += 1
         self._triggered_ms = self._now_ms
         full = self._full_wanted or ending is not None
         self._requested = self._full_wanted = False
@@ -456,7 +451,7 @@ class EpochCoordinator:
     def _tell(self, event: Event, complaint: str) -> str:
         lines = [f"  {past} -> {', '.join(map(str, effects)) or 'nothing'}" for past, effects in self._story]
         state = (
-            f"active {self._active}, waiting for {sorted(map(str, self.waiting_for))}, next {self._next_epoch}, "
+            f"active {self._active}, waiting for {sorted(map(str, self.waiting_for))}, next {self.next_epoch}, "
             f"retained {self._retained}, {self._failures} aborted in a row, over {self._over}"
         )
         return "\n".join([f"{event}: {complaint} ({state}). What happened before:", *lines])

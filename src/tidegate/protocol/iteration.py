@@ -95,11 +95,7 @@ class LapOrigin:
         self._sent = 0  # the newest lap; 0: the regular inputs have not ended
         self._stirred = False  # since it was sent
         self._was_quiet = False
-        self._ended = False
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
+        self.ended = False
 
     def on_input_ended(self) -> SendLap:
         """All regular inputs have ended."""
@@ -107,15 +103,15 @@ class LapOrigin:
         return self._send(active=True)
 
     def on_feedback_records(self) -> None:
-        assert not self._ended, f"records came back after lap {self._sent} had found none"
+        assert not self.ended, f"records came back after lap {self._sent} had found none"
         self._stirred = True
 
     def on_lap(self, number: int, active: bool) -> SendLap | LoopQuiet | LoopEnded:
         """A lap came over the feedback channel."""
-        assert not self._ended and number == self._sent, f"lap {number} returned, lap {self._sent} was sent last"
+        assert not self.ended and number == self._sent, f"lap {number} returned, lap {self._sent} was sent last"
         if _decides(number, self._depth) and not active:
             if self._was_quiet:
-                self._ended = True
+                self.ended = True
                 return LoopEnded()
             self._was_quiet = True
             return LoopQuiet(self._send(active=True))

@@ -25,7 +25,7 @@ Not here: reading, and matching operators and schemas of the snapshot with those
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -81,19 +81,6 @@ class SubtaskShares:
 def newest_complete(epochs: Sequence[int]) -> int | None:
     """Return the epoch to resume from. `epochs` are those whose manifests exist, readable or not, in any order."""
     return max(epochs, default=None)
-
-
-def next_epoch(seen: Iterable[int]) -> int:
-    """Return a new epoch number. `seen` are all known epoch numbers of any attempt, complete or not.
-
-    An epoch that left no trace before a crash may get its number again. That is harmless: file names contain the attempt.
-    """
-    return max(seen, default=0) + 1
-
-
-def next_attempt(claimed: Iterable[int]) -> int:
-    """Return the number to claim next. The claim itself (an exclusive create) decides which driver gets it."""
-    return max(claimed, default=0) + 1
 
 
 def shares_of(

@@ -77,13 +77,8 @@ class WatermarkMerge:
         assert self._at_ms, "a subtask without inputs has nothing to merge"
         self._idle: set[ChannelId] = set()
         self._held: dict[ChannelId, bool] = {}  # by channel: whether the loop is one that this subtask is in
-        self._current_ms = MIN_WATERMARK_MS
+        self.current_ms = MIN_WATERMARK_MS  # what has been promised so far
         self._said: BecameIdle | BecameHeld | None = None  # the last outcome, if downstream doesn't wait
-
-    @property
-    def current_ms(self) -> int:
-        """What has been promised so far."""
-        return self._current_ms
 
     def on_watermark(self, channel: ChannelId, at_ms: int) -> Progress:
         assert channel in self._at_ms, f"{channel} is no input of this subtask"
@@ -131,10 +126,10 @@ class WatermarkMerge:
             return None if self._said == before else self._said
         woke_up, self._said = self._said is not None, None
         promised_ms = min(promised, default=MAX_WATERMARK_MS)
-        if promised_ms <= self._current_ms and not woke_up:
+        if promised_ms <= self.current_ms and not woke_up:
             return None
-        self._current_ms = max(promised_ms, self._current_ms)
-        return Advanced(self._current_ms)
+        self.current_ms = max(promised_ms, self.current_ms)
+        return Advanced(self.current_ms)
 
 
 class SplitWatermarks:
@@ -157,13 +152,8 @@ class SplitWatermarks:
         self._active_count = 0
         self._quiet: dict[str, _Split] = {}  # active ones that may become idle, the longest quiet one first
         self._quiet_since_ms = now_ms  # of the stream
-        self._current_ms = MIN_WATERMARK_MS
+        self.current_ms = MIN_WATERMARK_MS  # what has been promised so far
         self._is_idle = False
-
-    @property
-    def current_ms(self) -> int:
-        """What has been promised so far."""
-        return self._current_ms
 
     def watermark_ms(self, split: str) -> int:
         """Return what one split has promised."""
@@ -194,7 +184,7 @@ class SplitWatermarks:
         if not self._is_idle:
             return None
         self._is_idle = False
-        return Advanced(self._current_ms)
+        return Advanced(self.current_ms)
 
     def on_batch(self, split: str, max_event_time_ms: int, now_ms: int) -> Progress:
         self._quiet_since_ms = now_ms
@@ -282,10 +272,10 @@ class SplitWatermarks:
             return BecameIdle()
         woke_up, self._is_idle = self._is_idle, False
         promised_ms = self._least_ms()
-        if promised_ms <= self._current_ms and not woke_up:
+        if promised_ms <= self.current_ms and not woke_up:
             return None
-        self._current_ms = max(promised_ms, self._current_ms)
-        return Advanced(self._current_ms)
+        self.current_ms = max(promised_ms, self.current_ms)
+        return Advanced(self.current_ms)
 
 
 @dataclass(slots=True)

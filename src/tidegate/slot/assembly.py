@@ -66,11 +66,6 @@ class RestoredSnapshot:
         reads = CountedReads(snapshot.store)
         return cls(replace(snapshot, store=reads), planned, is_own, reads)
 
-    @property
-    def read_bytes(self) -> int:
-        """The number of bytes of the snapshot that were read so far."""
-        return self.reads.bytes
-
 
 class Assembly:
     """The subtasks of a slot. `writers` has the snapshot writer of each operator once the subtasks are built."""

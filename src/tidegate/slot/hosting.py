@@ -14,23 +14,19 @@ import os
 import selectors
 import socket
 import sys
-from collections.abc import Generator, Iterator, Mapping
-
-import pyarrow as pa
+from collections.abc import Generator, Iterator
 
 from tidegate import logs
 from tidegate.channels.handshake import Identity, WrongAttempt
 from tidegate.channels.links import Link, LinkLost
-from tidegate.channels.ports import Inlet, Outlet
 from tidegate.channels.tcp import TcpNetwork
 from tidegate.channels.tcp_ends import ChannelLost
 from tidegate.control.background import BackgroundThread
 from tidegate.control.clock import BatchTime, SystemClock
-from tidegate.control.launch import CONNECT_TIMEOUT_S, SlotLaunch, identity_of, reach_driver, unpacked
+from tidegate.control.launch import SlotLaunch, identity_of, reach_driver, unpacked
 from tidegate.control.messages import Failed, Message, Register, from_wire, to_wire
 from tidegate.control.waker import Waker
 from tidegate.errors import JobError
-from tidegate.protocol.ids import ChannelId
 from tidegate.slot.process_title import process_title
 from tidegate.slot.slot import Slot
 from tidegate.slot.slot_log import LOGGER
@@ -144,7 +140,7 @@ class SlotHost:
         self._background = BackgroundThread(f"tidegate-slot-{index}-store", self._waker.wake)
         self._orphaned = False
         world = SlotWorld(
-            network=_Connecting(self._network),
+            network=self._network,
             store=_slot_store(launch),
             clock=SystemClock(),
             background=self._background,
@@ -189,26 +185,3 @@ class SlotHost:
                 background.close()
                 network.close()
                 self._waker.close()
-
-
-class _Connecting:
-    """A slot's `Network` over TCP."""
-
-    def __init__(self, network: TcpNetwork) -> None:
-        self._network = network
-
-    def connect(
-        self, *, outgoing: Mapping[ChannelId, tuple[tuple[str, int], pa.Schema]], incoming: Mapping[ChannelId, pa.Schema]
-    ) -> None:
-        self._network.connect(
-            {channel: address for channel, (address, _) in outgoing.items()},
-            incoming,
-            {channel: schema for channel, (_, schema) in outgoing.items()},
-            deadline_s=CONNECT_TIMEOUT_S,
-        )
-
-    def outlet(self, channel: ChannelId) -> Outlet:
-        return self._network.outlet(channel)
-
-    def inlet(self, channel: ChannelId) -> Inlet:
-        return self._network.inlet(channel)

@@ -20,6 +20,11 @@ from tidegate.dataflow.places import Place
 from tidegate.protocol.alignment import (
     Alignment,
     AlignmentMode,
+    Block,
+    LogOvertaken,
+    StartLog,
+    StopLog,
+    Unblock,
 )
 from tidegate.protocol.ids import ChannelId
 from tidegate.protocol.iteration import LoopEnded, LoopQuiet
@@ -281,10 +286,16 @@ class InnerSubtask(Subtask):
     def _set_logged(self, channels: Iterable[ChannelId], logged: bool) -> None:
         (self._logged.update if logged else self._logged.difference_update)(channels)
 
-    def _set_blocked(self, channels: Iterable[ChannelId], blocked: bool) -> None:
-        for channel in channels:
-            inlet = self._by_channel[channel].inlet
-            if blocked:
-                inlet.block()
-            else:
-                inlet.unblock()
+    def _carry_out_on_channels(self, effect: Block | Unblock | StartLog | StopLog | LogOvertaken) -> None:
+        match effect:
+            case Block(channel):
+                self._by_channel[channel].inlet.block()
+            case Unblock(channels):
+                for channel in channels:
+                    self._by_channel[channel].inlet.unblock()
+            case StartLog(channels):
+                self._set_logged(channels, True)
+            case StopLog(channels):
+                self._set_logged(channels, False)
+            case LogOvertaken(channel):
+                self._log_overtaken(channel)

@@ -278,7 +278,7 @@ class Slot:
         self._subtasks = self._assembly.build()
         if restored is None:
             return None
-        return RestoreStats(restored.read_bytes, round((time.perf_counter() - started) * 1000, 3))
+        return RestoreStats(restored.reads.bytes, round((time.perf_counter() - started) * 1000, 3))
 
     def _restored(self, epoch: int, restore_from: str | None) -> RestoredSnapshot:
         store = self._world.store

@@ -58,7 +58,6 @@ class Counters:
 
     records_in: int = 0
     taken: int = 0  # from channels: records and control elements
-    records_out: int = 0
     snapshot_pause_ms: float = 0.0  # the longest freeze
     last: SubtaskStats = field(default_factory=SubtaskStats)  # times and sizes of the last snapshot
 
@@ -187,33 +186,19 @@ class Subtask:
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Block(channel):
-                    self._set_blocked((channel,), True)
                 case TakeSnapshot(epoch):
                     self._snapshot(epoch)
                 case ForwardMarker(epoch):
                     assert self._marker.epoch == epoch
                     for writer in self._writers:
                         writer.send(self._marker)
-                case StartLog(channels):
-                    self._set_logged(channels, True)
-                case StopLog(channels):
-                    self._set_logged(channels, False)
-                case LogOvertaken(channel):
-                    self._log_overtaken(channel)
-                case Unblock(channels):
-                    self._set_blocked(channels, False)
                 case FinishSnapshot(epoch):
                     self._finish(epoch)
+                case _:
+                    self._carry_out_on_channels(effect)
 
-    def _set_blocked(self, channels: Iterable[ChannelId], blocked: bool) -> None:
-        raise AssertionError("a source has no channels to block")
-
-    def _set_logged(self, channels: Iterable[ChannelId], logged: bool) -> None:
-        raise AssertionError("a source has no channels to log")
-
-    def _log_overtaken(self, channel: ChannelId) -> None:
-        raise AssertionError("a source has no channels to log")
+    def _carry_out_on_channels(self, effect: Block | Unblock | StartLog | StopLog | LogOvertaken) -> None:
+        raise AssertionError(f"a source has no channels: {effect}")
 
     def _snapshot(self, epoch: int) -> None:
         assert self._marker.epoch == epoch and self._taken is None

@@ -47,23 +47,22 @@ class Slot:
         schema: pa.Schema = SCHEMA,
         deadline_s: float = PATIENCE_S,
     ) -> Slot:
-        addresses = {channel: slot.network.address for channel, slot in outgoing.items()}
+        to_others = {channel: (slot.network.address, schema) for channel, slot in outgoing.items()}
         self._thread = threading.Thread(
             target=self._connect,
-            args=(addresses, dict.fromkeys(incoming, schema), dict.fromkeys(outgoing, schema), deadline_s),
+            args=(to_others, dict.fromkeys(incoming, schema), deadline_s),
         )
         self._thread.start()
         return self
 
     def _connect(
         self,
-        outgoing: dict[ChannelId, tuple[str, int]],
+        outgoing: dict[ChannelId, tuple[tuple[str, int], pa.Schema]],
         incoming: dict[ChannelId, pa.Schema],
-        outgoing_schemas: dict[ChannelId, pa.Schema],
         deadline_s: float,
     ) -> None:
         try:
-            self.network.connect(outgoing, incoming, outgoing_schemas, deadline_s=deadline_s)
+            self.network.connect(outgoing, incoming, deadline_s=deadline_s)
         except Exception as error:
             self.error = error
 
@@ -230,7 +229,7 @@ def test_a_slot_that_never_answers_is_given_up_at_the_deadline(slots: Callable[.
 def test_a_slot_that_ends_during_the_handshake_is_a_lost_channel(slots: Callable[..., Slot]) -> None:
     sender = slots()
     with socket.create_server(("127.0.0.1", 0)) as dying:
-        thread = threading.Thread(target=lambda: sender._connect({CHANNEL: dying.getsockname()}, {}, {CHANNEL: SCHEMA}, 9))
+        thread = threading.Thread(target=lambda: sender._connect({CHANNEL: (dying.getsockname(), SCHEMA)}, {}, 9))
         thread.start()
         connection, _ = dying.accept()
         assert connection.recv(10)
@@ -249,7 +248,7 @@ def test_a_silent_stranger_is_turned_away_while_a_slot_waits_for_its_peers(slots
 def test_columns_that_can_t_travel_are_refused_before_anyone_connects(slots: Callable[..., Slot]) -> None:
     encoded = pa.schema([("d", pa.dictionary(pa.int32(), pa.string()))])
     with pytest.raises(SchemaError, match="dictionary-encoded"):
-        slots().network.connect({}, {CHANNEL: encoded}, {}, deadline_s=1.0)
+        slots().network.connect({}, {CHANNEL: encoded}, deadline_s=1.0)
 
 
 def test_what_else_is_on_the_selector_is_served_while_connecting(slots: Callable[..., Slot]) -> None:
@@ -265,7 +264,7 @@ def test_what_else_is_on_the_selector_is_served_while_connecting(slots: Callable
 
 
 def test_a_slot_without_channels_is_connected_at_once(slots: Callable[..., Slot]) -> None:
-    slots().network.connect({}, {}, {}, deadline_s=0.0)
+    slots().network.connect({}, {}, deadline_s=0.0)
 
 
 # --- living ----------------------------------------------------------------------------------------------------------

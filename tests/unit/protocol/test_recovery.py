@@ -15,8 +15,6 @@ from tidegate.protocol.recovery import (
     StateKind,
     SubtaskShares,
     newest_complete,
-    next_attempt,
-    next_epoch,
     shares_of,
 )
 
@@ -35,13 +33,6 @@ def test_the_kinds_are_called_what_manifests_call_them() -> None:
 def test_the_newest_complete_snapshot_is_the_one_to_go_on_from() -> None:
     assert newest_complete([]) is None
     assert newest_complete([3, 9, 7]) == 9
-
-
-def test_epochs_and_attempts_go_on_after_the_largest_number_ever_seen() -> None:
-    assert next_epoch([]) == 1
-    assert next_epoch([4, 12, 7]) == 13
-    assert next_attempt([]) == 1
-    assert next_attempt([1, 2]) == 3
 
 
 def pieces_of(parallelism: int, **counts: list[int]) -> list[Piece]:

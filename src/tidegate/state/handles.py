@@ -87,19 +87,6 @@ class MapState(Protocol[K, V]):
     def __len__(self) -> int: ...
 
 
-class ReducingState(Protocol[T]):
-    """All items added for the present key, merged by a function, declared by `tg.reducing`."""
-
-    def get(self) -> T | None:
-        """Return the merged item, or None before the first one."""
-
-    def add(self, item: T) -> None:
-        """Merge an item with the items before."""
-
-    def clear(self) -> None:
-        """Forget the merged item."""
-
-
 class AggregatingState(Protocol[In_contra, Out_co]):
     """An accumulator for the present key, declared by `tg.aggregating`."""
 
@@ -113,29 +100,19 @@ class AggregatingState(Protocol[In_contra, Out_co]):
         """Forget the accumulator."""
 
 
+class ReducingState(AggregatingState[T, T], Protocol[T]):
+    """All items added for the present key, merged by a function, declared by `tg.reducing`. `get` returns the merged
+    item."""
+
+
 # The types of keyed states' declarations for a type checker.
 KeyedState: TypeAlias = (
     ValueState[Any] | ListState[Any] | MapState[Any, Any] | ReducingState[Any] | AggregatingState[Any, Any]
 )
 
 
-class OperatorListState(Protocol[T]):
+class OperatorListState(ListState[T], Protocol[T]):
     """A list that belongs to a subtask, not to a key, declared by `tg.operator_list`."""
-
-    def get(self) -> tuple[T, ...]:
-        """Return the items in their order."""
-
-    def add(self, item: T) -> None:
-        """Append an item."""
-
-    def extend(self, items: Iterable[T]) -> None:
-        """Append several items."""
-
-    def replace(self, items: Iterable[T]) -> None:
-        """Replace the whole list."""
-
-    def clear(self) -> None:
-        """Remove all items."""
 
     def __iter__(self) -> Iterator[T]: ...
     def __len__(self) -> int: ...

@@ -26,7 +26,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -39,35 +39,14 @@ from tidegate.state.sections import StateInfo
 from tidegate.state.shapes import Value
 from tidegate.types import ddl_of
 
+if TYPE_CHECKING:
+    from tidegate.state.rocksdb import RocksBackend
+
 # About the memory of a key and its place in a dictionary, and of its place in another dictionary.
 ENTRY_BYTES, PLACE_BYTES = 220, 100
 # Once in `PROBE_EVERY` batches a table is not prefetched, to measure how much of it is read. Prefetching is worth it if more
 # than one in `WORTH` of the keys that could be prefetched are read.
 PROBE_EVERY, WORTH, MANY_MISSES = 64, 4, 8
-
-
-class TableHost(Protocol):
-    """What a table needs from its backend."""
-
-    db: Any
-
-    def spelled(self, keys: Sequence[Any], prefix: bytes) -> Spelled:
-        """Return keys as bytes, each after `prefix`."""
-
-    def spelled_one(self, key: Any) -> bytes:
-        """Return one key as bytes, without a prefix. The keys of a batch are spelled together."""
-
-    def scan(self, start: bytes) -> Iterable[tuple[bytes, bytes]]:
-        """Return the entries of RocksDB whose keys begin with `start`, in order."""
-
-    def keys_from(self, prefix: bytes, place: bytes, count: int) -> tuple[Sequence[Any], bytes]:
-        """Return keys that RocksDB has after a prefix, as `AnyCells.keys_from` does."""
-
-    def missed(self) -> None:
-        """Count a read of what isn't in a cache, before it is read. Now and then this makes room in the caches."""
-
-    def next_number(self) -> int:
-        """Return a number that is larger than all before, including those of earlier runs that wrote this state."""
 
 
 class RocksTable(AnyCells):
@@ -94,7 +73,9 @@ class RocksTable(AnyCells):
     )
     prefetched: ClassVar[bool] = True
 
-    def __init__(self, info: StateInfo, host: TableHost, prefix: bytes, *, complete: bool, as_tuples: bool = False) -> None:
+    def __init__(
+        self, info: StateInfo, host: RocksBackend, prefix: bytes, *, complete: bool, as_tuples: bool = False
+    ) -> None:
         self.info = info
         self.host = host
         self.prefix = prefix

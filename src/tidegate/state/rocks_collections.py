@@ -23,18 +23,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from tidegate.errors import SchemaError
 from tidegate.state.cells import ABSENT, ListCells, MapCells
 from tidegate.state.columns import held_list
-from tidegate.state.rocks_cells import ENTRY_BYTES, RocksTable, TableHost, delete_all, put_all
+from tidegate.state.rocks_cells import ENTRY_BYTES, RocksTable, delete_all, put_all
 from tidegate.state.rocks_keys import Spelled, as_list, in_order, read_column, spelled_column
 from tidegate.state.sections import StateInfo
 from tidegate.state.values import form_of
 from tidegate.types import from_list, to_list
+
+if TYPE_CHECKING:
+    from tidegate.state.rocksdb import RocksBackend
 
 NUMBER_BYTES = 8
 # A list of at most `SHORT_LIST` items in more than `MANY_CHUNKS` chunks is rewritten when something is added to it.
@@ -48,7 +51,9 @@ class RocksCollection(RocksTable):
     __slots__ = ("item_count", "older_bytes")
     prefetched: ClassVar[bool] = False
 
-    def __init__(self, info: StateInfo, host: TableHost, prefix: bytes, *, complete: bool, as_tuples: bool = False) -> None:
+    def __init__(
+        self, info: StateInfo, host: RocksBackend, prefix: bytes, *, complete: bool, as_tuples: bool = False
+    ) -> None:
         super().__init__(info, host, prefix, complete=complete, as_tuples=as_tuples)
         self.item_count = 0  # about how many are in `cache`
         self.older_bytes = 0.0
@@ -222,7 +227,9 @@ class MapEntry:
 class RocksEntries(RocksCollection, MapCells):
     __slots__ = ("key_kind", "plain_key")
 
-    def __init__(self, info: StateInfo, host: TableHost, prefix: bytes, *, complete: bool, as_tuples: bool = False) -> None:
+    def __init__(
+        self, info: StateInfo, host: RocksBackend, prefix: bytes, *, complete: bool, as_tuples: bool = False
+    ) -> None:
         super().__init__(info, host, prefix, complete=complete, as_tuples=as_tuples)
         self.key_kind = info.schema.field("value").type.key_type
         self.plain_key = form_of(self.key_kind).plain

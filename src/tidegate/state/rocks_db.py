@@ -34,10 +34,6 @@ MIN_MEMORY_BYTES = 16 << 20
 # At a freeze a write buffer is written to disk, which takes about 3 ms per MB; until then nothing else can be written.
 MAX_WRITE_BUFFER_BYTES = 8 << 20
 MAX_OVER_PERCENT = 60
-MERGED_FILES = 6
-FILE_BYTES = 64 << 20
-FILTER_BITS = 10
-OPEN_FILES = 1024
 
 
 def require_rocksdict() -> None:
@@ -81,32 +77,43 @@ class SlotMemory:
 
     def options(self) -> Any:
         blocks = rocksdict.BlockBasedOptions()
-        blocks.set_block_cache(self.blocks)
-        blocks.set_block_size(8 << 10)
-        blocks.set_format_version(5)
-        blocks.set_bloom_filter(FILTER_BITS, False)
-        blocks.set_cache_index_and_filter_blocks(True)
-        blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
-        options = rocksdict.Options(raw_mode=True)
-        options.set_block_based_table_factory(blocks)
-        options.set_write_buffer_manager(self.buffers)
-        options.set_write_buffer_size(min(MAX_WRITE_BUFFER_BYTES, self.write_bytes // 2))
-        options.set_max_write_buffer_number(3)
-        options.set_compression_type(rocksdict.DBCompressionType.lz4())
-        options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
+        blocks.set_bloom_filter(10, False)
+        _set(
+            blocks,
+            block_cache=self.blocks,
+            block_size=8 << 10,
+            format_version=5,
+            cache_index_and_filter_blocks=True,
+            pin_l0_filter_and_index_blocks_in_cache=True,
+        )
         universal = rocksdict.UniversalCompactOptions()
         universal.max_size_amplification_percent = MAX_OVER_PERCENT
-        options.set_universal_compaction_options(universal)
-        options.set_level_zero_file_num_compaction_trigger(MERGED_FILES)
-        options.set_target_file_size_base(FILE_BYTES)
-        options.set_max_background_jobs(2)
-        options.set_max_open_files(OPEN_FILES)
-        options.set_keep_log_file_num(1)
-        options.set_max_log_file_size(1 << 20)
-        options.set_stats_dump_period_sec(0)
-        options.set_stats_persist_period_sec(0)
+        options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
+        _set(
+            options,
+            block_based_table_factory=blocks,
+            write_buffer_manager=self.buffers,
+            write_buffer_size=min(MAX_WRITE_BUFFER_BYTES, self.write_bytes // 2),
+            max_write_buffer_number=3,
+            compression_type=rocksdict.DBCompressionType.lz4(),
+            compaction_style=rocksdict.DBCompactionStyle.universal(),
+            universal_compaction_options=universal,
+            level_zero_file_num_compaction_trigger=6,
+            target_file_size_base=64 << 20,
+            max_background_jobs=2,
+            max_open_files=1024,
+            keep_log_file_num=1,
+            max_log_file_size=1 << 20,
+            stats_dump_period_sec=0,
+            stats_persist_period_sec=0,
+        )
         return options
+
+
+def _set(options: Any, **settings: Any) -> None:
+    for name, setting in settings.items():
+        getattr(options, f"set_{name}")(setting)
 
 
 def open_db(folder: Path, memory: SlotMemory, *, read_only: bool = False) -> Any:

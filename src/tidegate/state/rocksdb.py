@@ -239,9 +239,11 @@ class RocksBackend(CellBackend):
     # What the tables call.
 
     def spelled(self, keys: Sequence[Any], prefix: bytes) -> Spelled:
+        """Return keys as bytes, each after `prefix`."""
         return self._spelling.spelled(keys_to_arrow(keys, self.key_type), prefix=prefix)
 
     def spelled_one(self, key: Any) -> bytes:
+        """Return one key as bytes, without a prefix. The keys of a batch are spelled together."""
         found = self._spelled.get(key)
         if found is None:
             batch, self._batch = self._batch, ()
@@ -250,9 +252,11 @@ class RocksBackend(CellBackend):
         return found
 
     def scan(self, start: bytes) -> Iterable[tuple[bytes, bytes]]:
+        """Return the entries of RocksDB whose keys begin with `start`, in order."""
         return scan_prefix(self.db, start)
 
     def keys_from(self, prefix: bytes, place: bytes, count: int) -> tuple[list[Any], bytes]:
+        """Return keys that RocksDB has after a prefix, as `AnyCells.keys_from` does."""
         stop = (int.from_bytes(prefix) + 1).to_bytes(PREFIX_BYTES)
         spelled = [key for key, _ in islice(scan_range(self.db, place or prefix, stop), count)]
         if not spelled:
@@ -261,11 +265,13 @@ class RocksBackend(CellBackend):
         return list(dict.fromkeys(key_list(keys))), spelled[-1] + b"\0" if len(spelled) == count else b""
 
     def missed(self) -> None:
+        """Count a read of what isn't in a cache, before it is read. Now and then this makes room in the caches."""
         self._misses += 1
         if self._misses % MISSES_BETWEEN_CHECKS == 0:
             self._make_room()
 
     def next_number(self) -> int:
+        """Return a number that is larger than all before, including those of earlier runs that wrote this state."""
         return next(self._numbers)
 
     # Inside.

@@ -142,7 +142,8 @@ def submit(
         env=without_paths() | variables | {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_DIRS": str(cluster.folder / "local")},
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}\n{cluster.log()}"
-    return done.stdout
+    logged = re.compile(r".* (INFO|WARNING) tidegate\.")  # spark-submit writes the program's stderr to stdout
+    return "".join(line for line in done.stdout.splitlines(keepends=True) if not logged.match(line))
 
 
 def on_this_machine(ports: int) -> dict[str, str]:

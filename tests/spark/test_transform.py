@@ -361,7 +361,7 @@ def test_what_cant_be_is_said_at_once(tmp_path: Path, spark: SparkSession) -> No
         tg.transform(frame, lambda s: s.key_by("key"))
     with pytest.raises(GraphError, match=r"as 'a', None; return a stream"):
         tg.transform(frame, lambda s: {"a": None})  # type: ignore[arg-type, return-value]
-    with pytest.raises(GraphError, match=r"sink 'out'.*return the stream instead"):
+    with pytest.raises(GraphError, match=r"sink 'out'.*Return the stream instead"):
         tg.transform(frame, lambda s: (s.to("out", tg.sinks.collect()), s)[1])
     with pytest.raises(JobError, match=r"slots=9.*has 4 task slots"):
         tg.transform(frame, counted, slots=9)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tidegate.snapshots.manifest import MicroBatch
-from tidegate.spark import unused_batches
 from tidegate.spark.unused_batches import _look, _Seen, _Watched
 
 
@@ -42,9 +41,7 @@ class Query:
         return Text("q")
 
 
-def test_a_batch_before_the_present_one_that_the_transform_has_not_completed(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(unused_batches, "log", lambda level, text: said.append(text))
+def test_a_batch_before_the_present_one_that_the_transform_has_not_completed(caplog: pytest.LogCaptureFixture) -> None:
     query = Query("Union\n+- CollectMetrics tidegate t in /s, transform 12ab34cd, [count_if(…) AS rows#1L]")
     streams = SimpleNamespace(active=lambda: [query])
     spark: Any = SimpleNamespace(_jsparkSession=SimpleNamespace(streams=lambda: streams))
@@ -58,11 +55,13 @@ def test_a_batch_before_the_present_one_that_the_transform_has_not_completed(mon
     def look(number: int, done: int | None) -> int:
         query.number, transform.done = number, None if done is None else MicroBatch("q", done)
         _look(spark, watched, seen)
-        return len(said)
+        return len(caplog.messages)
 
     assert look(7, None) == 0, "what an earlier run of the program has done isn't known"
     assert look(7, None) == 0, "it runs"
     assert look(8, 7) == look(9, 8) == look(9, 9) == 0
     assert look(11, 9) == 1
-    assert re.match("Job 't': Spark has committed micro-batch 10 of the query q without running the transform", said[0])
+    assert re.match(
+        "Job 't': Spark has committed micro-batch 10 of the query q without running the transform", caplog.messages[0]
+    )
     assert look(12, 9) == 1, "once"

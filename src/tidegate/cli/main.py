@@ -82,10 +82,7 @@ def snapshots() -> None:
 def list_snapshots(path: str, as_json: bool) -> None:
     """List the complete snapshots, and how much each shares with the one before."""
     rows = [row for folder in find_folders(path) for row in describing.listing(folder)]
-    if as_json:
-        printing.print_json({"snapshots": rows})
-    else:
-        printing.print_listing(rows)
+    _print(as_json, {"snapshots": rows}, printing.print_listing, rows)
     if any("problem" in row for row in rows):
         sys.exit(1)
 
@@ -99,10 +96,7 @@ def show(path: str, epoch: int | None, as_json: bool) -> None:
     """Show the content of a snapshot: operators, states, types, key-groups, files."""
     folder = find_folder(path)
     found = describing.description(folder, folder.load(folder.newest if epoch is None else epoch))
-    if as_json:
-        printing.print_json(found)
-    else:
-        printing.print_description(found)
+    _print(as_json, found, printing.print_description, found)
 
 
 @snapshots.command()
@@ -130,10 +124,7 @@ def verify(path: str, epoch: int | None, every: bool, as_json: bool) -> None:
             on_total=lambda total: bar.update(task, total=total),
             on_read=lambda count: bar.advance(task, count),
         )
-    if as_json:
-        printing.print_json(printing.report_json(report))
-    else:
-        printing.print_report(report)
+    _print(as_json, {"ok": not report.problems, **asdict(report)}, printing.print_report, report)
     if report.problems:
         sys.exit(1)
 
@@ -162,17 +153,13 @@ def diff(path_a: str, path_b: str | None, epochs: tuple[int, int] | None, keys: 
     with readable(one) as one, readable(other) as other, printing.steps(quiet=as_json) as on_step:
         differences = list(comparing.compare(one, other, examples=keys, on_step=on_step))
     structure = comparing.structure(one, other)
-    if as_json:
-        printing.print_json(
-            {
-                "from": {"folder": before.shown, "epoch": first},
-                "to": {"folder": after.shown, "epoch": second},
-                "structure": structure,
-                "states": [asdict(each) for each in differences],
-            }
-        )
-    else:
-        printing.print_differences(structure, differences)
+    found = {
+        "from": {"folder": before.shown, "epoch": first},
+        "to": {"folder": after.shown, "epoch": second},
+        "structure": structure,
+        "states": [asdict(each) for each in differences],
+    }
+    _print(as_json, found, printing.print_differences, structure, differences)
 
 
 @main.group()
@@ -200,7 +187,8 @@ def create(snapshots: str, to: str, timeout_s: float, as_json: bool) -> None:
     """Ask the running job for a savepoint of its present state, and wait for it."""
     job = find_job(snapshots)
     request = request_savepoint(job, to, timeout_s=timeout_s)
-    _made(wait_for_savepoint(job, request, timeout_s=timeout_s), as_json)
+    info = wait_for_savepoint(job, request, timeout_s=timeout_s)
+    _print(as_json, asdict(info), printing.print_savepoint, info)
 
 
 @savepoint.command()
@@ -221,14 +209,16 @@ def export(snapshots: str, to: str, epoch: int | None, as_json: bool) -> None:
         snapshot, target, created_ms=round(time.time() * 1000), versions=versions_here(), rewrite=Snapshot.rewrite
     )
     size_bytes = sum(describing.file_sizes(made).values())
-    _made(SavepointInfo(path=target.address, epoch=made.epoch, bytes=size_bytes, to_commit=committable_count(made)), as_json)
+    info = SavepointInfo(path=target.address, epoch=made.epoch, bytes=size_bytes, to_commit=committable_count(made))
+    _print(as_json, asdict(info), printing.print_savepoint, info)
 
 
-def _made(info: SavepointInfo, as_json: bool) -> None:
+def _print(as_json: bool, content: object, for_people: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+    """Print the content as JSON, or call a function that prints it for people."""
     if as_json:
-        printing.print_json(asdict(info))
+        printing.print_json(content)
     else:
-        printing.print_savepoint(info)
+        for_people(*args, **kwargs)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -119,10 +118,6 @@ def print_report(report: Report) -> None:
     )
     count = len(report.problems)
     _print(Text(f"{summary}; {'all of it is right' if not count else '1 problem' if count == 1 else f'{count} problems'}"))
-
-
-def report_json(report: Report) -> Json:
-    return {"ok": not report.problems, **asdict(report)}
 
 
 def print_differences(structure: Sequence[str], differences: Sequence[StateDifference]) -> None:

@@ -58,7 +58,7 @@ class SnapshotCatalog:
     claims, for the messages of drivers that are fenced off."""
 
     def __init__(self, store: Store, *, claimant: str | None = None, program: Program | None = None) -> None:
-        self._store = store
+        self.store = store
         self._program = program
         self._claimant = claimant if claimant is not None else uuid.uuid4().hex
         self._claims: dict[int, bytes] = {}
@@ -67,10 +67,6 @@ class SnapshotCatalog:
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
         self._discarded: deque[str] = deque(maxlen=REMEMBERED_DISCARDS)
         self._confirmed: set[ManifestName] = set()  # the notes that this catalog may delete
-
-    @property
-    def store(self) -> Store:
-        return self._store
 
     def claim_attempt(self, *, above: int = 0) -> int:
         """Claim a new attempt, and return its number: higher than all earlier ones, which it fences, and than `above`.
@@ -83,13 +79,13 @@ class SnapshotCatalog:
         parent = live[-1] if live else None
         parent_attempt, self._newest_epoch = (parent.attempt, parent.epoch) if parent else (0, 0)
         origin = OriginName(attempt=attempt, parent_attempt=parent_attempt, parent_epoch=self._newest_epoch)
-        self._store.create(layout.origin_name(origin), b"")
+        self.store.create(layout.origin_name(origin), b"")
         self._require_current(attempt)
         return attempt
 
     def attempts(self) -> list[int]:
         """Return the claimed attempts. `sweep` forgets the oldest."""
-        parsed = map(layout.parse_attempt_name, self._store.list(layout.ATTEMPTS))
+        parsed = map(layout.parse_attempt_name, self.store.list(layout.ATTEMPTS))
         return [attempt for attempt in parsed if attempt is not None]
 
     def is_current(self, attempt: int) -> bool:
@@ -98,14 +94,14 @@ class SnapshotCatalog:
             return False
         # If the store's create is not quite exclusive, another claimant may have taken our number.
         claim = self._claims.get(attempt)
-        return claim is None or self._store.read(layout.attempt_name(attempt)) == claim
+        return claim is None or self.store.read(layout.attempt_name(attempt)) == claim
 
     def is_superseded(self) -> bool:
         """Return whether this catalog has claimed an attempt and another claimant a newer one."""
         newest = max(self.attempts(), default=0)
         if not self._claims or not newest:
             return False
-        return newest not in self._claims or self._store.read(layout.attempt_name(newest)) != self._claims[newest]
+        return newest not in self._claims or self.store.read(layout.attempt_name(newest)) != self._claims[newest]
 
     def taken_over(self, attempt: int) -> FencedOff:
         """Return the error for an attempt that is over: who took the job over, and what to do."""
@@ -117,7 +113,7 @@ class SnapshotCatalog:
             by = f": this same process started it again, at {claim.at}"
         return FencedOff(
             f"attempt {attempt} is over: {whose} was taken over by another program of the same name and folder{by} "
-            f"(attempt {newest} in {layout.shown(self._store.address)}). Give each its own name or folder, or stop one of "
+            f"(attempt {newest} in {layout.shown(self.store.address)}). Give each its own name or folder, or stop one of "
             f"them"
         )
 
@@ -131,7 +127,7 @@ class SnapshotCatalog:
 
     def manifests(self) -> list[Manifest]:
         """Return the manifests of `epochs`, verified."""
-        return [read_manifest(self._store, _file_of(manifest)) for manifest in self.live_manifests()]
+        return [read_manifest(self.store, _file_of(manifest)) for manifest in self.live_manifests()]
 
     def highest_epoch_seen(self) -> int:
         """Return the highest epoch that left a trace, be it complete, aborted or dead; 0 if none did."""
@@ -139,7 +135,7 @@ class SnapshotCatalog:
         origins = (origin.parent_epoch for origin in self._origins().values())
         files = (
             parsed.epoch
-            for name in self._store.list(layout.STATE)
+            for name in self.store.list(layout.STATE)
             if (parsed := layout.parse_state_file_name(name)) is not None
         )
         return max((0, *manifests, *origins, *files))
@@ -148,16 +144,16 @@ class SnapshotCatalog:
         """Return the manifest, verified. NotFound if the epoch isn't complete, CorruptFile if the manifest is damaged."""
         for manifest in self.live_manifests():
             if manifest.epoch == epoch:
-                return read_manifest(self._store, _file_of(manifest))
-        raise NotFound(f"epoch {epoch} is not a complete snapshot in {layout.shown(self._store.address)}")
+                return read_manifest(self.store, _file_of(manifest))
+        raise NotFound(f"epoch {epoch} is not a complete snapshot in {layout.shown(self.store.address)}")
 
     def verify(self, epoch: int) -> None:
         """Check the length and checksum of every file of the snapshot; StoreError names the first file that fails."""
         for file in self.load(epoch).files():
-            size_bytes = self._store.size(file.name)
+            size_bytes = self.store.size(file.name)
             if size_bytes != file.bytes:
                 raise CorruptFile(f"{file.name} has {size_bytes} bytes; epoch {epoch} lists {file.bytes}")
-            for _ in checked_chunks(self._store, file, listed_by=f"epoch {epoch}"):
+            for _ in checked_chunks(self.store, file, listed_by=f"epoch {epoch}"):
                 pass
 
     def commit(self, manifest: Manifest) -> None:
@@ -174,7 +170,7 @@ class SnapshotCatalog:
         name = ManifestName(epoch=manifest.epoch, attempt=manifest.attempt)
         self._require_current(manifest.attempt)
         self._newest_epoch = manifest.epoch
-        self._store.create(_file_of(name), manifest.to_bytes())
+        self.store.create(_file_of(name), manifest.to_bytes())
         self._listed_files[name] = _names_in(manifest)
         self._require_current(manifest.attempt)
 
@@ -183,7 +179,7 @@ class SnapshotCatalog:
         name = ManifestName(epoch=epoch, attempt=attempt)
         self._require_current(attempt)
         with suppress(AlreadyExists):
-            self._store.create(layout.committed_name(name), b"")
+            self.store.create(layout.committed_name(name), b"")
         self._forget_confirmed(self._confirmed - {name})
         self._confirmed.add(name)
 
@@ -223,7 +219,7 @@ class SnapshotCatalog:
         """
         self._require_current(current_attempt)
         # List files before manifests: then a file whose manifest is just being created is either not seen, or needed.
-        files = self._store.list(layout.STATE)
+        files = self.store.list(layout.STATE)
         origins, manifests = self._origins(), self._manifests()
         live = lineage(origins, manifests)
         needed = self._files_listed_by(live)
@@ -247,12 +243,12 @@ class SnapshotCatalog:
             claim = Claim.now(attempt, self._claimant, self._program).to_bytes()
             self._claims[attempt] = claim  # before the create: if its answer gets lost, the claim may be ours
             try:
-                self._store.create(layout.attempt_name(attempt), claim)
+                self.store.create(layout.attempt_name(attempt), claim)
             except AlreadyExists:
                 del self._claims[attempt]
                 continue
             except StoreError as error:
-                raise StoreError(unwritable(self._store.address, error)) from error
+                raise StoreError(unwritable(self.store.address, error)) from error
             self._warn_of_running_program(attempt)
             return attempt
 
@@ -271,7 +267,7 @@ class SnapshotCatalog:
     def _claim(self, attempt: int) -> Claim | None:
         """Return the claim, which is for messages only; None if it can't be read."""
         try:
-            return Claim.from_bytes(self._store.read(layout.attempt_name(attempt))) if attempt > 0 else None
+            return Claim.from_bytes(self.store.read(layout.attempt_name(attempt))) if attempt > 0 else None
         except StoreError:
             return None
 
@@ -281,18 +277,18 @@ class SnapshotCatalog:
 
     def _forget_confirmed(self, manifests: Iterable[ManifestName]) -> None:
         for manifest in sorted(manifests):
-            self._store.delete(layout.committed_name(manifest))
+            self.store.delete(layout.committed_name(manifest))
             self._confirmed.discard(manifest)
 
     def _noted(self) -> list[ManifestName]:
-        parsed = map(layout.parse_committed_name, self._store.list(layout.COMMITTED))
+        parsed = map(layout.parse_committed_name, self.store.list(layout.COMMITTED))
         return [manifest for manifest in parsed if manifest is not None]
 
     def _delete(self, manifests: Iterable[ManifestName], files: Iterable[str]) -> list[str]:
         names = [_file_of(manifest) for manifest in manifests]
         names += sorted(files)
         for name in names:
-            self._store.delete(name)
+            self.store.delete(name)
         return names
 
     def _prune_claims(
@@ -307,16 +303,16 @@ class SnapshotCatalog:
         names: frozenset[str] = frozenset()
         for manifest in manifests:
             if manifest not in self._listed_files:
-                self._listed_files[manifest] = _names_in(read_manifest(self._store, _file_of(manifest)))
+                self._listed_files[manifest] = _names_in(read_manifest(self.store, _file_of(manifest)))
             names |= self._listed_files[manifest]
         return names
 
     def _origins(self) -> dict[int, OriginName]:
-        parsed = map(layout.parse_origin_name, self._store.list(layout.ORIGINS))
+        parsed = map(layout.parse_origin_name, self.store.list(layout.ORIGINS))
         return {origin.attempt: origin for origin in parsed if origin is not None}
 
     def _manifests(self) -> list[ManifestName]:
-        parsed = map(layout.parse_manifest_name, self._store.list(layout.MANIFESTS))
+        parsed = map(layout.parse_manifest_name, self.store.list(layout.MANIFESTS))
         return [manifest for manifest in parsed if manifest is not None]
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from tidegate.snapshots.finding import find_snapshot
 from tidegate.snapshots.manifest import ROWS, Manifest, OperatorEntry, StateEntry
 from tidegate.snapshots.row_files import row_reader
 from tidegate.snapshots.snapshot import Snapshot
-from tidegate.snapshots.state_tables import MOMENT, GroupRanges
+from tidegate.snapshots.state_tables import MOMENT, GroupRanges, UncutTable
 from tidegate.state.ttl import EXPIRES
 from tidegate.store import layout
 from tidegate.store.base import Store
@@ -26,10 +26,8 @@ from tidegate.types import ddl_of, parse_schema
 Row = tuple[Any, ...]
 
 
-class SnapshotTable:
-    """One of `TABLES`. It is small, so it has one part."""
-
-    keys = None
+class SnapshotTable(UncutTable):
+    """One of `TABLES`."""
 
     def __init__(self, snapshot: Snapshot, name: str, *, path: str) -> None:
         if name not in TABLES:
@@ -41,9 +39,6 @@ class SnapshotTable:
         self.schema = parse_schema(ddl)
         self._snapshot = snapshot
         self._path = path
-
-    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
-        return [()]
 
     def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
         columns = list(zip(*self._rows(self._snapshot, self._path), strict=True))

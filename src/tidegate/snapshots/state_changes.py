@@ -30,6 +30,7 @@ from tidegate.snapshots.state_tables import (
     KeyColumns,
     KeyedRows,
     Table,
+    UncutTable,
     find_state,
     item_rows,
     listed,
@@ -128,18 +129,13 @@ class KeyedChanges:
         )
 
 
-class ItemChanges:
+class ItemChanges(UncutTable):
     """The changes of a state without keys."""
-
-    keys = None
 
     def __init__(self, before: Snapshot, after: Snapshot, operator: str, was: StateEntry, now: StateEntry) -> None:
         self._sides = [(snapshot, operator, state) for snapshot, state in ((before, was), (after, now))]
         types = [state.arrow_schema().field("value").type for state in (was, now)]
         self.schema = table_schema([pa.field(CHANGE, pa.string()), pa.field(BEFORE, types[0]), pa.field(AFTER, types[1])])
-
-    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
-        return [()]
 
     def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
         found = self.compare(part)

@@ -256,10 +256,17 @@ class KeyedTable:
         return pa.RecordBatch.from_arrays([*of_key, *columns, groups, epochs], schema=self.schema)
 
 
-class ItemsTable:
-    """The table of a state without keys. It has one part."""
+class UncutTable:
+    """A table that isn't cut by key-group: it has one part."""
 
     keys = None
+
+    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
+        return [()]
+
+
+class ItemsTable(UncutTable):
+    """The table of a state without keys."""
 
     def __init__(self, snapshot: Snapshot, operator: str, state: StateEntry) -> None:
         self._snapshot = snapshot
@@ -279,9 +286,6 @@ class ItemsTable:
         self.schema = table_schema(
             [pa.field(SUBTASK, pa.int32()), pa.field(POSITION, pa.int64()), *fields, pa.field(EPOCH, pa.int64())]
         )
-
-    def parts(self, groups: Collection[int] | None, *, count: int | None = None) -> list[GroupRanges]:
-        return [()]
 
     def read(self, part: GroupRanges) -> Iterator[pa.RecordBatch]:
         for piece in self._pieces:

@@ -92,7 +92,9 @@ class PieceWriter:
             if keyed:
                 self._pending[epoch] = layer
             content = itertools.chain(self._merged(states, layers, with_deleted=bool(chain)), items)
-        files = chain + self._write_file(epoch, states, iter(content))
+        files = chain + write_rows(
+            self._store, self._name(epoch), states, rested(iter(content)), key_group_count=self._key_group_count
+        )
         self._written[epoch] = files
         # Without keyed state the key-groups mean nothing, and there may be more subtasks than groups.
         groups = (
@@ -142,9 +144,6 @@ class PieceWriter:
         for info in states:
             if info.kind is StateKind.KEYED:
                 yield from merged_sections(info, layers, key_group_count=self._key_group_count, with_deleted=with_deleted)
-
-    def _write_file(self, epoch: int, states: Sequence[StateInfo], sections: Iterator[Section]) -> Chain:
-        return write_rows(self._store, self._name(epoch), states, rested(sections), key_group_count=self._key_group_count)
 
     def _readers(self, chain: Chain) -> list[StateFileReader]:
         return [row_reader(self._store, file) for file in chain]

@@ -45,15 +45,11 @@ class ArrowStore:
             filesystem = filesystem.base_fs
         self._filesystem = filesystem
         self._root = root.rstrip("/")
-        self._address = address or _address_of(filesystem.type_name, self._root)
-        self._shown = shown(self._address)
+        self.address = address or _address_of(filesystem.type_name, self._root)
+        self._shown = shown(self.address)
 
     def __repr__(self) -> str:
         return f"ArrowStore({self._shown!r})"
-
-    @property
-    def address(self) -> str:
-        return self._address
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         path = self._path(name)

@@ -45,13 +45,10 @@ class CountedReads:
 
     def __init__(self, store: Store) -> None:
         self.bytes = 0
+        self.address = store.address
         self._store = store
         self.write, self.create, self.list = store.write, store.create, store.list
         self.delete, self.size = store.delete, store.size
-
-    @property
-    def address(self) -> str:
-        return self._store.address
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         content = self._store.read(name, offset, length)

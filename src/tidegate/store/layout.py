@@ -112,19 +112,13 @@ def slug(text: str) -> str:
     return f"{stem}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:_HASH_CHARS]}"
 
 
-def job_id(name: str) -> str:
-    """Return the name of the job's folder, which is its id in URLs."""
-    return slug(name)
-
-
 def job_address(where: str, job: str) -> str:
-    """Return the URI of the job's own store under the URI that the user gave. A query (`?region=…`) stays at the end."""
-    path, mark, query = where.partition("?") if "://" in where else (where, "", "")
-    return f"{path.rstrip('/')}/{job_id(job)}{mark}{query}"
+    """Return the URI of the job's own store under the URI that the user gave. The folder's name is the job's id in URLs."""
+    return inside(where, slug(job))
 
 
 def inside(address: str, name: str) -> str:
-    """Return the URI of a file in the store at that address. A query stays at the end."""
+    """Return the URI of a file or folder at that address. A query (`?region=…`) stays at the end."""
     path, mark, query = address.partition("?") if "://" in address else (address, "", "")
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 

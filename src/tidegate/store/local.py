@@ -28,13 +28,10 @@ _LEFTOVER_AFTER_S = 3600.0
 class LocalStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._root = Path(path).expanduser().absolute()
+        self.address = self._root.as_uri()
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self._root)!r})"
-
-    @property
-    def address(self) -> str:
-        return self._root.as_uri()
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         path = self._path(name)

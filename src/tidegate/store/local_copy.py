@@ -21,7 +21,6 @@ exceed the limit by an eighth. Only names under `state/` are copied, since other
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import logging
 import os
@@ -52,14 +51,6 @@ _LEFTOVER_AFTER_S = 3600.0
 _FOLDER_PREFIX = "copies-"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadCounts:
-    """The number of bytes of state files that were read from local copies, and from the store."""
-
-    local_bytes: int = 0
-    store_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +86,7 @@ class LocalCopyStore:
 
     def __init__(self, store: Store, folder: str | os.PathLike[str], *, limit_bytes: int) -> None:
         assert limit_bytes >= 0
+        self.address, self.list, self.size = store.address, store.list, store.size
         self._store = store
         self._top = Path(folder).expanduser().absolute()
         self._folder = self._top / f"{_FOLDER_PREFIX}{hashlib.sha256(store.address.encode()).hexdigest()[:16]}"
@@ -102,20 +94,11 @@ class LocalCopyStore:
         self._lock = threading.Lock()
         self._copies: dict[str, _Copy] = {}
         self._listed_bytes: dict[str, int] = {}
-        self._counts = ReadCounts()
         self._unseen_bytes = 0
         self._usable = self._open_folder()
 
     def __repr__(self) -> str:
         return f"LocalCopyStore({self._store!r}, {str(self._top)!r})"
-
-    @property
-    def address(self) -> str:
-        return self._store.address
-
-    @property
-    def counts(self) -> ReadCounts:
-        return self._counts
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         self._drop(name)
@@ -139,22 +122,13 @@ class LocalCopyStore:
         if found is not None:
             return found
         content = self._store.read(name, offset, length)
-        if _is_copied(name):
-            with self._lock:
-                self._counts = ReadCounts(self._counts.local_bytes, self._counts.store_bytes + len(content))
-            if offset == 0 and length in (None, self._listed_bytes.get(name)):
-                self._copy_whole(name, content)
+        if _is_copied(name) and offset == 0 and length in (None, self._listed_bytes.get(name)):
+            self._copy_whole(name, content)
         return content
-
-    def list(self, folder: str) -> builtins.list[str]:
-        return self._store.list(folder)
 
     def delete(self, name: str) -> None:
         self._drop(name)
         self._store.delete(name)
-
-    def size(self, name: str) -> int:
-        return self._store.size(name)
 
     def adopt(self, files: Iterable[Listed]) -> int:
         """Use the copies that earlier processes on this host left of these files, and remove all other copies of this store.
@@ -240,17 +214,13 @@ class LocalCopyStore:
         if offset + wanted > copy.size_bytes:
             return None  # the store raises the error
         try:
-            content = copy.read(offset, wanted)
+            return copy.read(offset, wanted)
         except FileNotFoundError:
             self._drop(name)  # another process removed it to make room
-            return None
         except (OSError, CorruptFile) as error:
             _log.warning("The local copy of %s is not used: %s", name, error)
             self._drop(name)
-            return None
-        with self._lock:
-            self._counts = ReadCounts(self._counts.local_bytes + wanted, self._counts.store_bytes)
-        return content
+        return None
 
     def _drop(self, name: str) -> None:
         with self._lock:
@@ -260,7 +230,7 @@ class LocalCopyStore:
 
     def _make_room(self) -> None:
         """Remove the oldest copies of all stores until the rest fits."""
-        found: builtins.list[tuple[float, int, Path]] = []
+        found: list[tuple[float, int, Path]] = []
         for folder in _entries(self._top):
             if folder.name.startswith(_FOLDER_PREFIX):
                 for entry in _entries(Path(folder.path)):
@@ -278,7 +248,7 @@ class LocalCopyStore:
         with self._lock:
             self._unseen_bytes = 0
             # Another thread may have finished a copy meanwhile, which stays.
-            for name, copy in builtins.list(self._copies.items()):
+            for name, copy in list(self._copies.items()):
                 if copy.path not in kept and not copy.path.exists():
                     del self._copies[name]
 

@@ -75,15 +75,12 @@ class MemoryStore:
     def __init__(self, name: str = "memory", *, faults: FaultHook | None = None) -> None:
         self.files: dict[str, bytes] = {}
         self.faults = faults
+        self.address = f"memory://{name}"
         self._name = name
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"MemoryStore({self._name!r})"
-
-    @property
-    def address(self) -> str:
-        return f"memory://{self._name}"
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
         check_name(name)

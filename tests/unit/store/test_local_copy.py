@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 
 from tidegate.errors import NotFound, StoreError
 from tidegate.snapshots.manifest import FileEntry
-from tidegate.store.local_copy import BLOCK_BYTES, LocalCopyStore, ReadCounts
+from tidegate.store.base import CountedReads, Store
+from tidegate.store.local_copy import BLOCK_BYTES, LocalCopyStore
 from tidegate.store.memory import Access, Fail, Fault, MemoryStore, Operation, Tear
 
 NAME = "state/a0000000001-e0000000001-s00000-count.tgs"
@@ -47,8 +49,33 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "copies"
 
 
-def open_copies(beneath: MemoryStore, folder: Path, limit_bytes: int = PLENTY) -> LocalCopyStore:
-    return LocalCopyStore(beneath, folder, limit_bytes=limit_bytes)
+class ReadCounts(NamedTuple):
+    local_bytes: int
+    store_bytes: int
+
+
+class CountingStore(LocalCopyStore):
+    """Counts the bytes that were read from local copies, and from the store."""
+
+    def __init__(self, store: Store, folder: Path, *, limit_bytes: int) -> None:
+        self._beneath = CountedReads(store)
+        self._lock_of_count = threading.Lock()
+        self._read_bytes = 0
+        super().__init__(self._beneath, folder, limit_bytes=limit_bytes)
+
+    @property
+    def counts(self) -> ReadCounts:
+        return ReadCounts(self._read_bytes - self._beneath.bytes, self._beneath.bytes)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        content = super().read(name, offset, length)
+        with self._lock_of_count:
+            self._read_bytes += len(content)
+        return content
+
+
+def open_copies(beneath: MemoryStore, folder: Path, limit_bytes: int = PLENTY) -> CountingStore:
+    return CountingStore(beneath, folder, limit_bytes=limit_bytes)
 
 
 def no_reads(access: Access) -> Fault | None:

@@ -54,11 +54,10 @@ class SnapshotFolder:
 
 def find_folders(path: str) -> list[SnapshotFolder]:
     """Return the snapshots of all jobs at this path; `RestoreError` if there are none."""
-    path = resolved(path)
-    named = layout.split_manifest_address(path)
-    if named is not None:
-        return [_of_manifest(*named)]
+    path, name = layout.split_manifest_address(resolved(path))
     store = open_store(path)
+    if name is not None:
+        return [_of_manifest(path, store, name)]
     names = store.list("")
     if layout.SAVEPOINT in names:
         return [_of_savepoint(path, store)]
@@ -119,8 +118,7 @@ def _of_savepoint(address: str, store: Store) -> SnapshotFolder:
     return SnapshotFolder(address, store, {epoch: layout.SAVEPOINT})
 
 
-def _of_manifest(address: str, name: str) -> SnapshotFolder:
-    store = open_store(address)
+def _of_manifest(address: str, store: Store, name: str) -> SnapshotFolder:
     parsed = layout.parse_manifest_name(name)
     if parsed is None:
         return _of_savepoint(address, store)

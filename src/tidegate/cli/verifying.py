@@ -260,23 +260,19 @@ def _tiling(entry: OperatorEntry, key_group_count: int) -> Iterator[str]:
         return
     stop = 0
     for piece in entry.pieces:
-        yield from _seam(piece, stop)
+        start = piece.key_groups[0]
+        if start > stop:
+            yield f"key-groups {_shown(range(stop, start))}, before those of subtask {piece.subtask}, are in no piece"
+        if start < stop:
+            yield (
+                f"key-groups {_shown(range(start, stop))} of subtask {piece.subtask} are those of a subtask before it as "
+                f"well, or not in order"
+            )
         stop = piece.key_groups[1]
     if stop < key_group_count:
         yield f"key-groups {_shown(range(stop, key_group_count))} are in no piece"
     if stop > key_group_count:
         yield f"the pieces end at key-group {stop}, and there are {key_group_count}"
-
-
-def _seam(piece: PieceEntry, stop: int) -> Iterator[str]:
-    start = piece.key_groups[0]
-    if start > stop:
-        yield f"key-groups {_shown(range(stop, start))}, before those of subtask {piece.subtask}, are in no piece"
-    if start < stop:
-        yield (
-            f"key-groups {_shown(range(start, stop))} of subtask {piece.subtask} are those of a subtask before it as "
-            f"well, or not in order"
-        )
 
 
 def _unlisted(folder: SnapshotFolder, known: dict[int, Manifest]) -> Iterator[str]:

@@ -18,15 +18,10 @@ def find_snapshot(path: str, *, epoch: int | None = None) -> Snapshot:
     """Return the snapshot at a path, as `restore_from` takes it: the folder of a savepoint, a job's folder of snapshots
     (its newest snapshot, or that of `epoch`), or the manifest of either. NotFound if there is none, CorruptFile if it is
     damaged."""
-    path = resolved(path)
-    named = layout.split_manifest_address(path)
-    store = open_store(path if named is None else named[0])
-    if named is not None:
-        name = named[1]
-    elif layout.SAVEPOINT in _names(store):
-        name = layout.SAVEPOINT
-    else:
-        name = _newest_manifest(store)
+    address, name = layout.split_manifest_address(resolved(path))
+    store = open_store(address)
+    if name is None:
+        name = layout.SAVEPOINT if layout.SAVEPOINT in _names(store) else _newest_manifest(store)
     found = _snapshot_of(store, name)
     if epoch is None or found.manifest.epoch == epoch:
         return found
@@ -54,10 +49,9 @@ def _snapshot_of(store: Store, name: str) -> Snapshot:
 
 def shown_path(path: str) -> str:
     """Return the path of a snapshot as `RestoredFrom.path` has it, even if nothing is there any more."""
-    named = layout.split_manifest_address(path)
-    store = open_store(path if named is None else named[0])
-    where = layout.shown(store.address)
-    return where if named is None or named[1] == layout.SAVEPOINT else layout.inside(where, named[1])
+    address, name = layout.split_manifest_address(path)
+    where = layout.shown(open_store(address).address)
+    return where if name in (None, layout.SAVEPOINT) else layout.inside(where, name)
 
 
 def _newest_manifest(store: Store) -> str:

@@ -201,8 +201,7 @@ def _take_back(target: Store, mark: bytes) -> None:
 def remove_savepoint(path: str, savepoint_id: str) -> bool:
     """Delete the savepoint of that id, or finish a deletion that was interrupted. Return False if the path holds nothing, or
     another savepoint by now."""
-    named = layout.split_manifest_address(path)
-    store = open_store(path if named is None else named[0])
+    store = open_store(layout.split_manifest_address(path)[0])
     try:
         content = store.read(layout.SAVEPOINT)
     except NotFound:

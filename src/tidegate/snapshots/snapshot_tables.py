@@ -79,7 +79,7 @@ def _snapshots(snapshot: Snapshot, path: str) -> Iterator[Row]:
 
 def _all(snapshot: Snapshot, path: str) -> Iterator[Snapshot]:
     """Return all snapshots if the path is a job's folder, otherwise the one snapshot that it names."""
-    if snapshot.is_savepoint or layout.split_manifest_address(path) is not None:
+    if snapshot.is_savepoint or layout.split_manifest_address(path)[1] is not None:
         yield snapshot
         return
     for epoch in SnapshotCatalog(snapshot.store).epochs():

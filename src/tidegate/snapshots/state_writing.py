@@ -175,8 +175,7 @@ def planned_writing(
             f"the base has no state {info.name!r} in operator {operator!r}: to add it, give add=True. {listed(manifest)}"
         )
     _check_key(operator, info, entry)
-    states = tuple(StateEntry.of(info) if name == info.name else state for name, state in known.items())
-    states = states if info.name in known else (*states, StateEntry.of(info))
+    states = tuple((known | {info.name: StateEntry.of(info)}).values())
     groups = manifest.key_group_count
     pieces = (
         _pieces(min(parallelism, groups), groups)

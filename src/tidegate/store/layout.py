@@ -123,15 +123,15 @@ def inside(address: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
-def split_manifest_address(address: str) -> tuple[str, str] | None:
-    """Return the store's address and the name in it if the address is that of a manifest, otherwise None."""
+def split_manifest_address(address: str) -> tuple[str, str | None]:
+    """Return the store's address and the name in it if the address is that of a manifest, otherwise the address and None."""
     path, mark, query = address.partition("?") if "://" in address else (address, "", "")
     folder, _, name = path.rpartition("/")
     if name == SAVEPOINT:
         return (folder or "/") + mark + query, name
     folder, _, parent = folder.rpartition("/")
     if parent != MANIFESTS or parse_manifest_name(f"{parent}/{name}") is None:
-        return None
+        return address, None
     return (folder or "/") + mark + query, f"{parent}/{name}"
 
 

@@ -287,8 +287,8 @@ def test_a_query_stays_at_the_end_of_an_address() -> None:
         "s3://bucket/x?region=eu",
         "savepoint.json",
     )
-    assert layout.split_manifest_address("s3://bucket/x?region=eu") is None
-    assert layout.split_manifest_address("/x/manifests/1.json") is None
+    assert layout.split_manifest_address("s3://bucket/x?region=eu") == ("s3://bucket/x?region=eu", None)
+    assert layout.split_manifest_address("/x/manifests/1.json") == ("/x/manifests/1.json", None)
 
 
 def test_what_is_no_snapshot_says_what_it_is_instead(tmp_path: Path) -> None:

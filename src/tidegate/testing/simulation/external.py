@@ -95,15 +95,14 @@ class TransactionalSink(Sink):
     world: World
 
     def open(self, context: SinkContext) -> SinkWriter:
-        return TransactionalWriter(self.external, self.world, context)
+        return TransactionalWriter(self, context)
 
 
+@dataclass(slots=True, eq=False)
 class TransactionalWriter(SinkWriter):
-    def __init__(self, external: External, world: World, context: SinkContext) -> None:
-        self._external = external
-        self._world = world
-        self._context = context
-        self._rows: list[tuple[Any, ...]] = []
+    sink: TransactionalSink
+    context: SinkContext
+    _rows: list[tuple[Any, ...]] = field(default_factory=list)
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._rows.extend(tuple(row) for row in rows_of(batch))
@@ -115,21 +114,21 @@ class TransactionalWriter(SinkWriter):
         return partial(self._prepare, epoch, rows)
 
     def _prepare(self, epoch: int, rows: tuple[tuple[Any, ...], ...]) -> Sequence[Committable]:
-        context = self._context
+        context = self.context
         transaction = Transaction(
             sink=context.sink,
             subtask=context.subtask,
             epoch=epoch,
             attempt=context.attempt,
             rows=rows,
-            prepared_us=self._world.now_us,
+            prepared_us=self.sink.world.now_us,
         )
-        self._external.prepare(transaction)
+        self.sink.external.prepare(transaction)
         return (transaction.name,)
 
     def commit(self, committables: Sequence[Committable]) -> None:
         for committable in committables:
-            self._external.commit(committable)
+            self.sink.external.commit(committable)
 
     def discard_leftovers(self) -> None:
-        self._external.give_up_older(self._context.sink, self._context.attempt)
+        self.sink.external.give_up_older(self.context.sink, self.context.attempt)

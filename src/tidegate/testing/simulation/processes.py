@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidegate.control.messages import Deploy, Failed, Message, Register
@@ -164,7 +165,7 @@ class SlotProcess(Process):
     def _turn(self) -> None:
         if self._restoring is not None:
             return
-        waiting: list[Callable[[], bool]] = [self._step]
+        waiting: list[Callable[[], object]] = [self._step]
         if self._inbox:
             waiting.append(self._take_message)
         if self.background.has_outcomes:
@@ -185,38 +186,36 @@ class SlotProcess(Process):
         self._simulation.faults.note("step", self)
         return self.alive and self.slot.step()
 
-    def _take_message(self) -> bool:
+    def _take_message(self) -> None:
         wire = self._inbox.popleft()
         if wire is None:
             self._world.tell(f"{self.name}: its link is gone")
             self.end()
-            return False
+            return
         message = decoded(wire)
         kind = type(message).__name__
         self._world.tell(f"{self.name}: gets {kind} {getattr(message, 'epoch', '')}")
         self._simulation.faults.note(kind, self)
         if not self.alive:
-            return False
-        astray = self._astray(message)
-        if astray == "lost":
-            return True
-        if astray == "cut":
-            self.end()
-            return False
-        if astray == "doubled":
-            self._inbox.appendleft(wire)
+            return
+        match self._astray(message):
+            case "lost":
+                return
+            case "cut":
+                self.end()
+                return
+            case "doubled":
+                self._inbox.appendleft(wire)
         if isinstance(message, Deploy):
             self._restoring = Coroutine(self._simulation.coroutines, lambda: self.slot.on_message(message))
             self._restore(self._restoring)
         else:
             self.slot.on_message(message)
-        return True
 
-    def _take_loss(self) -> bool:
+    def _take_loss(self) -> None:
         reason = self._lost_channels.popleft()
         self._world.tell(f"{self.name}: {reason}")
         self.slot.on_channel_lost(reason)
-        return True
 
     def _restore(self, coroutine: Coroutine) -> None:
         """Read the state of a slot that is being deployed. The slot does nothing else meanwhile."""
@@ -278,7 +277,9 @@ class SimulatedDeployment:
     """A `driver.coordinator.Deployment`. As on Spark, processes may outlive their stage."""
 
     def __init__(self, simulation: Simulation, coordinator: CoordinatorProcess, *, attempt: int) -> None:
-        self.wiring = simulation.new_wiring()
+        self.wiring = Wiring(
+            simulation.world, max_elements=simulation.channel_elements, on_marker=partial(simulation.faults.note, "marker")
+        )
         self.slots = self.wiring.slots
         self._world = simulation.world
         self._over_us: int | None = None

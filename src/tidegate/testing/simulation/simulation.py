@@ -346,9 +346,6 @@ class Simulation:
             mishap=self.faults.mishap,
         )
 
-    def new_wiring(self) -> Wiring:
-        return Wiring(self.world, max_elements=self.channel_elements, on_marker=partial(self.faults.note, "marker"))
-
     def living_slots(self) -> list[SlotProcess]:
         return [
             slot

@@ -15,6 +15,10 @@ from typing import Any, Protocol
 Outcome = Callable[[Any, BaseException | None], None]
 
 
+def ignored(result: Any, error: BaseException | None) -> None:
+    """An outcome for work whose failure does no harm."""
+
+
 class Background(Protocol):
     def submit(self, work: Callable[[], Any], then: Outcome) -> None:
         """Run `work` later in another thread, and then `then(result, error)` in the loop."""

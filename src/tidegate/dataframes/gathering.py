@@ -190,7 +190,7 @@ class Gathering:
     def remove(self, transform: str) -> None:
         """Forget a transform of which no task will come any more."""
         self._transforms.pop(transform, None)
-        self._post(lambda: self._forget_stages_of(transform))
+        self._post(self._forget_stages)
 
     def close(self) -> None:
         """Stop listening. Tasks that are still there lose their links."""
@@ -284,13 +284,12 @@ class Gathering:
         if member is None:
             return
         member.lost = why
-        key = (member.offer.transform, member.offer.stage)
-        stage = self._stages.get(key)
+        stage = self._stages.get((member.offer.transform, member.offer.stage))
         if stage is not None and stage.waiting.get(member.offer.task) is member:
             del stage.waiting[member.offer.task]
         if member.run is not None:
             member.run.on_event(member.offer.task, why)
-        self._forget_one(key)
+        self._forget_stages()
 
     def _conduct(self, transform: _Transform, stage: _Stage, run: Run) -> None:
         try:
@@ -305,19 +304,10 @@ class Gathering:
         self._post(self._forget_stages)
 
     def _forget_stages(self) -> None:
-        """Forget the settled stages, except those that failed last. Spark uses a stage's number once."""
+        """Forget the settled stages, whose numbers Spark doesn't use again. Those that failed last are kept, in case Spark
+        tries them again and must get the same error."""
         settled = [key for key, stage in self._stages.items() if stage.is_settled]
-        failed = [key for key in settled if self._stages[key].failure is not None]
+        failed = [key for key in settled if self._stages[key].failure is not None and key[0] in self._transforms]
         for key in settled:
             if key not in failed[-REMEMBERED_FAILURES:]:
                 del self._stages[key]
-
-    def _forget_one(self, key: tuple[str, int]) -> None:
-        """Forget the stage if it is settled, unless Spark may try it again and must get the same error."""
-        stage = self._stages.get(key)
-        if stage is not None and stage.is_settled and (stage.failure is None or key[0] not in self._transforms):
-            del self._stages[key]
-
-    def _forget_stages_of(self, transform: str) -> None:
-        for key in [key for key in self._stages if key[0] == transform]:
-            self._forget_one(key)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tidegate.control.background import Background
+from tidegate.control.background import Background, ignored
 from tidegate.driver.attempts import Origin, Restore
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.savepoints import remove_savepoint
@@ -17,24 +15,16 @@ class Claim:
         self._restore = restore
         self._catalog = catalog
         self._background = background
-        self._due = False
-
-    def renew(self) -> None:
-        """Begin an attempt: the one before may have ended before it deleted anything."""
-        self._due = self._restore.claim
+        self._settled_for = 0  # the last attempt that has deleted it; the one before may have ended too early
 
     def settle(self, origin: Origin, attempt: int) -> None:
         path, restored_from = self._restore.path, origin.restored_from
-        if not self._due or path is None or restored_from is None:
+        if not self._restore.claim or self._settled_for == attempt or path is None or restored_from is None:
             return
-        self._due = False
+        self._settled_for = attempt
 
         def remove() -> None:
             if self._catalog.is_current(attempt):
                 remove_savepoint(path, restored_from.id)
 
-        self._background.submit(remove, _forget)
-
-
-def _forget(_: Any, error: BaseException | None) -> None:
-    """Ignore an error: the next attempt tries again."""
+        self._background.submit(remove, ignored)  # after an error the next attempt tries again

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from tidegate.control.background import Background
+from tidegate.control.background import Background, ignored
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.committed import committable_count
 from tidegate.snapshots.manifest import Manifest
@@ -49,9 +48,6 @@ class Commits:
         due = [each for each in self._listing if each <= committed]
         if due:
             self._listing = self._listing[len(due) :]
-            self._background.submit(partial(self._catalog.confirm, due[-1], attempt=self._attempt), _forget)
+            # Output that isn't noted as committed is committed again when the snapshot is restored.
+            self._background.submit(partial(self._catalog.confirm, due[-1], attempt=self._attempt), ignored)
         self._then(committed)
-
-
-def _forget(_: Any, error: BaseException | None) -> None:
-    """Ignore an error: output that isn't noted as committed is committed again when the snapshot is restored."""

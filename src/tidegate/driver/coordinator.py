@@ -365,7 +365,6 @@ class Coordinator:
         named = None if self._origin.is_own or self._origin.restored_from is None else self._origin.restored_from.path
         self.attempts.append(AttemptReport(self.attempt, self._clock.now_ms(), self._origin.epoch, restored_from=named))
         self._log.begun(self.attempts[-1], opened.losses, self._epochs.batches.current)
-        self._claim.renew()
         if self._origin.snapshot is not None and self._origin.is_own:
             self._has_own = True
             self._claim.settle(self._origin, self.attempt)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tidegate.control.background import Background
+from tidegate.control.background import Background, ignored
 from tidegate.control.clock import Clock
 from tidegate.driver.job_log import JobLog
 from tidegate.errors import TidegateError
@@ -43,25 +43,17 @@ class SavepointOrder:
     request: str | None = None  # the id of a request from another process
     info: SavepointInfo | None = None
     error: BaseException | None = None
-    epoch: int | None = None  # the one to be copied
+    epoch: int | None = None  # the one to be copied; None until it is triggered
+    copy: Callable[[], SavepointInfo] | None = None  # once that epoch is complete
 
     @property
     def done(self) -> bool:
         return self.info is not None or self.error is not None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Complete:
-    """An order whose epoch is complete, and what its savepoint will contain."""
-
-    order: SavepointOrder
-    manifest: Manifest
-    graph: str
-    versions: dict[str, str]
-
-
 class SavepointRequests:
-    """`want` asks for a full epoch. `release` is called with the epochs whose release had to wait for a copy."""
+    """`want` asks for a full epoch. `release` is called with the epochs whose release had to wait for a copy. `copying` has
+    the orders that are being copied."""
 
     def __init__(
         self,
@@ -79,10 +71,8 @@ class SavepointRequests:
         self._want = want
         self._release = release
         self._log = log
-        self._waiting: list[SavepointOrder] = []
-        self._promised: list[SavepointOrder] = []  # their epoch is under way
-        self._committing: list[_Complete] = []  # sinks are committing what their epoch covers
-        self._copying: list[SavepointOrder] = []
+        self.copying: list[SavepointOrder] = []
+        self._orders: list[SavepointOrder] = []  # the ones before that
         self._held_back: set[int] = set()
         self._known: set[str] = set()  # requests
         self._looking = False
@@ -93,11 +83,7 @@ class SavepointRequests:
     @property
     def wanted(self) -> bool:
         """Whether an order waits for a full epoch to be triggered."""
-        return bool(self._waiting)
-
-    @property
-    def copying(self) -> bool:
-        return bool(self._copying)
+        return any(order.epoch is None for order in self._orders)
 
     # Orders.
 
@@ -112,17 +98,15 @@ class SavepointRequests:
             self._settle(order, error)
         elif not order.done:
             self._log.savepoint_asked(order.to)
-            self._waiting.append(order)
+            self._orders.append(order)
             then()
 
     def withdraw(self, order: SavepointOrder, error: BaseException) -> None:
         """Give an order up: nobody waits for it any more. A copy that has begun continues."""
-        if order in self._copying:
+        if order in self.copying:
             return
-        for orders in (self._waiting, self._promised):
-            if order in orders:
-                orders.remove(order)
-        self._committing = [each for each in self._committing if each.order is not order]
+        if order in self._orders:
+            self._orders.remove(order)
         self._settle(order, error)
         self._release_free()
 
@@ -130,34 +114,33 @@ class SavepointRequests:
 
     def on_triggered(self, epoch: int) -> None:
         """Note that a full epoch was triggered."""
-        for order in self._waiting:
-            order.epoch = epoch
-        self._promised += self._waiting
-        self._waiting = []
+        for order in self._orders:
+            if order.epoch is None:
+                order.epoch = epoch
 
     def on_aborted(self, epoch: int) -> None:
-        broken = [order for order in self._promised if order.epoch == epoch]
-        self._waiting += broken
-        self._promised = [order for order in self._promised if order not in broken]
+        for order in self._orders:
+            if order.epoch == epoch:
+                order.epoch = None
 
     def on_attempt_over(self) -> None:
-        self._waiting += [*self._promised, *(each.order for each in self._committing)]
-        self._promised, self._committing = [], []
+        for order in self._orders:
+            order.epoch = order.copy = None
         self._release_free()
 
     def on_complete(self, manifest: Manifest, *, graph: str, versions: dict[str, str]) -> None:
         """Note a complete epoch. Called before anything is released because of it or of a later one."""
-        ready = [order for order in self._promised if order.epoch == manifest.epoch]
-        self._promised = [order for order in self._promised if order not in ready]
-        self._committing += [_Complete(order, manifest, graph, versions) for order in ready]
+        for order in self._orders:
+            if order.epoch == manifest.epoch:
+                order.copy = partial(self._copy, order.to, manifest, graph, versions)
 
     def on_committed(self, epoch: int) -> None:
         """Copy the epochs up to this one: all sinks have committed what they cover."""
-        ready = [each for each in self._committing if each.manifest.epoch <= epoch]
-        self._committing = [each for each in self._committing if each not in ready]
-        for each in ready:
-            self._copying.append(each.order)
-            self._background.submit(partial(self._copy, each), partial(self._copied, each.order))
+        for order in list(self._orders):
+            if order.copy is not None and order.epoch is not None and order.epoch <= epoch:
+                self._orders.remove(order)
+                self.copying.append(order)
+                self._background.submit(order.copy, partial(self._copied, order))
 
     def releasable(self, epochs: Collection[int]) -> tuple[int, ...]:
         """Return the epochs that aren't pinned. `release` is called with the pinned ones later."""
@@ -166,8 +149,7 @@ class SavepointRequests:
         return tuple(sorted(set(epochs) - pinned))
 
     def _pinned(self) -> set[int]:
-        orders = [*self._copying, *(each.order for each in self._committing)]
-        return {order.epoch for order in orders if order.epoch is not None}
+        return {order.epoch for order in (*self._orders, *self.copying) if order.epoch is not None}
 
     def _release_free(self) -> None:
         free = self._held_back - self._pinned()
@@ -175,20 +157,19 @@ class SavepointRequests:
         if free:
             self._release(free)
 
-    def _copy(self, each: _Complete) -> SavepointInfo:
-        manifest, to = without_committables(each.manifest), each.order.to
+    def _copy(self, to: str, manifest: Manifest, graph: str, versions: dict[str, str]) -> SavepointInfo:
         exported = export_snapshot(
-            Snapshot(self._catalog.store, manifest),
+            Snapshot(self._catalog.store, without_committables(manifest)),
             open_store(to),
             created_ms=self._clock.now_ms(),
-            graph=each.graph,
-            versions=each.versions,
+            graph=graph,
+            versions=versions,
             cancelled=self._cancelled.is_set,
         )
         return SavepointInfo(path=to, epoch=manifest.epoch, bytes=sum(exported.operator_bytes().values()))
 
     def _copied(self, order: SavepointOrder, info: SavepointInfo | None, error: BaseException | None) -> None:
-        self._copying.remove(order)
+        self.copying.remove(order)
         order.info = info
         self._settle(order, error)
         self._release_free()
@@ -200,7 +181,8 @@ class SavepointRequests:
         self._log.savepoint_settled(order.to, order.info, error)
         if order.request is not None:
             outcome = order.info if order.info is not None else f"{type(error).__name__}: {error}"
-            self._background.submit(partial(self._answer, order.request, outcome), _forget)
+            # If the answer isn't written, the process that asked times out.
+            self._background.submit(partial(self._answer, order.request, outcome), ignored)
 
     def _answer(self, request: str, outcome: SavepointInfo | str) -> None:
         # If another driver has taken over, it answers.
@@ -214,11 +196,11 @@ class SavepointRequests:
         self._over = f"{why} before the savepoint was taken"
         if cancel:
             self._cancelled.set()
-        for order in [*self._waiting, *self._promised]:
-            self._settle(order, TidegateError(self._over))
-        for each in self._committing:
-            self._settle(each.order, TidegateError(f"{why} before its sinks had committed what the savepoint covers"))
-        self._waiting, self._promised, self._committing = [], [], []
+        for order in self._orders:
+            is_complete = order.copy is not None
+            why_not = f"{why} before its sinks had committed what the savepoint covers" if is_complete else self._over
+            self._settle(order, TidegateError(why_not))
+        self._orders = []
 
     # Requests of other processes.
 
@@ -241,7 +223,3 @@ class SavepointRequests:
         for request in found or ():
             self._known.add(request.id)
             self.take(SavepointOrder(request.to, request=request.id))
-
-
-def _forget(_: Any, error: BaseException | None) -> None:
-    """Ignore an error: if the answer isn't written, the process that asked times out."""

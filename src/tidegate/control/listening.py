@@ -108,15 +108,3 @@ def slot_listening(index: int, *, ports: range, own_end: str, environment: Mappi
         host_setting=f"the variable {SLOT_HOST_VARIABLE}",
         ports_setting='tg.Tuning(slot_ports="40100-40199")',
     )
-
-
-def coordinator_listening(*, bind_host: str | None, ports: range, host: str | None) -> Listening:
-    return Listening(
-        who="the coordinator",
-        bind_host=bind_host or LOOPBACK,
-        ports=ports,
-        host=host,
-        bind_setting="tg.Tuning(coordinator_bind_host=…)",
-        host_setting="tg.Tuning(coordinator_host=…)",
-        ports_setting='tg.Tuning(coordinator_ports="40000-40019")',
-    )

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tidegate import arguments, logs
 from tidegate.arguments import Duration, Size
-from tidegate.control.listening import Listening, coordinator_listening, parse_ports, slot_listening
+from tidegate.control.listening import LOOPBACK, Listening, parse_ports, slot_listening
 from tidegate.dataflow.operators.base import KeyedBackend
 from tidegate.errors import JobError
 from tidegate.protocol.alignment import AlignmentMode
@@ -166,10 +166,14 @@ class Tuning:
     @property
     def coordinator_listening(self) -> Listening:
         """Where the coordinator listens, and where slots find it."""
-        return coordinator_listening(
-            bind_host=self.coordinator_bind_host,
-            host=self.coordinator_host,
+        return Listening(
+            who="the coordinator",
+            bind_host=self.coordinator_bind_host or LOOPBACK,
             ports=parse_ports(self.coordinator_ports, setting="coordinator_ports"),
+            host=self.coordinator_host,
+            bind_setting="tg.Tuning(coordinator_bind_host=…)",
+            host_setting="tg.Tuning(coordinator_host=…)",
+            ports_setting='tg.Tuning(coordinator_ports="40000-40019")',
         )
 
     def slot_listening(self, index: int, *, own_end: str) -> Listening:

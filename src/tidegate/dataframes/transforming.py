@@ -53,7 +53,8 @@ AT_THE_END = "Spark is told, and tries the tasks again if that may help, or ends
 
 
 class TransformJob(job.Job):
-    """The sources, operators and sinks of one transform. `inputs` has the schema of each source by its name."""
+    """The sources, operators and sinks of one transform. `inputs` has the sources by name, and what tasks get and give
+    goes through `handover`."""
 
     time_by_epoch = True
 
@@ -72,9 +73,9 @@ class TransformJob(job.Job):
         self._settings = replace(
             self._settings, writes_state=writes_state, writers_rest=False, drains=drains, at_the_end=AT_THE_END
         )
-        self._handover = Handover(list(inputs.values()))
+        self.handover = Handover(list(inputs.values()))
         self.inputs = {
-            each: self.source(each, HandedSource(self._handover, index, schema))
+            each: self.source(each, HandedSource(self.handover, index, schema))
             for index, (each, schema) in enumerate(inputs.items())
         }
         self._outputs: list[str] = []
@@ -102,19 +103,9 @@ class TransformJob(job.Job):
                     else f"{stream!r}; return a stream, or a dict of streams by name"
                 )
                 raise GraphError(f"the pipeline returned, as {name!r}, {what}")
-            stream.to(name, HandedSink(self._handover, self._handover.add_output(stream.schema)))
+            stream.to(name, HandedSink(self.handover, self.handover.add_output(stream.schema)))
             self._outputs.append(name)
         return self._outputs if isinstance(given, Mapping) else None
-
-    @property
-    def output_schema(self) -> pa.Schema:
-        """The schema of what tasks give to Spark."""
-        return self._handover.output_schema
-
-    @property
-    def output_columns(self) -> list[list[str]]:
-        """The names of their columns, output by output."""
-        return self._handover.output_columns
 
     def launch(self, store: str = "") -> SlotLaunch:
         return SlotLaunch(plan=self.plan(), settings=self._settings, store=store, secret=self._secret)

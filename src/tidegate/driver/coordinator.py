@@ -51,7 +51,7 @@ from tidegate.driver.deployment import Deployer, Deployment, Layout, Links, Resc
 from tidegate.driver.epochs import Epochs
 from tidegate.driver.failures import FailureLog
 from tidegate.driver.job_log import JobLog
-from tidegate.driver.reports import AttemptReport, EpochReports, Failure, SlotReport, Status, slots_of
+from tidegate.driver.reports import AttemptReport, Failure, SlotReport, Status, slots_of
 from tidegate.driver.rescaling import Rescales
 from tidegate.driver.roster import Roster
 from tidegate.driver.savepoints import SavepointOrder
@@ -96,10 +96,11 @@ class Coordinator:
         self.attempts: list[AttemptReport] = []
         self.metrics: dict[str, SubtaskMetrics] = {}
         self.delivered: dict[str, list[str]] = {}
-        self.on_delivered: Callable[[str, str], bool] = lambda sink, committable: False  # returns whether it took it
+        self.takers: Mapping[str, Callable[[str], None]] = {}  # of sinks whose output isn't for `delivered`
         self._noticed = set() if noticed is None else noticed  # logged before
         self._log = JobLog(settings, speak)
         self._failures = FailureLog(settings.restart, at_the_end=settings.at_the_end, log=self._log)
+        self.failures = self._failures.failures
         self._layout = Layout(plan, deployer, graph)
         self._settings = settings
         self._catalog = catalog
@@ -120,7 +121,8 @@ class Coordinator:
             batches=Batches(micro_batch, plan=plan, tell_all=self.tell_all, ended=batch_ended),
             log=self._log,
         )
-        self._savepoints = self._epochs.savepoints
+        self.epochs = self._epochs.reports
+        self.savepoints = self._epochs.savepoints
         self._rescales = Rescales()
         self._has_own = False  # snapshots of its own, so that what it began with doesn't matter any more
         self._claim = Claim(self._restore, catalog=catalog, background=self._copies)
@@ -138,16 +140,6 @@ class Coordinator:
     def plan(self) -> Plan:
         """The plan of the present attempt, or of the one that is being opened."""
         return self._layout.plan
-
-    @property
-    def epochs(self) -> EpochReports:
-        """The newest epochs, oldest first."""
-        return self._epochs.reports
-
-    @property
-    def failures(self) -> list[Failure]:
-        """Why attempts ended, oldest first."""
-        return self._failures.failures
 
     @property
     def slots(self) -> list[SlotReport]:
@@ -168,7 +160,7 @@ class Coordinator:
         """End the job with a final snapshot, and a savepoint of it if one is ordered. A job that is restarting has nothing
         that could take a final snapshot, so it ends at once, at its newest complete snapshot."""
         if savepoint is not None:
-            self._savepoints.take(savepoint, partial(self._stop_with_savepoint, drain, savepoint))
+            self.savepoints.take(savepoint, partial(self._stop_with_savepoint, drain, savepoint))
             return
         if self.status is Status.RESTARTING and self._final is None and not drain:
             self._failures.stopped(self._epochs.newest)
@@ -187,12 +179,6 @@ class Coordinator:
         self._epochs.batches.begin(batch)
         self._roster.all_heard(self._clock.monotonic_ms())
 
-    def savepoint(self, order: SavepointOrder) -> None:
-        self._savepoints.take(order)
-
-    def withdraw(self, order: SavepointOrder, error: BaseException) -> None:
-        self._savepoints.withdraw(order, error)
-
     def rescale(self, rescaling: Rescaling) -> None:
         if self._rescales.ask(rescaling, at_its_end=self._final is not None or self.status.terminal):
             self._log.rescaling(self.plan.slots, rescaling.layout.plan.slots)
@@ -204,7 +190,7 @@ class Coordinator:
 
     def _stop_with_savepoint(self, drain: bool, order: SavepointOrder) -> None:
         if self.status is Status.RESTARTING:  # it failed after the request
-            self.withdraw(
+            self.savepoints.withdraw(
                 order,
                 JobError(
                     f"job {self._settings.name!r} was not stopped: it failed before it could take the "
@@ -213,7 +199,7 @@ class Coordinator:
             )
             return
         self.stop(drain=drain)
-        if self._savepoints.wanted:
+        if self.savepoints.wanted:
             self._want_full_epoch()
 
     def _want_full_epoch(self) -> None:
@@ -254,8 +240,8 @@ class Coordinator:
                     self._noticed.add(text)
                     self._log.noticed(text)
             case Delivered(sink, committable):
-                if not self.on_delivered(sink, committable):
-                    self.delivered.setdefault(sink, []).append(committable)
+                take = self.takers.get(sink) or self.delivered.setdefault(sink, []).append
+                take(committable)
             case Committed(_, epoch):
                 self._epochs.commits.on_committed(slot, epoch)
             case Done():
@@ -313,7 +299,7 @@ class Coordinator:
                 if wanted:
                     self._epochs.feed(SnapshotRequested())
                 if self._epochs.batches.current is None:  # in a query, an epoch ends only where a micro-batch does
-                    self._savepoints.look_for_requests(self.attempt)
+                    self.savepoints.look_for_requests(self.attempt)
         elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
             missing = sorted(set(range(self.plan.slots)) - self._roster.ready)
             self.failed(
@@ -392,15 +378,16 @@ class Coordinator:
         self._rescales.on_ready(self._layout, self._clock.monotonic_ms())
         if self._stop_asked is not None or self._rescales.wanted is not None:
             self._epochs.feed(StopRequested(bool(self._stop_asked)))
-        if self._savepoints.wanted:
+        if self.savepoints.wanted:
             self._want_full_epoch()
         if self._snapshot_asked:
             self.snapshot()
 
-    # Called by the epochs (epochs.Attempt).
+    # Called by the epochs.
 
     @property
     def over(self) -> bool:
+        """Whether the attempt has ended. The next one finds out from the store whether the last manifest was created."""
         return self._gone_by_ms is not None or self.status.terminal
 
     def tell_all(self, message: Message) -> None:
@@ -408,6 +395,7 @@ class Coordinator:
             self._links.send(slot, message)
 
     def completed(self, epoch: int, *, final: bool) -> None:
+        """Called when a snapshot is complete and the slots were notified."""
         self._rescales.on_complete(epoch, final=final)
         self._has_own = True
         self._claim.settle(self._origin, self.attempt)
@@ -416,6 +404,7 @@ class Coordinator:
         self._rescales.on_aborted(epoch, self._clock.monotonic_ms())
 
     def failed_for_good(self, why: str, *, permanent: bool = False) -> None:
+        """End the job: another attempt would fail in the same way."""
         self._failed_for_good(why, permanent=permanent)
         self._end_job(Status.FAILED)
 
@@ -459,7 +448,7 @@ class Coordinator:
     def _answer_requests(self, final: Status, *, cancel: bool) -> None:
         """Answer the requests that can't be met any more. `cancel` ends copies of savepoints, too."""
         how = "been cancelled" if final is Status.CANCELLED else final.value
-        self._savepoints.on_job_over(f"the job {self._settings.name!r} has {how}", cancel=cancel)
+        self.savepoints.on_job_over(f"the job {self._settings.name!r} has {how}", cancel=cancel)
         self._rescales.give_up(f"it has {how}")
 
     def _end_attempt(self, now_ms: int, *, cancel: bool = True) -> None:
@@ -478,7 +467,7 @@ class Coordinator:
         if self.attempts and self.attempts[-1].gone_ms is None:
             self.attempts[-1] = replace(self.attempts[-1], gone_ms=self._clock.now_ms())
         if self._final is not None:
-            if self._savepoints.copying and self._final is not Status.CANCELLED:
+            if self.savepoints.copying and self._final is not Status.CANCELLED:
                 return  # the job is over when its savepoints are
             self.status = self._final
             self._gone_by_ms = None

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tidegate.control.background import Background
 from tidegate.control.clock import Clock
 from tidegate.control.failing import described, is_final
-from tidegate.control.messages import Abort, Complete, EndInput, Message, Trigger
+from tidegate.control.messages import Abort, Complete, EndInput, Trigger
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
-from tidegate.driver.attempts import Opened
+from tidegate.driver.attempts import NO_ORIGIN, Opened
 from tidegate.driver.batches import Batches
 from tidegate.driver.committing import Commits
 from tidegate.driver.job_log import JobLog
@@ -50,37 +50,18 @@ from tidegate.snapshots.manifest import Manifest, OperatorEntry
 from tidegate.snapshots.stats import EpochStats, SubtaskStats
 from tidegate.store.layout import parse_state_file_name
 
-
-class Attempt(Protocol):
-    """What the epochs need of the coordinator."""
-
-    @property
-    def over(self) -> bool:
-        """Whether the attempt has ended. The next one finds out from the store whether the last manifest was created."""
-
-    def tell_all(self, message: Message) -> None:
-        """Send a message to all slots."""
-
-    def completed(self, epoch: int, *, final: bool) -> None:
-        """Called when a snapshot is complete and the slots were notified."""
-
-    def aborted(self, epoch: int) -> None:
-        """Called when an epoch was aborted and the slots were notified."""
-
-    def failed(self, failure: Failure) -> None:
-        """End the attempt."""
-
-    def failed_for_good(self, why: str, *, permanent: bool = False) -> None:
-        """End the job: another attempt would fail in the same way."""
+if TYPE_CHECKING:
+    from tidegate.driver.coordinator import Coordinator
 
 
 class Epochs:
-    """The epochs of one job. `reports` has the newest ones; `newest` is the newest complete epoch, None if there is none."""
+    """The epochs of one job. `reports` has the newest ones; `newest` is the newest complete epoch, None if there is none.
+    `attempt` sends their messages, and is told what they mean for it."""
 
     def __init__(
         self,
         *,
-        attempt: Attempt,
+        attempt: Coordinator,
         settings: JobSettings,
         catalog: SnapshotCatalog,
         background: Background,
@@ -93,6 +74,7 @@ class Epochs:
     ) -> None:
         self.reports = EpochReports()
         self.newest: int | None = None
+        self.next_epoch = 1  # the lowest number that no epoch has had
         self.batches = batches
         self.savepoints = SavepointRequests(
             catalog=catalog, background=copies, clock=clock, want=want_full, release=self._release, log=log
@@ -105,10 +87,9 @@ class Epochs:
         self._clock = clock
         self._log = log
         self._versions = dict(versions)
-        self._opened: Opened | None = None
+        self._opened = Opened(0, [], NO_ORIGIN, 1)  # none yet
         self._key_group_count = 0
         self._graph = ""
-        self._next_epoch = 1
         self._superseded: list[int] = []  # epochs of a micro-batch that runs again; released when it is complete
         self._swept_for = 0  # the last attempt that has swept a second time
         self._coordinator: EpochCoordinator | None = None
@@ -118,21 +99,15 @@ class Epochs:
     def running(self) -> bool:
         return self._coordinator is not None
 
-    @property
-    def next_epoch(self) -> int:
-        """The lowest number that no epoch has had."""
-        return self._next_epoch
-
     def open(self, opened: Opened) -> None:
         """Begin an attempt that was claimed."""
         self._opened, self._coordinator = opened, None
         self._superseded = opened.superseded
-        self._next_epoch = max(self._next_epoch, opened.next_epoch)
+        self.next_epoch = max(self.next_epoch, opened.next_epoch)
         self.newest = opened.origin.epoch
 
     def run(self, plan: Plan, graph: str) -> None:
         """Begin epochs: all slots of the attempt are ready. `graph` is the description of the plan for savepoints."""
-        assert self._opened is not None
         subtasks = frozenset(SubtaskId(vertex.id, index) for vertex in plan.vertices for index in range(vertex.parallelism))
         heads = {loop.head_vertex for loop in plan.loops}
         self._sources = frozenset(each for each in subtasks if plan.vertices[each.vertex].first.source is not None)
@@ -142,7 +117,7 @@ class Epochs:
             sources=self._sources,
             enders=self._sources | {each for each in subtasks if each.vertex in heads},  # those that report the end of input
             settings=self._settings.snapshots.coordinator_settings(),
-            next_epoch=self._next_epoch,
+            next_epoch=self.next_epoch,
             retained=self._opened.epochs,
             now_ms=self._clock.monotonic_ms(),
         )
@@ -183,13 +158,13 @@ class Epochs:
         for effect in self._coordinator.handle(event):
             self._execute(effect)
         if self._coordinator is not None:
-            self._next_epoch = self._coordinator.next_epoch
+            self.next_epoch = self._coordinator.next_epoch
 
     def _execute(self, effect: Effect) -> None:
         match effect:
             case TriggerEpoch(epoch, ending, full, base):
                 name = None if ending is None else ending.value
-                self.reports.triggered(EpochReport(epoch, self._number, self._clock.now_ms(), name, full))
+                self.reports.triggered(EpochReport(epoch, self._opened.attempt, self._clock.now_ms(), name, full))
                 if full:
                     self.savepoints.on_triggered(epoch)
                 self._attempt.tell_all(Trigger(epoch, name, full, base))
@@ -198,7 +173,7 @@ class Epochs:
             case CreateManifest(epoch, payloads):
                 manifest = self._manifest(epoch, payloads)
                 self._background.submit(
-                    partial(self._catalog.commit, manifest), partial(self._manifest_created, self._number, manifest)
+                    partial(self._catalog.commit, manifest), partial(self._manifest_created, self._opened.attempt, manifest)
                 )
             case NotifyComplete(epoch, ending):
                 self.reports.of(epoch).completed_ms = self._clock.now_ms()
@@ -209,10 +184,10 @@ class Epochs:
                 self._superseded = []
                 self.batches.on_complete(self.reports.of(epoch))
                 self._attempt.completed(epoch, final=ending is not None)
-                if self._swept_for < self._number:
+                if self._swept_for < self._opened.attempt:
                     # Slots of older attempts may have written files after the sweep that this attempt began with.
-                    self._swept_for = self._number
-                    self._background.submit(partial(self._catalog.sweep, self._number), self._deleted)
+                    self._swept_for = self._opened.attempt
+                    self._background.submit(partial(self._catalog.sweep, self._opened.attempt), self._deleted)
             case NotifyAborted(epoch, reason, message):
                 self.reports.of(epoch).aborted = f"{reason.value}: {message}"
                 self._log.aborted(self.reports.of(epoch), self._clock.now_ms())
@@ -230,34 +205,29 @@ class Epochs:
                     for piece in entry.pieces
                     for file in piece.files
                 ]
-                self._background.submit(partial(self._catalog.discard, names, attempt=self._number), self._deleted)
+                self._background.submit(partial(self._catalog.discard, names, attempt=self._opened.attempt), self._deleted)
             case FailJob(_, message):
                 self._attempt.failed(Failure(f"too many snapshots failed in a row: {message}"))
-
-    @property
-    def _number(self) -> int:
-        return 0 if self._opened is None else self._opened.attempt
 
     def _release(self, epochs: Collection[int]) -> None:
         """Release all but those that a savepoint is being copied from, which are released later."""
         free = self.savepoints.releasable(epochs)
         if free:
-            self._background.submit(partial(self._catalog.release, free, attempt=self._number), self._deleted)
+            self._background.submit(partial(self._catalog.release, free, attempt=self._opened.attempt), self._deleted)
 
     def _deleted(self, _: Any, error: BaseException | None) -> None:
         """Log an error. The next attempt's sweep deletes what is left."""
         self._log.not_deleted(error, self._clock.monotonic_ms())
 
     def _manifest(self, epoch: int, payloads: Mapping[SubtaskId, Mapping[str, OperatorEntry]]) -> Manifest:
-        assert self._opened is not None
         operators, origin = operators_in(payloads), self._opened.origin
         report = self.reports.of(epoch)
         report.bytes = sum(file.bytes for entry in operators.values() for piece in entry.pieces for file in piece.files)
-        assert origin.is_own or written_by(self._number, operators), "what the job began with may be deleted"
+        assert origin.is_own or written_by(self._opened.attempt, operators), "what the job began with may be deleted"
         return Manifest(
             job=self._settings.name,
             epoch=epoch,
-            attempt=self._number,
+            attempt=self._opened.attempt,
             created_ms=self._clock.now_ms(),
             key_group_count=self._key_group_count,
             ending=report.ending,
@@ -270,7 +240,7 @@ class Epochs:
         )
 
     def _manifest_created(self, attempt: int, manifest: Manifest, _: None, error: BaseException | None) -> None:
-        if attempt != self._number or self._attempt.over:
+        if attempt != self._opened.attempt or self._attempt.over:
             return
         if error is None:
             self.commits.on_complete(manifest)

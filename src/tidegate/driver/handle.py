@@ -114,10 +114,10 @@ class Handle:
         """
         timeout_s = _seconds("savepoint", timeout)
         order = SavepointOrder(_folder("savepoint", "to", to))
-        self._post(lambda: self._coordinator.savepoint(order))
+        self._post(lambda: self._coordinator.savepoints.take(order))
         if not self._until(lambda: self._settled(order), timeout_s):
             error = TimeoutError(f"job {self.name!r} ({self.status.value}) took no savepoint within {timeout_s:g} s")
-            self._post(lambda: self._coordinator.withdraw(order, error))
+            self._post(lambda: self._coordinator.savepoints.withdraw(order, error))
             raise error
         return self._outcome(order)
 

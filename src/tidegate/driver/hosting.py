@@ -107,7 +107,8 @@ class CoordinatorHost:
         except BaseException:
             self._close()
             raise
-        self.coordinator.on_delivered = _printing(launch.plan)
+        printing = [node.name for node in launch.plan.nodes if isinstance(node.sink, PrintSink)]
+        self.coordinator.takers = {name: DeliveryPrinter().take for name in printing}
         self._thread = threading.Thread(target=self._run, name=f"tidegate-coordinator {launch.settings.name}", daemon=True)
 
     def start(self) -> Handle:
@@ -152,19 +153,6 @@ class CoordinatorHost:
         self._copies.close(finish=True)  # answers to requests for savepoints
         self._waker.close()
         self.selector.close()
-
-
-def _printing(plan: Plan) -> Callable[[str, str], bool]:
-    """Return what takes the output that is delivered: that of print sinks is printed, the rest is for the handle."""
-    printers = {node.name: DeliveryPrinter() for node in plan.nodes if isinstance(node.sink, PrintSink)}
-
-    def on_delivered(sink: str, committable: str) -> bool:
-        if sink not in printers:
-            return False
-        printers[sink].take(committable)
-        return True
-
-    return on_delivered
 
 
 class SlotLinks:

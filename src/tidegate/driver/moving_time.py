@@ -78,12 +78,8 @@ class Rest:
         self._tell_all(Probe(self._turn))
 
 
-def moves_of_time(plan: Plan) -> tuple[MoveTime, ...]:
-    """The orders to the watermark operators of a plan with loops, in the order in which they are given."""
-    return tuple(_moves(plan))
-
-
-def _moves(plan: Plan) -> Iterator[MoveTime]:
+def moves_of_time(plan: Plan) -> Iterator[MoveTime]:
+    """Yield the orders to the watermark operators of a plan with loops, in the order in which they are given."""
     for vertex in plan.vertices:
         for node in vertex.nodes:
             if node.assigns_time:

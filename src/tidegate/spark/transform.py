@@ -167,8 +167,8 @@ def transform(
     )
     given = _handed(spark, job, inputs, conducted, payload, launch.settings.tuning)
     if outputs is None:
-        return _only(given, 0, job.output_columns[0])
-    return Outputs(given, dict(zip(outputs, job.output_columns, strict=True)))
+        return _only(given, 0, job.handover.output_columns[0])
+    return Outputs(given, dict(zip(outputs, job.handover.output_columns, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def _handed(
     with contextlib.ExitStack() as undo:
         undo.callback(conducted.forget)
         together = _together(inputs, conducted.ticks, slots, observed_as=observed_as)
-        task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.output_schema)
+        task, schema = guarded(_task(invitation, transform_id, slots)), _spark_schema(spark, job.handover.output_schema)
         handed = in_own_processes(spark, tenant, slots, lambda: together.mapInArrow(task, schema, barrier=True))
         forget_when(
             unreferenced(spark, handed),

@@ -26,7 +26,7 @@ def files_at(address: str) -> dict[str, bytes]:
 
 def ordered(world: World, to: str | None = None) -> SavepointOrder:
     order = SavepointOrder(to or new_folder())
-    world.coordinator.savepoint(order)
+    world.coordinator.savepoints.take(order)
     world.held.deliver()  # the folder is empty
     return order
 

@@ -251,7 +251,7 @@ def test_who_no_longer_waits_for_the_commit_is_forgotten() -> None:
     first = world.complete(commit=False)
     newest = world.complete(1_000, commit=False)
     assert world.epochs_kept() == [first, newest]
-    world.coordinator.withdraw(order, TimeoutError("enough"))
+    world.coordinator.savepoints.withdraw(order, TimeoutError("enough"))
     world.turn()
     assert world.epochs_kept() == [newest]
     world.commit(newest)

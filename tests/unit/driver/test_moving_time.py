@@ -109,7 +109,8 @@ def test_watermark_operators_move_time_in_the_order_of_the_plan_and_those_in_a_l
         .to("out", Nowhere())
     )
     plan = make_plan(pipeline.build(), slots=2, key_group_count=8)
-    assert moves_of_time(plan) == (MoveTime("above"), MoveTime("inside", hold=True), MoveTime("inside"), MoveTime("below"))
+    moves = [MoveTime("above"), MoveTime("inside", hold=True), MoveTime("inside"), MoveTime("below")]
+    assert list(moves_of_time(plan)) == moves
 
 
 class Ring:

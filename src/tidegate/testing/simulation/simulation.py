@@ -305,7 +305,7 @@ class Simulation:
         forget_memory_store(name)
         order = SavepointOrder(f"memory://{name}")
         self.savepoints.append(order)
-        self.coordinators[-1].request(lambda coordinator: coordinator.savepoint(order))
+        self.coordinators[-1].request(lambda coordinator: coordinator.savepoints.take(order))
 
     def _new_site(self, slots: int) -> Site:
         return Site(

@@ -21,10 +21,6 @@ class ElementQueue:
         self._markers: deque[Marker] = deque()  # those in the queue
         self._ended = False
 
-    @property
-    def queued_bytes(self) -> int:
-        return self._queued_bytes
-
     def __len__(self) -> int:
         return 0 if self.blocked else len(self._queue)
 

@@ -304,10 +304,6 @@ class LinkServer:
         """The links that are up."""
         return frozenset(link for link in self._links if link.up)
 
-    def expire_handshakes(self) -> None:
-        """Refuse silent peers. This also happens whenever a peer connects or sends; a loop may call it on a timer."""
-        self._lobby.expire()
-
     def close(self) -> None:
         self._listening.watch(0)
         self._listener.close()

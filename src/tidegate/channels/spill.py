@@ -74,10 +74,8 @@ class Spill:
 
     def popleft(self) -> pa.RecordBatch:
         """Take the oldest batch. There is one."""
-        if not self._memory:
-            self._load()
-        batch, memory_bytes = self._memory.popleft()
-        self._memory_bytes -= memory_bytes
+        batch = self.peekleft()
+        self._memory_bytes -= self._memory.popleft()[1]
         return batch
 
     def batches(self) -> Iterator[pa.RecordBatch]:

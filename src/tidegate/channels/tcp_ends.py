@@ -107,10 +107,6 @@ class TcpOutlet:
         """True also once the channel is lost: elements sent then are dropped, and the loop is about to handle the loss."""
         return self._queue.byte_count > self._max_queued_bytes or self._end is not _End.OPEN
 
-    @property
-    def queued_bytes(self) -> int:
-        return self._queue.byte_count
-
     def send(self, element: Element) -> None:
         assert self._end is not _End.CLOSED_HERE, f"channel {self.channel} is closed"
         if self._end is _End.CLOSED_THERE:

@@ -244,7 +244,7 @@ class Assembly:
             is_restored=restored is not None,
             goes_on=chain is not None,
             is_native=bool(files),
-            on_timer_without_event_time=partial(self._notice, warning_of(node.name))
+            on_timer_without_event_time=partial(self._world.tell, Noticed(self.index, warning_of(node.name)))
             if node.name in self._without_event_time
             else None,
             snapshots=shown(self._world.store.address),
@@ -266,9 +266,6 @@ class Assembly:
             parallelism=vertex.parallelism,
             native=self._settings.backend.native,
         )
-
-    def _notice(self, text: str) -> None:
-        self._world.tell(Noticed(self.index, text))
 
     def _make_backend(self, files: Sequence[FileEntry], key_type: pa.DataType) -> KeyedBackend:
         backend = self._settings.backend

@@ -7,7 +7,7 @@ inputs at every step, and lets it overtake what is queued before it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,9 +63,6 @@ class InnerSubtask(Subtask):
         self,
         *,
         inputs: Sequence[Input],
-        max_batch_rows: int,
-        monotonic_ms: Callable[[], int],
-        on_done: Callable[[Subtask], None],
         mode: AlignmentMode,
         hurries: bool,
         laps: Laps | None,
@@ -78,9 +75,6 @@ class InnerSubtask(Subtask):
         self._by_channel = {each.inlet.channel: each for each in inputs}
         self._feedback = next((each for each in inputs if each.is_feedback), None)
         self._regular = frozenset(each.inlet.channel for each in inputs if not each.is_feedback)
-        self._max_batch_rows = max_batch_rows
-        self._monotonic_ms = monotonic_ms
-        self._on_done = on_done
         self._turn = 0
         self._ended: set[ChannelId] = set()
         self._laps = laps

@@ -90,6 +90,9 @@ class Subtask:
         take_frozen: TakeFrozen,
         places: Sequence[Place],
         replay: Replay,
+        max_batch_rows: int,
+        monotonic_ms: Callable[[], int],
+        on_done: Callable[[Subtask], None],
     ) -> None:
         self.id = SubtaskId(vertex.id, index)
         self.vertex = vertex
@@ -100,6 +103,9 @@ class Subtask:
         self._take_frozen = take_frozen
         self._places = tuple(places)
         self._replay = replay
+        self._max_batch_rows = max_batch_rows
+        self._monotonic_ms = monotonic_ms
+        self._on_done = on_done
         self._alignment: Alignment
         self._marker = Marker(0)  # of the epoch in progress
         self._align_started: float | None = None
@@ -239,24 +245,12 @@ class SourceSubtask(Subtask):
     `halts`: it reads nothing between its marker and the end of the epoch (the experimental stop-the-world protocol).
     """
 
-    def __init__(
-        self,
-        *,
-        max_batch_rows: int,
-        linger_ms: int,
-        monotonic_ms: Callable[[], int],
-        on_done: Callable[[Subtask], None],
-        halts: bool,
-        **rest: Any,
-    ) -> None:
+    def __init__(self, *, linger_ms: int, halts: bool, **rest: Any) -> None:
         super().__init__(**rest)
         source = self.operators[0]
         assert isinstance(source, SourceOperator)
         self._source = source
-        self._max_batch_rows = max_batch_rows
         self._linger_ms = linger_ms
-        self._monotonic_ms = monotonic_ms
-        self._on_done = on_done
         self._halts = halts
         self._halted: int | None = None
         self._to_end = False

@@ -135,14 +135,11 @@ class FrozenCommittables:
     """What a sink has pending at a marker. Reading it finishes the pre-commits, in the background."""
 
     complete = True
+    states = (COMMITTABLES,)
 
     def __init__(self, pending: Sequence[Committable], prepared: Sequence[_Prepared]) -> None:
         self._pending = pending
         self._prepared = prepared
-
-    @property
-    def states(self) -> tuple[StateInfo, ...]:
-        return (COMMITTABLES,)
 
     def sections(self) -> Iterator[Section]:
         items = FrozenItems()

@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Remembered:
-    is_out_of_use: Callable[[], bool]
-    forget: tuple[Callable[[], None], ...]
-
-
-_remembered: list[_Remembered] = []
+# What tells that something is out of use, and what is to be called then.
+_remembered: list[tuple[Callable[[], bool], tuple[Callable[[], None], ...]]] = []
 _lock = threading.Lock()
 
 
 def forget_when(is_out_of_use: Callable[[], bool], *forget: Callable[[], None]) -> None:
     """Call every function of `forget` some time after `is_out_of_use` has become true."""
     with _lock:
-        unused = [each for each in _remembered if each.is_out_of_use()]
-        _remembered[:] = [*(each for each in _remembered if each not in unused), _Remembered(is_out_of_use, forget)]
-    for each in unused:
-        for call in each.forget:
+        unused = [each for each in _remembered if each[0]()]
+        _remembered[:] = [*(each for each in _remembered if each not in unused), (is_out_of_use, forget)]
+    for _, calls in unused:
+        for call in calls:
             call()

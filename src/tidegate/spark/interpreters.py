@@ -31,11 +31,12 @@ SlotTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 PYTHON_VARIABLE, PYTHON_SETTING = "PYSPARK_PYTHON", "spark.pyspark.python"
 
-_MISSING_MODULE = re.compile(
-    r"((?:ModuleNotFoundError|ImportError): (?:No module named|cannot import name) .+)$", re.MULTILINE
+# What Spark's error shows if the Python was the cause: a module that is missing, another version, no such program.
+_CAUSES = (
+    re.compile(r"((?:ModuleNotFoundError|ImportError): (?:No module named|cannot import name) .+)$", re.MULTILINE),
+    re.compile(r"^.*(\[PYTHON_VERSION_MISMATCH\].+)$", re.MULTILINE),
+    re.compile(r"(Cannot run program .+)$", re.MULTILINE),
 )
-_OTHER_VERSION = re.compile(r"^.*(\[PYTHON_VERSION_MISMATCH\].+)$", re.MULTILINE)
-_NO_PROGRAM = re.compile(r"(Cannot run program .+)$", re.MULTILINE)
 _EXECUTORS_RUN = "Executors run"
 _ADVICE = (
     "On one machine, set PYSPARK_PYTHON={driver} in the environment before the session is made: "
@@ -142,9 +143,8 @@ def guarded(task: SlotTask) -> SlotTask:
 
 def no_use_in_trying(error: Exception, pythons: Pythons) -> str | None:
     """Return what to report if Spark's error was caused by the Python that executors run, as it will be at every try."""
-    text = str(error)
-    found = _MISSING_MODULE.findall(text) or _OTHER_VERSION.findall(text) or _NO_PROGRAM.findall(text)
-    if not found:
+    found = next(filter(None, (cause.findall(str(error)) for cause in _CAUSES)), None)
+    if found is None:
         return None
     if _EXECUTORS_RUN in found[-1]:
         return str(found[-1])

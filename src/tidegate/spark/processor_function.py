@@ -29,7 +29,7 @@ from tidegate.spark import processor_pandas
 from tidegate.spark.processor_errors import NoKey
 from tidegate.spark.processor_settings import ProcessorSettings
 from tidegate.spark.processor_states import DeclaredState, LiveHandle
-from tidegate.spark.processor_values import python_columns, row_class, user_keys
+from tidegate.spark.processor_values import python_column, row_class, user_keys
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.timers import TimeKind, TimerQueue
 from tidegate.types import ddl_of, from_list
@@ -162,7 +162,8 @@ class RowFunction(ProcessorFunction):
     def _parts(self, groups: Groups) -> Iterator[Sequence[Any]]:
         names = tuple(groups.rows.schema.names)
         kind = self._classes.get(names) or self._classes.setdefault(names, row_class(names))
-        rows = map(tuple.__new__, repeat(kind), zip(*python_columns(groups.rows, self._settings.zone), strict=True))
+        columns = [python_column(column, self._settings.zone) for column in groups.rows.columns]
+        rows = map(tuple.__new__, repeat(kind), zip(*columns, strict=True))
         if len(groups.sizes) == groups.rows.num_rows:
             return zip(rows, strict=False)  # every key has one row
         stops = list(accumulate(groups.sizes, initial=0))

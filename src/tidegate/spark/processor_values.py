@@ -205,12 +205,8 @@ def row_maker(names: Sequence[str]) -> Convert:
     return lambda values: tuple.__new__(kind, values)
 
 
-def python_columns(batch: pa.RecordBatch, zone: str) -> list[list[Any]]:
-    """Return the columns as Arrow converts them, which is what Spark does, but faster."""
-    return [python_column(column, zone) for column in batch.columns]
-
-
 def python_column(column: pa.Array, zone: str) -> list[Any]:
+    """Return the column as Arrow converts it, which is what Spark does, but faster."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         moments = to_list(column)

@@ -27,7 +27,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -126,8 +125,13 @@ class StateSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        with _without_frames():
+        try:
             return ddl_of(self._chosen().open()[1].schema)
+        except TidegateError:
+            os.environ[HIDE_TRACEBACK] = (
+                "1"  # Spark shows our errors without Python's frames. The process ends with this one
+            )
+            raise
 
     def reader(self, schema: StructType) -> DataSourceReader:
         kind = PushingReader if FILTERS_ARE_SAFE else StateReader
@@ -144,16 +148,6 @@ class StateSource(DataSource):
         if self._request is None:
             self._request = requested(self.options)
         return self._request
-
-
-@contextmanager
-def _without_frames() -> Iterator[None]:
-    """Let Spark show our errors without Python's frames. The process ends with such an error."""
-    try:
-        yield
-    except TidegateError:
-        os.environ[HIDE_TRACEBACK] = "1"
-        raise
 
 
 def requested(options: Any) -> TableRequest:

@@ -21,7 +21,7 @@ from tidegate.state.cutting import cut_by_group
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.expiring import Expiring, ExpiringEntries, ExpiringItems, ExpiringThings
 from tidegate.state.sections import FrozenState, Section, StateInfo, deleted_schema
-from tidegate.state.shapes import Shape, shape_of
+from tidegate.state.shapes import SHAPES, Row, Shape
 from tidegate.state.ttl import EXPIRES, put_together, soonest_ends, split_by_end, stored_info, taken_apart, with_ends
 
 
@@ -83,7 +83,7 @@ class CellBackend(ABC):
         """Return the state object for a descriptor, which the user's function calls."""
         info = descriptor.info(self.key_type)
         assert info.name not in self._infos, f"two states are named {info.name!r}"
-        shape, ttl = shape_of(descriptor), descriptor.ttl
+        shape, ttl = Row if descriptor.as_tuples else SHAPES[descriptor.shape], descriptor.ttl
         merges = descriptor.shape == "aggregating"
         cells: Any = self.make_cells(
             stored_info(info), as_tuples=descriptor.as_tuples or ttl is not None, in_place=merges or ttl is not None

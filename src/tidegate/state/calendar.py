@@ -27,8 +27,6 @@ class _Several(dict[Any, None]):
 class Calendar:
     """Times and keys, each pair once."""
 
-    __slots__ = ("_keys", "_times")
-
     def __init__(self) -> None:
         self._keys: dict[int, Any] = {}  # by time: the key, or `_Several`
         self._times: list[int] = []  # a heap of these times, and of times that have no keys any more

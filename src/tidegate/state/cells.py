@@ -43,9 +43,6 @@ class _NoKey:
             "record of a keyed stream, and in on_timer"
         )
 
-    def __repr__(self) -> str:
-        return "NO_KEY"
-
 
 GONE: Any = _Sentinel.GONE
 ABSENT: Any = _Sentinel.ABSENT
@@ -65,7 +62,6 @@ class AnyCells(ABC):
     """The common part of the three kinds. `in_memory`: reads are cheap, and there is memory for an index of all keys. Cells
     that are not `in_memory` implement `keys_from`."""
 
-    __slots__ = ()
     in_memory: bool = False
 
     @abstractmethod
@@ -80,8 +76,6 @@ class AnyCells(ABC):
 
 class Cells(AnyCells):
     """One thing for each key."""
-
-    __slots__ = ()
 
     @abstractmethod
     def get(self, key: Any) -> Any:
@@ -103,8 +97,6 @@ class Cells(AnyCells):
 class ListCells(AnyCells):
     """A list for each key."""
 
-    __slots__ = ()
-
     @abstractmethod
     def items(self, key: Any) -> Sequence[Any]: ...
 
@@ -120,8 +112,6 @@ class ListCells(AnyCells):
 
 class MapCells(AnyCells):
     """A dictionary for each key. Items keep the order in which they were first put."""
-
-    __slots__ = ()
 
     @abstractmethod
     def get(self, key: Any, item: Any) -> Any:

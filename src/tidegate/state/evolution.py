@@ -151,17 +151,6 @@ def _check_map_key(was: pa.Schema, now: pa.Schema) -> None:
         )
 
 
-def conversion(old: pa.DataType, new: pa.DataType, *, changes: Changes | None = None) -> Convert | None:
-    """Return the conversion from arrays of one type to arrays of another; None if the types are the same.
-
-    Raise `RestoreError` if some value of `old` has no equal in `new`.
-    """
-    walk = _Walk(changes or Changes())
-    convert = walk.between(old, new, "")
-    walk.check()
-    return convert
-
-
 def check_changes(declared: pa.DataType, changes: Changes) -> None:
     """Raise `JobError` if `added` or `renamed` has a path that the type doesn't have, or a default that doesn't fit."""
     fields = dict(_fields(declared, ""))

@@ -9,7 +9,6 @@ from tidegate.state.cells import ABSENT, GONE, Cells, Cursor, ListCells, MapCell
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.expiring import ExpiringThings, Slices
 from tidegate.state.heap_layers import DoubledTable, Layer, LayeredTable
-from tidegate.state.sections import StateInfo
 from tidegate.state.shapes import Row, Value
 
 _NOTHING: dict[Any, Any] = {}  # never written to
@@ -17,8 +16,6 @@ _NOTHING: dict[Any, Any] = {}  # never written to
 
 class HeapValues(LayeredTable, Cells):
     """Things that are replaced whole."""
-
-    __slots__ = ()
 
     def get(self, key: Any) -> Any:
         thing = self.fresh.get(key, ABSENT)
@@ -38,11 +35,7 @@ class HeapValues(LayeredTable, Cells):
 class HeapTimers(HeapValues):
     """Lists of times. To move a timer is to delete it and to set it again, so the keys that are GONE are counted."""
 
-    __slots__ = ("gone_count",)
-
-    def __init__(self, info: StateInfo, *, as_tuples: bool = False) -> None:
-        super().__init__(info, as_tuples=as_tuples)
-        self.gone_count = 0
+    gone_count = 0
 
     def set(self, key: Any, thing: Any) -> None:
         if self.may_hold_gone and self.fresh.get(key) is GONE:
@@ -65,8 +58,6 @@ class HeapTimers(HeapValues):
 class HeapThings(DoubledTable, Cells):
     """Things that are changed in place, or read whenever they are written."""
 
-    __slots__ = ()
-
     def get(self, key: Any) -> Any:
         return self.main.get(key, GONE)
 
@@ -77,11 +68,8 @@ class HeapThings(DoubledTable, Cells):
 
 
 class HeapItems(DoubledTable, ListCells):
-    __slots__ = ()
-
     def items(self, key: Any) -> Sequence[Any]:
-        items: Sequence[Any] = self.main.get(key, ())
-        return items
+        return self.main.get(key, ())  # type: ignore[no-any-return]
 
     def extend(self, key: Any, items: Sequence[Any]) -> None:
         held = self.main.get(key)
@@ -97,8 +85,6 @@ class HeapItems(DoubledTable, ListCells):
 
 
 class HeapEntries(DoubledTable, MapCells):
-    __slots__ = ()
-
     def get(self, key: Any, item: Any) -> Any:
         return self.main.get(key, _NOTHING).get(item, ABSENT)
 
@@ -123,8 +109,7 @@ class HeapEntries(DoubledTable, MapCells):
             self.main[key] = self.fresh[key] = held
 
     def entries(self, key: Any) -> Mapping[Any, Any]:
-        entries: Mapping[Any, Any] = self.main.get(key, _NOTHING)
-        return entries
+        return self.main.get(key, _NOTHING)  # type: ignore[no-any-return]
 
     def count(self, key: Any) -> int:
         return len(self.main.get(key, _NOTHING))
@@ -136,7 +121,6 @@ class HeapEntries(DoubledTable, MapCells):
 class HeapValue(Value):
     """A value without calls to its cells: such a call takes 22 ns, and `get` and `set` without it 50."""
 
-    __slots__ = ()
     cells: HeapValues
 
     def get(self) -> Any:
@@ -154,8 +138,6 @@ class HeapValue(Value):
 
 class HeapRow(Row, HeapValue):
     """A `HeapValue` for a struct that is held as a tuple."""
-
-    __slots__ = ()
 
     def set(self, value: Any) -> None:
         row = tuple(value)
@@ -189,7 +171,6 @@ class HeapExpiringThings(ExpiringThings):
 class HeapExpiringValue(Value):
     """A value with a ttl that reads don't renew: a read is one access to a dictionary and one comparison."""
 
-    __slots__ = ("now_ms", "table")
     cells: HeapExpiringThings
 
     def __init__(self, descriptor: Descriptor, cells: HeapExpiringThings, cursor: Cursor) -> None:

@@ -72,7 +72,6 @@ class Layer:
 class HeapTable(AnyCells):
     """The entries of one state. There are two kinds, the subclasses below."""
 
-    __slots__ = ("as_tuples", "fresh", "info", "main", "may_hold_gone")
     in_memory = True
 
     def __init__(self, info: StateInfo, *, as_tuples: bool = False) -> None:
@@ -99,8 +98,6 @@ class HeapTable(AnyCells):
 
 class DoubledTable(HeapTable):
     """Entries that change in place: in `main`, and in `fresh` as well if they have changed."""
-
-    __slots__ = ("alone", "shared", "unread")
 
     def __init__(self, info: StateInfo, *, as_tuples: bool = False) -> None:
         super().__init__(info, as_tuples=as_tuples)
@@ -154,8 +151,6 @@ class DoubledTable(HeapTable):
 
 class LayeredTable(HeapTable):
     """Entries that are replaced whole, in one place each."""
-
-    __slots__ = ("reuse_count", "layers")
 
     def __init__(self, info: StateInfo, *, as_tuples: bool = False) -> None:
         super().__init__(info, as_tuples=as_tuples)

@@ -52,25 +52,6 @@ PROBE_EVERY, WORTH, MANY_MISSES = 64, 4, 8
 class RocksTable(AnyCells):
     """The cache of one state, whose keys in RocksDB begin with `prefix`."""
 
-    __slots__ = (
-        "as_tuples",
-        "cache",
-        "changes",
-        "complete",
-        "dirty",
-        "misses",
-        "frozen",
-        "prefix",
-        "host",
-        "info",
-        "older",
-        "probed",
-        "spelled_bytes",
-        "spelling",
-        "turn",
-        "wanted",
-        "waste",
-    )
     prefetched: ClassVar[bool] = True
 
     def __init__(
@@ -244,8 +225,6 @@ class RocksTable(AnyCells):
 class RocksThings(RocksTable, Cells):
     """One thing for each key. Things in `frozen` aren't changed in place, since the writing thread reads them."""
 
-    __slots__ = ()
-
     def get(self, key: Any) -> Any:
         thing = self.cache.get(key, ABSENT)
         return self.fetch(key) if thing is ABSENT else thing
@@ -262,7 +241,6 @@ class RocksThings(RocksTable, Cells):
 class RocksValue(Value):
     """A value without calls to its cells: such a call takes 22 ns, and `get` and `set` without it 50."""
 
-    __slots__ = ()
     cells: RocksThings
 
     def get(self) -> Any:

@@ -48,16 +48,9 @@ OBJECT_BYTES = 400  # of a `ListEntry` or `MapEntry`
 class RocksCollection(RocksTable):
     """The common part of both: entries that know which of their parts are to be written."""
 
-    __slots__ = ("item_count", "older_bytes")
     prefetched: ClassVar[bool] = False
-
-    def __init__(
-        self, info: StateInfo, host: RocksBackend, prefix: bytes, *, complete: bool, as_tuples: bool = False
-    ) -> None:
-        super().__init__(info, host, prefix, complete=complete, as_tuples=as_tuples)
-        self.item_count = 0  # about how many are in `cache`
-        self.older_bytes = 0.0
-        self.wanted = False
+    item_count = 0  # about how many are in `cache`
+    older_bytes = 0.0
 
     def entry(self, key: Any) -> Any:
         """Return what the cache has for the key, or None."""
@@ -97,13 +90,12 @@ class RocksCollection(RocksTable):
         return 0  # they are written after a number of changes
 
     def young_bytes(self) -> float:
-        return len(self.cache) * (ENTRY_BYTES + OBJECT_BYTES) + self.item_count * self.item_bytes()
+        return len(self.cache) * (ENTRY_BYTES + OBJECT_BYTES) + self.item_count * (
+            16 + self.spelling.held_bytes(self.spelled_bytes)
+        )
 
     def held_bytes(self) -> float:
         return self.young_bytes() + self.older_bytes
-
-    def item_bytes(self) -> float:
-        return 16 + self.spelling.held_bytes(self.spelled_bytes)
 
 
 class ListEntry:
@@ -124,8 +116,6 @@ class ListEntry:
 
 
 class RocksItems(RocksCollection, ListCells):
-    __slots__ = ()
-
     def items(self, key: Any) -> Sequence[Any]:
         return self._whole(key).items
 
@@ -225,8 +215,6 @@ class MapEntry:
 
 
 class RocksEntries(RocksCollection, MapCells):
-    __slots__ = ("key_kind", "plain_key")
-
     def __init__(
         self, info: StateInfo, host: RocksBackend, prefix: bytes, *, complete: bool, as_tuples: bool = False
     ) -> None:

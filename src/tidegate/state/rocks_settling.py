@@ -41,18 +41,14 @@ class Settling:
         self._error: Exception | None = None
         self._hurried = False
         self._needed = True
-        self._done = threading.Event()
+        self.done = threading.Event()
         # Not `Thread.start`, which waits until the thread runs, while all cores may be busy.
         _thread.start_new_thread(self._run, (db, tables, last))
-
-    @property
-    def done(self) -> bool:
-        return self._done.is_set()
 
     def wait(self) -> Path:
         """Wait until all is written, without rests; return where the files are."""
         self._hurried = True
-        self._done.wait()
+        self.done.wait()
         if self._error is not None:
             raise self._error
         return self._place
@@ -76,7 +72,7 @@ class Settling:
         except Exception as error:  # noqa: BLE001  (`wait` raises it)
             self._error = error
         finally:
-            self._done.set()
+            self.done.set()
 
     def _write(self, db: Any, table: RocksTable) -> None:
         """Write a table's entries from the end, so that those that are written can be removed with `popitem`."""

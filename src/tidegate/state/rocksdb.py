@@ -292,7 +292,7 @@ class RocksBackend(CellBackend):
             sum(table.dirty_bytes() for table in tables) / (allowed_bytes * DIRTY_SHARE),
             sum(table.changes for table in tables) / MAX_CHANGES,
         )
-        if fullness <= 1 or (fullness <= 2 and self._settling is not None and not self._settling.done):
+        if fullness <= 1 or (fullness <= 2 and self._settling is not None and not self._settling.done.is_set()):
             return
         self.settle()
         self._flush(tables, WRITTEN_ENTRIES / sum(len(table.dirty) for table in tables) if fullness <= 2 else 0.5)

@@ -20,8 +20,6 @@ from tidegate.state.values import NoSuchValue, detached, form_of
 class Shape:
     """The common part of all shapes."""
 
-    __slots__ = ("cells", "copied", "cursor", "convert", "plain")
-
     def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
         self.cells = cells
         self.cursor = cursor
@@ -34,7 +32,6 @@ class Shape:
 
 
 class Value(Shape):
-    __slots__ = ("default",)
     cells: Cells
 
     def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
@@ -56,8 +53,6 @@ class Value(Shape):
 class Row(Value):
     """A struct of plain fields, given and held as a tuple. It takes a third of a dict's memory and needs no copies."""
 
-    __slots__ = ("types",)
-
     def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
         super().__init__(descriptor, cells, cursor)
         self.types = tuple(form_of(field.type).plain for field in descriptor.item)
@@ -72,7 +67,6 @@ class Row(Value):
 
 
 class Reducing(Shape):
-    __slots__ = ("function", "result")
     cells: Cells
 
     def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
@@ -101,8 +95,6 @@ class Reducing(Shape):
 class Aggregating(Reducing):
     """`add` may change an accumulator in place, unless a reader can see it: then it gets a copy."""
 
-    __slots__ = ("create", "long")
-
     def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
         super().__init__(descriptor, cells, cursor)
         assert descriptor.create is not None
@@ -126,7 +118,6 @@ class Aggregating(Reducing):
 
 
 class List(Shape):
-    __slots__ = ()
     cells: ListCells
 
     def get(self) -> tuple[Any, ...]:
@@ -152,7 +143,6 @@ class List(Shape):
 
 
 class Map(Shape):
-    __slots__ = ("convert_key", "plain_key")
     cells: MapCells
 
     def __init__(self, descriptor: Descriptor, cells: Any, cursor: Cursor) -> None:
@@ -199,11 +189,7 @@ class Map(Shape):
         return iter(self.keys())
 
 
-def shape_of(descriptor: Descriptor) -> type[Shape]:
-    return Row if descriptor.as_tuples else _SHAPES[descriptor.shape]
-
-
-_SHAPES: dict[str, type[Shape]] = {
+SHAPES: dict[str, type[Shape]] = {
     "value": Value,
     "list": List,
     "map": Map,

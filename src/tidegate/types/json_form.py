@@ -11,7 +11,7 @@ then have their defaults, and have unknown ones, which are ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -91,7 +91,7 @@ def _object_reader(kind: Any) -> _Read:
     hints, is_lenient = get_type_hints(kind), kind in _lenient
     readers = {each.name: _reader(hints[each.name]) for each in fields(kind)}
     renamed = {each.metadata["formerly"]: each.name for each in fields(kind) if "formerly" in each.metadata}
-    needed = {each.name for each in fields(kind) if not (_has_default(each) if is_lenient else each.metadata)}
+    needed = {each.name for each in fields(kind) if not (is_lenient or each.metadata)}
 
     def read(value: object, where: str) -> Any:
         found = {renamed.get(key, key): held for key, held in _checked(value, (dict,), "an object", where).items()}
@@ -127,7 +127,3 @@ def _checked(value: object, kinds: tuple[type, ...], name: str, where: str) -> A
     if type(value) not in kinds:  # a JSON true is an int to Python, not to us
         raise ValueError(f"{where}: expected {name}, found {value!r:.80}")
     return value
-
-
-def _has_default(each: Field[Any]) -> bool:
-    return each.default is not MISSING or each.default_factory is not MISSING

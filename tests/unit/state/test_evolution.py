@@ -15,11 +15,22 @@ from hypothesis import strategies as st
 from tests import declaring as tg
 from tidegate.errors import JobError, RestoreError, SchemaError
 from tidegate.state.descriptors import Descriptor
-from tidegate.state.evolution import Changes, DeclaredState, Evolved, conversion, described, evolve
+from tidegate.state.evolution import Changes, DeclaredState, Evolved, described, evolve
 from tidegate.state.sections import StateInfo, StateKind
 from tidegate.types import from_list, parse_type, to_list
 
 LONG = pa.int64()
+
+
+def conversion(
+    old: pa.DataType, new: pa.DataType, *, changes: Changes | None = None
+) -> Callable[[pa.Array], pa.Array] | None:
+    """Return how arrays of one type become arrays of another in a state that isn't keyed; None if they stay as they are."""
+    was, now = (StateInfo("s", StateKind.SPLIT, "list", pa.schema([pa.field("value", kind)])) for kind in (old, new))
+    convert = evolve(was, DeclaredState(now, changes=changes or Changes())).convert
+    if convert is None:
+        return None
+    return lambda array: convert(pa.RecordBatch.from_arrays([array], schema=was.schema)).column("value")
 
 
 def converted(old: str, new: str, *values: Any, **changes: Any) -> list[Any]:

@@ -107,9 +107,8 @@ def open_attempt(
     attempt = catalog.claim_attempt(above=named.manifest.attempt if isinstance(named, Snapshot) else 0)
     epochs = catalog.epochs()
     origin, own_epoch = chosen(epochs)
-    highest = max([catalog.highest_epoch_seen(), *epochs], default=0)
+    highest = max(catalog.highest_epoch_seen(), origin.epoch or 0, *epochs)
     losses = losses_of(origin)
-    highest = max(highest, origin.epoch or 0)
     catalog.sweep(attempt)
     kept = [epoch for epoch in epochs if epoch <= own_epoch]
     return Opened(attempt, kept, origin, highest + 1, epochs[len(kept) :], losses)

@@ -6,7 +6,6 @@ once (job_log.py).
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 from tidegate.driver.job_log import JobLog
@@ -33,12 +32,10 @@ class FailureLog:
         decision = GiveUp() if failure.permanent else decide(self._strategy, self._failed_at_ms, now_ms)
         if isinstance(decision, RestartAfter) and earlier is not None:
             decision = GiveUp()
-            at = self.failures[earlier].attempt
-            failure = replace(failure, permanent=True)
             self._add(
-                failure,
-                f"It failed twice at the same record, in attempts {at} and {failure.attempt}, so a restart "
-                f"doesn't help: {self._at_the_end}",
+                replace(failure, permanent=True),
+                f"It failed twice at the same record, in attempts {self.failures[earlier].attempt} and {failure.attempt}, "
+                f"so a restart doesn't help: {self._at_the_end}",
                 epoch=epoch,
             )
         elif isinstance(decision, RestartAfter):
@@ -47,7 +44,6 @@ class FailureLog:
             self._add(
                 failure,
                 f"Restarting {where} in {decision.delay_ms / 1000:g} s (restart {decision.number}{of})",
-                level=logging.WARNING,
                 epoch=epoch,
                 delay_ms=decision.delay_ms,
             )
@@ -72,17 +68,9 @@ class FailureLog:
         self.failures[-1] = replace(self.failures[-1], stopped=True, then=then)
         self._log.stopped(then)
 
-    def _add(
-        self,
-        failure: Failure,
-        then: str,
-        *,
-        level: int = logging.ERROR,
-        epoch: int | None,
-        delay_ms: int | None = None,
-    ) -> None:
+    def _add(self, failure: Failure, then: str, *, epoch: int | None, delay_ms: int | None = None) -> None:
         self.failures.append(replace(failure, then=then))
-        self._log.failed(self.failures[-1], level, epoch=epoch, delay_ms=delay_ms)
+        self._log.failed(self.failures[-1], epoch=epoch, delay_ms=delay_ms)
 
 
 def _error_of(failure: Failure, epoch: int | None) -> ErrorAtRecord | None:

@@ -39,8 +39,13 @@ class JobLog:
         """An attempt was claimed, and its slots are being deployed."""
         self.attempt = attempt.attempt
         if losses:
-            text = " does not take in from its snapshot: %s."
-            self._say(logging.WARNING, "dropped", text, ", ".join(losses), epoch=attempt.restored_epoch)
+            self._say(
+                logging.WARNING,
+                "dropped",
+                " does not take in from its snapshot: %s.",
+                ", ".join(losses),
+                epoch=attempt.restored_epoch,
+            )
         work = "" if batch is None else f" with micro-batch {batch.number} of the query {batch.query}"
         origin = "no snapshot" if attempt.restored_epoch is None else f"snapshot {attempt.restored_epoch}"
         of = "" if attempt.restored_from is None else f" of {attempt.restored_from}"
@@ -62,11 +67,11 @@ class JobLog:
             bytes=restored,
         )
 
-    def failed(self, failure: Failure, level: int, *, epoch: int | None, delay_ms: int | None) -> None:
+    def failed(self, failure: Failure, *, epoch: int | None, delay_ms: int | None) -> None:
         """Why an attempt ended, and what follows. Without a delay it is not restarted."""
         slot = "" if failure.where is None or failure.where in failure.message else f", {failure.where}"
         self._say(
-            level,
+            logging.ERROR if delay_ms is None else logging.WARNING,
             "failed" if delay_ms is None else "restarting",
             "%s: %s\n%s.",
             slot,
@@ -84,28 +89,25 @@ class JobLog:
 
     def completed(self, report: EpochReport, now_ms: int) -> None:
         if (held_back := self._snapshots.take(now_ms)) is not None:
-            took_ms = report.duration_ms
-            text = ": snapshot %d is complete after %d ms, %d bytes; %d others since the last line."
             self._say(
                 self._routine,
                 "snapshot",
-                text,
+                ": snapshot %d is complete after %d ms, %d bytes; %d others since the last line.",
                 report.epoch,
-                took_ms,
+                report.duration_ms,
                 report.bytes,
                 held_back,
                 epoch=report.epoch,
-                duration_ms=took_ms,
+                duration_ms=report.duration_ms,
                 bytes=report.bytes,
             )
 
     def aborted(self, report: EpochReport, now_ms: int) -> None:
         took_ms = now_ms - report.triggered_ms
-        text = ": epoch %d was aborted after %.1f s: %s"
         self._say(
             logging.WARNING,
             "aborted",
-            text,
+            ": epoch %d was aborted after %.1f s: %s",
             report.epoch,
             took_ms / 1000,
             report.aborted,
@@ -116,8 +118,13 @@ class JobLog:
     def not_deleted(self, error: BaseException | None, now_ms: int) -> None:
         """Snapshots or files that nobody needs any more stay where they are. Not of a driver that was fenced off."""
         if error is not None and not isinstance(error, FencedOff) and self._deletions.take(now_ms) is not None:
-            text = ": what snapshots don't need any more can't be deleted now: %s: %s. The next attempt deletes it."
-            self._say(logging.WARNING, "not-deleted", text, type(error).__name__, error)
+            self._say(
+                logging.WARNING,
+                "not-deleted",
+                ": what snapshots don't need any more can't be deleted now: %s: %s. The next attempt deletes it.",
+                type(error).__name__,
+                error,
+            )
 
     def stopped(self, then: str) -> None:
         """The user has stopped the job while it was restarting."""
@@ -131,11 +138,25 @@ class JobLog:
 
     def savepoint_settled(self, to: str, info: SavepointInfo | None, error: BaseException | None) -> None:
         if info is not None:
-            text = ": the savepoint of epoch %d, %d bytes, is complete in %s."
-            self._say(logging.INFO, "savepoint", text, info.epoch, info.bytes, shown(to), epoch=info.epoch, bytes=info.bytes)
+            self._say(
+                logging.INFO,
+                "savepoint",
+                ": the savepoint of epoch %d, %d bytes, is complete in %s.",
+                info.epoch,
+                info.bytes,
+                shown(to),
+                epoch=info.epoch,
+                bytes=info.bytes,
+            )
         else:
-            text = ": the savepoint to %s was not taken: %s: %s"
-            self._say(logging.WARNING, "savepoint-failed", text, shown(to), type(error).__name__, error)
+            self._say(
+                logging.WARNING,
+                "savepoint-failed",
+                ": the savepoint to %s was not taken: %s: %s",
+                shown(to),
+                type(error).__name__,
+                error,
+            )
 
     def ended(self, status: Status, epoch: int | None) -> None:
         """The job is over. A failure is a line of its own."""
@@ -151,5 +172,11 @@ class JobLog:
 
 def batch_failed(job: str, offer: Offer, error: str) -> None:
     """Log that a micro-batch, whose tasks offered themselves like this one, has failed."""
-    text, fields = "Job %r: micro-batch %s of the query %s failed: %s", {"event": "batch-failed", "job": job}
-    LOGGER.warning(text, job, offer.batch, offer.query, error, extra=fields)
+    LOGGER.warning(
+        "Job %r: micro-batch %s of the query %s failed: %s",
+        job,
+        offer.batch,
+        offer.query,
+        error,
+        extra={"event": "batch-failed", "job": job},
+    )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 from tidegate.control.messages import RestoreStats
 from tidegate.control.settings import JobSettings
@@ -40,14 +39,22 @@ class SlotLog:
         if cost is None:
             self._say(self._routine, "deployed", "is ready, with no snapshot: %s.", names)
         else:
-            text = "is ready, with %d bytes of snapshot %d restored in %d ms: %s."
-            fields: dict[str, Any] = {"epoch": epoch, "bytes": cost.bytes, "duration_ms": cost.ms}
-            self._say(self._routine, "deployed", text, cost.bytes, epoch, cost.ms, names, **fields)
+            self._say(
+                self._routine,
+                "deployed",
+                "is ready, with %d bytes of snapshot %d restored in %d ms: %s.",
+                cost.bytes,
+                epoch,
+                cost.ms,
+                names,
+                epoch=epoch,
+                bytes=cost.bytes,
+                duration_ms=cost.ms,
+            )
 
     def failed(self, error: BaseException) -> None:
         """An error ends it. The traceback is logged here only; the driver is sent what users need."""
-        text = "fails: %s: %s"
-        self._say(logging.ERROR, "failed", text, type(error).__name__, error, exc_info=error)
+        self._say(logging.ERROR, "failed", "fails: %s: %s", type(error).__name__, error, exc_info=error)
 
     def orphaned(self, reason: str) -> None:
         """The coordinator is gone, or has begun another attempt."""

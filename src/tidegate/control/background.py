@@ -41,12 +41,11 @@ class BackgroundThread:
         self._waiting.put((work, then))
 
     def deliver(self) -> bool:
-        delivered = False
+        found = bool(self._finished)
         while self._finished:
             then, result, error = self._finished.popleft()
             then(result, error)
-            delivered = True
-        return delivered
+        return found
 
     def close(self, *, finish: bool = False, timeout_s: float = 5.0) -> None:
         """Wait for the current work to finish. With `finish`, do the work that is waiting as well; otherwise drop it."""

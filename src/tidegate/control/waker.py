@@ -33,9 +33,6 @@ class Waker:
             os.close(self._write)
 
     def _drain(self, events: int) -> None:
-        while True:
-            try:
-                if len(os.read(self._read, 4096)) < 4096:
-                    return
-            except BlockingIOError:
-                return
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self._read, 4096)) == 4096:
+                pass

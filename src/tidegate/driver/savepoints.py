@@ -196,10 +196,9 @@ class SavepointRequests:
         self._over = f"{why} before the savepoint was taken"
         if cancel:
             self._cancelled.set()
+        committing = f"{why} before its sinks had committed what the savepoint covers"
         for order in self._orders:
-            is_complete = order.copy is not None
-            why_not = f"{why} before its sinks had committed what the savepoint covers" if is_complete else self._over
-            self._settle(order, TidegateError(why_not))
+            self._settle(order, TidegateError(self._over if order.copy is None else committing))
         self._orders = []
 
     # Requests of other processes.

@@ -324,8 +324,7 @@ def _widens(old: pa.DataType, new: pa.DataType) -> bool:
     if types.is_signed_integer(old):
         digits = old.bit_width - 1
         exact = {pa.float32().id: 24, pa.float64().id: 53}.get(new.id, 0)
-        room: int = new.bit_width - 1 if types.is_signed_integer(new) else exact
-        return bool(digits <= room)
+        return bool(digits <= (new.bit_width - 1 if types.is_signed_integer(new) else exact))
     if types.is_decimal128(old) and types.is_decimal128(new):
         return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale)
     return (old, new) in _WIDER

@@ -141,8 +141,7 @@ def to_ms(at: int | datetime) -> int:
     if type(at) is int and MIN_MS <= at <= MAX_MS:
         return at
     if isinstance(at, datetime):
-        aware = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-        return (aware - _EPOCH) // timedelta(milliseconds=1)
+        return ((at if at.tzinfo is not None else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
     at_ms = index(at)  # a float isn't accepted
     if not MIN_MS <= at_ms <= MAX_MS:
         raise ValueError(f"a timer at {at_ms} ms is beyond the end of time")

@@ -36,13 +36,11 @@ _FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:
 def to_list(array: pa.Array) -> list[Any]:
     """Return the column as Python values, None for null."""
     convert = _TO_LIST.get(array.type.id)
-    values: list[Any] = array.to_pylist() if convert is None else convert(array)
-    return values
+    return array.to_pylist() if convert is None else convert(array)
 
 
 def _numbers_to_list(array: pa.Array) -> list[Any]:
-    values: list[Any] = array.to_pylist() if array.null_count else array.to_numpy().tolist()
-    return values
+    return array.to_pylist() if array.null_count else array.to_numpy().tolist()  # type: ignore[no-any-return]
 
 
 def _moments_to_list(array: pa.Array) -> list[Any]:
@@ -54,8 +52,7 @@ def _moments_to_list(array: pa.Array) -> list[Any]:
     if outside.any():
         raise SchemaError(f"{moments[outside][0]} is outside of the years 1 to 9999, the only ones that Python can hold")
     if array.type.id == _DATE or array.type.tz is None:
-        values: list[Any] = moments.tolist()
-        return values
+        return moments.tolist()  # type: ignore[no-any-return]
     since_epoch = moments.astype("datetime64[us]", copy=False).view("timedelta64[us]").tolist()
     if array.null_count:
         return [None if elapsed is None else _EPOCH + elapsed for elapsed in since_epoch]
@@ -65,8 +62,7 @@ def _moments_to_list(array: pa.Array) -> list[Any]:
 def _nested_to_list(array: pa.Array) -> list[Any]:
     values: list[Any]
     if not _holds_maps_or_moments(array.type):
-        values = array.to_pylist()
-        return values
+        return array.to_pylist()  # type: ignore[no-any-return]
     if array.type.id == _STRUCT:
         names = [field.name for field in array.type]
         values = [dict(zip(names, fields, strict=True)) for fields in zip(*map(to_list, array.flatten()), strict=True)]

@@ -47,8 +47,8 @@ def test_a_batch_before_the_present_one_that_the_transform_has_not_completed(cap
     spark: Any = SimpleNamespace(_jsparkSession=SimpleNamespace(streams=lambda: streams))
     transform = SimpleNamespace(done=None)
     watched = {
-        "tidegate t in /s, transform 12ab34cd": _Watched("t", spark, transform),
-        "tidegate t in /s, transform 99999999": _Watched("another", spark, transform),
+        "tidegate t in /s, transform 12ab34cd": _Watched("t", spark, lambda: transform.done),
+        "tidegate t in /s, transform 99999999": _Watched("another", spark, lambda: transform.done),
     }
     seen: dict[str, _Seen] = {}
 

@@ -249,7 +249,7 @@ def _handed(
         begun=(lambda: None) if tenant is None else tenant.begin,
     )
     if tenant is not None and observed_as is not None:
-        watch(spark, observed_as, job.name, tenant)
+        watch(spark, observed_as, job.name, lambda: tenant.done)
     # By slot and not by task: Spark may run tasks of the next stage again when the slots have moved to other tasks.
     return handed.repartitionById(slots, SLOT)
 

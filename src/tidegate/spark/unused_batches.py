@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tidegate.driver.attempts import WHEN_LEFT_OUT
 from tidegate.driver.job_log import LOGGER
@@ -27,17 +28,11 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 5.0
 
 
-class Transform(Protocol):
-    @property
-    def done(self) -> MicroBatch | None:
-        """The micro-batch that the transform completed last."""
-
-
 @dataclass(slots=True)
 class _Watched:
     name: str
     spark: SparkSession
-    transform: Transform
+    done: Callable[[], MicroBatch | None]
 
 
 @dataclass(slots=True)
@@ -53,11 +48,12 @@ _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-def watch(spark: SparkSession, observed: str, name: str, transform: Transform) -> None:
-    """Watch the transform as long as the session runs. `observed` is the name under which the transform observes rows."""
+def watch(spark: SparkSession, observed: str, name: str, done: Callable[[], MicroBatch | None]) -> None:
+    """Watch a transform as long as the session runs. `observed` is the name under which the transform observes rows, and
+    `done` returns the micro-batch that it completed last."""
     global _thread
     with _lock:
-        _watched[observed] = _Watched(name, spark, transform)
+        _watched[observed] = _Watched(name, spark, done)
         if _thread is None:
             _thread = threading.Thread(target=_look_repeatedly, name="tidegate-unused-batches", daemon=True)
             _thread.start()
@@ -103,7 +99,7 @@ def _look(spark: SparkSession, watched: dict[str, _Watched], seen: dict[str, _Se
             plan = str(execution.analyzed().toString())
             seen[run_id] = _Seen(number, {each for each in watched if f"CollectMetrics {each}," in plan})
         for observed in seen[run_id].transforms & watched.keys():
-            done = watched[observed].transform.done
+            done = watched[observed].done()
             is_done = done is not None and done.query == query_id and done.number >= number - 1
             if number > seen[run_id].first and not is_done:
                 seen[run_id].transforms.discard(observed)

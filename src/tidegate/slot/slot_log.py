@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from tidegate.control.messages import RestoreStats
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
+from tidegate.errors import ProtocolError
 from tidegate.logs import OncePer, Speak
 from tidegate.protocol.ids import ChannelId, SubtaskId
 from tidegate.slot.subtask import Subtask
@@ -53,8 +54,10 @@ class SlotLog:
             )
 
     def failed(self, error: BaseException) -> None:
-        """An error ends it. The traceback is logged here only; the driver is sent what users need."""
-        self._say(logging.ERROR, "failed", "fails: %s: %s", type(error).__name__, error, exc_info=error)
+        """An error ends it. The traceback is logged here only; the driver is sent what users need. A connection that breaks
+        has a cause at its other end, and no traceback says more."""
+        cause = None if isinstance(error, ProtocolError) else error
+        self._say(logging.ERROR, "failed", "fails: %s: %s", type(error).__name__, error, exc_info=cause)
 
     def orphaned(self, reason: str) -> None:
         """The coordinator is gone, or has begun another attempt."""

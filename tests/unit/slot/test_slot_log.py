@@ -1,4 +1,4 @@
-"""What a slot logs about alignments that take long."""
+"""What a slot logs about alignments that take long, and about errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import tidegate as tg
 from tests.unit.driver.test_job_log import Lines
+from tidegate.channels.tcp_ends import ChannelLost
 from tidegate.control.settings import JobSettings, Snapshots
 from tidegate.protocol.alignment import Alignment
 from tidegate.protocol.ids import ChannelId, SubtaskId
@@ -30,7 +31,7 @@ def logged(lines: Lines) -> SlotLog:
     settings = JobSettings(name="m", snapshots=Snapshots(to="unused"))
 
     def speak(level: int, text: str, *args: object, exc_info: BaseException | None, extra: dict[str, Any]) -> None:
-        lines(level, text, *args, extra=extra)
+        lines(level, text, *args, extra={**extra, "cause": exc_info})
 
     return SlotLog(1, plan=job.plan(), settings=settings, attempt=3, speak=speak)
 
@@ -63,6 +64,15 @@ def test_alignments_that_are_quick_are_not_logged() -> None:
         missing = frozenset({ChannelId(0, 0, 1)}) if at_ms % 9_000 else frozenset()
         log.look_at_alignments(cast(Any, [Aligning(SubtaskId(1, 1), (at_ms // 9_000, missing))]), at_ms)
     assert lines.all == []
+
+
+def test_an_error_is_logged_with_its_traceback_unless_a_connection_broke() -> None:
+    lines = Lines()
+    log, bug = logged(lines), ZeroDivisionError("division by zero")
+    log.failed(bug)
+    log.failed(ChannelLost(ChannelId(0, 0, 1), "reset by peer"))
+    assert [fields["cause"] for _, fields, _ in lines.all] == [bug, None]
+    assert lines.all[1][2].endswith("slot 1 fails: ChannelLost: channel e0:0>1 is lost: reset by peer")
 
 
 def test_the_channels_that_an_alignment_waits_for() -> None:

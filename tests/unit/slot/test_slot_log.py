@@ -24,14 +24,15 @@ class Aligning:
     aligning: tuple[int, frozenset[ChannelId]]
 
 
-def logged(lines: Lines) -> SlotLog:
+def logged(lines: Lines, causes: list[BaseException | None]) -> SlotLog:
     job = ProcessJob("m", slots=2, snapshots=Snapshots(to="unused"))
     source = job.source("in", tg.sources.rows([(1,)], "n long", splits=2))
     source.key_by("n").process("count", Count(), returns="n long").to("out", tg.sinks.collect())
     settings = JobSettings(name="m", snapshots=Snapshots(to="unused"))
 
     def speak(level: int, text: str, *args: object, exc_info: BaseException | None, extra: dict[str, Any]) -> None:
-        lines(level, text, *args, extra={**extra, "cause": exc_info})
+        lines(level, text, *args, extra=extra)
+        causes.append(exc_info)
 
     return SlotLog(1, plan=job.plan(), settings=settings, attempt=3, speak=speak)
 
@@ -43,7 +44,7 @@ class Count(tg.KeyedProcess):
 
 def test_an_alignment_that_takes_long_is_logged_with_who_is_missing_once_a_minute() -> None:
     lines = Lines()
-    log = logged(lines)
+    log = logged(lines, [])
     subtask = Aligning(SubtaskId(1, 1), (17, frozenset({ChannelId(0, 0, 1)})))
     for at_ms in range(0, 130_000, 1_000):
         log.look_at_alignments(cast(Any, [subtask]), at_ms)
@@ -59,7 +60,7 @@ def test_an_alignment_that_takes_long_is_logged_with_who_is_missing_once_a_minut
 
 def test_alignments_that_are_quick_are_not_logged() -> None:
     lines = Lines()
-    log = logged(lines)
+    log = logged(lines, [])
     for at_ms in range(0, 60_000, 1_000):
         missing = frozenset({ChannelId(0, 0, 1)}) if at_ms % 9_000 else frozenset()
         log.look_at_alignments(cast(Any, [Aligning(SubtaskId(1, 1), (at_ms // 9_000, missing))]), at_ms)
@@ -67,11 +68,11 @@ def test_alignments_that_are_quick_are_not_logged() -> None:
 
 
 def test_an_error_is_logged_with_its_traceback_unless_a_connection_broke() -> None:
-    lines = Lines()
-    log, bug = logged(lines), ZeroDivisionError("division by zero")
+    lines, causes, bug = Lines(), list[BaseException | None](), ZeroDivisionError("division by zero")
+    log = logged(lines, causes)
     log.failed(bug)
     log.failed(ChannelLost(ChannelId(0, 0, 1), "reset by peer"))
-    assert [fields["cause"] for _, fields, _ in lines.all] == [bug, None]
+    assert causes == [bug, None]
     assert lines.all[1][2].endswith("slot 1 fails: ChannelLost: channel e0:0>1 is lost: reset by peer")
 
 

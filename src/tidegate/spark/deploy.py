@@ -88,8 +88,7 @@ class SparkDeployment:
             if not self._executors_are_there():
                 outcome = "it was cancelled before there were executors for it"
                 return
-            context = self._spark.sparkContext
-            context.setJobGroup(self._name, f"{self._name}: task i is slot i", interruptOnCancel=True)
+            self._spark.sparkContext.setJobGroup(self._name, f"{self._name}: task i is slot i", interruptOnCancel=True)
             tasks = self._spark.range(0, self._slots, 1, self._slots)
             tasks.mapInArrow(guarded(self._task), "slot int", barrier=True).collect()
         except Exception as error:  # noqa: BLE001  (whatever the error is, the coordinator decides)

@@ -146,8 +146,7 @@ class RocksTable(AnyCells):
 
     def flush(self, batch: Any, share: float) -> None:
         """Put a share of what is dirty into a write-batch: what has been dirty for the longest time."""
-        count = math.ceil(len(self.dirty) * share)
-        entries = list(islice(self.dirty.items(), count))
+        entries = list(islice(self.dirty.items(), math.ceil(len(self.dirty) * share)))
         deleted, places, values = self.spelled_entries(entries)
         delete_all(batch, deleted)
         put_all(batch, places, values)

@@ -214,8 +214,7 @@ def _read_lists(spelled: Sequence[bytes], at: Sequence[int], kind: pa.DataType) 
             found.append(item)
         ends.append(place)
     items = iter(chain.from_iterable(map(to_list, found)))
-    rows = [None if count is None else list(islice(items, count)) for count in counts]
-    return from_list(rows, kind), ends
+    return from_list([None if count is None else list(islice(items, count)) for count in counts], kind), ends
 
 
 _BOOLS = (False, True, None)

@@ -183,8 +183,7 @@ class RocksBackend(CellBackend):
         if not any(those for _, those in missing):
             return
         self._spell({key for _, those in missing for key in those})
-        places = [table.prefix + self._spelled[key] for table, those in missing for key in those]
-        found = iter(self.db.get(places))
+        found = iter(self.db.get([table.prefix + self._spelled[key] for table, those in missing for key in those]))
         for table, those in missing:
             if those:
                 table.take_in(those, [next(found) for _ in those])

@@ -48,11 +48,11 @@ QUICK := tests/test_tidy.py tests/test_links.py tests/typing tests/unit tests/co
 
 .PHONY: test
 test: lint java jars  ## Lint, then every test: unit, contract, simulation, Spark, faults
-	$(BIN)/python -m pytest tests/faults tests/spark $(QUICK) -n 4 --dist loadgroup -m "not long"
+	$(BIN)/python -m pytest tests/faults tests/spark $(QUICK) -n 3 --dist loadgroup -m "not long"
 
 .PHONY: quick
 quick: $(READY)  ## The tests that need no Spark: unit, contract, simulation
-	$(BIN)/python -m pytest $(QUICK) -n 4 --dist worksteal -m "not long"
+	$(BIN)/python -m pytest $(QUICK) -n 3 --dist worksteal -m "not long"
 
 .PHONY: lint
 lint: $(READY)  ## ruff, mypy (strict), the direction of imports

@@ -49,7 +49,7 @@ SECRET_BYTES = 32
 # A slot says nothing while Spark takes its output or gets it the next batch; a lost task is noticed by its link.
 HEARTBEAT_TIMEOUT = "10 minutes"
 MEMORY = "memory://"
-AT_THE_END = "Spark is told, and tries the tasks again if that may help, or ends the action or query"
+AT_THE_END = "the action or query ends, unless Spark tries its tasks again"
 
 
 class TransformJob(job.Job):

@@ -481,4 +481,7 @@ class Coordinator:
     def _check_heartbeats(self, now_ms: int) -> None:
         timeout_ms = self._settings.tuning.heartbeat_timeout_ms
         if silent := self._roster.silent(now_ms, timeout_ms):
-            self.failed(Failure(f"slots {silent} sent nothing for {timeout_ms} ms", silent[0]))
+            advice = (
+                "if a function is busy with a batch for so long, set Tuning(heartbeat_timeout=…) or Tuning(max_batch_rows=…)"
+            )
+            self.failed(Failure(f"slots {silent} sent nothing for {timeout_ms} ms: {advice}", silent[0]))

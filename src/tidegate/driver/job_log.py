@@ -2,7 +2,8 @@
 
 There is a line when an attempt begins, runs and fails, with the cause and what follows; when an epoch is aborted; when the
 job is rescaled, takes a savepoint, or ends. While all is well there is a line a minute at most, about a complete snapshot.
-A transform over bounded input begins at every action of Spark's, so its lines without trouble are at level debug.
+A transform over bounded input begins at every action of Spark's, so its lines without trouble are at level debug. So are
+those of a streaming query, but for the beginning of its attempts, of which there may be one for each micro-batch.
 
 `speak` is given (`logs.Speak`), so that nothing here does I/O.
 """
@@ -50,6 +51,8 @@ class JobLog:
         origin = "no snapshot" if attempt.restored_epoch is None else f"snapshot {attempt.restored_epoch}"
         of = "" if attempt.restored_from is None else f" of {attempt.restored_from}"
         self._say(self._routine, "begun", " begins%s, from %s%s.", work, origin, of, epoch=attempt.restored_epoch)
+        if batch is not None:
+            self._routine = logging.DEBUG
 
     def runs(self, attempt: AttemptReport, slots: Sequence[SlotReport]) -> None:
         """All slots are ready."""

@@ -147,9 +147,13 @@ def test_a_job_that_is_stopped_while_it_restarts_logs_that_it_was() -> None:
     assert lines.events[-1] == "stopped" and "The job was stopped while it was restarting" in lines.all[-1][2]
 
 
-def test_an_attempt_for_a_micro_batch_names_it() -> None:
+def test_an_attempt_for_a_micro_batch_names_it_and_is_quiet_then() -> None:
     lines = Lines()
-    World(micro_batch=MicroBatch("q", 0), speak=lines)
+    World(micro_batch=MicroBatch("q", 0), speak=lines).run()
+    assert [(level, fields["event"]) for level, fields, _ in lines.all] == [
+        (logging.INFO, "begun"),
+        (logging.DEBUG, "running"),
+    ]
     assert lines.of("begun")[0][2] == "Job 'm', attempt 1 begins with micro-batch 0 of the query q, from no snapshot."
 
 

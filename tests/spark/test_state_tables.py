@@ -67,6 +67,13 @@ def test_a_state_is_a_dataframe(session: SparkSession, made: Made) -> None:
     assert [row.value for row in load(session, made.path, state="offsets").orderBy("subtask").collect()] == [5, 7]
 
 
+def test_every_session_of_a_process_reads_state(spark: SparkSession, made: Made) -> None:
+    """Spark 4.3 refuses to register a source in a second session, if the first session of the process has registered it."""
+    for session in (spark, spark.newSession(), spark, spark.newSession()):
+        tg.register(session)
+        assert tg.read_state(session, str(made.path), "count").count() == KEYS - 1
+
+
 def test_a_dataframe_stays_with_its_snapshot(session: SparkSession, made: Made) -> None:
     count = load(session, made.path, state="count")
     made.write(3, {"count": {"later": 1}}, on=2)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from tidegate import arguments
 from tidegate.errors import JobError
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
-_registered: WeakSet[SparkSession] = WeakSet()
+FORMAT = "tidegate"
+_registered: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()  # the name of the format in each session
 
 
 def register(spark: SparkSession) -> None:
     """Register the format "tidegate" with this session. `tg.Job(…, spark)` does it, too."""
+    from pyspark.errors import AnalysisException
+
     from tidegate.spark.state_source import FILTERS_ARE_SAFE, StateSource
 
     if not hasattr(spark, "dataSource"):
@@ -33,8 +37,17 @@ def register(spark: SparkSession) -> None:
         # Spark passes filters to a source in Python only with this setting. Without it, Spark refuses a source that asks for
         # them.
         spark.conf.set(PUSHDOWN, "true")
-    spark.dataSource.register(StateSource)
-    _registered.add(spark)
+    try:
+        spark.dataSource.register(StateSource)
+        _registered[spark] = FORMAT
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        # Spark 4.3.0 refuses a name that the first session of the process has registered, though this session doesn't know
+        # it. `read_state` works with any name.
+        name = f"{FORMAT}_{uuid4().hex}"
+        spark.dataSource.register(type("Named", (StateSource,), {"name": classmethod(lambda cls: name)}))
+        _registered[spark] = name
 
 
 def read_state(
@@ -74,7 +87,7 @@ def read_state(
     given = {name: str(value) for name, value in options.items() if value not in (None, "")}
     # Spark would start a Python process for this, and wrap what is wrong in errors of its own.
     requested({"path": path, **given}).open()
-    return spark.read.format("tidegate").options(**given).load(path)
+    return spark.read.format(_registered[spark]).options(**given).load(path)
 
 
 def _check_arguments(path: Any, state: Any, *, operator: Any, key: Any, key_groups: Any, diff: Any) -> None:

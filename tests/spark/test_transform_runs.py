@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,8 +108,11 @@ def lose_shuffle_files(spark: SparkSession) -> None:
 
 def check(rows: list[Any], files: int) -> None:
     check_counts([row for row in rows if row.id >= 0], range(files * ROWS))
-    fired = [(row.key, row.told.split()[2]) for row in rows if row.id < 0]
-    assert len(fired) == len(set(fired)), "each timer fires once"
+    # Two batches may set a timer for the same time, if their times are just so far apart: it fires once for each.
+    batches = {(row.key, int(row.told.split()[0]), row.id % 3 * TTL_MS) for row in rows if row.id >= 0}
+    was_set = Counter((key, now_ms + delay_ms) for key, now_ms, delay_ms in batches)
+    fired = Counter((row.key, int(row.told.split()[2])) for row in rows if row.id < 0)
+    assert fired and fired <= was_set, "each timer fires once"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -22,7 +22,7 @@ def check_story(lines: list[dict[str, Any]], *, slots: int) -> str:
     for failed, begun in ((story[2], story[3]), (story[5], story[6])):
         assert failed["level"] == "warning" and "was lost: " in failed["message"]
         assert "\nRestarting from snapshot " in failed["message"]
-        assert begun["epoch"] >= failed["epoch"], "it goes on from the newest snapshot, which may have become complete since"
+        assert begun["epoch"] >= failed["epoch"], "it resumes from the newest snapshot, which may have become complete since"
         assert begun["message"].endswith(f"begins, from snapshot {begun['epoch']}.")
     for begun, running in ((story[3], story[4]), (story[6], story[7])):
         deployed = [

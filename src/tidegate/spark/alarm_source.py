@@ -33,6 +33,7 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from tidegate.spark.alarm import COLUMN, COUNT, SCHEMA
+from tidegate.spark.tables import register_under_own_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,11 +123,7 @@ def source_stream(alarm: AlarmFile, spark: SparkSession) -> DataFrame:
     """Return the stream. Its schema is given, so that Spark doesn't start a Python process to ask for it."""
     with _lock:
         if spark not in _registered:
-            # Each session gets a name of its own. Spark 4.3.0 doesn't know what another session has registered, and yet
-            # refuses to register that name again if the other session is the first of its process.
-            name = f"{FORMAT}_{uuid.uuid4().hex}"
-            spark.dataSource.register(type("Named", (AlarmSource,), {"name": classmethod(lambda cls: name)}))
-            _registered[spark] = name
+            _registered[spark] = register_under_own_name(spark, AlarmSource, FORMAT)
     return spark.readStream.format(_registered[spark]).schema(SCHEMA).option(ALARM, str(alarm.path)).load()
 
 

@@ -16,6 +16,7 @@ from tidegate.errors import JobError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSource
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
@@ -43,11 +44,18 @@ def register(spark: SparkSession) -> None:
     except AnalysisException as error:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
-        # Spark 4.3.0 refuses a name that the first session of the process has registered, though this session doesn't know
-        # it. `read_state` works with any name.
-        name = f"{FORMAT}_{uuid4().hex}"
-        spark.dataSource.register(type("Named", (StateSource,), {"name": classmethod(lambda cls: name)}))
-        _registered[spark] = name
+        _registered[spark] = register_under_own_name(spark, StateSource, FORMAT)  # `read_state` works with any name
+
+
+def register_under_own_name(spark: SparkSession, source: type[DataSource], prefix: str) -> str:
+    """Register a source with this session under a name that no other session has, and return the name.
+
+    Spark 4.3.0 doesn't know in one session what another has registered, and yet refuses to register that name again if the
+    other session is the first of its process.
+    """
+    name = f"{prefix}_{uuid4().hex}"
+    spark.dataSource.register(type("Named", (source,), {"name": classmethod(lambda cls: name)}))
+    return name
 
 
 def read_state(

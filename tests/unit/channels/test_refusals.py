@@ -21,15 +21,19 @@ SECRET = b"a secret of the job, 32 bytes xx"
 pytestmark = pytest.mark.usefixtures("nothing_is_left_behind")
 
 
-def test_a_scan_of_the_port_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    selector = selectors.DefaultSelector()
-    server = LinkServer(
+def listening(selector: selectors.BaseSelector) -> LinkServer:
+    return LinkServer(
         selector,
         Identity("job", 2, SECRET),
         on_connect=lambda link, hello: None,
         on_message=lambda link, message: None,
         on_lost=lambda link, reason: None,
     )
+
+
+def test_a_scan_of_the_port_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    selector = selectors.DefaultSelector()
+    server = listening(selector)
     for _ in range(20):
         with socket.create_connection(server.address) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -47,13 +51,7 @@ def test_a_scan_of_the_port_is_one_line(caplog: pytest.LogCaptureFixture) -> Non
 @pytest.mark.parametrize("theirs", [Identity("job", 2, b"another secret of 32 bytes xxxxx"), Identity("job", 1, SECRET)])
 def test_the_reason_is_in_the_line_and_no_secret(theirs: Identity, caplog: pytest.LogCaptureFixture) -> None:
     selector = selectors.DefaultSelector()
-    server = LinkServer(
-        selector,
-        Identity("job", 2, SECRET),
-        on_connect=lambda link, hello: None,
-        on_message=lambda link, message: None,
-        on_lost=lambda link, reason: None,
-    )
+    server = listening(selector)
 
     def connect() -> None:
         with contextlib.suppress(HandshakeError, LinkLost):

@@ -2,8 +2,9 @@
 
     import tidegate as tg
 
-The public names are those in `__all__`, and two more: `tg.list` and `tg.map`, which declare states. They are not in
-`__all__`, because `from tidegate import *` would replace Python's own `list` and `map`.
+The public names are those in `__all__`, and some more: `tg.list` and `tg.map`, which declare states, and the aggregates
+`tg.all`, `tg.any`, `tg.max`, `tg.min` and `tg.sum`. They are not in `__all__`, because `from tidegate import *` would
+replace Python's own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,35 @@ from __future__ import annotations
 from tidegate import sinks, sources
 from tidegate.arguments import Duration, Size
 from tidegate.control.settings import Backend, Heap, Snapshots, Tuning
+from tidegate.dataflow.aggregates.base import Accumulator, Aggregate
+from tidegate.dataflow.aggregates.declaring import (
+    all_ as _all,
+)
+from tidegate.dataflow.aggregates.declaring import (
+    any_ as _any,
+)
+from tidegate.dataflow.aggregates.declaring import (
+    collect_list,
+    collect_set,
+    count,
+    count_distinct,
+    first,
+    last,
+    max_by,
+    mean,
+    min_by,
+    stddev,
+    variance,
+)
+from tidegate.dataflow.aggregates.declaring import (
+    max_ as _max,
+)
+from tidegate.dataflow.aggregates.declaring import (
+    min_ as _min,
+)
+from tidegate.dataflow.aggregates.declaring import (
+    sum_ as _sum,
+)
 from tidegate.dataflow.contracts import (
     Committable,
     Offset,
@@ -80,10 +110,17 @@ from tidegate.state.handles import (
 from tidegate.state.pickled import pickled
 from tidegate.state.rocksdb import RocksDB
 
+all = _all
+any = _any
 list = _list
 map = _map
+max = _max
+min = _min
+sum = _sum
 
 __all__ = [
+    "Accumulator",
+    "Aggregate",
     "AggregatingState",
     "AlreadyExists",
     "AttemptReport",
@@ -156,6 +193,15 @@ __all__ = [
     "ValueState",
     "aggregating",
     "broadcast_map",
+    "collect_list",
+    "collect_set",
+    "count",
+    "count_distinct",
+    "first",
+    "last",
+    "max_by",
+    "mean",
+    "min_by",
     "operator_list",
     "pickled",
     "plan_restore",
@@ -164,9 +210,11 @@ __all__ = [
     "register",
     "sinks",
     "sources",
+    "stddev",
     "transform",
     "transform_with_state",
     "transform_with_state_in_pandas",
     "value",
+    "variance",
     "write_state",
 ]

@@ -11,7 +11,7 @@ import pytest
 import tidegate as tg
 from tidegate import errors
 
-PUBLIC = [*tg.__all__, "list", "map"]
+PUBLIC = [*tg.__all__, "all", "any", "list", "map", "max", "min", "sum"]
 
 
 def documentable() -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,138 @@
+"""Named aggregates of one input: what `keyed.aggregate("…", n=tg.count(), total=tg.sum("price"))` computes.
+
+An `Aggregation` knows the aggregates' inputs, their accumulators under the names that they have in a table (`total`, or
+`average_sum` and `average_count`), and their results. It can be pickled. It doesn't know keys, windows or state: its callers
+pass it vectors and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.dataflow import checks
+from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, IntArray, Vectors
+from tidegate.errors import GraphError, SchemaError
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """An expression that is just a column."""
+
+    index: int
+    type: pa.DataType
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
+        return batch.column(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One aggregate: its result's name, its inputs by their index, and its accumulators by their names in the table."""
+
+    name: str
+    aggregate: Aggregate
+    inputs: tuple[int, ...]
+    names: Mapping[str, str]
+
+    def of(self, vectors: Vectors) -> Vectors:
+        return {name: vectors[there] for name, there in self.names.items()}
+
+
+class Aggregation:
+    """Aggregates by the names of their results, over records of one schema."""
+
+    def __init__(self, where: str, named: Mapping[str, object], schema: pa.Schema) -> None:
+        """Raise `GraphError` or `SchemaError`, beginning with `where`, if one of them can't be computed."""
+        if not named:
+            raise GraphError(f"{where}: name at least one aggregate, such as n=tg.count()")
+        texts: dict[str, int] = {}
+        self._expressions: list[Callable[[pa.RecordBatch], pa.Array]] = []
+        self._parts: list[_Part] = []
+        types: list[pa.DataType] = []
+        accumulators: dict[str, Accumulator] = {}
+        for name, given in named.items():
+            aggregate = _check(where, name, given)
+            for text in aggregate.inputs:
+                if text not in texts:
+                    texts[text] = len(texts)
+                    expression = compiled(f"{where}, {name}={aggregate.label}", text, schema)
+                    self._expressions.append(expression)
+                    types.append(_plain(expression.type))
+            inputs = tuple(texts[text] for text in aggregate.inputs)
+            try:
+                aggregate = aggregate.bound([types[index] for index in inputs])
+                own = tuple(aggregate.accumulators)
+            except SchemaError as error:
+                raise SchemaError(f"{where}, {name}: {error}") from error
+            names = {each.name: name if len(own) == 1 else f"{name}_{each.name}" for each in own}
+            for each in own:
+                there = names[each.name]
+                if there in accumulators:
+                    raise GraphError(
+                        f"{where}: {name}={aggregate.label} keeps {there!r} in its state, and so does another "
+                        f"aggregate: rename one of them"
+                    )
+                accumulators[there] = Accumulator(there, each.type, each.default)
+            self._parts.append(_Part(name, aggregate, inputs, names))
+        self.accumulators = tuple(accumulators.values())
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        """The columns of the results."""
+        return tuple(pa.field(part.name, part.aggregate.result_type) for part in self._parts)
+
+    @property
+    def text(self) -> str:
+        """What is computed, in one line: n=count(), total=sum(price)."""
+        return ", ".join(f"{part.name}={part.aggregate.label}" for part in self._parts)
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The aggregates as text, by the names of their results."""
+        return {part.name: part.aggregate.label for part in self._parts}
+
+    def inputs(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Evaluate the expressions of all aggregates."""
+        return [_decoded(expression(batch)) for expression in self._expressions]
+
+    def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
+        """Add a batch, of which `inputs` has the inputs. `rows[i]` is the row of record i."""
+        for part in self._parts:
+            part.aggregate.add(part.of(vectors), rows, [inputs[index] for index in part.inputs])
+
+    def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
+        """Add what rows of another table have accumulated later. No row repeats in `rows`."""
+        for part in self._parts:
+            part.aggregate.merge(part.of(vectors), rows, part.of(other), other_rows)
+
+    def results(self, vectors: Vectors, rows: IntArray) -> list[pa.Array]:
+        """Return the columns of the results at these rows."""
+        return [part.aggregate.result(part.of(vectors), rows) for part in self._parts]
+
+
+def compiled(where: str, text: str, schema: pa.Schema) -> Any:
+    """Return what evaluates an expression, with its `type`. A column's name is an expression, whatever it looks like."""
+    index = schema.get_field_index(text)
+    if index < 0:
+        raise checks.no_such_column(where, text, schema)
+    return Column(index, schema.field(index).type)
+
+
+def _check(where: str, name: str, given: object) -> Aggregate:
+    if isinstance(given, type) and issubclass(given, Aggregate):
+        raise GraphError(f"{where}: {name}={given.__name__} is a class; give an instance: {name}={given.__name__}(…)")
+    if not isinstance(given, Aggregate):
+        raise GraphError(f"{where}: {name}={given!r} is not an aggregate; give one such as tg.count() or tg.sum('price')")
+    return given
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _decoded(array: pa.Array) -> pa.Array:
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array

@@ -1,0 +1,232 @@
+"""Aggregates that keep every value: collect_list, collect_set, count_distinct.
+
+What a row has collected is a view of a buffer that only grows. To add values, a new view takes the place of the old one; a
+frozen version keeps the old view, which still ends where it ended. So adding costs as much as what is added, and a freeze
+nothing. Only the view that ends where its buffer ends may grow in place: of two views of one buffer, such as after a copy of
+a row, one finds its place taken and copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, IntArray, Vectors, check_input, wrong_type
+from tidegate.dataflow.aggregates.numpy_columns import (
+    dtype_of,
+    grouped,
+    is_time,
+    objects_of,
+    only,
+    order_of,
+    without_nulls,
+)
+from tidegate.types import from_list, to_list
+
+_FIRST_ROOM = 4
+
+
+class _Buffer:
+    """Room for values, the first `used` of which are taken; with the same values as a set, once someone asked for it."""
+
+    __slots__ = ("members", "room", "used")
+
+    def __init__(self, room: npt.NDArray[Any]) -> None:
+        self.room = room
+        self.used = 0
+        self.members: set[Hashable] | None = None
+
+
+class Collected(np.ndarray[Any, Any]):
+    """Values that a row has collected: the beginning of a buffer."""
+
+    buffer: _Buffer
+
+    @classmethod
+    def of(cls, values: Any, kind: np.dtype[Any]) -> Self:
+        """Return collected values: these themselves, or a copy if they are a plain list of a snapshot."""
+        return values if isinstance(values, cls) else cls.made(_array(values, kind))
+
+    @classmethod
+    def made(cls, values: npt.NDArray[Any]) -> Self:
+        buffer = _Buffer(np.empty(max(_FIRST_ROOM, len(values)), values.dtype))
+        buffer.room[: len(values)] = values
+        return cls._view(buffer, len(values))
+
+    @classmethod
+    def _view(cls, buffer: _Buffer, end: int) -> Self:
+        buffer.used = end
+        view = buffer.room[:end].view(cls)
+        view.buffer = buffer
+        return view
+
+    def owned(self) -> Self:
+        """Return a view that may grow in place."""
+        return self if self.buffer.used == len(self) else type(self).made(np.asarray(self))
+
+    def extended(self, values: npt.NDArray[Any]) -> Self:
+        """Return these values and further ones."""
+        one = self.owned()
+        buffer, end = one.buffer, len(one) + len(values)
+        if end > len(buffer.room):
+            room = np.empty(2 * end, buffer.room.dtype)
+            room[: len(one)] = buffer.room[: len(one)]
+            grown = _Buffer(room)
+            grown.members, buffer.members = buffer.members, None
+            buffer = grown
+        buffer.room[len(one) : end] = values
+        return self._view(buffer, end)
+
+    def united(self, values: npt.NDArray[Any]) -> Self:
+        """Return these values and those of the others that are not among them. These are distinct already."""
+        one = self.owned()
+        members = one.buffer.members
+        if members is None:
+            members = one.buffer.members = set(_identities(np.asarray(one)))
+        new = []
+        for index, identity in enumerate(_identities(values)):
+            if identity not in members:
+                members.add(identity)
+                new.append(index)
+        return one.extended(values[new]) if new else self
+
+
+class _Collecting(Aggregate):
+    """What these aggregates have in common: a list of all values that are not null, or of the distinct ones."""
+
+    distinct = False
+    name = ""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(check_input(self.name, text))
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}({self.inputs[0]})"
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        return (Accumulator("values", self._list_type),)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        if self.distinct and _holds_map(self.types[0]):
+            raise wrong_type(self, "values that can be compared", ", and maps can't; take map_entries of it")
+        return self._list_type
+
+    @property
+    def _list_type(self) -> pa.DataType:
+        return pa.list_(self.types[0])
+
+    def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
+        rows, (column,) = without_nulls(rows, *inputs)
+        groups = grouped(rows)
+        order = np.argsort(groups.of, kind="stable")
+        values = _collectable(column)[order]
+        ends = np.cumsum(np.bincount(groups.of, minlength=len(groups.rows))).tolist()
+        self._extend(vectors, groups.rows, [values[start:end] for start, end in zip([0, *ends], ends, strict=False)])
+
+    def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
+        source = only(other)
+        assert source.valid is not None
+        there = source.valid[other_rows]
+        kind = self._dtype
+        self._extend(vectors, rows[there], [_array(each, kind) for each in source.values[other_rows[there]]])
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        vector = only(vectors)
+        assert vector.valid is not None
+        empty = np.empty(0, self._dtype)
+        found = zip(vector.values[rows], vector.valid[rows], strict=True)
+        return from_list([np.asarray(each) if there else empty for each, there in found], self._list_type)
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return _collected_dtype(self.types[0])
+
+    def _extend(self, vectors: Vectors, rows: IntArray, pieces: Iterable[npt.NDArray[Any]]) -> None:
+        vector = only(vectors)
+        held, valid = vector.values, vector.valid
+        assert valid is not None
+        kind = self._dtype
+        nothing = np.empty(0, kind)
+        for row, piece in zip(rows.tolist(), pieces, strict=True):
+            before = Collected.of(held[row] if valid[row] else nothing, kind)
+            held[row] = before.united(piece) if self.distinct else before.extended(piece)
+        valid[rows] = True
+
+
+class CollectList(_Collecting):
+    """All values that are not null, in the order in which they arrived."""
+
+    name = "collect_list"
+
+
+class CollectSet(_Collecting):
+    """All distinct values that are not null."""
+
+    name = "collect_set"
+    distinct = True
+
+
+class CountDistinct(_Collecting):
+    """The number of distinct values that are not null: exact, and so as large as these values."""
+
+    name = "count_distinct"
+    distinct = True
+
+    @property
+    def result_type(self) -> pa.DataType:
+        _ = super().result_type
+        return pa.int64()
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        vector = only(vectors)
+        assert vector.valid is not None
+        found = zip(vector.values[rows], vector.valid[rows], strict=True)
+        return pa.array([len(each) if there else 0 for each, there in found], pa.int64())
+
+
+def _collected_dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """Times are collected as Python's, since a snapshot is made of these."""
+    return np.dtype(object) if is_time(kind) else dtype_of(kind)
+
+
+def _collectable(column: pa.Array) -> npt.NDArray[Any]:
+    if _collected_dtype(column.type).kind == "O":
+        return objects_of(to_list(column))
+    found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _array(values: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    if isinstance(values, np.ndarray):
+        return np.asarray(values).astype(kind, copy=False)
+    return objects_of(values) if kind.kind == "O" else np.array(values, kind)
+
+
+def _identities(values: npt.NDArray[Any]) -> list[Hashable]:
+    """Return what is equal for equal values. NaN equals NaN, and -0.0 equals 0.0, as in Spark."""
+    if values.dtype.kind == "f":
+        found: list[Hashable] = order_of(values).tolist()
+        return found
+    return list(map(_identity, values)) if values.dtype.kind == "O" else values.tolist()
+
+
+def _identity(value: Any) -> Hashable:
+    if isinstance(value, list | tuple | np.ndarray):
+        return tuple(map(_identity, value))
+    if isinstance(value, dict):
+        return tuple(map(_identity, value.values()))
+    if isinstance(value, float):
+        return "NaN" if value != value else value + 0.0
+    found: Hashable = value
+    return found
+
+
+def _holds_map(kind: pa.DataType) -> bool:
+    return pa.types.is_map(kind) or any(_holds_map(kind.field(index).type) for index in range(kind.num_fields))

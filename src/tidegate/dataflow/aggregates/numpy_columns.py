@@ -1,0 +1,240 @@
+"""Columns as numpy arrays, in the form in which vectors hold them.
+
+Numbers and booleans are numpy's own; times are integers of their unit; everything else is an array of Python objects. A
+value of a null is undefined: ask `valid_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.dataflow.aggregates.base import Accumulator, BoolArray, IntArray, Vector, Vectors
+from tidegate.types import from_list, to_list
+
+_LARGEST = np.iinfo(np.int64).max
+
+
+def is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_temporal(kind)) and not pa.types.is_interval(kind)
+
+
+def is_fixed(kind: pa.DataType) -> bool:
+    """Whether vectors of this type hold no Python objects."""
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or is_time(kind)
+    ) and not pa.types.is_float16(kind)
+
+
+def dtype_of(kind: pa.DataType) -> np.dtype[Any]:
+    if not is_fixed(kind):
+        return np.dtype(object)
+    if is_time(kind):
+        return np.dtype(f"int{kind.bit_width}")
+    plain: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    return plain
+
+
+def as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a view in which times are integers. Writing into it writes into the vector."""
+    return values.view(np.int64) if values.dtype.kind in "mM" else values
+
+
+def valid_of(array: pa.Array) -> BoolArray | None:
+    """Return which values are not null, or None if all are."""
+    if array.null_count == 0:
+        return None
+    found: BoolArray = array.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
+    """Return a column of fixed width as numbers. Nulls are zeros."""
+    kind = array.type
+    if is_time(kind):
+        array = array.view(pa.int64() if kind.bit_width == 64 else pa.int32())
+    if array.null_count:
+        array = array.fill_null(False if pa.types.is_boolean(kind) else 0)
+    found: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return found
+
+
+def objects_of(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """Return an array of these objects, whatever they are."""
+    found = np.empty(len(values), object)
+    for index, value in enumerate(values):  # numpy would make a matrix of lists
+        found[index] = value
+    return found
+
+
+def values_of(array: pa.Array) -> npt.NDArray[Any]:
+    """Return a column as a vector would hold it."""
+    return numbers_of(array) if is_fixed(array.type) else objects_of(to_list(array))
+
+
+def column_of(values: npt.NDArray[Any], valid: BoolArray | None, kind: pa.DataType) -> pa.Array:
+    """Return an Arrow column of values that a vector holds."""
+    if is_fixed(kind):
+        numbers = as_numbers(values)
+        nulls = None if valid is None else ~valid
+        if is_time(kind):
+            whole = pa.int64() if kind.bit_width == 64 else pa.int32()
+            return pa.array(numbers, whole, mask=nulls).view(kind)
+        return pa.array(numbers, kind, mask=nulls)
+    if valid is not None and not valid.all():
+        return from_list([value if there else None for value, there in zip(values, valid, strict=True)], kind)
+    return from_list(list(values), kind)
+
+
+def result_of(vector: Vector, rows: IntArray, kind: pa.DataType) -> pa.Array:
+    """Return what a vector holds at these rows."""
+    valid = vector.valid
+    return column_of(vector.values[rows], None if valid is None else valid[rows], kind)
+
+
+def order_of(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return integers in the order of these numbers, as Spark orders them: NaN is the largest, and -0.0 equals 0.0."""
+    numbers = as_numbers(values)
+    if numbers.dtype.kind != "f":
+        return numbers.astype(np.int64)
+    floats = numbers.astype(np.float64) + 0.0
+    bits = floats.view(np.int64)
+    order = np.where(bits < 0, bits ^ np.int64(_LARGEST), bits)
+    order[np.isnan(floats)] = _LARGEST
+    return order
+
+
+def ranks_of(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Return integers in the order of a column without nulls, the same for equal values."""
+    if is_fixed(array.type):
+        return order_of(numbers_of(array))
+    encoded = array.dictionary_encode()
+    ranks = np.empty(len(encoded.dictionary), np.int64)
+    ranks[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(ranks))
+    found: npt.NDArray[np.int64] = ranks[encoded.indices.to_numpy()]
+    return found
+
+
+def is_orderable(kind: pa.DataType) -> bool:
+    """Whether `ranks_of` takes it."""
+    return (
+        is_fixed(kind)
+        or bool(pa.types.is_decimal(kind))
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """A batch's rows, grouped. `rows` are the distinct ones in the order of their first record, `of` has for each record
+    the index of its row in `rows`, `first` the index of each row's first record."""
+
+    rows: IntArray
+    of: IntArray
+    first: IntArray
+
+    def last(self) -> IntArray:
+        """Return the index of each row's last record."""
+        return last_of(self.of, len(self.rows))
+
+
+def grouped(rows: IntArray) -> Groups:
+    """Group a batch by row, in time that depends on the batch alone."""
+    numbers = np.arange(len(rows), dtype=np.int32)
+    if not len(rows):
+        return Groups(rows, numbers, numbers)
+    at = np.empty(int(rows.max()) + 1, np.int32)  # read only where it is written
+    at[rows[::-1]] = numbers[::-1]  # of an index that repeats, the last value stays
+    first = np.flatnonzero(at[rows] == numbers)
+    distinct = rows[first]
+    at[distinct] = numbers[: len(first)]
+    return Groups(distinct, at[rows], first)
+
+
+def last_of(groups: IntArray, count: int) -> IntArray:
+    """Return the index of the last record of each group. Every group has one."""
+    last = np.empty(count, np.int64)
+    last[groups] = np.arange(len(groups))
+    return last
+
+
+def first_of(groups: IntArray, count: int) -> IntArray:
+    """Return the index of the first record of each group. Every group has one."""
+    first = np.empty(count, np.int64)
+    first[groups[::-1]] = np.arange(len(groups) - 1, -1, -1)
+    return first
+
+
+class HeldVector:
+    """A vector outside any state, for intermediate results."""
+
+    __slots__ = ("valid", "values")
+
+    def __init__(self, accumulator: Accumulator, count: int) -> None:
+        kind = dtype_of(accumulator.type)
+        default = accumulator.default
+        self.valid: BoolArray | None = np.zeros(count, bool) if default is None else None
+        if default is None:
+            self.values: npt.NDArray[Any] = np.empty(count, object) if kind.kind == "O" else np.zeros(count, kind)
+        elif kind.kind == "O":
+            self.values = objects_of([default] * count)
+        else:
+            self.values = np.full(count, default, kind)
+
+    def copied_at(self, rows: IntArray) -> HeldVector:
+        one = HeldVector.__new__(HeldVector)
+        one.values = self.values[rows]
+        one.valid = None if self.valid is None else self.valid[rows]
+        return one
+
+
+def held_vectors(accumulators: Iterable[Accumulator], count: int) -> dict[str, HeldVector]:
+    """Return vectors with every accumulator at its default in `count` rows."""
+    return {each.name: HeldVector(each, count) for each in accumulators}
+
+
+def copy_rows(target: Vectors, rows: IntArray, source: Vectors, source_rows: IntArray) -> None:
+    """Set rows of the target to rows of the source."""
+    for name, vector in target.items():
+        assign(vector, rows, source[name], source_rows)
+
+
+def assign(vector: Vector, rows: IntArray, source: Vector, source_rows: IntArray) -> None:
+    as_numbers(vector.values)[rows] = as_numbers(source.values)[source_rows]
+    if vector.valid is not None:
+        vector.valid[rows] = True if source.valid is None else source.valid[source_rows]
+
+
+def put(vector: Vector, rows: IntArray, values: npt.NDArray[Any], valid: BoolArray | None) -> None:
+    """Set rows of a vector that may be null."""
+    as_numbers(vector.values)[rows] = values
+    assert vector.valid is not None
+    vector.valid[rows] = True if valid is None else valid
+
+
+def only(mapping: Mapping[str, Vector]) -> Vector:
+    """Return the single vector of an aggregate that has one."""
+    (vector,) = mapping.values()
+    return vector
+
+
+def without_nulls(rows: IntArray, *inputs: pa.Array) -> tuple[IntArray, list[pa.Array]]:
+    """Return the records in which no input is null."""
+    keep: BoolArray | None = None
+    for array in inputs:
+        valid = valid_of(array)
+        if valid is not None:
+            keep = valid if keep is None else keep & valid
+    if keep is None:
+        return rows, list(inputs)
+    mask = pa.array(keep)
+    return rows[keep], [array.filter(mask) for array in inputs]

@@ -1,0 +1,264 @@
+"""Aggregates that add up: count, sum, mean, variance and standard deviation.
+
+A sum of whole numbers is a long and never wraps around: if it may not fit, it is added up again with Python's integers, and
+`SumTooLarge` is raised if it doesn't. Variances are kept as count, mean and the sum of squared distances from the mean, and
+merged as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979), so
+that large means cost no digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.dataflow.aggregates.base import (
+    Accumulator,
+    Aggregate,
+    IntArray,
+    SumTooLarge,
+    Vector,
+    Vectors,
+    check_input,
+    wrong_type,
+)
+from tidegate.dataflow.aggregates.numpy_columns import (
+    column_of,
+    grouped,
+    numbers_of,
+    objects_of,
+    only,
+    result_of,
+    valid_of,
+    without_nulls,
+)
+from tidegate.types import ddl_of
+
+_LONG_MAX = 2**63 - 1
+_MAX_DIGITS = 38
+_EXACT = Context(prec=2 * _MAX_DIGITS)
+
+
+class Count(Aggregate):
+    """The number of records, or of values that are not null."""
+
+    def __init__(self, *inputs: str) -> None:
+        super().__init__(*(check_input("count", each) for each in inputs))
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        return (Accumulator("count", pa.int64(), 0),)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return pa.int64()
+
+    def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
+        valid = valid_of(inputs[0]) if inputs else None
+        np.add.at(only(vectors).values, rows if valid is None else rows[valid], 1)
+
+    def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
+        only(vectors).values[rows] += only(other).values[other_rows]
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        return pa.array(only(vectors).values[rows], pa.int64())
+
+
+class Sum(Aggregate):
+    """The sum of the values that are not null; null if there are none."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(check_input("sum", text))
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        return (Accumulator("sum", self.result_type),)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return _sum_type(self)
+
+    def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
+        rows, (values,) = without_nulls(rows, *inputs)
+        if len(rows):
+            _add_to(only(vectors), rows, values, self.result_type)
+
+    def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
+        source = only(other)
+        assert source.valid is not None
+        there = source.valid[other_rows]
+        rows, other_rows = rows[there], other_rows[there]
+        if len(rows):
+            _add_to(only(vectors), rows, column_of(source.values[other_rows], None, self.result_type), self.result_type)
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        return result_of(only(vectors), rows, self.result_type)
+
+
+class Mean(Aggregate):
+    """The mean of the values that are not null; null if there are none."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(check_input("mean", text))
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        return Accumulator("sum", self._sum_type), Accumulator("count", pa.int64(), 0)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        kind = self._sum_type
+        if not pa.types.is_decimal(kind):
+            return kind
+        given = self.types[0]
+        return pa.decimal128(min(_MAX_DIGITS, given.precision + 4), min(_MAX_DIGITS, given.scale + 4))
+
+    @property
+    def _sum_type(self) -> pa.DataType:
+        kind = _sum_type(self)
+        return pa.float64() if pa.types.is_int64(kind) else kind
+
+    def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
+        rows, (values,) = without_nulls(rows, *inputs)
+        if len(rows):
+            _add_to(vectors["sum"], rows, values, self._sum_type)
+            np.add.at(vectors["count"].values, rows, 1)
+
+    def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
+        there = other["count"].values[other_rows] > 0
+        rows, other_rows = rows[there], other_rows[there]
+        if len(rows):
+            values = column_of(other["sum"].values[other_rows], None, self._sum_type)
+            _add_to(vectors["sum"], rows, values, self._sum_type)
+            vectors["count"].values[rows] += other["count"].values[other_rows]
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        counts = vectors["count"].values[rows]
+        sums = vectors["sum"].values[rows]
+        there = counts > 0
+        kind = self.result_type
+        if not pa.types.is_decimal(kind):
+            return pa.array(sums / np.maximum(counts, 1), kind, mask=~there)
+        unit = Decimal(1).scaleb(-kind.scale)
+        means = [
+            _EXACT.divide(total, int(count)).quantize(unit, ROUND_HALF_UP, _EXACT) if count else None
+            for total, count in zip(sums, counts.tolist(), strict=True)
+        ]
+        return column_of(objects_of(means), None, kind)
+
+
+class Variance(Aggregate):
+    """The variance of the values that are not null: of a sample (null for fewer than two values), or of the population."""
+
+    def __init__(self, text: str, *, population: bool, root: bool) -> None:
+        super().__init__(check_input("stddev" if root else "variance", text))
+        self._population = population
+        self._root = root
+
+    @property
+    def label(self) -> str:
+        return f"{'stddev' if self._root else 'variance'}{'_pop' if self._population else ''}({self.inputs[0]})"
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        kind = pa.float64()
+        return Accumulator("count", pa.int64(), 0), Accumulator("mean", kind, 0.0), Accumulator("squares", kind, 0.0)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        _sum_type(self)
+        return pa.float64()
+
+    def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
+        rows, (column,) = without_nulls(rows, *inputs)
+        groups = grouped(rows)
+        size = len(groups.rows)
+        values = _doubles(column)
+        counts = np.bincount(groups.of, minlength=size)
+        means = np.bincount(groups.of, values, size) / counts
+        distances = values - means[groups.of]
+        self._combine(vectors, groups.rows, counts, means, np.bincount(groups.of, distances * distances, size))
+
+    def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
+        counts = other["count"].values[other_rows]
+        there = counts > 0
+        rows, other_rows = rows[there], other_rows[there]
+        self._combine(vectors, rows, counts[there], other["mean"].values[other_rows], other["squares"].values[other_rows])
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        degrees = vectors["count"].values[rows] - (0 if self._population else 1)
+        found = vectors["squares"].values[rows] / np.maximum(degrees, 1)
+        return pa.array(np.sqrt(found) if self._root else found, pa.float64(), mask=degrees <= 0)
+
+    @staticmethod
+    def _combine(
+        vectors: Vectors, rows: IntArray, counts: IntArray, means: npt.NDArray[Any], squares: npt.NDArray[Any]
+    ) -> None:
+        had, mean = vectors["count"].values, vectors["mean"].values
+        before = had[rows]
+        both = before + counts
+        with np.errstate(invalid="ignore", over="ignore"):  # of infinite values, as in Spark
+            apart = means - mean[rows]
+            mean[rows] += apart * (counts / both)
+            vectors["squares"].values[rows] += squares + apart * apart * (before * (counts / both))
+        had[rows] = both
+
+
+def _sum_type(aggregate: Aggregate) -> pa.DataType:
+    """Return the type of a sum of the aggregate's input."""
+    (kind,) = aggregate.types
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(min(_MAX_DIGITS, kind.precision + 10), kind.scale)
+    text = aggregate.inputs[0]
+    raise wrong_type(aggregate, "a number", f"; convert it, such as CAST({text} AS DOUBLE)")
+
+
+def _doubles(column: pa.Array) -> npt.NDArray[np.float64]:
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    return numbers_of(column).astype(np.float64)
+
+
+def _add_to(vector: Vector, rows: IntArray, column: pa.Array, kind: pa.DataType) -> None:
+    """Add values without nulls to a vector of sums that is null where nothing was added."""
+    assert vector.valid is not None
+    fresh = rows[~vector.valid[rows]]
+    if pa.types.is_decimal(kind):
+        vector.values[fresh] = Decimal(0)
+        _add_decimals(vector.values, rows, column.to_pylist(), kind)
+    elif pa.types.is_floating(kind):
+        vector.values[fresh] = 0.0
+        np.add.at(vector.values, rows, _doubles(column))
+    else:
+        vector.values[fresh] = 0
+        _add_longs(vector.values, rows, numbers_of(column))
+    vector.valid[rows] = True
+
+
+def _add_longs(sums: npt.NDArray[Any], rows: IntArray, values: IntArray) -> None:
+    held = sums[rows]
+    highest = max(int(held.max()), -int(held.min())) + len(rows) * max(int(values.max()), -int(values.min()), 0)
+    if highest > _LONG_MAX:  # perhaps: no single sum need be that large
+        exact: dict[int, int] = {}
+        for row, value in zip(rows.tolist(), values.tolist(), strict=True):
+            total = exact[row] = exact.get(row, int(sums[row])) + value
+            if not -_LONG_MAX <= total + 1 <= _LONG_MAX + 1:
+                raise SumTooLarge(row, f"the sum {total} doesn't fit into a long; sum a decimal(38, 0) or a double")
+    np.add.at(sums, rows, values.astype(np.int64, copy=False))
+
+
+def _add_decimals(sums: npt.NDArray[Any], rows: IntArray, values: Sequence[Decimal], kind: pa.DataType) -> None:
+    limit = Decimal(1).scaleb(kind.precision - kind.scale)
+    add = _EXACT.add
+    for row, value in zip(rows.tolist(), values, strict=True):
+        total = sums[row] = add(sums[row], value)
+        if abs(total) >= limit:
+            raise SumTooLarge(row, f"the sum {total} doesn't fit into a {ddl_of(kind)}; sum a double")

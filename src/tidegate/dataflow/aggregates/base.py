@@ -11,8 +11,8 @@ Invariants, which every aggregate keeps and every caller relies on:
 - `merge` takes the other side for the later one, so that `first` and `last` know the order.
 - Nulls are handled, and results are typed, as by Spark SQL's function of that name.
 
-Vectors of fixed width are numpy arrays: numbers and booleans as they are, times as integers (or numpy's times). All other
-types are arrays of Python objects. Not here: which row belongs to which key, and the evaluation of the inputs.
+Vectors are as in state/vectors.py: numbers, booleans, dates and timestamps are numpy arrays, the last two as integers; all
+other types are arrays of Python objects. Not here: which row belongs to which key, and the evaluation of the inputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ BoolArray: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 class Vector(Protocol):
-    """One column of a table of accumulators, indexed by row. `valid` is None if the column is never null."""
+    """One column of a table of accumulators, by row. `valid` says which values are not null. It is None if the column
+    is never null, and if it is of Python objects, among which null is None."""
 
     @property
     def values(self) -> npt.NDArray[Any]: ...

@@ -24,12 +24,12 @@ from tidegate.dataflow.aggregates.base import (
     wrong_type,
 )
 from tidegate.dataflow.aggregates.numpy_columns import (
-    as_numbers,
     assign,
     first_of,
     grouped,
     is_fixed,
     is_orderable,
+    is_set,
     last_of,
     numbers_of,
     only,
@@ -73,7 +73,7 @@ class Extreme(Aggregate):
         vector = only(vectors)
         if is_fixed(column.type):
             values = numbers_of(column)
-            held, valid = as_numbers(vector.values), vector.valid
+            held, valid = vector.values, vector.valid
             assert valid is not None
             fresh = ~valid[rows]
             held[rows[fresh]] = values[fresh]
@@ -87,16 +87,16 @@ class Extreme(Aggregate):
 
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
         source, vector = only(other), only(vectors)
-        assert source.valid is not None and vector.valid is not None
-        there = source.valid[other_rows]
-        rows, values = rows[there], as_numbers(source.values)[other_rows[there]]
+        there = is_set(source, other_rows)
+        rows, values = rows[there], source.values[other_rows[there]]
         if values.dtype.kind == "O":
             self._take(vector, rows, values)
             return
-        held = as_numbers(vector.values)
+        held, valid = vector.values, vector.valid
+        assert valid is not None
         with np.errstate(invalid="ignore"):
-            held[rows] = np.where(vector.valid[rows], self._ufunc(values)(held[rows], values), values)
-        vector.valid[rows] = True
+            held[rows] = np.where(valid[rows], self._ufunc(values)(held[rows], values), values)
+        valid[rows] = True
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         return result_of(only(vectors), rows, self.result_type)
@@ -108,10 +108,9 @@ class Extreme(Aggregate):
 
     def _take(self, vector: Vector, rows: IntArray, values: npt.NDArray[Any]) -> None:
         """Compare objects, one for each row."""
-        assert vector.valid is not None
         put_if = [
-            not there or (new > old if self._largest else new < old)
-            for there, new, old in zip(vector.valid[rows].tolist(), values, vector.values[rows], strict=True)
+            old is None or (new > old if self._largest else new < old)
+            for new, old in zip(values, vector.values[rows], strict=True)
         ]
         mask = np.array(put_if, bool)
         put(vector, rows[mask], values[mask], None)
@@ -163,8 +162,7 @@ class ChosenBy(Aggregate):
 
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
         source = other["by"]
-        assert source.valid is not None
-        there = source.valid[other_rows]
+        there = is_set(source, other_rows)
         rows, other_rows = rows[there], other_rows[there]
         better = self._better(vectors["by"], rows, source.values[other_rows])
         rows, other_rows = rows[better], other_rows[better]
@@ -176,8 +174,7 @@ class ChosenBy(Aggregate):
 
     def _better(self, held: Vector, rows: IntArray, values: npt.NDArray[Any]) -> BoolArray:
         """Return where a later value takes the place of the one that is held."""
-        assert held.valid is not None
-        there, before = held.valid[rows], held.values[rows]
+        there, before = is_set(held, rows), held.values[rows]
         found: BoolArray
         if values.dtype.kind == "O":
             found = np.zeros(len(rows), bool)

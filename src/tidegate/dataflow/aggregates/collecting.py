@@ -19,6 +19,7 @@ from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, IntArray, 
 from tidegate.dataflow.aggregates.numpy_columns import (
     dtype_of,
     grouped,
+    is_set,
     is_time,
     objects_of,
     only,
@@ -132,32 +133,26 @@ class _Collecting(Aggregate):
 
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
         source = only(other)
-        assert source.valid is not None
-        there = source.valid[other_rows]
+        there = is_set(source, other_rows)
         kind = self._dtype
         self._extend(vectors, rows[there], [_array(each, kind) for each in source.values[other_rows[there]]])
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
-        vector = only(vectors)
-        assert vector.valid is not None
         empty = np.empty(0, self._dtype)
-        found = zip(vector.values[rows], vector.valid[rows], strict=True)
-        return from_list([np.asarray(each) if there else empty for each, there in found], self._list_type)
+        found = only(vectors).values[rows]
+        return from_list([empty if each is None else np.asarray(each) for each in found], self._list_type)
 
     @property
     def _dtype(self) -> np.dtype[Any]:
         return _collected_dtype(self.types[0])
 
     def _extend(self, vectors: Vectors, rows: IntArray, pieces: Iterable[npt.NDArray[Any]]) -> None:
-        vector = only(vectors)
-        held, valid = vector.values, vector.valid
-        assert valid is not None
+        held = only(vectors).values
         kind = self._dtype
         nothing = np.empty(0, kind)
         for row, piece in zip(rows.tolist(), pieces, strict=True):
-            before = Collected.of(held[row] if valid[row] else nothing, kind)
+            before = Collected.of(nothing if held[row] is None else held[row], kind)
             held[row] = before.united(piece) if self.distinct else before.extended(piece)
-        valid[rows] = True
 
 
 class CollectList(_Collecting):
@@ -185,10 +180,7 @@ class CountDistinct(_Collecting):
         return pa.int64()
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
-        vector = only(vectors)
-        assert vector.valid is not None
-        found = zip(vector.values[rows], vector.valid[rows], strict=True)
-        return pa.array([len(each) if there else 0 for each, there in found], pa.int64())
+        return pa.array([0 if each is None else len(each) for each in only(vectors).values[rows]], pa.int64())
 
 
 def _collected_dtype(kind: pa.DataType) -> np.dtype[Any]:

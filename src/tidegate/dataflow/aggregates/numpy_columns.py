@@ -1,7 +1,7 @@
 """Columns as numpy arrays, in the form in which vectors hold them.
 
-Numbers and booleans are numpy's own; times are integers of their unit; everything else is an array of Python objects. A
-value of a null is undefined: ask `valid_of`.
+Numbers and booleans are numpy's own; dates and timestamps are integers of their unit; everything else is an array of Python
+objects, in which null is None. What is in a null's place among numbers means nothing: ask `valid_of`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ _LARGEST = np.iinfo(np.int64).max
 
 
 def is_time(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_temporal(kind)) and not pa.types.is_interval(kind)
+    return bool(pa.types.is_date32(kind) or pa.types.is_timestamp(kind))
 
 
 def is_fixed(kind: pa.DataType) -> bool:
     """Whether vectors of this type hold no Python objects."""
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or is_time(kind)
-    ) and not pa.types.is_float16(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or is_time(kind))
 
 
 def dtype_of(kind: pa.DataType) -> np.dtype[Any]:
@@ -39,11 +37,6 @@ def dtype_of(kind: pa.DataType) -> np.dtype[Any]:
         return np.dtype(f"int{kind.bit_width}")
     plain: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
     return plain
-
-
-def as_numbers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view in which times are integers. Writing into it writes into the vector."""
-    return values.view(np.int64) if values.dtype.kind in "mM" else values
 
 
 def valid_of(array: pa.Array) -> BoolArray | None:
@@ -81,14 +74,11 @@ def values_of(array: pa.Array) -> npt.NDArray[Any]:
 def column_of(values: npt.NDArray[Any], valid: BoolArray | None, kind: pa.DataType) -> pa.Array:
     """Return an Arrow column of values that a vector holds."""
     if is_fixed(kind):
-        numbers = as_numbers(values)
         nulls = None if valid is None else ~valid
         if is_time(kind):
             whole = pa.int64() if kind.bit_width == 64 else pa.int32()
-            return pa.array(numbers, whole, mask=nulls).view(kind)
-        return pa.array(numbers, kind, mask=nulls)
-    if valid is not None and not valid.all():
-        return from_list([value if there else None for value, there in zip(values, valid, strict=True)], kind)
+            return pa.array(values, whole, mask=nulls).view(kind)
+        return pa.array(values, kind, mask=nulls)
     return from_list(list(values), kind)
 
 
@@ -100,10 +90,9 @@ def result_of(vector: Vector, rows: IntArray, kind: pa.DataType) -> pa.Array:
 
 def order_of(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Return integers in the order of these numbers, as Spark orders them: NaN is the largest, and -0.0 equals 0.0."""
-    numbers = as_numbers(values)
-    if numbers.dtype.kind != "f":
-        return numbers.astype(np.int64)
-    floats = numbers.astype(np.float64) + 0.0
+    if values.dtype.kind != "f":
+        return values.astype(np.int64)
+    floats = values.astype(np.float64) + 0.0
     bits = floats.view(np.int64)
     order = np.where(bits < 0, bits ^ np.int64(_LARGEST), bits)
     order[np.isnan(floats)] = _LARGEST
@@ -125,7 +114,7 @@ def is_orderable(kind: pa.DataType) -> bool:
     """Whether `ranks_of` takes it."""
     return (
         is_fixed(kind)
-        or bool(pa.types.is_decimal(kind))
+        or bool(pa.types.is_decimal(kind) or pa.types.is_temporal(kind))
         or pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
         or pa.types.is_binary(kind)
@@ -182,7 +171,7 @@ class HeldVector:
     def __init__(self, accumulator: Accumulator, count: int) -> None:
         kind = dtype_of(accumulator.type)
         default = accumulator.default
-        self.valid: BoolArray | None = np.zeros(count, bool) if default is None else None
+        self.valid: BoolArray | None = np.zeros(count, bool) if default is None and kind.kind != "O" else None
         if default is None:
             self.values: npt.NDArray[Any] = np.empty(count, object) if kind.kind == "O" else np.zeros(count, kind)
         elif kind.kind == "O":
@@ -209,16 +198,25 @@ def copy_rows(target: Vectors, rows: IntArray, source: Vectors, source_rows: Int
 
 
 def assign(vector: Vector, rows: IntArray, source: Vector, source_rows: IntArray) -> None:
-    as_numbers(vector.values)[rows] = as_numbers(source.values)[source_rows]
-    if vector.valid is not None:
-        vector.valid[rows] = True if source.valid is None else source.valid[source_rows]
+    valid = source.valid
+    put(vector, rows, source.values[source_rows], None if valid is None else valid[source_rows])
 
 
 def put(vector: Vector, rows: IntArray, values: npt.NDArray[Any], valid: BoolArray | None) -> None:
-    """Set rows of a vector that may be null."""
-    as_numbers(vector.values)[rows] = values
-    assert vector.valid is not None
-    vector.valid[rows] = True if valid is None else valid
+    """Set rows of a vector."""
+    vector.values[rows] = values
+    if vector.valid is not None:
+        vector.valid[rows] = True if valid is None else valid
+
+
+def is_set(vector: Vector, rows: IntArray) -> BoolArray:
+    """Return which of these rows are not null."""
+    if vector.valid is not None:
+        return vector.valid[rows]
+    values = vector.values[rows]
+    if values.dtype.kind != "O":
+        return np.ones(len(rows), bool)
+    return np.fromiter((value is not None for value in values), bool, len(rows))
 
 
 def only(mapping: Mapping[str, Vector]) -> Vector:

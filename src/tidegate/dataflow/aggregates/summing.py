@@ -29,6 +29,7 @@ from tidegate.dataflow.aggregates.base import (
 from tidegate.dataflow.aggregates.numpy_columns import (
     column_of,
     grouped,
+    is_set,
     numbers_of,
     objects_of,
     only,
@@ -89,8 +90,7 @@ class Sum(Aggregate):
 
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
         source = only(other)
-        assert source.valid is not None
-        there = source.valid[other_rows]
+        there = is_set(source, other_rows)
         rows, other_rows = rows[there], other_rows[there]
         if len(rows):
             _add_to(only(vectors), rows, column_of(source.values[other_rows], None, self.result_type), self.result_type)
@@ -229,8 +229,7 @@ def _doubles(column: pa.Array) -> npt.NDArray[np.float64]:
 
 def _add_to(vector: Vector, rows: IntArray, column: pa.Array, kind: pa.DataType) -> None:
     """Add values without nulls to a vector of sums that is null where nothing was added."""
-    assert vector.valid is not None
-    fresh = rows[~vector.valid[rows]]
+    fresh = rows[~is_set(vector, rows)]
     if pa.types.is_decimal(kind):
         vector.values[fresh] = Decimal(0)
         _add_decimals(vector.values, rows, column.to_pylist(), kind)
@@ -240,7 +239,8 @@ def _add_to(vector: Vector, rows: IntArray, column: pa.Array, kind: pa.DataType)
     else:
         vector.values[fresh] = 0
         _add_longs(vector.values, rows, numbers_of(column))
-    vector.valid[rows] = True
+    if vector.valid is not None:
+        vector.valid[rows] = True
 
 
 def _add_longs(sums: npt.NDArray[Any], rows: IntArray, values: IntArray) -> None:

@@ -101,7 +101,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize(("aggregate", "columns", "plainly"), CASES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_an_aggregate_is_what_plain_python_computes_however_records_are_cut_and_merged(
     aggregate: Aggregate, columns: list[str], plainly: Callable[[list[Any]], Any], data: st.DataObject
@@ -168,7 +168,6 @@ def test_two_rows_with_the_same_collected_values_grow_apart() -> None:
     vectors = held_vectors(aggregation.accumulators, 2)
     aggregation.add(vectors, np.array([0]), [pa.array([1])])
     vectors["x"].values[1] = vectors["x"].values[0]
-    vectors["x"].valid[:] = True  # type: ignore[index]
     aggregation.add(vectors, np.array([0, 1]), [pa.array([2, 3])])
     assert aggregation.results(vectors, np.array([0, 1]))[0].to_pylist() == [[1, 2], [1, 3]]
 

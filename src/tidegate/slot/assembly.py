@@ -27,6 +27,7 @@ from tidegate.control.settings import JobSettings
 from tidegate.dataflow.declared import declared_operators
 from tidegate.dataflow.graph import Node, Partitioning
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
+from tidegate.dataflow.operators.budget import Budget
 from tidegate.dataflow.operators.source import follow_splits
 from tidegate.dataflow.places import Place, places_of
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
@@ -114,12 +115,14 @@ class Assembly:
         logs = self._logs_in_flight(vertex)
         places = {(place.operator, place.info.name): place for place in self._places(vertex, of_first=logs)}
         tuning, clock = self._settings.tuning, self._world.clock
+        budget = Budget(self._world.step_clock_ms or clock.monotonic_ms)
         rest: dict[str, Any] = dict(
             vertex=vertex,
             index=self.index,
             operators=list(operators.values()),
             writers=writers,
-            replay=self._opened(vertex, operators, places.values()),
+            replay=self._opened(vertex, operators, places.values(), budget),
+            budget=budget,
             places=list(places.values()),
             take_frozen=self._take_frozen,
             max_batch_rows=tuning.max_batch_rows,
@@ -164,14 +167,16 @@ class Assembly:
             _attach(operators[out.source_node], out.tag, writer)
         return writers
 
-    def _opened(self, vertex: Vertex, operators: Mapping[int, Operator], places: Collection[Place]) -> Replay:
+    def _opened(
+        self, vertex: Vertex, operators: Mapping[int, Operator], places: Collection[Place], budget: Budget
+    ) -> Replay:
         """Open the operators with their state, and return the records that were in flight to them."""
         replay = Replay()
         for node in vertex.nodes:
             context = self._context(vertex, node)
             waiting = {place.info.name: place for place in places if place.operator == node.name}
             states = {state: rows for state, rows in context.restored.items() if state not in waiting}
-            operators[node.id].open(replace(context, restored=states))
+            operators[node.id].open(replace(context, restored=states, budget=budget))
             for place in waiting.values():
                 replay.add(
                     place,

@@ -1,14 +1,16 @@
 """A subtask with inputs: it chooses the input of the next element, and processes the element.
 
 Back-pressure holds up everything but the marker of a hurried epoch. The subtask looks for that marker in the queues of its
-inputs at every step, and lets it overtake what is queued before it.
+inputs at every step, and lets it overtake what is queued before it. Records that an operator holds are in no queue: the
+marker waits for them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -96,11 +98,12 @@ class InnerSubtask(Subtask):
         self._time_by_epoch = time_by_epoch
 
     def step(self) -> bool:
-        hurried = (self._hurry_at is not None or self._hurried is not None) and self._hurry()
+        hurries = self._hurry_at is not None or self._hurried is not None
+        hurried = hurries and not self._holds_records() and self._hurry()
         return super().step() or hurried
 
     def wait_until_ms(self) -> int | None:
-        due = () if self._hurry_at is None else (self._hurry_at[1],)
+        due = () if self._hurry_at is None or self._holds_records() else (self._hurry_at[1],)
         lap = () if self._laps is None or self._laps.due_ms is None else (self._laps.due_ms,)
         return min((*due, *lap), default=None)
 
@@ -110,19 +113,25 @@ class InnerSubtask(Subtask):
             self._hurry_at = epoch, self._monotonic_ms() + hurry_after_ms
 
     def on_time(self, now_ms: int) -> bool:
-        if self._laps is None:
-            return super().on_time(now_ms)
+        return super().on_time(now_ms) if self._laps is None else self._counted(self._laps, partial(super().on_time, now_ms))
+
+    def _give_step(self) -> bool:
+        # The work may be that of a timer of processing time.
+        return super()._give_step() if self._laps is None else self._counted(self._laps, super()._give_step)
+
+    def _counted(self, laps: Laps, call: Callable[[], bool]) -> bool:
+        """Make a call that may make records which no lap could count on its way here."""
         before = sum([writer.batch_count for writer in self._writers])
-        called = super().on_time(now_ms)
+        called = call()
         if called and sum([writer.batch_count for writer in self._writers]) > before:
-            self._laps.on_own_records()
+            laps.on_own_records()
         return called
 
     def abort(self, epoch: int) -> None:
         super().abort(epoch)
         self._end_hurry(epoch)
 
-    def _work(self) -> bool:
+    def _take_next(self) -> bool:
         if self._laps is not None and self._laps.send_due(self._monotonic_ms(), self._writers):
             return True
         # New records wait while there are too many in the loop.

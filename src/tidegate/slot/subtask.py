@@ -4,6 +4,12 @@ A subtask does one small unit of work at a time (`step`) and never waits. The al
 (protocol/alignment.py); this class carries out its effects. While an output is full nothing is taken from the inputs, so
 that back-pressure reaches the sources.
 
+An operator may keep work for later, since a step is bounded. It gets further steps, downstream operators first, before
+anything else is taken from the inputs or polled from the source. So markers wait behind work like everything else in a
+channel. A marker that doesn't wait in a channel (the trigger of a source, a hurried one) comes between two steps. It finds
+a consistent state, unless an operator holds records: then it waits for these. A full epoch, as every last one is, waits for
+all work, so that nothing is left to do after it.
+
 The subtask of a source is here, and a subtask with inputs in inner.py.
 """
 
@@ -17,6 +23,7 @@ from typing import Any
 from tidegate.channels.elements import Marker
 from tidegate.control.messages import MoveTime, Traffic
 from tidegate.dataflow.operators.base import AT_ONCE_MS, Operator
+from tidegate.dataflow.operators.budget import Budget
 from tidegate.dataflow.operators.source import SourceOperator
 from tidegate.dataflow.places import Place
 from tidegate.dataflow.plan import Vertex
@@ -90,6 +97,7 @@ class Subtask:
         take_frozen: TakeFrozen,
         places: Sequence[Place],
         replay: Replay,
+        budget: Budget,
         max_batch_rows: int,
         monotonic_ms: Callable[[], int],
         on_done: Callable[[Subtask], None],
@@ -99,10 +107,13 @@ class Subtask:
         self.operators = tuple(operators)
         self.counters = Counters()
         self._with_deadlines = [each for each in operators if type(each).deadline_ms is not Operator.deadline_ms]
+        # Downstream first, so that what waits in an operator isn't joined by more from above.
+        self._with_work = [each for each in operators[::-1] if type(each).has_work is not Operator.has_work]
         self._writers = tuple(writers)
         self._take_frozen = take_frozen
         self._places = tuple(places)
         self._replay = replay
+        self._budget = budget
         self._max_batch_rows = max_batch_rows
         self._monotonic_ms = monotonic_ms
         self._on_done = on_done
@@ -121,6 +132,11 @@ class Subtask:
         """Do one unit of work, if there is any that can be done now, and return whether there was."""
         if self.full:
             return False
+        self._budget.begin()
+        if self._give_step():
+            if not self.has_work():
+                self._on_work_done()
+            return True
         if self._replay:
             self.counters.records_in += self._replay.feed()
             return True
@@ -128,10 +144,32 @@ class Subtask:
             self._has_resumed = True
             for operator in self.operators:
                 operator.resume()
-        return self._work()
+            return True
+        return self._take_next()
 
-    def _work(self) -> bool:
+    def _take_next(self) -> bool:
         raise AssertionError("a subtask is a source or has inputs")
+
+    def has_work(self) -> bool:
+        """Return whether an operator has kept work for later."""
+        for operator in self._with_work:  # noqa: SIM110  (for speed)
+            if operator.has_work():
+                return True
+        return False
+
+    def _holds_records(self) -> bool:
+        return any(operator.holds_records() for operator in self._with_work)
+
+    def _give_step(self) -> bool:
+        """Let one operator do a step of its work, and return whether one had any."""
+        for operator in self._with_work:
+            if operator.has_work():
+                operator.work()
+                return True
+        return False
+
+    def _on_work_done(self) -> None:
+        """Called when the last step of all work was done."""
 
     def wait_until_ms(self) -> int | None:
         """Return when, on the monotonic clock, to step this subtask again even if nothing arrives."""
@@ -145,8 +183,11 @@ class Subtask:
             operator.on_complete(epoch)
 
     def on_time(self, now_ms: int) -> bool:
-        """Call the operators whose deadline has passed, and return whether there was one."""
+        """Call the operators whose deadline has passed, unless an output is full, and return whether there was one."""
         called = False
+        if self.full:
+            return False
+        self._budget.begin()
         for operator in self._with_deadlines:
             deadline_ms = operator.deadline_ms()
             if deadline_ms is not None and deadline_ms <= now_ms:
@@ -155,7 +196,9 @@ class Subtask:
         return called
 
     def deadline_ms(self) -> int | None:
-        """Return the next moment, by the time of day, that an operator waits for."""
+        """Return the next moment, by the time of day, that an operator waits for. While an output is full, none counts."""
+        if self.full:
+            return None
         return min((at for operator in self._with_deadlines if (at := operator.deadline_ms()) is not None), default=None)
 
     def alarm_ms(self) -> int | None:
@@ -176,9 +219,11 @@ class Subtask:
 
     def traffic(self) -> Traffic:
         due = any(operator.deadline_ms() == AT_ONCE_MS for operator in self._with_deadlines)
-        return Traffic(sum(writer.sent_count for writer in self._writers), self.counters.taken, bool(self._replay) or due)
+        is_busy = bool(self._replay) or due or self.has_work()
+        return Traffic(sum(writer.sent_count for writer in self._writers), self.counters.taken, is_busy)
 
     def move_time(self, order: MoveTime) -> None:
+        self._budget.begin()
         for operator in self.operators:
             if order.operator is None:
                 operator.fire_due()
@@ -209,7 +254,11 @@ class Subtask:
     def _snapshot(self, epoch: int) -> None:
         assert self._marker.epoch == epoch and self._taken is None
         for operator in self.operators:
+            self._budget.begin()
             operator.before_snapshot()
+            while operator.holds_records():  # what operators before it have emitted just now
+                self._budget.begin()
+                operator.work()
         started = time.perf_counter()
         frozen = {operator.name: list(frozen_in(operator.freeze(epoch))) for operator in self.operators}
         logs = Logs(self._places)
@@ -257,8 +306,16 @@ class SourceSubtask(Subtask):
         self._stopped = False
         self._not_before_ms = 0
         self._alignment = Alignment(())
+        self._waiting: Marker | None = None  # triggered, and waits for work
+        self._is_polled = False  # whether a batch that was polled is still worked on
+        self._is_done = False
+        source.is_busy = self.has_work
 
-    def _work(self) -> bool:
+    def step(self) -> bool:
+        triggered = self._waiting is not None and self._begin_epoch()
+        return super().step() or triggered
+
+    def _take_next(self) -> bool:
         if self._source.ended or self._halted is not None:
             return False
         if self._to_end:
@@ -270,16 +327,29 @@ class SourceSubtask(Subtask):
             return False
         count = self._source.poll(self._max_batch_rows)
         self.counters.records_in += count
-        if self._source.finished:
+        if self.has_work():
+            self._is_polled = True
+        elif self._source.finished:
             return self._end()
         if count < self._max_batch_rows:
             # All available records were read: wait for more for a moment, so that batches aren't tiny under load.
             self._not_before_ms = now_ms + (self._linger_ms if count else max(1, self._linger_ms))
         return count > 0
 
+    def _on_work_done(self) -> None:
+        if self._is_polled:
+            self._is_polled = False
+            self._source.settle()
+            if not self.has_work() and not self._source.ended and self._source.finished:
+                self._end()
+        if self._source.ended and not self.has_work() and not self._is_done:
+            self._is_done = True
+            self._on_done(self)
+
     def _end(self) -> bool:
         self._source.end()
-        self._on_done(self)
+        if not self.has_work():
+            self._on_work_done()
         return True
 
     def wait_until_ms(self) -> int | None:
@@ -287,12 +357,21 @@ class SourceSubtask(Subtask):
         return None if idle else self._not_before_ms
 
     def trigger(self, marker: Marker, ending: Ending | None) -> None:
-        self._marker = marker
-        self._carry_out(self._alignment.on_trigger(marker.epoch))
+        self._waiting = marker
+        self._begin_epoch()
         if self._halts:
             self._halted = marker.epoch
         if ending is Ending.STOP:
             self._stopped = True
+
+    def _begin_epoch(self) -> bool:
+        """Take the snapshot of the epoch that was triggered, unless it has to wait for work. Return whether it didn't."""
+        assert self._waiting is not None
+        if self.has_work() if self._waiting.full else self._holds_records():
+            return False
+        self._marker, self._waiting = self._waiting, None
+        self._carry_out(self._alignment.on_trigger(self._marker.epoch))
+        return True
 
     def end_input(self) -> None:
         """End the input after what was read so far."""
@@ -300,6 +379,8 @@ class SourceSubtask(Subtask):
         self._not_before_ms = 0
 
     def abort(self, epoch: int) -> None:
+        if self._waiting is not None and self._waiting.epoch <= epoch:
+            self._waiting = None
         super().abort(epoch)
         self._resume(epoch)
 

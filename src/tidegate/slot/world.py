@@ -39,4 +39,5 @@ class SlotWorld:
     background: Background
     tell: Callable[[Message], None]
     speak: Speak = keep_silent  # the logger
+    step_clock_ms: Callable[[], int] | None = None  # what steps are measured by, if it isn't `clock`
     batch_time: BatchTime | None = None  # what users' functions see in place of the clock, in a micro-batch

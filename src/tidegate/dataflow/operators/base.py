@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from tidegate.dataflow.graph import Node
+from tidegate.dataflow.operators.budget import Budget
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.sections import FrozenState
 
@@ -90,6 +91,7 @@ class OperatorContext:
     batch_watermark_ms: Callable[[], int] | None = None  # and the streaming query's watermark
     on_timer_without_event_time: Callable[[], None] | None = None  # for the first timer where event time never moves
     snapshots: str = ""  # where the job's are, without secrets
+    budget: Budget = field(default_factory=Budget)  # of a step of the subtask
 
     @property
     def user_now_ms(self) -> Callable[[], int]:
@@ -150,6 +152,21 @@ class Operator:
 
     def maintain(self, budget: int) -> None:
         """A small step of background work between two batches."""
+
+    # Work that is kept for later.
+
+    def has_work(self) -> bool:
+        """Return whether work is left from earlier calls."""
+        return False
+
+    def work(self) -> None:
+        """Do one bounded step of it. Called if `has_work`, and while no output is full."""
+        raise AssertionError(f"{self.name} has no work")
+
+    def holds_records(self) -> bool:
+        """Return whether part of the work is records that the state doesn't have yet. They are in no channel, so a snapshot
+        waits for them. Other work must follow from the state: it is done after a restore as well."""
+        return self.has_work()
 
     # Where a plan has loops and epochs are micro-batches, time moves before the marker, when no record is under way
     # (driver/moving_time.py).

@@ -21,7 +21,7 @@ generated name may come to mean another operator when the program changes; rows 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -89,6 +89,7 @@ class SourceOperator(Operator):
         self._source = source
         self._reader: SourceReader | None = None
         self.splits = Splits()
+        self.is_busy: Callable[[], bool] = bool  # whether the chain is still at work on what was emitted
         self.ended = False
 
     def open(self, context: OperatorContext) -> None:
@@ -106,8 +107,14 @@ class SourceOperator(Operator):
         """Reads and emits what is there; the number of records, 0 where there is none now."""
         assert self._reader is not None and not self.ended
         count = self._poll(max_rows)
-        while self.splits.is_followed and 0 < count < max_rows and (more := self._poll(max_rows - count)):
-            count += more  # a batch is of one split, and others may have something, too
+        # A batch is of one split, and others may have something, too. While the chain is at work, the split at hand stays.
+        while (
+            self.splits.is_followed
+            and 0 < count < max_rows
+            and not self.is_busy()
+            and (more := self._poll(max_rows - count))
+        ):
+            count += more
         return count
 
     def _poll(self, max_rows: int) -> int:
@@ -130,8 +137,13 @@ class SourceOperator(Operator):
                 f"and splits.read(split) before poll returns a batch of it (SourceContext.splits)"
             )
         self.emit(batch)
-        self.splits.tell_finished()
+        if not self.is_busy():
+            self.settle()
         return int(batch.num_rows)
+
+    def settle(self) -> None:
+        """All of the batch has passed the chain. If the chain was busy after a poll, the subtask calls this later."""
+        self.splits.tell_finished()
 
     @property
     def finished(self) -> bool:

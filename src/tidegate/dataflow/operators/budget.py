@@ -1,0 +1,64 @@
+"""The time that one step of a subtask may take, and how often operators look at the clock.
+
+A slot is one thread: while a step lasts, it sends no heartbeat, answers no message and serves no other subtask. So a step
+has a budget, which all operators of the chain share. When it is spent, an operator keeps what is left for the next step.
+
+To look at the clock costs as much as a tenth of a record. So `Pace` looks after some records only: after one at first, and
+then after more and more, as long as the budget isn't spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+STEP_MS = 100
+MOST_BETWEEN_LOOKS = 128
+
+
+class Budget:
+    """The time of one step. It runs from the first look at the clock. Without a clock it is never spent by itself."""
+
+    __slots__ = ("_clock_ms", "_is_over", "_until_ms")
+
+    def __init__(self, clock_ms: Callable[[], int] | None = None) -> None:
+        self._clock_ms = clock_ms
+        self._until_ms: int | None = None
+        self._is_over = False
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._until_ms, self._is_over = None, False
+
+    def end(self) -> None:
+        """Let the step be over, whatever time it took."""
+        self._is_over = True
+
+    @property
+    def is_spent(self) -> bool:
+        if self._is_over:
+            return True
+        if self._clock_ms is not None:
+            now_ms = self._clock_ms()
+            if self._until_ms is None:
+                self._until_ms = now_ms + STEP_MS
+            self._is_over = now_ms >= self._until_ms
+        return self._is_over
+
+
+class Pace:
+    """How many calls of a function to make between two looks at the clock: `portion`."""
+
+    __slots__ = ("_budget", "portion")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.portion = 1
+
+    def is_over(self, done: int) -> bool:
+        """Return whether the budget is spent, after `done` calls in this step. Called after every portion."""
+        if self._budget.is_spent:
+            self.portion = max(1, min(self.portion, done // 8))
+            return True
+        if self.portion < MOST_BETWEEN_LOOKS:
+            self.portion = min(2 * self.portion, MOST_BETWEEN_LOOKS)
+        return False

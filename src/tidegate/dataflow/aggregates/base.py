@@ -11,7 +11,7 @@ Invariants, which every aggregate keeps and every caller relies on:
 - `merge` takes the other side for the later one, so that `first` and `last` know the order.
 - Nulls are handled, and results are typed, as by Spark SQL's function of that name.
 
-Vectors are as in state/vectors.py: numbers, booleans, dates and timestamps are numpy arrays, the last two as integers; all
+Vectors are those of columnar state: numbers, booleans, dates and timestamps are numpy arrays, the last two as integers; all
 other types are arrays of Python objects. Not here: which row belongs to which key, and the evaluation of the inputs.
 """
 

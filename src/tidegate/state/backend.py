@@ -15,14 +15,17 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from tidegate.errors import JobError
 from tidegate.state.cells import AnyCells, Cursor
+from tidegate.state.column_table import ColumnState
 from tidegate.state.columns import key_list
 from tidegate.state.cutting import cut_by_group
-from tidegate.state.descriptors import Descriptor
+from tidegate.state.descriptors import Columns, Descriptor
 from tidegate.state.expiring import Expiring, ExpiringEntries, ExpiringItems, ExpiringThings
 from tidegate.state.sections import FrozenState, Section, StateInfo, deleted_schema
 from tidegate.state.shapes import SHAPES, Row, Shape
 from tidegate.state.ttl import EXPIRES, put_together, soonest_ends, split_by_end, stored_info, taken_apart, with_ends
+from tidegate.state.vectors import VectorField
 
 
 class CellBackend(ABC):
@@ -43,6 +46,7 @@ class CellBackend(ABC):
         self.key_group_count = key_group_count
         self._now_ms = now_ms
         self.cells: dict[str, Any] = {}  # what `make_cells` returned, by the states' names
+        self.columns: dict[str, ColumnState] = {}  # what `make_columns` returned
         self._infos: dict[str, StateInfo] = {}  # as they are in a manifest
         self._expiring: dict[str, Expiring] = {}
 
@@ -64,6 +68,13 @@ class CellBackend(ABC):
     @abstractmethod
     def freeze_rows(self) -> FrozenState:
         """Return what changed since the last freeze, or all of the state as it is now."""
+
+    def make_columns(self, info: StateInfo, fields: Sequence[VectorField]) -> ColumnState:
+        """Make the tables of a columnar state. Rows of them are loaded, returned and frozen with those of the cells."""
+        raise JobError(
+            f"state {info.name!r} is columnar, and {type(self).__name__} has no columnar state: use the heap backend, "
+            f"or an operator that works on one record at a time"
+        )
 
     def begin_batch(self, keys: Sequence[Any]) -> None:  # noqa: B027  (many backends have nothing to do)
         """Prepare for a batch of records with these keys."""
@@ -104,6 +115,14 @@ class CellBackend(ABC):
         if not ttl.by_reads:
             shape = self.expiring_shapes.get(shape, shape)
         return shape(descriptor, expiring, self.cursor)
+
+    def column_state(self, descriptor: Columns) -> ColumnState:
+        """Return the state object for a columnar state, which operators use (column_table.py)."""
+        info = descriptor.info(self.key_type)
+        assert info.name not in self._infos, f"two states are named {info.name!r}"
+        self._infos[info.name] = info
+        state = self.columns[info.name] = self.make_columns(info, descriptor.fields)
+        return state
 
     def load(self, state: str, rows: pa.RecordBatch, *, known: bool = False) -> None:
         """Load rows of a snapshot, before the first record. `known`: the next frozen version builds on that snapshot."""

@@ -20,9 +20,10 @@ from tidegate.arguments import Duration
 from tidegate.errors import JobError, SchemaError
 from tidegate.state.evolution import MAP_KEY, Changes, check_changes
 from tidegate.state.pickled import Pickled
-from tidegate.state.sections import StateInfo, StateKind
+from tidegate.state.sections import WINDOW, StateInfo, StateKind
 from tidegate.state.ttl import declared_ttl, expires_field
 from tidegate.state.values import Form, form_of
+from tidegate.state.vectors import VectorField
 from tidegate.types import ddl_of, parse_type
 
 # Spark DDL text such as "long" or "struct<a: long>", a pyarrow or pyspark type, or what `tg.pickled()` returns.
@@ -175,6 +176,30 @@ class Descriptor:
             if result is None
             else result(pickled.handed_out(accumulator, self.name))
         )
+
+
+class Columns(Descriptor):
+    """A columnar state: for each key, or for each key and window if `windowed`, a row with a value of each field. Operators
+    declare it, and work on it in whole batches (column_table.py)."""
+
+    def __init__(self, name: str, fields: Sequence[VectorField], *, windowed: bool = False, alias: Names = ()) -> None:
+        super().__init__(
+            kind=StateKind.KEYED,
+            shape="columns",
+            item=pa.struct([field.arrow for field in fields]),
+            name=name,
+            alias=alias,
+            added={field.name: field.default for field in fields if field.default is not None},
+        )
+        self.fields = tuple(fields)
+        self.windowed = windowed
+
+    def info(self, key: pa.DataType | None = None) -> StateInfo:
+        info = super().info(key)
+        if not self.windowed:
+            return info
+        assert key is not None
+        return StateInfo(info.name, info.kind, info.shape, info.schema.insert(1, pa.field(WINDOW, pa.int64())))
 
 
 def _refused(text: str, given: Any) -> SchemaError:

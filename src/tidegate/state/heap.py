@@ -20,6 +20,8 @@ import pyarrow as pa
 from tidegate.errors import SchemaError
 from tidegate.state.backend import CellBackend
 from tidegate.state.cells import GONE
+from tidegate.state.column_freezing import FrozenColumns
+from tidegate.state.column_table import ColumnState
 from tidegate.state.columns import column_of, held_list, key_list, keys_to_arrow
 from tidegate.state.cutting import REST, Pace, cut_by_group
 from tidegate.state.heap_cells import (
@@ -36,6 +38,7 @@ from tidegate.state.heap_cells import (
 from tidegate.state.heap_layers import MAX_MISSING_SHARE, MAX_REUSED_ENTRIES, HeapTable, nearly_covers
 from tidegate.state.sections import Section, StateInfo, deleted_schema
 from tidegate.state.shapes import Row, Shape, Value
+from tidegate.state.vectors import VectorField
 from tidegate.types import ddl_of
 
 T = TypeVar("T")
@@ -52,11 +55,20 @@ class HeapBackend(CellBackend):
         kinds: dict[str, type[HeapTable]] = {"list": HeapItems, "map": HeapEntries, "timers": HeapTimers}
         return kinds.get(info.shape, HeapThings if in_place else HeapValues)(info, as_tuples=as_tuples)
 
+    def make_columns(self, info: StateInfo, fields: Sequence[VectorField]) -> ColumnState:
+        return ColumnState(info, fields)
+
     def load_rows(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
+        if state in self.columns:
+            self.columns[state].load(rows, known=known)
+            return
         table = self.cells[state]
         table.load(key_list(rows.column("key")), held_list(rows.column("value"), as_tuples=table.as_tuples), known=known)
 
     def all_rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        if state in self.columns:
+            yield from self.columns[state].rows()
+            return
         table = self.cells[state]
         held = table.held()
         yield _batch(table, list(held), list(held.values()))
@@ -67,36 +79,40 @@ class HeapBackend(CellBackend):
     def tidy(self, budget: int) -> None:
         for table in self.cells.values():
             table.tidy(budget)
+        for state in self.columns.values():
+            state.tidy()
 
     def freeze_rows(self) -> FrozenHeap:
         """Return what changed since the last freeze, in a time that doesn't depend on the size of the state."""
-        return FrozenHeap(list(self.cells.values()), self.key_group_count)
+        return FrozenHeap(
+            list(self.cells.values()), [state.freeze() for state in self.columns.values()], self.key_group_count
+        )
 
 
 class FrozenHeap:
     """A `FrozenState`."""
 
-    def __init__(self, tables: Sequence[HeapTable], key_group_count: int) -> None:
-        self.states = tuple(table.info for table in tables)
-        self._layers = [_FrozenLayer(table) for table in tables]
+    def __init__(self, tables: Sequence[HeapTable], columns: Sequence[FrozenColumns], key_group_count: int) -> None:
+        self.states = (*(table.info for table in tables), *(each.info for each in columns))
+        self._parts: list[_FrozenLayer | FrozenColumns] = [*map(_FrozenLayer, tables), *columns]
         self._key_group_count = key_group_count
 
     @property
     def complete(self) -> bool:
-        return all(layer.complete for layer in self._layers)
+        return all(part.complete for part in self._parts)
 
     def sections(self) -> Iterator[Section]:
-        for layer in self._layers:
-            layer.take()
-        for layer in self._layers:
+        for part in self._parts:
+            part.take()
+        for part in self._parts:
             for deleted in (False, True):
                 yield from cut_by_group(
-                    layer.info.name, _emptying(layer.rows[deleted]), self._key_group_count, deleted=deleted
+                    part.info.name, _emptying(part.rows[deleted]), self._key_group_count, deleted=deleted
                 )
 
     def release(self) -> None:
-        for layer in self._layers:
-            layer.layer.read = True
+        for part in self._parts:
+            part.release()
 
 
 class _FrozenLayer:
@@ -138,6 +154,9 @@ class _FrozenLayer:
                 deque(starmap(changes.popitem, repeat((), pace.entries)), maxlen=0)
                 pace.rest_if_due()
             changes.clear()
+
+    def release(self) -> None:
+        self.layer.read = True
 
     def _without_gone(self, keys: list[Any], values: list[Any]) -> tuple[list[Any], list[Any]]:
         if any(map(is_, values, repeat(GONE))):

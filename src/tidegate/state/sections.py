@@ -21,6 +21,9 @@ from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
 from tidegate.protocol.recovery import StateKind as StateKind
 
+WINDOW = "window"
+"""The column of columnar state that says which window a row belongs to. Key and window identify the row."""
+
 
 @dataclass(frozen=True, slots=True)
 class StateInfo:
@@ -46,8 +49,8 @@ class Section:
 
 
 def deleted_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the deleted keys of a keyed state."""
-    return pa.schema([schema.field("key")])
+    """Return the schema of the deleted keys of a keyed state: of what identifies a row."""
+    return pa.schema([schema.field(name) for name in ("key", WINDOW) if name in schema.names])
 
 
 def within(section: Section, groups: range, *, key_group_count: int) -> Section:

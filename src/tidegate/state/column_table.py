@@ -1,0 +1,331 @@
+"""Columnar keyed state: tables of numpy vectors by key, for operators that work on whole batches.
+
+A `ColumnTable` has a row for each key (key_index.py) and a `Vector` for each of its fields. An operator looks up the rows of
+a batch's keys, announces with `change` which rows it will write, and then reads and writes the vectors with numpy:
+
+    rows = table.rows_of([batch.column("auction")])
+    table.change(rows)
+    np.add.at(table.vectors["total"].values, rows, prices)
+
+A state with windows has a table for each window, so a window that ends is dropped without a search for its keys.
+
+What vectors hold:
+- integers, floats and booleans are numpy's; a date is its days in an int32, a timestamp its number in an int64. A null is
+  a False in `valid`, and what is in `values` there means nothing;
+- everything else (text, decimals, lists, structs) is an object vector of Python values (values.py), None for null, and has
+  no `valid`. A list or dictionary may be changed in place after `change`; what is inside of it may not.
+
+Rules for callers. `rows_of` may replace the arrays, so take `.values` and `.valid` after it. Row numbers hold until the
+operator gives control back (`maintain`, `freeze`): then rows may be numbered again. A row that was deleted is not written.
+
+Freezing. A freeze takes the list of what changed and begins a new one (column_freezing.py). As long as a frozen version is
+not read, `change` keeps the old values of rows that change for the first time after it.
+
+Memory. Vectors grow by a quarter. Rows of deleted keys are reused as soon as no frozen version needs them. When three
+quarters of the rows are unused, `tidy` numbers the rows again and the vectors shrink: that costs as much as there are keys,
+and happens after three times as many were deleted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.hashing import hash_columns
+from tidegate.state.column_freezing import TURN_ROWS, FrozenColumns, FrozenTable, Undo, rows_of_table
+from tidegate.state.key_index import KeyIndex
+from tidegate.state.key_store import Array, IntArray, grown
+from tidegate.state.sections import WINDOW, StateInfo
+from tidegate.state.vectors import Vector as Vector
+from tidegate.state.vectors import VectorField as VectorField
+from tidegate.state.vectors import kept, put_column
+
+MIN_RENUMBERED_ROWS = 1024
+UNUSED_FACTOR = 4
+
+# The stamp of a row without a key. Otherwise: twice the epoch in which it changed last, and one more if it was added then.
+_DEAD = -1
+
+
+class ColumnTable:
+    """Rows of vectors by key."""
+
+    def __init__(
+        self,
+        key_type: pa.DataType,
+        fields: Sequence[VectorField],
+        *,
+        touched: Callable[[], None] = lambda: None,
+        hash_of: Callable[[Sequence[pa.Array]], Any] = hash_columns,
+    ) -> None:
+        self.vectors: Mapping[str, Vector] = {field.name: Vector(field) for field in fields}
+        self._index = KeyIndex(key_type, hash_of=hash_of)
+        self._touched = touched  # called at the first change after a freeze
+        self._stamps = np.empty(0, np.int32)
+        self._epoch = 1
+        self._dirty = False  # whether anything happened since the last freeze
+        self._changed: list[IntArray] = []  # rows, each once, since the last freeze
+        self._deleted: list[list[pa.Array]] = []  # keys that an earlier frozen version may have
+        self._outstanding: deque[FrozenTable] = deque()  # versions that are not read, oldest first, and versions between
+
+    # Keys and rows.
+
+    def rows_of(self, keys: Sequence[pa.Array]) -> IntArray:
+        """Return the row of each key. Keys that are not there are added, with the defaults."""
+        rows, added = self._index.rows_of(keys)
+        if len(added):
+            self._begin(added, self._epoch * 2 + 1)
+            self._note(added)
+        return rows
+
+    def find(self, keys: Sequence[pa.Array]) -> IntArray:
+        """Return the row of each key, or -1."""
+        return self._index.find(keys)
+
+    def keys(self, rows: IntArray) -> list[pa.Array]:
+        """Return the keys of these rows, a column for each column of the key."""
+        return self._index.keys(rows)
+
+    def rows(self) -> IntArray:
+        """Return the rows of all keys."""
+        return np.flatnonzero(self._stamps[: self._index.top] >= 0)
+
+    def __len__(self) -> int:
+        return self._index.count
+
+    # Changes.
+
+    def change(self, rows: IntArray) -> None:
+        """Announce that the vectors will be written at these rows, in any order and repeated as you like."""
+        now = self._epoch * 2
+        stamps = self._stamps
+        older = stamps.take(rows) < now
+        if not older.any():
+            return
+        todo = rows[older]
+        # Of several places with one row the last one's number stays. No number is that of a row without a key.
+        numbers = np.arange(len(todo), dtype=np.int32)
+        stamps[todo] = numbers
+        todo = todo[stamps.take(todo) == numbers]
+        stamps[todo] = now
+        self._log(todo, alive=True, with_values=True)
+        self._note(todo)
+
+    def delete(self, rows: IntArray) -> None:
+        """Remove the keys of these rows."""
+        rows = np.unique(rows)
+        stamps = self._stamps
+        rows = rows[stamps.take(rows) >= 0]
+        if not len(rows):
+            return
+        self._touch()
+        earlier = rows[stamps.take(rows) != self._epoch * 2 + 1]
+        if len(earlier):
+            self._deleted.append(self._index.keys(earlier))
+        self._log(rows, alive=True, with_values=False)
+        stamps[rows] = _DEAD
+        self._index.remove(rows)
+        self._prune()
+        if self._outstanding:
+            self._outstanding[-1].freed.append(rows)
+        else:
+            self._free(rows)
+
+    # Freezing.
+
+    def freeze(self) -> FrozenTable:
+        """Return the present version, in a time that depends neither on the state nor on what changed."""
+        self._prune()
+        frozen = FrozenTable(self, changed=self._changed, deleted=self._deleted)
+        self._changed, self._deleted, self._dirty = [], [], False
+        self._epoch += 1
+        if self._outstanding:
+            self._outstanding[-1].next = frozen
+        self._outstanding.append(frozen)
+        return frozen
+
+    def tidy(self) -> None:
+        """Number the rows again if most are unused and no frozen version needs them."""
+        self._prune()
+        index = self._index
+        if self._outstanding or index.top < MIN_RENUMBERED_ROWS or index.count * UNUSED_FACTOR > index.top:
+            return
+        rows = self.rows()
+        number_of = np.empty(index.top, np.int64)
+        number_of[rows] = np.arange(len(rows))
+        self._changed = [number_of[some[self._stamps[some] >= 0]] for some in self._changed]
+        index.renumber(rows)
+        self._stamps = self._stamps[rows]
+        for vector in self.vectors.values():
+            vector.values = vector.values[rows]
+            vector.valid = None if vector.valid is None else vector.valid[rows]
+
+    def load(self, keys: Sequence[pa.Array], columns: Mapping[str, pa.Array], *, known: bool) -> None:
+        """Load keys that are not there. `known`: the next frozen version builds on the snapshot that has them."""
+        rows, added = self._index.rows_of(keys)
+        assert len(added) == len(rows), "a key comes twice, or was there before"
+        self._begin(added, 0 if known else self._epoch * 2 + 1)
+        if not known:
+            self._note(added)
+        for name, vector in self.vectors.items():
+            put_column(vector, rows, columns[name])
+
+    def keys_of_earlier_versions(self) -> list[list[pa.Array]]:
+        """Return all keys that an earlier frozen version may have, of a table that nobody changes any more, in parts."""
+        stamps = self._stamps[: self._index.top]
+        rows = np.flatnonzero((stamps >= 0) & (stamps != self._epoch * 2 + 1))
+        parts = [rows[start : start + TURN_ROWS] for start in range(0, len(rows), TURN_ROWS)]
+        return [*self._deleted, *map(self._index.keys, parts)]
+
+    @property
+    def stamps(self) -> Array:
+        """By row, below 0 for rows without a key; for readers of frozen versions."""
+        return self._stamps
+
+    @property
+    def top(self) -> int:
+        return self._index.top
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the table, without Python objects in vectors."""
+        changed = sum(rows.nbytes for rows in self._changed)
+        return self._index.nbytes + self._stamps.nbytes + changed + sum(each.nbytes for each in self.vectors.values())
+
+    # Inside.
+
+    def _begin(self, rows: IntArray, stamp: int) -> None:
+        used, top = len(self._stamps), self._index.top
+        if top > used:
+            stamps = grown(self._stamps, used, top)
+            stamps[used:] = _DEAD
+            self._stamps = stamps
+        if self._outstanding:  # versions know nothing of rows behind their last one
+            self._log(rows[rows < self._outstanding[-1].top], alive=False, with_values=False)
+        for vector in self.vectors.values():
+            vector.begin(rows, top)
+        self._stamps[rows] = stamp
+
+    def _touch(self) -> None:
+        if not self._dirty:
+            self._dirty = True
+            self._touched()
+
+    def _note(self, rows: IntArray) -> None:
+        self._touch()
+        self._changed.append(rows.astype(np.int32))
+
+    def _log(self, rows: IntArray, *, alive: bool, with_values: bool) -> None:
+        """Keep for frozen versions what these rows are now. Of several entries for one row the first one counts."""
+        self._prune()
+        if not self._outstanding:
+            return
+        values = {name: kept(vector, rows) for name, vector in self.vectors.items()} if with_values else None
+        self._outstanding[-1].log.append(Undo(rows, alive, values))
+
+    def _prune(self) -> None:
+        """Forget versions that are read, up to the oldest one that is not, and free the rows that they needed."""
+        outstanding = self._outstanding
+        while outstanding and outstanding[0].read:
+            for rows in outstanding.popleft().freed:
+                self._free(rows)
+
+    def _free(self, rows: IntArray) -> None:
+        for vector in self.vectors.values():
+            if vector.field.has_objects:
+                vector.values[rows] = None
+        self._index.free(rows)
+
+
+class ColumnState:
+    """The tables of one state: one, or one for each window."""
+
+    def __init__(self, info: StateInfo, fields: Sequence[VectorField]) -> None:
+        self.info = info
+        self.fields = tuple(fields)
+        self._windowed = WINDOW in info.schema.names
+        self._tables: dict[int | None, ColumnTable] = {}
+        # Since the last freeze: the windows that changed, and tables of windows that were dropped.
+        self._touched: set[int | None] = set()
+        self._dropped: list[tuple[int | None, ColumnTable]] = []
+        if not self._windowed:
+            self._table(None)
+
+    def table(self) -> ColumnTable:
+        """Return the table of a state without windows."""
+        assert not self._windowed, f"state {self.info.name!r} has windows"
+        return self._tables[None]
+
+    def window(self, at: int) -> ColumnTable:
+        """Return the table of a window, which is made if it is not there."""
+        assert self._windowed, f"state {self.info.name!r} has no windows"
+        return self._table(at)
+
+    def windows(self) -> Sequence[int]:
+        """Return the windows that have a table, in ascending order."""
+        return sorted(at for at in self._tables if at is not None)
+
+    def drop(self, at: int) -> None:
+        """Delete all keys of a window, and its table, in a time that doesn't depend on how many there are."""
+        self._dropped.append((at, self._tables.pop(at)))
+        self._touched.discard(at)
+
+    # What a backend calls.
+
+    def freeze(self) -> FrozenColumns:
+        """Return the present version, in a time that depends only on the number of windows that changed."""
+        versions = {at: self._tables[at].freeze() for at in self._touched}
+        frozen = FrozenColumns(
+            self.info, self.fields, versions, self._dropped, has_all_tables=len(versions) == len(self._tables)
+        )
+        self._touched, self._dropped = set(), []
+        return frozen
+
+    def tidy(self) -> None:
+        """Let memory go that the tables don't need any more."""
+        for table in self._tables.values():
+            table.tidy()
+
+    def load(self, rows: pa.RecordBatch, *, known: bool) -> None:
+        """Load rows of a snapshot. `known`: the next frozen version builds on that snapshot."""
+        if not self._windowed:
+            self._load_into(self._tables[None], rows, known=known)
+            return
+        windows = rows.column(WINDOW).to_numpy()
+        order = np.argsort(windows, kind="stable")
+        at, starts = np.unique(windows[order], return_index=True)
+        for window, start, stop in zip(at.tolist(), starts, [*starts[1:], len(order)], strict=True):
+            self._load_into(self._table(window), rows.take(pa.array(order[start:stop])), known=known)
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Return all rows, before anything is changed."""
+        for at, table in self._tables.items():
+            rows = table.rows()
+            for start in range(0, len(rows), TURN_ROWS):
+                yield rows_of_table(table, rows[start : start + TURN_ROWS], self.fields, self.info.schema, at)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all tables, without Python objects in vectors."""
+        return sum(table.nbytes for table in self._tables.values())
+
+    def _table(self, at: int | None) -> ColumnTable:
+        table = self._tables.get(at)
+        if table is None:
+            key_type = self.info.schema.field("key").type
+            table = ColumnTable(key_type, self.fields, touched=partial(self._touched_add, at))
+            self._tables[at] = table
+        return table
+
+    def _touched_add(self, at: int | None) -> None:
+        self._touched.add(at)
+
+    def _load_into(self, table: ColumnTable, rows: pa.RecordBatch, *, known: bool) -> None:
+        value = rows.column("value")
+        columns = {field.name: value.field(field.name) for field in self.fields}
+        table.load([rows.column("key")], columns, known=known)

@@ -7,6 +7,7 @@ TidegateError
 ├── JobFailed                the job ran and gave up: has the user's traceback, the operator and the record
 ├── SourceError              input that can't be read as it is: fix or restore it, start again; nothing was lost
 ├── UserFunctionError        a user's function raised: operator, record and traceback
+├── ExpressionError          an expression has no value for a record: overflow, division by zero, an invalid cast
 ├── StoreError               the snapshot store couldn't be read or written as requested
 │   ├── NotFound             there is nothing under that name
 │   ├── AlreadyExists        the name is taken
@@ -80,6 +81,13 @@ class UserFunctionError(TidegateError):
 def place(record: str) -> str:
     """Return where an error happened, as part of a sentence. `record` is a record's text, or such as "the timer at …"."""
     return f"at {record}" if record.startswith(("the ", "a batch of ")) else f"at record {record}"
+
+
+class ExpressionError(TidegateError):
+    """An expression has no value for a record: an overflow, a division by zero, an invalid cast.
+
+    Change the expression, or leave such records out before it: `try_cast`, `nullif(x, 0)`, `CASE WHEN … THEN … END`.
+    """
 
 
 class SourceError(TidegateError):

@@ -1,0 +1,142 @@
+"""Arithmetic as in Spark's ANSI mode: what overflows or is divided by zero is an error.
+
+`/` of integers is a double, `div` a long; `%` has the sign of the dividend. Sums, differences and products of decimals
+have all of their digits: a result of more than 38 digits is refused when the expression is compiled, where Spark rounds.
+For the same reason decimals are not divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.expressions.casts import implicitly
+from tidegate.expressions.coercion import MAX_DIGITS, as_decimal, common_type, is_decimal, is_float, is_integer, is_number
+from tidegate.expressions.typed import DOUBLE, LONG, NULL, Text, Typed, Value, apply, constant, type_name
+
+_OVERFLOW = "overflow"
+_BY_ZERO = "overflow or division by zero"
+_CHECKED = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}
+_PLAIN = {"+": pc.add, "-": pc.subtract, "*": pc.multiply}
+
+
+def compute(sign: str, left: Typed, right: Typed, source: Text, at: int | None) -> Typed:
+    """Return `left sign right` for one of +, -, *, /, %, div, both of which are numbers or NULL."""
+    for part in (left, right):
+        if not is_number(part.type) and part.type != NULL:
+            source.fail(f"{sign} takes numbers, and {part.sql} is of type {type_name(part.type)}; use CAST", at)
+    sql = f"({left.sql} {sign} {right.sql})"
+    if sign == "/":
+        return _divide(left, right, sql, source, at)
+    if sign == "div":
+        return _divide_whole(left, right, sql, source, at)
+    if (is_decimal(left.type) and not is_float(right.type)) or (is_decimal(right.type) and not is_float(left.type)):
+        return _decimals(sign, left, right, sql, source, at)
+    type = common_type(left.type, right.type)
+    assert type is not None
+    if type == NULL:
+        type = DOUBLE
+    left, right = implicitly(left, type, source, at), implicitly(right, type, source, at)
+    if sign == "%":
+        return apply(_remainder, [left, right], type, sql, fails="division by zero", on_arrays=True)
+    if is_float(type):
+        return apply(_PLAIN[sign], [left, right], type, sql)
+    return apply(_CHECKED[sign], [left, right], type, sql, fails=f"{_OVERFLOW} of the type {type_name(type)}")
+
+
+def negative(part: Typed, source: Text, at: int | None) -> Typed:
+    if not is_number(part.type):
+        source.fail(f"- takes a number, and {part.sql} is of type {type_name(part.type)}", at)
+    fails = f"{_OVERFLOW} of the type {type_name(part.type)}" if is_integer(part.type) else None
+    kernel = pc.negate_checked if is_integer(part.type) else pc.negate
+    return apply(kernel, [part], part.type, f"(- {part.sql})", fails=fails)
+
+
+def _divide(left: Typed, right: Typed, sql: str, source: Text, at: int | None) -> Typed:
+    _refuse_decimals("/", left, right, source, at)
+    left, right = implicitly(left, DOUBLE, source, at), implicitly(right, DOUBLE, source, at)
+    if right.constant is not None and right.constant.is_valid and right.constant.as_py() != 0:
+        return apply(pc.divide, [left, right], DOUBLE, sql)
+    return apply(pc.divide_checked, [left, right], DOUBLE, sql, fails="division by zero")
+
+
+def _divide_whole(left: Typed, right: Typed, sql: str, source: Text, at: int | None) -> Typed:
+    for part in (left, right):
+        if not is_integer(part.type) and part.type != NULL:
+            source.fail(f"div takes integers, and {part.sql} is of type {type_name(part.type)}", at)
+    left, right = implicitly(left, LONG, source, at), implicitly(right, LONG, source, at)
+    return apply(pc.divide_checked, [left, right], LONG, sql, fails=_BY_ZERO)
+
+
+def _refuse_decimals(sign: str, left: Typed, right: Typed, source: Text, at: int | None) -> None:
+    exact = not is_float(left.type) and not is_float(right.type)
+    if exact and (is_decimal(left.type) or is_decimal(right.type)):
+        source.fail(f"{sign} of decimals is not supported; cast one side to double", at)
+
+
+def _decimals(sign: str, left: Typed, right: Typed, sql: str, source: Text, at: int | None) -> Typed:
+    if sign == "%":
+        _refuse_decimals(sign, left, right, source, at)
+    left, right = _exact(left, right.type), _exact(right, left.type)
+    first, second = as_decimal(left.type), as_decimal(right.type)
+    if sign == "*":
+        precision, scale = first.precision + second.precision + 1, first.scale + second.scale
+    else:
+        scale = max(first.scale, second.scale)
+        precision = max(first.precision - first.scale, second.precision - second.scale) + scale + 1
+    if precision > MAX_DIGITS:
+        source.fail(f"{sql} would have {precision} digits, and a decimal has {MAX_DIGITS}; cast the sides to fewer", at)
+    type = pa.decimal128(precision, scale)
+    kernel = _PLAIN[sign]
+    return apply(lambda a, b: pc.cast(kernel(a, b), type), [left, right], type, sql)
+
+
+def _exact(part: Typed, other: pa.DataType) -> Typed:
+    """Return an integer as a decimal: a constant as one of its own digits, others as one of all digits of the type."""
+    if part.type == NULL:
+        return constant(None, as_decimal(other), part.sql)
+    if not is_integer(part.type):
+        return part
+    if part.constant is not None and part.constant.is_valid:
+        value = part.constant.as_py()
+        return constant(value, pa.decimal128(len(str(abs(value))), 0), part.sql)
+    type = as_decimal(part.type)
+    return apply(lambda value: pc.cast(pc.cast(value, LONG), pa.decimal128(20, 0)).cast(type), [part], type, part.sql)
+
+
+def _remainder(left: pa.Array, right: pa.Array) -> Value:
+    return by_numpy(np.fmod, left, right, check=no_zero)
+
+
+def no_zero(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> None:
+    if (right == 0).any():
+        raise pa.ArrowInvalid("division by zero")
+
+
+def by_numpy(
+    function: Callable[..., Any],
+    *arrays: pa.Array,
+    check: Callable[..., None] | None = None,
+    type: pa.DataType | None = None,
+) -> pa.Array:
+    """Return numpy's function of number arrays, null where one of them is null. It gets the rows without null only."""
+    valid = np.ones(len(arrays[0]), dtype=bool)
+    for array in arrays:
+        if array.null_count:
+            valid &= array.is_valid().to_numpy(zero_copy_only=False)
+    type = type or arrays[0].type
+    if valid.all():
+        vectors = [array.to_numpy(zero_copy_only=False) for array in arrays]
+    else:
+        vectors = [array.filter(pa.array(valid)).to_numpy(zero_copy_only=False) for array in arrays]
+    if check is not None:
+        check(*vectors)
+    with np.errstate(all="ignore"):
+        results = pa.array(function(*vectors), type)
+    if valid.all():
+        return results
+    return results.take(pa.array(np.cumsum(valid) - 1, mask=~valid))

@@ -1,0 +1,100 @@
+"""An expression that is ready to run, and its way into another process: as its text and its schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from sqlglot import exp
+
+from tidegate.errors import ExpressionError, SchemaError
+from tidegate.expressions.compiling import Compiler
+from tidegate.expressions.parsing import parse
+from tidegate.expressions.typed import DAYS, DURATION, MONTHS, Text, as_array
+from tidegate.types import parse_type
+
+
+class Compiled:
+    """`compile_expression` returns it. Calling it with a record batch of its schema returns one array.
+
+    A call raises `ExpressionError` if the expression has no value for a record.
+    """
+
+    __slots__ = ("_run", "columns", "field", "schema", "text")
+
+    def __init__(self, text: str, schema: pa.Schema) -> None:
+        if not isinstance(text, str):
+            raise SchemaError(f"an expression is text in Spark's SQL dialect, such as 'price * 0.9 AS euros', not {text!r}")
+        source = Text(text)
+        tree = parse(source)
+        alias = None
+        if isinstance(tree, exp.Alias):
+            alias, tree = str(tree.args["alias"].this), tree.this
+        part = Compiler(source, schema).part(tree)
+        self.text = text
+        self.schema = schema
+        self._run = part.run
+        type, nullable = part.type, part.nullable
+        names = {name.lower(): name for name in schema.names}
+        used = {names.get(_root(node).lower()) for node in tree.find_all(exp.Column)}
+        self.columns = tuple(name for name in schema.names if name in used)
+        if isinstance(tree, exp.Column) and part.sql in schema.names and _root(tree) == part.sql:
+            # A column as it is keeps its encoding, such as a dictionary.
+            index = schema.names.index(part.sql)
+            self._run = lambda batch: batch.column(index)
+            type = schema.field(index).type
+        if type in (DURATION, DAYS, MONTHS):
+            source.fail("its value is an interval, which can't be a column; add it to a date or a timestamp")
+        if pa.types.is_null(type):
+            source.fail("its type isn't known; use CAST(NULL AS …)")
+        parse_type(type)
+        self.field = pa.field(alias or part.sql, type, nullable)
+
+    @property
+    def name(self) -> str:
+        """The alias, or else the name that Spark gives such a column."""
+        return str(self.field.name)
+
+    @property
+    def type(self) -> pa.DataType:
+        return self.field.type
+
+    @property
+    def nullable(self) -> bool:
+        return bool(self.field.nullable)
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the value of each row."""
+        return as_array(self._run(batch), batch.num_rows)
+
+    def first_failing(self, batch: pa.RecordBatch) -> int:
+        """Return the row at which the expression fails. It is known that one does."""
+        low, high = 0, batch.num_rows
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                self(batch.slice(low, middle - low))
+                low = middle
+            except ExpressionError:
+                high = middle
+        return low
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Compiled, (self.text, self.schema)
+
+    def __repr__(self) -> str:
+        return f"<expression {self.text!r}: {self.field}>"
+
+
+def _root(node: exp.Expr) -> str:
+    """Return the name of the column of `a`, `a.b` or `a.b.c`."""
+    parts = [node.args.get(key) for key in ("catalog", "db", "table", "this")]
+    return next(str(part.this) for part in parts if part is not None)
+
+
+def compile_expression(text: str, schema: pa.Schema) -> Compiled:
+    """Return an expression in Spark's SQL dialect, compiled for record batches of a schema.
+
+    Raise `SchemaError` if the text can't be read, if a column or a function isn't known, or if types don't fit.
+    """
+    return Compiled(text, schema)

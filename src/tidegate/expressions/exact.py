@@ -1,0 +1,26 @@
+"""Decimals: from Python's to a column, and their digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+EXACT = Context(prec=400)
+"""Enough digits for any double."""
+
+
+def unscaled(array: pa.Array) -> np.ndarray[Any, Any]:
+    """Return the digits of decimals of at most 18 digits, as longs."""
+    words = np.frombuffer(array.buffers()[1], np.int64)
+    return words[2 * array.offset : 2 * (array.offset + len(array)) : 2]
+
+
+def decimals(values: Iterable[Decimal | None], target: pa.DataType) -> pa.Array:
+    """Return a column of decimals, rounded half up; null for what is too large, for NaN and for infinity."""
+    unit, limit = Decimal(1).scaleb(-target.scale), Decimal(10) ** (target.precision - target.scale)
+    rounded = (None if x is None or not x.is_finite() else x.quantize(unit, ROUND_HALF_UP, context=EXACT) for x in values)
+    return pa.array([None if x is None or abs(x) >= limit else x for x in rounded], target)

@@ -1,0 +1,9 @@
+"""One module for each query: its Spark SQL, and its program in Tidegate's own API.
+
+A module has
+
+- `SQL`, over the tables `bid`, `auction`, `person` and `side_input`: what the result is;
+- `program(nexmark)`, which returns the stream of results;
+- `KEY`, if that stream holds results that replace earlier ones with the same key. Then the last one of each key counts;
+- `BY_RECORD = True`, if a Python function is called for each record.
+"""

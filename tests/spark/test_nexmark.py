@@ -1,0 +1,55 @@
+"""Nexmark: every query gives the result that Spark SQL computes in batch on the same events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import tidegate as tg
+from benchmarks.nexmark import oracle
+from benchmarks.nexmark.events import BID, Bids, Events
+from benchmarks.nexmark.suite import QUERIES, build, query
+from tidegate.testing.processes import ProcessJob
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Some three minutes of event time: eighteen windows of ten seconds.
+EVENTS = Events(20_000, rate=100)
+
+
+@pytest.fixture(scope="module")
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("nexmark")
+    oracle.write_events(EVENTS, folder)
+    with oracle.tables(spark, folder):
+        yield spark
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_gives_what_spark_sql_gives(name: str, tables: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = ProcessJob(name, slots=2, snapshots=tg.Snapshots(to=str(tmp_path / "snapshots"), every="200 ms"))
+    schema = build(job, name, EVENTS, tg.sinks.parquet(out))
+    job.run()
+    wanted = oracle.expected(tables, query(name).SQL)
+    got = oracle.written(out, schema, getattr(query(name), "KEY", ()))
+    assert wanted, "a query without results shows nothing"
+    assert got == wanted, oracle.difference(got, wanted)
+
+
+def test_an_event_is_the_same_in_whatever_range_it_is_made() -> None:
+    columns = tuple(each.split()[0] for each in BID.split(", "))
+    make = Bids(EVENTS, columns)
+    whole, part = make(1, 0, 1000), make(1, 300, 100)
+    for name in columns:
+        assert np.array_equal(np.asarray(whole[name])[300:400], np.asarray(part[name]))
+
+
+def test_another_seed_makes_other_events() -> None:
+    ours, others = (Bids(Events(50, seed=seed), ("price",))(0, 0, 20)["price"] for seed in (1, 2))
+    assert not np.array_equal(ours, others)

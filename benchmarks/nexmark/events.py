@@ -83,7 +83,7 @@ class Events:
 
     def _source(self, ddl: str, make: type[_Make], columns: Sequence[str], of_fifty: int) -> tg.Source:
         declared = {each.split()[0]: each for each in ddl.split(", ")}
-        chosen = columns or tuple(declared)
+        chosen = tuple(columns) or tuple(declared)
         return tg.sources.generator(
             make(self, chosen),
             schema=", ".join(declared[name] for name in chosen),
@@ -197,7 +197,7 @@ class Bids(_Make):
                 made["price"] = _price(bits)
         if wanted & {"channel", "url"}:
             bits = self._bits(number, 1)
-            hot = bits & np.uint64(1)
+            hot = (bits & np.uint64(1)) > 0
             place = np.where(hot, _below(bits, 1, 2, len(HOT_CHANNELS)), _below(bits, 3, 32, CHANNELS) + len(HOT_CHANNELS))
             for name, table in zip(("channel", "url"), _channels(), strict=True):
                 if name in wanted:
@@ -244,7 +244,10 @@ def _scaled(bits: Bits, shift: int, limit: Numbers) -> Numbers:
 def _price(bits: Bits) -> Numbers:
     """Return a price from 100 to 100,000,000, its logarithm being uniform; from the highest 21 of the bits."""
     coarse, fine = _price_tables()
-    return np.rint(coarse[bits >> np.uint64(53)] * fine[(bits >> np.uint64(43)) & np.uint64(1023)]).astype(np.int64)
+    price: Numbers = np.rint(coarse[bits >> np.uint64(53)] * fine[(bits >> np.uint64(43)) & np.uint64(1023)]).astype(
+        np.int64
+    )
+    return price
 
 
 def _timestamps(us: Numbers) -> pa.Array:
@@ -285,9 +288,20 @@ def _texts(name: str) -> pa.Array:
 @cache
 def _person_texts() -> dict[str, pa.Array]:
     random = np.random.default_rng(2)
-    first = "Peter Paul Luke John Saul Vicky Kate Julie Sarah Deiter Walter".split()
-    last = "Shultz Abrams Spencer White Bartels Walton Smith Jones Noris".split()
-    cities = "Phoenix,Los Angeles,San Francisco,Boise,Portland,Bend,Redmond,Seattle,Kent,Cheyenne".split(",")
+    first = ["Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter"]
+    last = ["Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris"]
+    cities = [
+        "Phoenix",
+        "Los Angeles",
+        "San Francisco",
+        "Boise",
+        "Portland",
+        "Bend",
+        "Redmond",
+        "Seattle",
+        "Kent",
+        "Cheyenne",
+    ]
     users, hosts = _words(random, TEXTS, 3, 7, "."), _words(random, TEXTS, 3, 5, "-")
     cards = random.integers(10_000, size=(TEXTS, 4))
     return {
@@ -295,7 +309,7 @@ def _person_texts() -> dict[str, pa.Array]:
         "email_address": pa.array([f"{user}@{host}.com" for user, host in zip(users, hosts, strict=True)]),
         "credit_card": pa.array([" ".join(f"{part:04}" for part in card) for card in cards]),
         "city": pa.array(cities),
-        "state": pa.array("AZ CA ID OR WA WY".split()),
+        "state": pa.array(["AZ", "CA", "ID", "OR", "WA", "WY"]),
         "extra": _texts("person_extra"),
     }
 

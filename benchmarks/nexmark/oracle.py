@@ -56,8 +56,8 @@ def expected(spark: Any, query: str) -> Rows:
 
 
 def written(folder: Path, schema: pa.Schema, key: Sequence[str] = ()) -> Rows:
-    """Return the rows that a Parquet sink has written. With a key, a later row replaces an earlier one with the same key: rows
-    of a key are of one subtask, and their epochs are in the files' names."""
+    """Return the rows that a Parquet sink has written. With a key, a later row replaces an earlier one with the same key:
+    the rows of a key are of one subtask, and their epochs are in the files' names."""
     files = sorted(folder.glob("part-*.parquet"), key=_epoch)
     found = [pq.read_table(file, schema=schema) for file in files]
     if not key:

@@ -9,7 +9,9 @@ import tidegate as tg
 from benchmarks.nexmark.events import BID
 from benchmarks.nexmark.streams import Nexmark
 
-OF_AUCTION = "item_name, description, initial_bid, reserve, a.date_time AS begun, expires, seller, category, a.extra AS about"
+OF_AUCTION = (
+    "item_name, description, initial_bid, reserve, a.date_time AS begun, expires, seller, category, a.extra AS about"
+)
 SQL = f"""
 SELECT auction, bidder, price, channel, url, b.date_time, b.extra, {OF_AUCTION}
 FROM bid b JOIN auction a ON b.auction = a.id WHERE a.category = 10

@@ -1,7 +1,7 @@
 """q6: what is the average selling price of each seller's last ten auctions?
 
-In the original the window has eleven auctions, in the order of the winning bids' times. Here it has the ten that it means, in
-the order in which the auctions end.
+In the original the window has eleven auctions, in the order of the winning bids' times. Here it has the ten that it means,
+in the order in which the auctions end.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from benchmarks.nexmark.queries.winning import AUCTION, COLUMNS, WINNERS, Winnin
 from benchmarks.nexmark.streams import Nexmark
 
 SQL = f"""
-SELECT seller, id, AVG(price) OVER (PARTITION BY seller ORDER BY expires, id ROWS BETWEEN 9 PRECEDING AND CURRENT ROW) AS price
-FROM ({WINNERS})
+SELECT seller, id, AVG(price) OVER last_ten AS price FROM ({WINNERS})
+WINDOW last_ten AS (PARTITION BY seller ORDER BY expires, id ROWS BETWEEN 9 PRECEDING AND CURRENT ROW)
 """
 BY_RECORD = True
 

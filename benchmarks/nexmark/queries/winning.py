@@ -27,8 +27,8 @@ _NEXT = timedelta(milliseconds=1)
 
 
 class WinningBid(tg.CoProcess):
-    """Joins auctions keyed by their number and bids keyed by their auction. A bid's columns are its auction, price and time, and
-    more where a subclass declares its states with more."""
+    """Joins auctions keyed by their number and bids keyed by their auction. A bid's columns are its auction, price and time,
+    and more if a subclass declares its states with more."""
 
     auction: tg.ValueState[Any] = tg.value(
         "struct<id: long, date_time: timestamp, expires: timestamp, seller: long, category: long>"

@@ -114,11 +114,18 @@ class Snapshots:
         return arguments.duration_ms("Snapshots", name, getattr(self, name))
 
 
+# How much larger batches get under load by default, and from what size on.
+GROWTH, LEAST_GROWN_ROWS = 8, 1024
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """How the engine runs. The defaults are measured (`benchmarks/`); change them for a reason."""
 
     max_batch_rows: int = 8192  # a source's batch; also what small batches are joined to
+    # The same under load, if no operator handles records one by one. None: eight times `max_batch_rows` if that is 1,024 or
+    # more. Fewer are given by those who want few records in a batch.
+    max_column_rows: int | None = None
     linger: Duration = "2 ms"  # how long a source waits for more records before it sends a small batch
     key_group_count: int = 128  # fixed for the life of a job's state
     chaining: bool = True
@@ -145,6 +152,8 @@ class Tuning:
     def __post_init__(self) -> None:
         arguments.whole_number("Tuning", "key_group_count", self.key_group_count, at_least=1, at_most=MAX_KEY_GROUPS)
         arguments.whole_number("Tuning", "max_batch_rows", self.max_batch_rows, at_least=1)
+        if self.max_column_rows is not None:
+            arguments.whole_number("Tuning", "max_column_rows", self.max_column_rows, at_least=self.max_batch_rows)
         arguments.flag("Tuning", "chaining", self.chaining)
         for name in ("coordinator_bind_host", "coordinator_host"):
             if getattr(self, name) is not None:
@@ -162,6 +171,13 @@ class Tuning:
         arguments.one_of("Tuning", "log_level", self.log_level, logs.LEVELS)
         parse_ports(self.coordinator_ports, setting="coordinator_ports")
         parse_ports(self.slot_ports, setting="slot_ports")
+
+    @property
+    def max_grown_rows(self) -> int:
+        """`max_column_rows`, or its default."""
+        if self.max_column_rows is not None:
+            return self.max_column_rows
+        return self.max_batch_rows * (GROWTH if self.max_batch_rows >= LEAST_GROWN_ROWS else 1)
 
     @property
     def coordinator_listening(self) -> Listening:

@@ -105,6 +105,11 @@ class Node:
         return getattr(self.spec, "gathers", False)
 
     @property
+    def in_columns(self) -> bool:
+        """Whether it handles whole batches, so that large ones cost less for each record."""
+        return getattr(self.spec, "in_columns", False)
+
+    @property
     def sets_alarm(self) -> bool:
         """Whether it may ask for an epoch although there is no record for it."""
         return getattr(self.spec, "sets_alarm", False)

@@ -33,6 +33,7 @@ from tidegate.dataflow.places import Place, places_of
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
 from tidegate.protocol.alignment import AlignmentMode
 from tidegate.protocol.ids import ChannelId
+from tidegate.slot.batch_size import BatchSize
 from tidegate.slot.exchange import EdgeWriter
 from tidegate.slot.in_flight import Replay, own_records, waits_in
 from tidegate.slot.inner import InnerSubtask, Input
@@ -115,6 +116,7 @@ class Assembly:
         logs = self._logs_in_flight(vertex)
         places = {(place.operator, place.info.name): place for place in self._places(vertex, of_first=logs)}
         tuning, clock = self._settings.tuning, self._world.clock
+        max_batch_rows = tuning.max_grown_rows if self._grows(vertex) else tuning.max_batch_rows
         budget = Budget(self._world.step_clock_ms or clock.monotonic_ms)
         rest: dict[str, Any] = dict(
             vertex=vertex,
@@ -125,12 +127,17 @@ class Assembly:
             budget=budget,
             places=list(places.values()),
             take_frozen=self._take_frozen,
-            max_batch_rows=tuning.max_batch_rows,
+            max_batch_rows=max_batch_rows,
             monotonic_ms=clock.monotonic_ms,
             on_done=lambda done: self._world.tell(InputEnded(done.id.vertex, done.id.subtask)),
         )
         if vertex.first.source is not None:
-            return SourceSubtask(linger_ms=tuning.linger_ms, halts=self._settings.snapshots.halts_sources, **rest)
+            return SourceSubtask(
+                linger_ms=tuning.linger_ms,
+                halts=self._settings.snapshots.halts_sources,
+                batch_size=BatchSize(tuning.max_batch_rows, max_batch_rows),
+                **rest,
+            )
         inputs = [
             Input(
                 self._channels.inlet(edge, channel),
@@ -191,6 +198,11 @@ class Assembly:
                     ),
                 )
         return replay
+
+    def _grows(self, vertex: Vertex) -> bool:
+        """Return whether batches may grow under load: neither the vertex nor any below it handles records one by one."""
+        reached = (vertex.id, *self._plan.below(vertex))
+        return all(node.in_columns for each in reached for node in self._plan.vertices[each].nodes)
 
     def _logs_in_flight(self, vertex: Vertex) -> bool:
         """Return whether snapshots may hold records in flight to the vertex.

@@ -41,6 +41,7 @@ from tidegate.protocol.alignment import (
 )
 from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.protocol.ids import ChannelId, SubtaskId
+from tidegate.slot.batch_size import BatchSize
 from tidegate.slot.exchange import EdgeWriter
 from tidegate.slot.in_flight import Logs, Replay
 from tidegate.snapshots.stats import SubtaskStats
@@ -294,8 +295,9 @@ class SourceSubtask(Subtask):
     `halts`: it reads nothing between its marker and the end of the epoch (the experimental stop-the-world protocol).
     """
 
-    def __init__(self, *, linger_ms: int, halts: bool, **rest: Any) -> None:
+    def __init__(self, *, linger_ms: int, halts: bool, batch_size: BatchSize, **rest: Any) -> None:
         super().__init__(**rest)
+        self._batch_size = batch_size
         source = self.operators[0]
         assert isinstance(source, SourceOperator)
         self._source = source
@@ -325,13 +327,15 @@ class SourceSubtask(Subtask):
         now_ms = self._monotonic_ms()
         if now_ms < self._not_before_ms:
             return False
-        count = self._source.poll(self._max_batch_rows)
+        count = self._source.poll(self._batch_size.rows)
         self.counters.records_in += count
-        if self.has_work():
+        has_work = self.has_work()
+        self._batch_size.on_batch(count, None if has_work else self._monotonic_ms() - now_ms)
+        if has_work:
             self._is_polled = True
         elif self._source.finished:
             return self._end()
-        if count < self._max_batch_rows:
+        if count < self._batch_size.least:
             # All available records were read: wait for more for a moment, so that batches aren't tiny under load.
             self._not_before_ms = now_ms + (self._linger_ms if count else max(1, self._linger_ms))
         return count > 0

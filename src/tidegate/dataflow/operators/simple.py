@@ -138,4 +138,5 @@ class FilterSpec(_FunctionSpec):
 @dataclass(frozen=True, slots=True)
 class MapBatchesSpec(_FunctionSpec):
     kind: ClassVar[str] = "map_batches"
+    in_columns: ClassVar[bool] = True
     operator = MapBatchesOperator

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -36,6 +37,7 @@ class SinkSpec:
     sink: Sink
     kind: str = "sink"
     stateful: bool = True
+    in_columns: ClassVar[bool] = True
 
     def create(self, node: Node) -> Operator:
         return SinkOperator(node, self.sink)

@@ -55,6 +55,7 @@ class SourceSpec:
     source: Source
     kind: str = "source"
     stateful: bool = True
+    in_columns: ClassVar[bool] = True
 
     def create(self, node: Node) -> Operator:
         return SourceOperator(node, self.source)
@@ -75,6 +76,7 @@ class WatermarkSpec:
     kind: str = "watermark"
     stateful: bool = True
     assigns_time: ClassVar[bool] = True
+    in_columns: ClassVar[bool] = True
 
     def create(self, node: Node) -> Operator:
         return WatermarkOperator(node, self)

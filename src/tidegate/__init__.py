@@ -41,6 +41,7 @@ from tidegate.dataflow.aggregates.declaring import (
 from tidegate.dataflow.aggregates.declaring import (
     sum_ as _sum,
 )
+from tidegate.dataflow.changelog import Changelog
 from tidegate.dataflow.contracts import (
     Committable,
     Offset,
@@ -131,6 +132,7 @@ __all__ = [
     "BroadcastStream",
     "CoProcess",
     "CommitError",
+    "Changelog",
     "Committable",
     "ConnectedStreams",
     "Context",

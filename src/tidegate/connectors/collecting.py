@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.dataflow.changelog import ANY, Changelog
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
 from tidegate.errors import CommitError, JobError
 from tidegate.types import rows_of
@@ -40,6 +41,11 @@ class DeliveryId:
 
 @dataclass(frozen=True, slots=True)
 class CollectSink(Sink):
+    @property
+    def changelogs(self) -> frozenset[Changelog]:
+        """Of upserts it delivers every update."""
+        return ANY
+
     def open(self, context: SinkContext) -> SinkWriter:
         return CollectWriter(context)
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tidegate import arguments
 from tidegate.connectors.collecting import CollectWriter, DeliveryId, decode_delivery
+from tidegate.dataflow.changelog import ANY, Changelog
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
 from tidegate.types import rows_of
 
@@ -32,6 +33,11 @@ class PrintSink(Sink):
 
     def __post_init__(self) -> None:
         arguments.whole_number("sinks.print", "limit", self.limit, at_least=1)
+
+    @property
+    def changelogs(self) -> frozenset[Changelog]:
+        """Of upserts it prints every update."""
+        return ANY
 
     def open(self, context: SinkContext) -> SinkWriter:
         return PrintWriter(self.limit, context)

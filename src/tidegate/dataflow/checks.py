@@ -152,6 +152,27 @@ def check_key(where: str, columns: Sequence[object], schema: pa.Schema) -> tuple
     return key
 
 
+def check_new_columns(where: str, columns: Sequence[str], added: Iterable[str]) -> None:
+    """Check that columns that an operator adds aren't there already."""
+    for name in added:
+        if name in columns:
+            raise SchemaError(
+                f"{where}: {name}=… has the name of a column that the result has already; choose another name than one "
+                f"of {_listed(columns)}"
+            )
+
+
+def check_renamed(where: str, renamed: Mapping[str, str], aggregates: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the former names of aggregates, by their names now."""
+    for name, before in renamed.items():
+        if name not in aggregates or before in aggregates:
+            raise GraphError(
+                f"{where}: renamed={_shown(dict(renamed))} says that {name!r} was called {before!r}; give former names, by "
+                f"the names of aggregates that there are now: {_listed(aggregates)}"
+            )
+    return dict(renamed)
+
+
 def check_same_key_types(where: str, *, left: Sequence[pa.Field], right: Sequence[pa.Field]) -> None:
     """The keys of two connected streams must hash alike, so their types must be the same."""
     shown = f"the left key is ({_ddl(left)}), the right one ({_ddl(right)})"

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from tidegate.dataflow.changelog import APPEND_ONLY, Changelog
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 
 # A position within a split: anything that JSON can carry.
@@ -225,6 +226,12 @@ class SinkWriter(ABC):
 
 class Sink(ABC):
     """A description of where records go."""
+
+    @property
+    def changelogs(self) -> frozenset[Changelog]:
+        """What the records may mean: appended only, unless a sink declares more. One that takes upserts gets the updates of
+        a key in their order, on one subtask, and must let the later replace the earlier."""
+        return APPEND_ONLY
 
     def check(self, schema: pa.Schema) -> None:  # noqa: B027  (optional)
         """Raise `SchemaError` if records of this schema can't be written. Called when the job is built."""

@@ -86,6 +86,8 @@ def _what(graph: LogicalGraph, node: Node) -> str:
         words.append(type(end).__name__)
     elif node.loop_head is not None:
         words.append(f"to [{node.loop_head}] {graph.node(node.loop_head).name}")
+    elif (text := getattr(spec, "text", None)) is not None:
+        words.append(text)
     elif not node.begins_loop:
         function = getattr(spec, "function", None)
         words.append(getattr(function, "__name__", type(function).__name__))
@@ -107,6 +109,8 @@ def _facts(graph: LogicalGraph, node: Node, loops: Sequence[LogicalLoop]) -> Ite
         yield "state", f"{state.name!s:{width}}  {_state_type(state)}"
     if node.schema.names:
         yield "output", _wrappable(node.schema)
+    if node.upserts_by:
+        yield "emits", f"upserts by {', '.join(node.upserts_by)}"
     for tag, schema in node.side_schemas.items():
         yield "side", f"{tag}: {_wrappable(schema)}"
 
@@ -136,6 +140,9 @@ def _way(partitioning: Partitioning, key: Sequence[str]) -> str:
 
 
 def _states_of(node: Node) -> list[Descriptor]:
+    columnar: Sequence[Descriptor] | None = getattr(node.spec, "descriptors", None)
+    if columnar is not None:
+        return list(columnar)
     function = getattr(node.spec, "function", None)
     return [] if function is None else list(descriptors_of(function).values())
 

@@ -36,6 +36,7 @@ class Edge:
     partitioning: Partitioning
     key: tuple[str, ...] = ()
     refuses_nulls: bool = False  # in the key
+    as_append: bool = False  # updates of a key travel as records of their own
 
 
 class Spec(Protocol):
@@ -67,6 +68,7 @@ class Node:
     parallelism: int | None = None  # None: the job's slots
     named_by_user: bool = False
     aliases: tuple[str, ...] = ()  # names under which older snapshots may have its state
+    upserts_by: tuple[str, ...] = ()  # the key by which a record replaces the one before (changelog.py)
 
     # Properties of the spec, so that callers needn't know its class.
 

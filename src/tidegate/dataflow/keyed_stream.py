@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
+from tidegate.arguments import Duration
 from tidegate.dataflow import checks
+from tidegate.dataflow.aggregates.aggregation import Aggregation
+from tidegate.dataflow.aggregates.base import Aggregate
 from tidegate.dataflow.contracts import Sink
 from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes, columns_text, connectable
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess
 from tidegate.dataflow.graph import Edge, Spec
+from tidegate.dataflow.operators.aggregate import AggregateSpec, RunningSpec
 from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
 from tidegate.errors import GraphError
@@ -61,6 +65,46 @@ class KeyedStream(Flow):
             alias=alias,
         )
 
+    def aggregate(
+        self,
+        name: str,
+        /,
+        *,
+        ttl: Duration | None = None,
+        renamed: Mapping[str, str] | None = None,
+        parallelism: int | None = None,
+        alias: Names = (),
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Aggregate all records of each key: `bids.key_by("auction").aggregate("bids", n=tg.count(), best=tg.max("price"))`.
+
+        The columns of the result are the key's and one for each aggregate. Whenever records of a key come, its new result is
+        emitted, once for each batch: an upsert by key, which replaces the one before. Sinks must take upserts; use
+        `.as_append()` to write every update. A key that has no record for the `ttl` begins again.
+
+        Aggregates may be added, which then start empty, and removed. To keep the state of one that gets another name, say
+        which it had: `renamed={"bids": "n"}`.
+        """
+        return self._aggregate(name, AggregateSpec, aggregates, ttl, renamed or {}, parallelism, alias)
+
+    def running(
+        self,
+        name: str,
+        /,
+        *,
+        ttl: Duration | None = None,
+        renamed: Mapping[str, str] | None = None,
+        parallelism: int | None = None,
+        alias: Names = (),
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Add the aggregates of its key so far to each record: `bids.key_by("auction").running("rank", nth=tg.count())`.
+
+        The columns are the input's and one for each aggregate, which includes the record itself. The rest is as in
+        `aggregate`.
+        """
+        return self._aggregate(name, RunningSpec, aggregates, ttl, renamed or {}, parallelism, alias)
+
     def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams:
         """Connect two streams keyed alike for one `CoProcess`, or this one and a broadcast one for a `BroadcastProcess`."""
         where = f"connect after {self._origin()}"
@@ -81,6 +125,35 @@ class KeyedStream(Flow):
     def to(self, name: str, sink: Sink, *, parallelism: int | None = None, alias: Names = ()) -> None:
         """Write the records to a sink. The records of a key go to one subtask of the sink, in their order."""
         self._pipeline._add_sink(self, name, sink, parallelism, alias)
+
+    def _aggregate(
+        self,
+        name: str,
+        kind: type[AggregateSpec] | type[RunningSpec],
+        aggregates: Mapping[str, Aggregate],
+        ttl: Duration | None,
+        renamed: Mapping[str, str],
+        parallelism: int | None,
+        alias: Names,
+    ) -> Stream:
+        name = self._pipeline._new_name("operator", name)
+        aliases = self._pipeline._new_aliases("operator", name, alias)
+        where = f"operator {name!r}"
+        aggregation = Aggregation(where, aggregates, self._schema)
+        ttl_ms = None if ttl is None else checks.duration_ms(name, "ttl", ttl)
+        is_upsert = kind is AggregateSpec
+        before = [self._schema.field(column) for column in self._key] if is_upsert else list(self._schema)
+        checks.check_new_columns(where, [field.name for field in before], aggregates)
+        return self._pipeline._add(
+            kind(aggregation, self._key, ttl_ms, checks.check_renamed(where, renamed, aggregates)),
+            name=name,
+            schema=pa.schema([*before, *aggregation.fields]),
+            inputs=(self,),
+            parallelism=parallelism,
+            named_by_user=True,
+            aliases=aliases,
+            upserts_by=self._key if is_upsert else (),
+        )
 
     def __repr__(self) -> str:
         return f"<stream of {self._origin()} keyed by {columns_text(self._key)}: {ddl_of(self._schema)}>"

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.dataflow import checks
+from tidegate.dataflow.changelog import APPEND_ONLY, check_input
 from tidegate.dataflow.contracts import Sink, Source
 from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning, Spec
@@ -107,9 +108,14 @@ class Pipeline:
         parallelism: int | None = None,
         named_by_user: bool,
         aliases: tuple[str, ...] = (),
+        upserts_by: tuple[str, ...] = (),
     ) -> Stream:
-        """Add a node whose `inputs` are by port, and return the stream of its output."""
+        """Add a node whose `inputs` are by port, and return the stream of its output: of upserts by a key if there is one
+        in `upserts_by`."""
         parallelism = checks.check_parallelism(name, parallelism)
+        is_sink, takes = isinstance(spec, SinkSpec), getattr(spec, "changelogs", APPEND_ONLY)
+        for flow in inputs:
+            check_input(self._nodes, f"{spec.kind} {name!r}", flow._edges, takes=takes, sink=is_sink)
         node = Node(
             id=len(self._nodes),
             name=name,
@@ -121,6 +127,7 @@ class Pipeline:
             parallelism=parallelism,
             named_by_user=named_by_user,
             aliases=aliases,
+            upserts_by=upserts_by,
         )
         self._nodes.append(node)
         self._names[name] = node

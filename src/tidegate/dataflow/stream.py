@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tidegate.arguments import Duration
 from tidegate.dataflow import checks
+from tidegate.dataflow.changelog import check_ordered
 from tidegate.dataflow.contracts import Sink
 from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes, called, check_same_pipeline, columns_text, connectable
 from tidegate.dataflow.functions import Process
@@ -219,14 +220,28 @@ class Stream(Flow):
             check_same_pipeline(where, self, other)
             edges += other._input()._edges
             checks.check_same_schema(f"{where} with {other._origin()}", first=self._schema, other=other._schema)
+            for each in (self, other):
+                reason = "in a union the updates of a key come in no order"
+                check_ordered(self._pipeline._nodes, f"{where} with {other._origin()}", each._edges, reason)
             fields = [
                 field.with_nullable(field.nullable or also.nullable)
                 for field, also in zip(fields, other._schema, strict=True)
             ]
         return Stream(self._pipeline, tuple(edges), pa.schema(fields) if others else self._schema)
 
+    def as_append(self) -> Stream:
+        """Take every update of an upsert stream for a record of its own, such as for a log of updates in Parquet files:
+
+            bids.key_by("auction").aggregate("bids", n=tg.count()).as_append().to("log", tg.sinks.parquet("updates/"))
+
+        A stream that is appended to stays as it is.
+        """
+        return Stream(self._pipeline, tuple(replace(edge, as_append=True) for edge in self._edges), self._schema)
+
     def rebalance(self) -> Stream:
         """Spread the records evenly over the next operator's subtasks. The order of records is lost."""
+        reason = "rebalance brings records out of order"
+        check_ordered(self._pipeline._nodes, f"rebalance after {self._origin()}", self._edges, reason)
         return Stream(self._pipeline, self._input()._repartitioned(Partitioning.REBALANCE), self._schema)
 
     def broadcast(self) -> BroadcastStream:

@@ -182,7 +182,15 @@ class Columns(Descriptor):
     """A columnar state: for each key, or for each key and window if `windowed`, a row with a value of each field. Operators
     declare it, and work on it in whole batches (column_table.py)."""
 
-    def __init__(self, name: str, fields: Sequence[VectorField], *, windowed: bool = False, alias: Names = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        fields: Sequence[VectorField],
+        *,
+        windowed: bool = False,
+        alias: Names = (),
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(
             kind=StateKind.KEYED,
             shape="columns",
@@ -190,6 +198,7 @@ class Columns(Descriptor):
             name=name,
             alias=alias,
             added={field.name: field.default for field in fields if field.default is not None},
+            renamed=renamed,
         )
         self.fields = tuple(fields)
         self.windowed = windowed

@@ -1,8 +1,8 @@
 """Named aggregates of one input: what `keyed.aggregate("…", n=tg.count(), total=tg.sum("price"))` computes.
 
-An `Aggregation` knows the aggregates' inputs, their accumulators under the names that they have in a table (`total`, or
-`average_sum` and `average_count`), and their results. It can be pickled. It doesn't know keys, windows or state: its callers
-pass it vectors and rows.
+An `Aggregation` knows the aggregates' inputs, their accumulators under the names that they have in a table (`total_sum`, or
+`average_mean_sum` and `average_mean_count`), and their results. It can be pickled. It doesn't know keys, windows or state:
+its callers pass it vectors and rows.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Aggregation:
                 own = tuple(aggregate.accumulators)
             except SchemaError as error:
                 raise SchemaError(f"{where}, {name}: {error}") from error
-            names = {each.name: name if len(own) == 1 else f"{name}_{each.name}" for each in own}
+            names = {each.name: state_name(name, aggregate, each) for each in own}
             for each in own:
                 there = names[each.name]
                 if there in accumulators:
@@ -95,6 +95,15 @@ class Aggregation:
         """The aggregates as text, by the names of their results."""
         return {part.name: part.aggregate.label for part in self._parts}
 
+    def renamed(self, names: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the former names of accumulators, by their names now; `names` has those of results."""
+        return {
+            there: there.replace(part.name, names[part.name], 1)
+            for part in self._parts
+            if part.name in names
+            for there in part.names.values()
+        }
+
     def inputs(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Evaluate the expressions of all aggregates."""
         return [_decoded(expression(batch)) for expression in self._expressions]
@@ -120,6 +129,13 @@ def compiled(where: str, text: str, schema: pa.Schema) -> Any:
     if index < 0:
         raise checks.no_such_column(where, text, schema)
     return Column(index, schema.field(index).type)
+
+
+def state_name(name: str, aggregate: Aggregate, accumulator: Accumulator) -> str:
+    """Return the name of an accumulator in the state. The function is part of it: if the program is changed to compute
+    another one under the same name, that starts empty."""
+    own = "" if accumulator.name == aggregate.function else f"_{accumulator.name}"
+    return f"{name}_{aggregate.function}{own}"
 
 
 def _check(where: str, name: str, given: object) -> Aggregate:

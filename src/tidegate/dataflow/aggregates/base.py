@@ -30,7 +30,7 @@ import pyarrow as pa
 from tidegate.errors import GraphError, SchemaError
 from tidegate.types import ddl_of
 
-IntArray: TypeAlias = "npt.NDArray[np.integer[Any]]"
+IntArray: TypeAlias = "npt.NDArray[np.int64]"
 BoolArray: TypeAlias = "npt.NDArray[np.bool_]"
 
 
@@ -129,7 +129,12 @@ class Aggregate(ABC):
     @property
     def label(self) -> str:
         """How `explain` and errors show it: sum(price)."""
-        return f"{type(self).__name__.lower()}({', '.join(self.inputs)})"
+        return f"{self.function}({', '.join(self.inputs)})"
+
+    @property
+    def function(self) -> str:
+        """What it computes, in one word. State is named by it, so that another function doesn't go on with this one's."""
+        return type(self).__name__.lower()
 
     def bound(self, types: Sequence[pa.DataType]) -> Self:
         """Return a copy that knows the types of its inputs. Raises `SchemaError` if it can't work on them."""

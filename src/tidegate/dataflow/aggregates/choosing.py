@@ -52,8 +52,8 @@ class Extreme(Aggregate):
         self._name = name
 
     @property
-    def label(self) -> str:
-        return f"{self._name}({self.inputs[0]})"
+    def function(self) -> str:
+        return self._name
 
     @property
     def accumulators(self) -> Sequence[Accumulator]:
@@ -129,6 +129,10 @@ class ChosenBy(Aggregate):
         self._name = name
 
     @property
+    def function(self) -> str:
+        return self._name
+
+    @property
     def label(self) -> str:
         return f"{self._name}({self.inputs[0]}, by {self.inputs[1]})"
 
@@ -198,8 +202,8 @@ class Arrived(Aggregate):
         self._ignore_nulls = ignore_nulls
 
     @property
-    def label(self) -> str:
-        return f"{'last' if self._latest else 'first'}({self.inputs[0]})"
+    def function(self) -> str:
+        return "last" if self._latest else "first"
 
     @property
     def accumulators(self) -> Sequence[Accumulator]:

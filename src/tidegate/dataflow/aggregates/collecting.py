@@ -43,9 +43,12 @@ class _Buffer:
 
 
 class Collected(np.ndarray[Any, Any]):
-    """Values that a row has collected: the beginning of a buffer."""
+    """Values that a row has collected: the beginning of a buffer. They never change, so a copy is not needed."""
 
     buffer: _Buffer
+
+    def __copy__(self) -> Self:
+        return self
 
     @classmethod
     def of(cls, values: Any, kind: np.dtype[Any]) -> Self:
@@ -106,12 +109,12 @@ class _Collecting(Aggregate):
         super().__init__(check_input(self.name, text))
 
     @property
-    def label(self) -> str:
-        return f"{self.name}({self.inputs[0]})"
+    def function(self) -> str:
+        return self.name
 
     @property
     def accumulators(self) -> Sequence[Accumulator]:
-        return (Accumulator("values", self._list_type),)
+        return (Accumulator(self.name, self._list_type),)
 
     @property
     def result_type(self) -> pa.DataType:

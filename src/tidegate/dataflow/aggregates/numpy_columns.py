@@ -138,10 +138,10 @@ class Groups:
 
 def grouped(rows: IntArray) -> Groups:
     """Group a batch by row, in time that depends on the batch alone."""
-    numbers = np.arange(len(rows), dtype=np.int32)
+    numbers = np.arange(len(rows))
     if not len(rows):
         return Groups(rows, numbers, numbers)
-    at = np.empty(int(rows.max()) + 1, np.int32)  # read only where it is written
+    at = np.empty(int(rows.max()) + 1, np.int64)  # read only where it is written
     at[rows[::-1]] = numbers[::-1]  # of an index that repeats, the last value stays
     first = np.flatnonzero(at[rows] == numbers)
     distinct = rows[first]

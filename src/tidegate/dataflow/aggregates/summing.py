@@ -160,6 +160,10 @@ class Variance(Aggregate):
         self._root = root
 
     @property
+    def function(self) -> str:
+        return "variance"  # the state is the same
+
+    @property
     def label(self) -> str:
         return f"{'stddev' if self._root else 'variance'}{'_pop' if self._population else ''}({self.inputs[0]})"
 

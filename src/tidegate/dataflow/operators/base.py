@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.budget import Budget
-from tidegate.state.descriptors import Descriptor
+from tidegate.state.column_table import ColumnState
+from tidegate.state.descriptors import Columns, Descriptor
 from tidegate.state.sections import FrozenState
 
 AT_ONCE_MS = 0
@@ -47,6 +48,9 @@ class KeyedBackend(Protocol):
 
     def table(self, descriptor: Descriptor) -> Any:
         """The state object that the user's function calls (state/handles.py says with which methods)."""
+
+    def column_state(self, descriptor: Columns) -> ColumnState:
+        """The tables of a columnar state, which operators work on in whole batches."""
 
     def load(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
         """Takes rows of a snapshot in. Before the first record. `known`: the next snapshot builds on that one, so that

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from tidegate.dataflow.changelog import Changelog
 from tidegate.dataflow.contracts import Committable, Sink, SinkContext, SinkWriter
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator, OperatorContext
@@ -38,6 +39,10 @@ class SinkSpec:
     kind: str = "sink"
     stateful: bool = True
     in_columns: ClassVar[bool] = True
+
+    @property
+    def changelogs(self) -> frozenset[Changelog]:
+        return self.sink.changelogs
 
     def create(self, node: Node) -> Operator:
         return SinkOperator(node, self.sink)

@@ -1,8 +1,9 @@
 """Merging layers of keyed state: reading what a chain of files holds, and joining its files.
 
 A layer is what changed between two freezes: rows that were set and keys that were deleted, each key once. Of several layers
-the last one that has a key counts. Arrow and numpy merge some key-groups at a time, without Python per row. Memory is
-bounded by `BLOCK_ROWS`, or by the largest key-group if that has more rows.
+the last one that has a key counts. In columnar state with windows, "key" means key and window here. Arrow and numpy merge
+some key-groups at a time, without Python per row. Memory is bounded by `BLOCK_ROWS`, or by the largest key-group if that
+has more rows.
 """
 
 from __future__ import annotations
@@ -85,18 +86,19 @@ def _blocks(state: str, layers: Sequence[SectionReader], groups: range) -> Itera
 
 
 def _last_wins(sections: Sequence[Section]) -> Block:
-    keys = pa.concat_arrays([section.rows.column("key") for section in sections])
+    schema = deleted_schema(sections[0].rows.schema)
+    # What identifies a row: the key, in columnar state with windows the window as well.
+    identity = [pa.concat_arrays([section.rows.column(name) for section in sections]) for name in schema.names]
     deleted = np.repeat([section.deleted for section in sections], [section.rows.num_rows for section in sections])
-    codes = key_codes(keys)
+    codes = key_codes(identity[0] if len(identity) == 1 else pa.StructArray.from_arrays(identity, schema.names))
     last = np.zeros(int(codes.max()) + 1, dtype=np.int64)
     last[codes] = np.arange(len(codes))  # of a repeated index the last value stays
     stays = np.zeros(len(codes), dtype=bool)
     stays[last] = True
     rows = pa.concat_batches([section.rows for section in sections if not section.deleted]) if not deleted.all() else None
     live = [] if rows is None else [rows.filter(pa.array(stays[~deleted]))]
-    gone = pa.RecordBatch.from_arrays(
-        [keys.filter(pa.array(stays & deleted))], schema=deleted_schema(sections[0].rows.schema)
-    )
+    is_gone = pa.array(stays & deleted)
+    gone = pa.RecordBatch.from_arrays([column.filter(is_gone) for column in identity], schema=schema)
     return [batch for batch in live if batch.num_rows], [gone] if gone.num_rows else []
 
 

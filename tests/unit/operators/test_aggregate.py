@@ -163,3 +163,15 @@ def test_a_key_of_several_columns_has_one_row_each() -> None:
     bench = Bench(AggregateSpec(aggregation, ("k", "n"), None), "k string, n long", returns="k string, n long, count long")
     assert bench.feed(("a", 1), ("a", 2), ("b", None), ("a", 1)) == [("a", 1, 2), ("a", 2, 1), ("b", None, 1)]
     assert bench.feed(("b", None)) == [("b", None, 2)]
+
+
+def test_aggregates_take_expressions() -> None:
+    bench = aggregate(AggregateSpec, {"total": tg.sum("n * 2 + 1"), "many": tg.count("nullif(n, 1)")})
+    assert bench.feed(("a", 1, None), ("a", 5, None)) == [("a", 14, 1)]
+
+
+def test_a_record_for_which_an_expression_has_no_value_is_shown() -> None:
+    bench = aggregate(AggregateSpec, {"total": tg.sum("10 div n")})
+    with pytest.raises(UserFunctionError) as raised:
+        bench.feed(("a", 1, None), ("b", 0, 0.5), ("a", 5, None))
+    assert "k='b', n=0, x=0.5" in str(raised.value.record)

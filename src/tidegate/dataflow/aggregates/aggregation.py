@@ -7,15 +7,14 @@ its callers pass it vectors and rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
-from tidegate.dataflow import checks
 from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, IntArray, Vectors
-from tidegate.errors import GraphError, SchemaError
+from tidegate.errors import ExpressionError, GraphError, SchemaError
+from tidegate.expressions import Compiled, compile_expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,9 @@ class Column:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
         return batch.column(self.index)
+
+    def first_failing(self, batch: pa.RecordBatch) -> int:
+        raise AssertionError("a column can't fail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Aggregation:
         if not named:
             raise GraphError(f"{where}: name at least one aggregate, such as n=tg.count()")
         texts: dict[str, int] = {}
-        self._expressions: list[Callable[[pa.RecordBatch], pa.Array]] = []
+        self._expressions: list[Column | Compiled] = []
         self._parts: list[_Part] = []
         types: list[pa.DataType] = []
         accumulators: dict[str, Accumulator] = {}
@@ -105,8 +107,18 @@ class Aggregation:
         }
 
     def inputs(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Evaluate the expressions of all aggregates."""
+        """Evaluate the expressions of all aggregates. Raises `ExpressionError` if one has no value for a record."""
         return [_decoded(expression(batch)) for expression in self._expressions]
+
+    def first_failing(self, batch: pa.RecordBatch) -> int:
+        """Return the record for which an expression has no value. It is known that there is one."""
+        failing = []
+        for expression in self._expressions:
+            try:
+                expression(batch)
+            except ExpressionError:
+                failing.append(expression.first_failing(batch))
+        return min(failing)
 
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         """Add a batch, of which `inputs` has the inputs. `rows[i]` is the row of record i."""
@@ -123,12 +135,15 @@ class Aggregation:
         return [part.aggregate.result(part.of(vectors), rows) for part in self._parts]
 
 
-def compiled(where: str, text: str, schema: pa.Schema) -> Any:
-    """Return what evaluates an expression, with its `type`. A column's name is an expression, whatever it looks like."""
+def compiled(where: str, text: str, schema: pa.Schema) -> Column | Compiled:
+    """Return what evaluates an expression. A column's name is an expression, whatever it looks like."""
     index = schema.get_field_index(text)
-    if index < 0:
-        raise checks.no_such_column(where, text, schema)
-    return Column(index, schema.field(index).type)
+    if index >= 0:
+        return Column(index, schema.field(index).type)
+    try:
+        return compile_expression(text, schema)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {error}") from error
 
 
 def state_name(name: str, aggregate: Aggregate, accumulator: Accumulator) -> str:

@@ -29,11 +29,11 @@ from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.user_code import RAISED, blame
-from tidegate.errors import TidegateError
+from tidegate.errors import ExpressionError, TidegateError
 from tidegate.state.descriptors import Columns
 from tidegate.state.sections import FrozenState, StateInfo
 from tidegate.state.vectors import VectorField
-from tidegate.types import to_list
+from tidegate.types import rows_of, to_list
 
 STATE = "aggregates"
 TOUCHED = "__touched_ms"
@@ -46,6 +46,7 @@ class _AggregatingSpec:
     ttl_ms: int | None
     renamed: Mapping[str, str] = field(default_factory=dict)  # results, by their names now
     stateful: bool = True
+    in_columns: ClassVar[bool] = True
     operator: ClassVar[type[_AggregatingOperator]]
 
     def create(self, node: Node) -> Operator:
@@ -88,8 +89,8 @@ class _AggregatingOperator(Operator):
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         keys = [_plain(batch.column(name)) for name in self._key]
+        inputs = inputs_of(self.name, self._aggregation, batch)
         try:
-            inputs = self._aggregation.inputs(batch)
             rows = self._rows_of(keys)
             self._take(batch, rows, inputs)
         except TidegateError:
@@ -218,6 +219,15 @@ class RunningOperator(_AggregatingOperator):
             taken.append(here)
         back = pa.array(np.argsort(np.concatenate(taken)))
         return [pa.concat_arrays(list(parts)).take(back) for parts in zip(*found, strict=True)]
+
+
+def inputs_of(operator: str, aggregation: Aggregation, batch: pa.RecordBatch) -> list[pa.Array]:
+    """Evaluate what is aggregated. An error names the operator and the record."""
+    try:
+        return aggregation.inputs(batch)
+    except ExpressionError as error:
+        (record,) = rows_of(batch.slice(aggregation.first_failing(batch), 1))
+        blame(operator, error, record)
 
 
 class AggregateSpec(_AggregatingSpec):

@@ -1,9 +1,9 @@
 """What changed in a state from one snapshot to another, as a table.
 
 Keyed state: a row for each key that was *added*, *removed* or *changed*, with the key's columns, the values `before` and
-`after` (lists and maps as a whole) and the `key_group`. Values are compared, not bytes: the order of a map's entries and
-expiry times don't count, and NaN equals NaN. State without keys is compared as a bag of values: a changed value is one that
-was removed and one that was added.
+`after` (lists and maps as a whole) and the `key_group`. Columnar state with windows has a row for each key and `window`.
+Values are compared, not bytes: the order of a map's entries and expiry times don't count, and NaN equals NaN. State without
+keys is compared as a bag of values: a changed value is one that was removed and one that was added.
 
 A part is compared as a whole by Arrow and numpy, without Python for each row unless values hold maps. The backends, chains
 and parallelisms of the two snapshots may differ. If their numbers of key-groups differ, the same key is in another
@@ -37,6 +37,7 @@ from tidegate.snapshots.state_tables import (
     table_schema,
 )
 from tidegate.state.merging import key_codes
+from tidegate.state.sections import WINDOW
 from tidegate.types import ddl_of, to_list
 
 CHANGE, BEFORE, AFTER = "change", "before", "after"
@@ -55,6 +56,7 @@ class Changes:
     before: pa.Array
     after: pa.Array
     unchanged: int
+    windows: pa.Array | None = None  # of the keys, in state by key and window
 
 
 class KeyedChanges:
@@ -75,6 +77,9 @@ class KeyedChanges:
             raise SchemaError(
                 f"state {now.name!r} can't be compared: its key was {ddl_of(key_types[0])} and is {ddl_of(key_types[1])}"
             )
+        self._windowed = [WINDOW in state.arrow_schema().names for state in (was, now)]
+        if self._windowed[0] != self._windowed[1]:
+            raise SchemaError(f"state {now.name!r} can't be compared: only one side is by key and window")
         self._before = KeyedRows(before, operator, was)
         self._after = KeyedRows(after, operator, now)
         self._group_counts = before.manifest.key_group_count, after.manifest.key_group_count
@@ -83,6 +88,7 @@ class KeyedChanges:
             [
                 pa.field(CHANGE, pa.string()),
                 *self.keys.fields(),
+                *([now.arrow_schema().field(WINDOW)] if self._windowed[1] else []),
                 pa.field(BEFORE, was.arrow_schema().field("value").type),
                 pa.field(AFTER, now.arrow_schema().field("value").type),
                 pa.field(KEY_GROUP, pa.int32()),
@@ -102,7 +108,9 @@ class KeyedChanges:
         found = self.compare(part)
         if found.kinds:
             groups = pa.array(groups_of(hash_columns([found.keys]), self._group_counts[1]))
-            columns = [pa.array(found.kinds), *self.keys.columns(found.keys), found.before, found.after, groups]
+            windows = [] if found.windows is None else [found.windows]
+            of_key = [*self.keys.columns(found.keys), *windows]
+            columns = [pa.array(found.kinds), *of_key, found.before, found.after, groups]
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def compare(self, part: GroupRanges) -> Changes:
@@ -110,7 +118,8 @@ class KeyedChanges:
         keys = pa.concat_arrays([before.column("key"), after.column("key")])
         if not len(keys):
             return Changes([], keys, before.column("value"), after.column("value"), 0)
-        codes = key_codes(keys)
+        windows = pa.concat_arrays([before.column(WINDOW), after.column(WINDOW)]) if self._windowed[1] else None
+        codes = key_codes(keys if windows is None else pa.StructArray.from_arrays([keys, windows], ["key", WINDOW]))
         place_before, place_after = _places(codes[: before.num_rows], codes), _places(codes[before.num_rows :], codes)
         both = np.flatnonzero((place_before >= 0) & (place_after >= 0))
         same = _same(
@@ -120,12 +129,14 @@ class KeyedChanges:
         added, removed = np.flatnonzero(place_before < 0), np.flatnonzero(place_after < 0)
         changed = both[~same]
         which = np.concatenate([added, removed, changed])
+        found = pa.array(np.where(place_after >= 0, place_after + before.num_rows, place_before)[which])
         return Changes(
             [ADDED] * len(added) + [REMOVED] * len(removed) + [CHANGED] * len(changed),
-            keys.take(pa.array(np.where(place_after >= 0, place_after + before.num_rows, place_before)[which])),
+            keys.take(found),
             before.column("value").take(_or_null(place_before[which])),
             after.column("value").take(_or_null(place_after[which])),
             int(same.sum()),
+            None if windows is None else windows.take(found),
         )
 
 

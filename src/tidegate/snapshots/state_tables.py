@@ -1,8 +1,8 @@
 """A state of a snapshot as a table: typed columns, a row for each entry, read by key-group, in parts.
 
-Keyed state has these columns, in this order: those of the key, under their names; `map_key` for an entry of a map;
-`position` for an item of a list; `value` (for a timer `at_ms`); `expires` if the state has a ttl; `key_group`; `epoch`. With
-`per="key"` lists and maps stay whole, with a row for each key.
+Keyed state has these columns, in this order: those of the key, under their names; `window` for columnar state with windows;
+`map_key` for an entry of a map; `position` for an item of a list; `value` (for a timer `at_ms`); `expires` if the state has
+a ttl; `key_group`; `epoch`. With `per="key"` lists and maps stay whole, with a row for each key.
 
 State without keys has `subtask`, `position`, `id` for an item of a union list, `map_key` for broadcast state, `value` and
 `epoch`. Every subtask holds a copy of a union list: rows with the same id are one item.
@@ -31,6 +31,7 @@ from tidegate.keygroups import groups_of, overlap
 from tidegate.snapshots.manifest import ROWS, Manifest, PieceEntry, StateEntry
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.state.evolution import described
+from tidegate.state.sections import WINDOW
 from tidegate.state.ttl import COLLECTIONS, EXPIRES
 from tidegate.types import ddl_of
 
@@ -164,7 +165,9 @@ class _Entries:
         kind = self.schema.field("value").type
         name = AT_MS if self.shape == "timers" else VALUE
         fields = [pa.field(name, kind)]
-        if self.split and self.shape == "map":
+        if WINDOW in self.schema.names:
+            fields = [self.schema.field(WINDOW), *fields]
+        elif self.split and self.shape == "map":
             fields = [pa.field(MAP_KEY, kind.key_type), pa.field(VALUE, kind.item_type)]
         elif self.split:
             fields = [*([pa.field(POSITION, pa.int32())] if self.shape == "list" else []), pa.field(name, kind.value_type)]
@@ -177,6 +180,8 @@ class _Entries:
         """Return the columns, and for each of their rows the index of the row it comes from (None: the same index)."""
         values = rows.column("value")
         ends = _moments(rows.column(EXPIRES)) if EXPIRES in rows.schema.names else None
+        if WINDOW in rows.schema.names:
+            return None, [rows.column(WINDOW), values]
         if not self.split:
             return None, [values] if ends is None else [values, ends]
         bounds = values.offsets.to_numpy()
@@ -314,7 +319,7 @@ def state_table(
     return ItemsTable(snapshot, name, entry)
 
 
-# Rows, as a snapshot has them: `key`, `value` and, with a ttl, `expires`.
+# Rows, as a snapshot has them: `key`, perhaps `window`, `value` and, with a ttl, `expires`.
 
 
 class KeyedRows:

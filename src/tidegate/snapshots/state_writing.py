@@ -31,7 +31,7 @@ from tidegate.snapshots.state_tables import listed
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.evolution import described
 from tidegate.state.merging import key_codes
-from tidegate.state.sections import Section, StateInfo, StateKind
+from tidegate.state.sections import WINDOW, Section, StateInfo, StateKind, deleted_schema
 from tidegate.state.timers import TimeKind, timers_descriptor
 from tidegate.state.ttl import expires_field
 from tidegate.store.layout import state_file_name
@@ -127,7 +127,9 @@ def _checked(info: StateInfo, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     """Yield the same rows; `JobError` if a key comes twice."""
     last: pa.Array | None = None
     for rows in batches:
-        keys = rows.column("key")
+        # Rows come in the order of their keys, and of the windows of a key.
+        identity = deleted_schema(info.schema).names
+        keys = rows.column("key") if len(identity) == 1 else pa.StructArray.from_arrays(map(rows.column, identity), identity)
         beside = keys if last is None else pa.concat_arrays([last, keys])
         codes = key_codes(beside) if len(beside) else np.zeros(0, np.int64)
         twice = np.flatnonzero(codes[1:] == codes[:-1])
@@ -259,6 +261,12 @@ def nullable(kind: pa.DataType) -> pa.DataType:
 def _known(base: Snapshot | None, operator: str, state: str) -> StateInfo | None:
     entry = None if base is None else base.manifest.operators.get(operator)
     return None if entry is None else next((each.info for each in entry.states if each.name == state), None)
+
+
+def is_windowed(base: Snapshot | None, operator: str, state: str) -> bool:
+    """Return whether the base has the state by key and window, so that rows need a column `window`."""
+    known = _known(base, operator, state)
+    return known is not None and WINDOW in known.schema.names
 
 
 def _check_key(operator: str, info: StateInfo, entry: OperatorEntry | None) -> None:

@@ -66,6 +66,8 @@ from tidegate.dataflow.functions import (
 )
 from tidegate.dataflow.keyed_stream import BroadcastStream, ConnectedStreams, KeyedStream
 from tidegate.dataflow.stream import Stream
+from tidegate.dataflow.windowed_stream import WindowedStream
+from tidegate.dataflow.windows import cumulating, sessions, sliding, tumbling
 from tidegate.driver.handle import Handle
 from tidegate.driver.job import plan_restore
 from tidegate.driver.reports import AttemptReport, EpochReport, Failure, SlotReport, Status
@@ -195,12 +197,14 @@ __all__ = [
     "Tuning",
     "UserFunctionError",
     "ValueState",
+    "WindowedStream",
     "aggregating",
     "broadcast_map",
     "collect_list",
     "collect_set",
     "count",
     "count_distinct",
+    "cumulating",
     "first",
     "last",
     "max_by",
@@ -212,12 +216,15 @@ __all__ = [
     "read_state",
     "reducing",
     "register",
+    "sessions",
     "sinks",
+    "sliding",
     "sources",
     "stddev",
     "transform",
     "transform_with_state",
     "transform_with_state_in_pandas",
+    "tumbling",
     "value",
     "variance",
     "write_state",

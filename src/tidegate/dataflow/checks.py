@@ -196,10 +196,9 @@ def check_same_schema(where: str, *, first: pa.Schema, other: pa.Schema) -> None
     raise SchemaError(f"{where}: the streams have different schemas, ({one}) and ({two}); bring them to one with map")
 
 
-def check_time_column(operator: str, column: object, schema: pa.Schema) -> str:
-    where = f"operator {operator!r}"
+def check_time_column(where: str, column: object, schema: pa.Schema) -> str:
     if not isinstance(column, str):
-        raise SchemaError(f"{where}: with_watermark takes the name of a column, not {_shown(column)}")
+        raise SchemaError(f"{where}: event time takes the name of a column, not {_shown(column)}")
     if column not in schema.names:
         raise no_such_column(where, column, schema)
     kind = schema.field(column).type

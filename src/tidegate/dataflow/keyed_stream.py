@@ -19,6 +19,8 @@ from tidegate.dataflow.graph import Edge, Spec
 from tidegate.dataflow.operators.aggregate import AggregateSpec, RunningSpec
 from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
+from tidegate.dataflow.windowed_stream import WindowedStream
+from tidegate.dataflow.windows import Assigner
 from tidegate.errors import GraphError
 from tidegate.types import ddl_of
 
@@ -104,6 +106,26 @@ class KeyedStream(Flow):
         `aggregate`.
         """
         return self._aggregate(name, RunningSpec, aggregates, ttl, renamed or {}, parallelism, alias)
+
+    def window(
+        self, assigner: Assigner, *, allowed_lateness: Duration | None = None, late: str | None = None
+    ) -> WindowedStream:
+        """Put each key's records into windows: `.window(tg.tumbling("ts", "10 s")).aggregate("per window", n=tg.count())`.
+
+        A window is complete when the watermark has reached its end. A record that comes later is dropped, or goes to the
+        side output that `late` names: `result.side_output("late")`. Within `allowed_lateness` after the window's end a late
+        record is counted and the window's result is emitted again, so that the newest row of a key and window is the right
+        one. Records without a time are in no window.
+        """
+        return WindowedStream(
+            self._pipeline,
+            self._edges,
+            self._schema,
+            key=self._key,
+            assigner=assigner,
+            allowed_lateness=allowed_lateness,
+            late=late,
+        )
 
     def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams:
         """Connect two streams keyed alike for one `CoProcess`, or this one and a broadcast one for a `BroadcastProcess`."""

@@ -27,6 +27,8 @@ from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTa
 from tidegate.dataflow.operators.process import ProcessSpec
 from tidegate.dataflow.operators.simple import FilterSpec, FlatMapSpec, MapBatchesSpec, MapSpec
 from tidegate.dataflow.operators.source import WatermarkSpec
+from tidegate.dataflow.windowed_stream import WindowedStream
+from tidegate.dataflow.windows import Assigner
 from tidegate.errors import GraphError
 from tidegate.types import ddl_of
 
@@ -116,7 +118,7 @@ class Stream(Flow):
         """
         input = self._input()
         given, name = name is not None, self._pipeline._new_name("watermark", name)
-        column = checks.check_time_column(name, column, self._schema)
+        column = checks.check_time_column(f"operator {name!r}", column, self._schema)
         delay_ms = checks.duration_ms(name, "delay", delay)
         idle_after_ms = None if idle_after is None else checks.duration_ms(name, "idle_after", idle_after)
         if idle_after_ms == 0:
@@ -248,6 +250,22 @@ class Stream(Flow):
         """Send every record to every subtask, for the right side of `connect`."""
         edges = self._input()._repartitioned(Partitioning.BROADCAST)
         return BroadcastStream(self._pipeline, edges, self._schema)
+
+    def window(
+        self, assigner: Assigner, *, allowed_lateness: Duration | None = None, late: str | None = None
+    ) -> WindowedStream:
+        """Put all records into windows, whatever their key: one subtask computes the aggregates. The rest is as in
+        `KeyedStream.window`."""
+        input = self._input()
+        return WindowedStream(
+            self._pipeline,
+            input._edges,
+            self._schema,
+            key=(),
+            assigner=assigner,
+            allowed_lateness=allowed_lateness,
+            late=late,
+        )
 
     def connect(self, other: Stream | BroadcastStream) -> ConnectedStreams:
         """Connect two streams for one `CoProcess`, or this one and a broadcast one for a `BroadcastProcess`."""

@@ -54,14 +54,25 @@ class Paned:
         assert self.size_ms in (self.step_ms, self.every_ms) and self.size_ms % self.step_ms == 0
 
     @property
+    def text(self) -> str:
+        """What `explain` shows: tumbling(ts, 10000 ms)."""
+        where = "processing time" if self.column is None else self.column
+        offset = f", offset {self.offset_ms} ms" if self.offset_ms else ""
+        if self.size_ms == self.every_ms == self.step_ms:
+            return f"tumbling({where}, {self.size_ms} ms{offset})"
+        if self.size_ms == self.step_ms:
+            return f"sliding({where}, {self.size_ms} ms every {self.every_ms} ms{offset})"
+        return f"cumulating({where}, {self.size_ms} ms by {self.step_ms} ms{offset})"
+
+    @property
     def pane_ms(self) -> int:
         """The length of a pane."""
         return gcd(self.every_ms, self.step_ms)
 
     @property
-    def shares_panes(self) -> bool:
-        """Whether a pane may be in several windows."""
-        return self.every_ms < self.size_ms or self.step_ms < self.size_ms
+    def is_one_pane(self) -> bool:
+        """Whether each window is one pane, in no other window."""
+        return self.pane_ms == self.size_ms
 
     @property
     def has_gaps(self) -> bool:
@@ -104,11 +115,15 @@ class Paned:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Windows of one key that a pause of `gap_ms` ends: records whose times are less than `gap_ms` apart are in one session.
-    It begins with its first record and ends `gap_ms` after its last one."""
+    """Windows of one key that a pause ends: records whose times are at most `gap_ms` apart are in one session. It begins
+    with its first record and ends `gap_ms` after its last one."""
 
     column: str
     gap_ms: int
+
+    @property
+    def text(self) -> str:
+        return f"sessions({self.column}, {self.gap_ms} ms)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +131,10 @@ class Global:
     """A window for each `count` records of a key, in the order in which they arrive."""
 
     count: int
+
+    @property
+    def text(self) -> str:
+        return f"global({self.count} records)"
 
 
 Assigner: TypeAlias = Paned | Sessions | Global

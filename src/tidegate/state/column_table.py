@@ -296,6 +296,8 @@ class ColumnState:
         if not self._windowed:
             self._load_into(self._tables[None], rows, known=known)
             return
+        if not rows.num_rows:
+            return
         windows = rows.column(WINDOW).to_numpy()
         order = np.argsort(windows, kind="stable")
         at, starts = np.unique(windows[order], return_index=True)

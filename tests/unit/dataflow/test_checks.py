@@ -561,8 +561,8 @@ def test_methods_that_a_keyed_stream_lacks_say_where_to_go(bids: Stream) -> None
     keyed: Any = bids.key_by("auction")
     with pytest.raises(AttributeError, match=r"keyed stream has no 'filter': call \.filter\(…\) before key_by"):
         keyed.filter(bool)
-    with pytest.raises(AttributeError, match=r"keyed stream has no 'window'$"):
-        keyed.window()
+    with pytest.raises(AttributeError, match=r"keyed stream has no 'resample'$"):
+        keyed.resample()
 
 
 def test_methods_that_a_broadcast_stream_lacks_say_where_to_go(bids: Stream) -> None:

@@ -70,7 +70,8 @@ def test_sizes_are_durations() -> None:
     assert sliding("ts", "1 hour", "25 minutes").pane_ms == 300_000
     assert cumulating("ts", "1 day", "1 hour").pane_ms == 3_600_000
     assert sessions("ts", "30 min").gap_ms == 1_800_000
-    assert not tumbling("ts", 5).shares_panes and sliding("ts", 10, 5).shares_panes and sliding("ts", 5, 6).has_gaps
+    assert tumbling("ts", 5).is_one_pane and not sliding("ts", 10, 5).is_one_pane and not sliding("ts", 6, 10).is_one_pane
+    assert sliding("ts", 5, 6).has_gaps and not tumbling("ts", 5).has_gaps
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,190 @@
+"""Windows of fixed places: tumbling, sliding, cumulating (dataflow/windows.py).
+
+State is one table of accumulators for each pane, by key. A record is added to one pane. When a window fires, its panes are
+merged, in a table of its own that is no state.
+
+Tumbling windows without lateness have one pane each, which nothing needs once its window has fired: its rows are emitted
+and dropped. All other panes stay until their last window has fired and the allowed lateness is over.
+
+Invariants:
+- Without lateness, a pane in the state is in a window that has not fired.
+- With panes that stay, whether a window has fired for a key is known from the operator's time alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.channels.elements import MIN_WATERMARK_MS
+from tidegate.dataflow.graph import Node
+from tidegate.dataflow.operators.stepwise import Steps
+from tidegate.dataflow.operators.window import (
+    MAX_ROWS,
+    MAX_WINDOWS,
+    WindowOperator,
+    WindowSettings,
+    times_ms_of,
+    times_of,
+    with_times,
+)
+from tidegate.dataflow.windows import Paned, Times
+from tidegate.state.column_table import ColumnTable
+
+# What a window or a pane costs apart from its rows, as a number of rows.
+_OVERHEAD_ROWS = MAX_ROWS // MAX_WINDOWS
+
+
+class PanedWindowOperator(WindowOperator):
+    def __init__(self, node: Node, assigner: Paned, settings: WindowSettings) -> None:
+        super().__init__(node, settings)
+        self._assigner = assigner
+        self._keeps = not assigner.is_one_pane or settings.lateness_ms > 0
+
+    # Records.
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        assert self._assigner.column is not None
+        batch = with_times(batch, self._assigner.column)
+        times_ms = times_ms_of(self.name, batch.column(self._assigner.column))
+        if self._assigner.has_gaps:
+            inside = self._assigner.in_windows(times_ms)
+            batch, times_ms = batch.filter(pa.array(inside)), times_ms[inside]
+        if not batch.num_rows:
+            return
+        deadlines_ms = self._assigner.last_ends(times_ms) + (self._lateness_ms - 1)
+        late = deadlines_ms <= self._times_of_keys(self._keys(batch))
+        if late.any():
+            batch, times_ms = self._emit_late(batch, late), times_ms[~late]
+        again: dict[int, list[list[pa.Array]]] = defaultdict(list)
+        for pane, rows in split(batch, self._assigner.panes_of(times_ms)):
+            keys = self._keys(rows)
+            table = self._state.window(pane)
+            self._accumulate(table, table.rows_of(keys), rows)
+            if self._lateness_ms:
+                for end_ms, of_window in self._fired(pane, keys):
+                    again[end_ms].append(of_window)
+        for end_ms in sorted(again):
+            self._fire_again(end_ms, again[end_ms])
+
+    def _fired(self, pane: int, keys: list[pa.Array]) -> Iterator[tuple[int, list[pa.Array]]]:
+        """Yield the ends of a pane's windows that have fired and are not over, with the keys for which that is so."""
+        reached_ms = self._times_of_keys(keys)
+        for end_ms in self._assigner.ends(pane, after_ms=int(np.min(reached_ms)) + 1 - self._lateness_ms):
+            if end_ms - 1 > np.max(reached_ms):
+                return
+            if self._time.is_one:
+                yield end_ms, keys
+            else:
+                has_fired = (reached_ms >= end_ms - 1) & (reached_ms < end_ms - 1 + self._lateness_ms)
+                yield end_ms, [column.filter(pa.array(has_fired)) for column in keys]
+
+    def _fire_again(self, end_ms: int, keys: list[list[pa.Array]]) -> None:
+        merged = self._new_table()
+        for columns in keys:
+            merged.rows_of(columns)
+        rows = merged.rows()
+        of_window = merged.keys(rows)
+        for pane in self._panes_of(end_ms):
+            table = self._state.window(pane)
+            found = table.find(of_window)
+            known = found >= 0
+            self._merge_rows(merged, rows[known], table, found[known])
+        self._give_rows(end_ms, merged, rows)
+
+    # Windows.
+
+    def _fire(self, at_ms: int) -> Steps:
+        while (end_ms := self._next_end_ms()) is not None and end_ms - 1 <= at_ms:
+            self._is_whole = not self._keeps
+            yield from self._fire_window(end_ms)
+            self._time.advance(end_ms - 1)
+            self._expire()
+            self._is_whole = True
+            if self._is_spent(_OVERHEAD_ROWS):
+                yield
+
+    def _next_end_ms(self) -> int | None:
+        """Return the end of the next window that has records and has not fired."""
+        after_ms = self._time.at_ms + 1 if self._keeps else MIN_WATERMARK_MS
+        ends_ms = (self._assigner.end_after(pane, after_ms) for pane in self._state.windows())
+        return min((end_ms for end_ms in ends_ms if end_ms is not None), default=None)
+
+    def _fire_window(self, end_ms: int) -> Steps:
+        panes = self._panes_of(end_ms)
+        if not self._keeps or (len(panes) == 1 and self._time.is_one):
+            table = self._state.window(panes[0])
+        else:
+            table = self._new_table()
+            for pane in panes:
+                yield from self._merge(table, pane, end_ms)
+        given: list[Any] = []
+        for rows in slices(table.rows()):
+            self._give_rows(end_ms, table, rows)
+            given.append(rows)
+            if self._is_spent(len(rows)):
+                if not self._keeps:
+                    table.delete(np.concatenate(given))
+                    given.clear()
+                yield
+        if not self._keeps:
+            self._state.drop(panes[0])
+
+    def _merge(self, merged: ColumnTable, pane: int, end_ms: int) -> Steps:
+        """Merge a pane, but for the keys for which the window has fired already."""
+        table = self._state.window(pane)
+        for rows in slices(table.rows()):
+            keys = table.keys(rows)
+            if not self._time.is_one:
+                to_fire = self._time.of_keys(keys) < end_ms - 1
+                rows, keys = rows[to_fire], [column.filter(pa.array(to_fire)) for column in keys]
+            self._merge_rows(merged, merged.rows_of(keys), table, rows)
+            if self._is_spent(len(rows) + _OVERHEAD_ROWS):
+                yield
+
+    def _expire(self) -> None:
+        for pane in list(self._state.windows()):
+            if self._assigner.last_end(pane) - 1 + self._lateness_ms > self._time.at_ms:
+                break
+            if self._keeps:
+                self._state.drop(pane)
+
+    def _panes_of(self, end_ms: int) -> Sequence[int]:
+        """Return the panes of a window that have records, in order."""
+        window, panes = self._assigner.window(end_ms), self._state.windows()
+        return panes[bisect_left(panes, window.start_ms) : bisect_left(panes, window.end_ms)]
+
+    def _give_rows(self, end_ms: int, table: ColumnTable, rows: Any) -> None:
+        if not len(rows):
+            return
+        kind = self.node.schema.field("window_end").type
+        bounds = [times_of(at_ms, kind, len(rows)) for at_ms in self._assigner.window(end_ms)]
+        self._give(self._results(table, rows, bounds))
+
+
+def split(batch: pa.RecordBatch, panes: Times) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the records of each pane, in ascending order of panes. Within a pane they keep their order."""
+    if not len(panes):
+        return
+    if panes[0] == panes[-1] and (panes == panes[0]).all():
+        yield int(panes[0]), batch
+        return
+    found, numbers = np.unique(panes, return_inverse=True)
+    # numpy sorts 16-bit numbers by radix, in one pass over them.
+    order = np.argsort(numbers.astype(np.uint16) if len(found) < 1 << 16 else numbers, kind="stable")
+    stops = np.cumsum(np.bincount(numbers))
+    rows, start = batch.take(pa.array(order)), 0
+    for pane, stop in zip(found.tolist(), stops.tolist(), strict=True):
+        yield pane, rows.slice(start, stop - start)
+        start = stop
+
+
+def slices(rows: Any) -> Iterator[Any]:
+    """Yield the rows that one step may take."""
+    for start in range(0, len(rows), MAX_ROWS):
+        yield rows[start : start + MAX_ROWS]

@@ -1,0 +1,44 @@
+"""Windows as a node of the graph: which operator runs them, and what is in their snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.dataflow.graph import Node
+from tidegate.dataflow.operators.base import Operator
+from tidegate.dataflow.operators.paned_windows import PanedWindowOperator
+from tidegate.dataflow.operators.session_windows import SessionWindowOperator
+from tidegate.dataflow.operators.window import WindowSettings, window_key_type, window_state
+from tidegate.dataflow.windows import Assigner, Paned, Sessions
+from tidegate.state.descriptors import Columns
+from tidegate.state.event_time import WATERMARK
+from tidegate.state.sections import StateInfo
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpec:
+    """Aggregates by key and window."""
+
+    assigner: Assigner
+    settings: WindowSettings
+    kind: str = "window"
+    stateful: bool = True
+
+    def create(self, node: Node) -> Operator:
+        if isinstance(self.assigner, Paned):
+            return PanedWindowOperator(node, self.assigner, self.settings)
+        assert isinstance(self.assigner, Sessions)
+        return SessionWindowOperator(node, self.assigner, self.settings)
+
+    def states(self, node: Node) -> tuple[StateInfo, ...]:
+        of_key = window_key_type(node.input_schemas[0], self.settings.key)
+        return (*(each.info(of_key) for each in self.descriptors), WATERMARK)
+
+    @property
+    def descriptors(self) -> tuple[Columns, ...]:
+        return (window_state(self.settings, with_bounds=isinstance(self.assigner, Sessions)),)
+
+    @property
+    def text(self) -> str:
+        """What `explain` shows."""
+        return f"{self.assigner.text}: {self.settings.aggregation.text}"

@@ -1,0 +1,123 @@
+"""Windowed streams: what `window` returns. The next operator computes something of each window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pyarrow as pa
+
+from tidegate.arguments import Duration
+from tidegate.dataflow import checks
+from tidegate.dataflow.aggregates.aggregation import Aggregation
+from tidegate.dataflow.aggregates.base import Aggregate
+from tidegate.dataflow.flow import Flow, Names, columns_text
+from tidegate.dataflow.graph import Edge
+from tidegate.dataflow.operators.window import END, START, WindowSettings, time_type
+from tidegate.dataflow.operators.window_spec import WindowSpec
+from tidegate.dataflow.windows import Assigner, Global, Paned, Sessions
+from tidegate.errors import GraphError, SchemaError
+
+if TYPE_CHECKING:
+    from tidegate.dataflow.pipeline import Pipeline
+    from tidegate.dataflow.stream import Stream
+
+
+class WindowedStream(Flow):
+    """Records by key and window."""
+
+    __slots__ = ("_allowed_lateness", "_assigner", "_key", "_late")
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        edges: tuple[Edge, ...],
+        schema: pa.Schema,
+        *,
+        key: tuple[str, ...],
+        assigner: object,
+        allowed_lateness: Duration | None,
+        late: Any,
+    ) -> None:
+        super().__init__(pipeline, edges, schema)
+        where = f"window after {self._origin()}"
+        if not isinstance(assigner, Assigner):
+            raise GraphError(f"{where}: {assigner!r} is not a window; give one such as tg.tumbling('ts', '10 s')")
+        column = None if isinstance(assigner, Global) else assigner.column
+        if column is not None:
+            checks.check_time_column(where, column, schema)
+        elif allowed_lateness is not None or late is not None:
+            raise GraphError(
+                f"{where}: allowed_lateness and late are for windows of event time, and these have none: omit them"
+            )
+        if late is not None and (not isinstance(late, str) or not late):
+            raise GraphError(f"{where}: late={late!r}; give a name for the side output of late records, such as late='late'")
+        self._key = key
+        self._assigner = assigner
+        self._allowed_lateness = allowed_lateness
+        self._late = late
+
+    def aggregate(
+        self,
+        name: str,
+        /,
+        *,
+        renamed: Mapping[str, str] | None = None,
+        parallelism: int | None = None,
+        alias: Names = (),
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Compute aggregates of the records of each window: `.aggregate("per window", n=tg.count(), total=tg.sum("price"))`.
+
+        The output has the key columns, `window_start` and `window_end` (of the time column's type), and a column for each
+        aggregate. A row is emitted when the watermark has passed the window's end. With an allowed lateness, the output is
+        upserts by key and window: a late record emits the window's row again, with the new result.
+
+        Aggregates may be added, which then start empty, and removed; `renamed` is as in `KeyedStream.aggregate`.
+        """
+        name = self._pipeline._new_name("window", name)
+        aliases = self._pipeline._new_aliases("window", name, alias)
+        where = f"operator {name!r}"
+        aggregation = Aggregation(where, aggregates, self._schema)
+        before = [self._schema.field(column) for column in self._key]
+        if not isinstance(self._assigner, Global):
+            before += [pa.field(bound, self._time_type(), nullable=False) for bound in (START, END)]
+        names = [field.name for field in before]
+        if len(set(names)) < len(names):
+            raise SchemaError(f"{where}: a key column is called {START!r} or {END!r}, as the window's bounds are: rename it")
+        checks.check_new_columns(where, names, aggregates)
+        lateness = 0 if self._allowed_lateness is None else self._allowed_lateness
+        settings = WindowSettings(
+            self._key,
+            aggregation,
+            lateness_ms=checks.duration_ms(name, "allowed_lateness", lateness),
+            late=self._late,
+            renamed=checks.check_renamed(where, renamed or {}, aggregates),
+        )
+        return self._pipeline._add(
+            WindowSpec(self._assigner, settings),
+            name=name,
+            schema=pa.schema([*before, *aggregation.fields]),
+            inputs=(self,),
+            side_schemas={} if self._late is None else {self._late: self._schema},
+            parallelism=parallelism if self._key else 1,
+            named_by_user=True,
+            aliases=aliases,
+            upserts_by=tuple(names) if settings.lateness_ms else (),
+        )
+
+    def __repr__(self) -> str:
+        by = f" keyed by {columns_text(self._key)}" if self._key else ""
+        return f"<stream of {self._origin()}{by} in windows: {self._assigner}>"
+
+    def _called(self) -> str:
+        return "a windowed stream"
+
+    def _time_type(self) -> pa.DataType:
+        column = self._assigner.column if isinstance(self._assigner, Paned | Sessions) else None
+        return pa.timestamp("us", tz="UTC") if column is None else time_type(self._schema.field(column).type)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"a windowed stream has no {name!r}: call .aggregate(name, n=tg.count(), …) on it")

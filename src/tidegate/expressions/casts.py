@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tidegate.errors import ExpressionError
 from tidegate.expressions import casts_of_text
 from tidegate.expressions.coercion import is_decimal, is_float, is_integer, is_number
-from tidegate.expressions.exact import decimals, unscaled
+from tidegate.expressions.exact import decimals, round_decimals, unscaled
 from tidegate.expressions.typed import (
     BINARY,
     BOOLEAN,
@@ -55,8 +55,11 @@ def cast(part: Typed, target: pa.DataType, source: Text, at: int | None = None, 
     converter = _converter(part.type, target)
     if converter is None:
         source.fail(f"{type_name(part.type)} can't be cast to {type_name(target)}", at)
+    not_finite_is_null = is_float(part.type) and is_decimal(target)  # in Spark, in ANSI mode, too
 
     def convert(array: pa.Array) -> pa.Array:
+        if not_finite_is_null:
+            array = pc.if_else(pc.is_finite(array), array, pa.scalar(None, array.type))
         converted = converter(array)
         if not safely and converted.null_count > array.null_count:
             lost = pc.and_(pc.is_valid(array), pc.is_null(converted))
@@ -68,7 +71,11 @@ def cast(part: Typed, target: pa.DataType, source: Text, at: int | None = None, 
         return converted
 
     made = apply(convert, [part], target, sql, fails=f"a value can't be cast to {type_name(target)}", on_arrays=True)
-    return made if made.constant is not None else Typed(target, made.run, sql, part.nullable or safely, not safely)
+    return (
+        made
+        if made.constant is not None
+        else Typed(target, made.run, sql, part.nullable or safely or not_finite_is_null, not safely)
+    )
 
 
 def implicitly(part: Typed, target: pa.DataType, source: Text, at: int | None = None) -> Typed:
@@ -99,7 +106,8 @@ def _converter(source: pa.DataType, target: pa.DataType) -> Converter | None:
     if target == STRING:
         return casts_of_text.to_text(source)
     if is_number(source) and target == BOOLEAN:
-        return lambda array: pc.not_equal(array, pa.scalar(0, LONG).cast(array.type))
+        zero = pa.scalar(Decimal(0), source) if is_decimal(source) else pa.scalar(0, source)
+        return lambda array: pc.not_equal(array, zero)
     if source == BOOLEAN and (is_integer(target) or is_float(target)):
         return lambda array: pc.cast(pc.cast(array, pa.int8()), target)
     if is_number(source) and is_number(target):
@@ -167,10 +175,8 @@ def _float_of_decimal(array: pa.Array, target: pa.DataType) -> pa.Array:
 def _decimal_of_exact(array: pa.Array, target: pa.DataType) -> pa.Array:
     if is_integer(array.type):
         array = array.cast(pa.decimal128(19, 0))
-    if target.scale < array.type.scale:
-        array = pc.round(array, ndigits=target.scale, round_mode="half_towards_infinity")
     try:
-        return array.cast(target)
+        return round_decimals(array, target.scale).cast(target)
     except pa.ArrowInvalid:
         return decimals(array.to_pylist(), target)
 

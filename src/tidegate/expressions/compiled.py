@@ -48,7 +48,7 @@ class Compiled:
         if pa.types.is_null(type):
             source.fail("its type isn't known; use CAST(NULL AS …)")
         parse_type(type)
-        self.field = pa.field(alias or part.sql, type, nullable)
+        self.field = pa.field(alias or _column_name(tree) or part.sql, type, nullable)
 
     @property
     def name(self) -> str:
@@ -84,6 +84,13 @@ class Compiled:
 
     def __repr__(self) -> str:
         return f"<expression {self.text!r}: {self.field}>"
+
+
+def _column_name(tree: exp.Expr) -> str | None:
+    """Return the name of a column that is cast: Spark keeps it."""
+    while isinstance(tree, exp.Cast):
+        tree = tree.this
+    return tree.name if isinstance(tree, exp.Column) else None
 
 
 def _root(node: exp.Expr) -> str:

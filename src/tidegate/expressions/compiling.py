@@ -38,6 +38,14 @@ _INSTEAD: dict[type[exp.Expr], str] = {
     exp.Lambda: "functions with -> are not supported; use explode, or map_batches",
     exp.Star: "write the names of the columns; with_columns keeps all columns",
 }
+# What a node may hold. sqlglot says by further arguments that it means something else, such as `negate`.
+_UNDERSTOOD = {
+    *("this", "expression", "expressions", "low", "high", "to", "position", "unit", "ifs", "true", "false", "default"),
+    *("table", "db", "catalog", "is_string", "quoted"),
+}
+_MODIFIERS: frozenset[tuple[type[exp.Expr], str]] = frozenset(
+    {(exp.Like, "negate"), (exp.Div, "safe"), (exp.DPipe, "safe"), (exp.TryCast, "safe"), (exp.Cast, "safe")}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,9 @@ class Compiler:
         kind = _KINDS.get(type(node))
         if kind is None:
             self.fail(_INSTEAD.get(type(node), f"{_called(node)} is not supported"), node)
+        for name, value in node.args.items():
+            if value and name not in _UNDERSTOOD and (type(node), name) not in _MODIFIERS:
+                self.fail(f"{_called(node)} is not supported", node)
         return kind(self, node)
 
     def boolean(self, node: exp.Expr) -> Typed:
@@ -155,7 +166,8 @@ def _between(to: Compiler, node: exp.Expr) -> Typed:
 
 
 def _like(to: Compiler, node: exp.Expr, escape: str = "\\") -> Typed:
-    return like(to.part(node.this), to.part(node.args["expression"]), escape, to.source, position(node))
+    made = like(to.part(node.this), to.part(node.args["expression"]), escape, to.source, position(node))
+    return conditions.negation(made) if node.args.get("negate") else made
 
 
 def _escape(to: Compiler, node: exp.Expr) -> Typed:
@@ -217,7 +229,12 @@ def _cast(to: Compiler, node: exp.Expr) -> Typed:
     names = {"LONG": "BIGINT", "SHORT": "SMALLINT", "BYTE": "TINYINT"}
     safely = bool(node.args.get("safe"))
     if _suffixed(node) and part.constant is not None and not safely:
-        made = cast(part, target, to.source, position(node), sql=part.sql)
+        # sqlglot has one class for DATE '…', and another one, called TryCast in this dialect, for CAST('…' AS date).
+        is_literal = not isinstance(node, exp.TryCast)
+        sql = f"{type_name(target).upper()} '{part.sql}'" if is_literal else part.sql
+        if isinstance(node.this, exp.Literal) and node.this.is_string and not is_literal:
+            sql = f"CAST({part.sql} AS {type_name(target).upper()})"
+        made = cast(part, target, to.source, position(node), sql=sql)
         if made.constant is None:
             to.fail(f"{part.constant.as_py()!r} can't be cast to {type_name(target)}", node)
         return made
@@ -282,7 +299,7 @@ def _field_name(node: exp.Expr) -> str | None:
 
 
 def _extract(to: Compiler, node: exp.Expr) -> Typed:
-    field = str(node.this.this).lower()
+    field = str(node.this.this)
     part = to.part(node.args["expression"])
     return times.extract(field, part, to.source, position(node))
 

@@ -49,9 +49,9 @@ def compute(sign: str, left: Typed, right: Typed, source: Text, at: int | None) 
         left, right = right, left
     if sign in ("+", "-") and is_moment(left.type):
         if right.type in INTERVALS:
-            return _moved(sign, left, right, sql, source, at)
+            return _moved(sign, left, right, sql[1:-1], source, at)
         if left.type == DATE and is_integer(right.type) and right.type != LONG:
-            return add_days(left, right, sql, sign)
+            return add_days(left, right, f"date_{'add' if sign == '+' else 'sub'}({left.sql}, {right.sql})", sign)
         if sign == "-" and is_moment(right.type):
             return _difference(left, right, sql, source, at)
     both_lasting = left.type in (DURATION, DAYS) and right.type in (DURATION, DAYS)
@@ -189,7 +189,7 @@ _OF_DAY = ("hour", "minute", "second")
 def extract(name: str, part: Typed, source: Text, at: int | None) -> Typed:
     """Return `EXTRACT(name FROM part)`."""
     sql = f"extract({name} FROM {part.sql})"
-    known = _OTHER_NAMES.get(name, name)
+    known = _OTHER_NAMES.get(name.lower(), name.lower())
     if known not in _FIELDS:
         source.fail(f"{name!r} can't be extracted; the fields are {', '.join(_FIELDS)}", at)
     if known == "second":

@@ -183,6 +183,13 @@ def _unix(divisor: int, call: Call) -> Typed:
     )
 
 
+def _unix_timestamp(call: Call) -> Typed:
+    """Unlike `unix_seconds`, Spark cuts fractions of a second off before 1970, too."""
+    call.takes(1, 1)
+    sql = f"{call.sql[:-1]}, yyyy-MM-dd HH:mm:ss)"
+    return apply(lambda a: pc.divide(a.view(LONG), _US), [_moment(call, 0, TIMESTAMP)], LONG, sql, on_arrays=True)
+
+
 def _timestamp_of(factor: int, call: Call) -> Typed:
     call.takes(1, 1)
     return apply(
@@ -286,7 +293,7 @@ FUNCTIONS: dict[str, Callable[[Call], Typed]] = {
     "unix_seconds": partial(_unix, _US),
     "unix_millis": partial(_unix, 1_000),
     "unix_micros": partial(_unix, 1),
-    "unix_timestamp": partial(_unix, _US),
+    "unix_timestamp": _unix_timestamp,
     "timestamp_seconds": partial(_timestamp_of, _US),
     "timestamp_millis": partial(_timestamp_of, 1_000),
     "timestamp_micros": partial(_timestamp_of, 1),

@@ -123,7 +123,11 @@ def _array(call: Call) -> Typed:
 def _struct(call: Call) -> Typed:
     call.takes(1)
     names = [name or f"col{index + 1}" for index, name in enumerate(call.fields)]
-    return _made(call, names, list(call.parts))
+    parts = [
+        part.sql if name is None or part.sql == name else f"{part.sql} AS {name}"
+        for name, part in zip(call.fields, call.parts, strict=True)
+    ]
+    return _made(call, names, list(call.parts)).named(f"struct({', '.join(parts)})")
 
 
 def _named_struct(call: Call) -> Typed:

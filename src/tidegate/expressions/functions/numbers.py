@@ -16,7 +16,7 @@ from tidegate.expressions.casts import implicitly
 from tidegate.expressions.coercion import MAX_DIGITS, common_type, is_decimal, is_float, is_integer, is_number
 from tidegate.expressions.comparing import compare, greatest_or_least
 from tidegate.expressions.conditions import case, coalesce
-from tidegate.expressions.exact import EXACT
+from tidegate.expressions.exact import EXACT, round_decimals
 from tidegate.expressions.functions.calls import Call
 from tidegate.expressions.typed import BOOLEAN, DOUBLE, LONG, NULL, Typed, apply, constant, type_name
 from tidegate.hashing import hash_columns
@@ -53,12 +53,7 @@ def _round(call: Call) -> Typed:
         return apply(partial(_rounded, digits=digits), [part], part.type, sql, on_arrays=True)
     scale = min(part.type.scale, digits)
     type = pa.decimal128(min(part.type.precision - part.type.scale + 1 + scale, MAX_DIGITS), scale)
-    return apply(
-        lambda value: pc.round(value, ndigits=scale, round_mode="half_towards_infinity").cast(type),
-        [_wider(part)],
-        type,
-        sql,
-    )
+    return apply(lambda value: round_decimals(value, scale).cast(type), [part], type, sql, on_arrays=True)
 
 
 def _wider(part: Typed) -> Typed:
@@ -94,31 +89,39 @@ def _round_floats(values: Any, digits: int) -> Any:
 def _floor_or_ceil(kernel: Callable[..., Any], call: Call) -> Typed:
     call.takes(1, 1)
     part = _number(call, 0)
-    sql = f"{'CEIL' if kernel is pc.ceil else 'FLOOR'}({part.sql})"
+    sql = f"{call.name if call.name == 'ceiling' else call.name.upper()}({part.sql})"
     if is_integer(part.type):
         return implicitly(part, LONG, call.source, call.at).named(sql)
     if is_decimal(part.type):
         type = pa.decimal128(min(part.type.precision - part.type.scale + 1, MAX_DIGITS), 0)
         return apply(lambda value: pc.cast(kernel(value), type), [_wider(part)], type, sql)
     numpy = np.ceil if kernel is pc.ceil else np.floor
-    return apply(
-        lambda a: arithmetic.by_numpy(lambda v: _saturated(numpy(v)), a, type=LONG), [part], LONG, sql, on_arrays=True
-    )
+    return _by_numpy(lambda values: _longs(numpy(values)), [part], LONG, sql, fails="overflow of the type long")
 
 
-def _saturated(values: Any) -> Any:
-    """Return longs as Java converts doubles: the nearest long, and 0 for NaN."""
-    values = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=2.0**63, neginf=-(2.0**63))
+def _longs(values: Any) -> Any:
+    """Return doubles as longs, NaN as 0, as Java does."""
+    if (np.abs(values) > 2.0**63).any():
+        raise pa.ArrowInvalid("out of range")
     top = values >= 2.0**63
-    clipped = np.where(top, 0.0, np.maximum(values, -(2.0**63)))
-    return np.where(top, np.int64(2**63 - 1), clipped.astype(np.int64))
+    return np.where(top, np.int64(2**63 - 1), np.where(top | np.isnan(values), 0.0, values).astype(np.int64))
 
 
 def _of_doubles(function: Callable[..., Any], count: int, call: Call) -> Typed:
     call.takes(count, count)
     parts = [call.double(index) for index in range(count)]
-    sql = call.sql if call.name not in ("power", "pow") else f"POWER({', '.join(part.sql for part in parts)})"
-    return apply(lambda *arrays: arithmetic.by_numpy(function, *arrays, type=DOUBLE), parts, DOUBLE, sql, on_arrays=True)
+    name = call.name if call.name == "pow" else call.name.upper()
+    sql = f"{name}({', '.join(part.sql for part in parts)})"
+    return _by_numpy(function, parts, DOUBLE, sql)
+
+
+def _by_numpy(
+    function: Callable[..., Any], parts: list[Typed], type: pa.DataType, sql: str, *, fails: str | None = None
+) -> Typed:
+    def run(*arrays: pa.Array) -> pa.Array:
+        return arithmetic.by_numpy(function, *arrays, type=type)
+
+    return apply(run, parts, type, sql, fails=fails, on_arrays=True)
 
 
 def _logarithm(function: Callable[..., Any], call: Call) -> Typed:
@@ -136,7 +139,8 @@ def _logarithm(function: Callable[..., Any], call: Call) -> Typed:
 
 def _sign(call: Call) -> Typed:
     call.takes(1, 1)
-    return apply(lambda a: arithmetic.by_numpy(np.sign, a, type=DOUBLE), [call.double(0)], DOUBLE, call.sql, on_arrays=True)
+    sql = call.sql if call.name == "sign" else f"SIGNUM({call.parts[0].sql})"
+    return _by_numpy(lambda values: np.where(values == 0, values, np.sign(values)), [call.double(0)], DOUBLE, sql)
 
 
 def _pmod(call: Call) -> Typed:

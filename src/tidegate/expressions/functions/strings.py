@@ -70,8 +70,8 @@ def _slice(call: Call, start: int, length: int | None) -> Typed:
     return _same(call, lambda value: pc.utf8_slice_codeunits(value, first, stop))
 
 
-def _same(call: Call, function: Callable[[Any], Any]) -> Typed:
-    return apply(function, [call.text(0)], STRING, call.sql)
+def _same(call: Call, function: Callable[[Any], Any], sql: str | None = None) -> Typed:
+    return apply(function, [call.text(0)], STRING, sql or call.sql)
 
 
 def _left(call: Call) -> Typed:
@@ -106,7 +106,7 @@ def _pad(function: Callable[..., Any], call: Call) -> Typed:
         padded = function(value, width, padding) if padding else value
         return pc.utf8_slice_codeunits(padded, 0, width)
 
-    return _same(call, pad)
+    return _same(call, pad, None if len(call.parts) == 3 else f"{call.sql[:-1]},  )")
 
 
 def _repeat(call: Call) -> Typed:
@@ -169,7 +169,11 @@ def like(part: Typed, pattern: Typed, escape: str, source: Text, at: int | None)
     if test is None:
         full = rf"(?s)\A(?:{regex})\z"
         test = partial(pc.match_substring_regex, pattern=full)
-    return apply(test, [call.text(0)], BOOLEAN, f"{part.sql} LIKE {wanted}")
+    return apply(test, [call.text(0)], BOOLEAN, f"{part.sql} LIKE {wanted}{_escape_sql(escape)}")
+
+
+def _escape_sql(escape: str) -> str:
+    return "" if escape == "\\" else f" ESCAPE '{escape}'"
 
 
 def _simple_like(pieces: list[str | None]) -> Callable[[Any], Any] | None:
@@ -209,7 +213,11 @@ def _replace(call: Call) -> Typed:
     instead = call.constant_text(2) if len(call.parts) == 3 else ""
     if not wanted:
         return call.text(0).named(call.sql)
-    return _same(call, lambda value: pc.replace_substring(value, wanted, instead))
+    return _same(
+        call,
+        lambda value: pc.replace_substring(value, wanted, instead),
+        None if len(call.parts) == 3 else f"{call.sql[:-1]}, )",
+    )
 
 
 def _regexp_replace(call: Call) -> Typed:
@@ -233,7 +241,7 @@ def _regexp_replace(call: Call) -> Typed:
         else:
             instead += char
         index += 1
-    return _same(call, lambda value: pc.replace_substring_regex(value, made, instead))
+    return _same(call, lambda value: pc.replace_substring_regex(value, made, instead), f"{call.sql[:-1]}, 1)")
 
 
 def _regexp_extract(call: Call) -> Typed:

@@ -18,6 +18,7 @@ from tests.simulation.expected import expect_order, expect_rows
 from tests.simulation.loops import Bills, Components, NestedLoops, Retries
 from tests.simulation.random_graphs import RandomGraph, RandomLoops
 from tests.simulation.rows import keys_of_splits, rows_source
+from tests.simulation.time_groups import TimeGroup
 from tests.simulation.windows import Windows
 from tidegate.connectors.collecting import CollectSink, delivered_rows
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
@@ -382,4 +383,5 @@ class Sides(SimulatedJob):
 
 ACYCLIC = (RunningSums, Windows, Pairs, Rules, Hands, Sides, RandomGraph)
 CYCLIC = (Retries, Components, NestedLoops, Bills, RandomLoops)
-JOBS: dict[str, type[Any]] = {job.name: job for job in (*ACYCLIC, *CYCLIC)}
+DRAWN: dict[str, type[Any]] = {job.name: job for job in (*ACYCLIC, *CYCLIC)}
+JOBS: dict[str, type[Any]] = DRAWN | {TimeGroup.name: TimeGroup}  # a seed draws none but the others, as it always has

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.simulation.jobs import JOBS
+from tests.simulation.jobs import DRAWN, JOBS
 from tidegate.testing.simulation import FaultRates, Simulation
 from tidegate.testing.simulation.faults import DEFAULT_RATES
 from tidegate.testing.simulation.simulation import MODES
 
 # A third of the seeds have a job that is written down, a third a random graph, a third a random graph with loops.
-DRAWN_JOBS = (*sorted(JOBS), *["random graph", "random loops"] * 4)
+DRAWN_JOBS = (*sorted(DRAWN), *["random graph", "random loops"] * 4)
 
 
 def scenario(seed: int, *, job: str | None = None, mode: str | None = None, rates: FaultRates = DEFAULT_RATES) -> Simulation:

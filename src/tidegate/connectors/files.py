@@ -59,7 +59,8 @@ class FolderReader(SourceReader):
 
     If event time is followed, the file with the lowest watermark is read next, batch by batch, and a file is live as long as
     it is known to have unread records. Up to `FileFormat.most_open` files stay open meanwhile. If there are more, a file is
-    read until it can be closed without reading any of it twice.
+    read until it can be closed without reading any of it twice. Nothing is read while that file is ahead of other sources;
+    but among too many files one that can't be closed is read on, or the files behind it would never be.
     """
 
     def __init__(self, source: FolderSource, folder: InputFolder, context: SourceContext) -> None:
@@ -72,7 +73,7 @@ class FolderReader(SourceReader):
         self._source = source
         self._folder = folder
         self._context = context
-        self._splits = context.splits.report()
+        self._splits = context.splits.report(holds_back=True)
         self._offsets: dict[str, int] = {name: int(offset) for name, offset in context.restored.items() if self._owns(name)}
         self._queue: dict[str, Found] = {}
         self._waiting: dict[str, Found] = {}  # These were read as far as possible when they had this size and time.
@@ -109,11 +110,13 @@ class FolderReader(SourceReader):
         self._new = []
         if current is not None:
             crowded = len(self._open.keys() | self._queue.keys()) > most
-            if not self._splits.is_followed or not self._turns or (crowded and not current.at_rest):
+            if not self._splits.is_followed or (self._turns and crowded and not current.at_rest):
                 return current
+            if self._splits.is_ahead(current.found.name) and self._is_turn_ahead():
+                return None
             self._take_turn(current.found.name)
         self._current = None
-        while self._turns:
+        while self._turns and not self._is_turn_ahead():
             *_, name = heappop(self._turns)
             if name not in self._open:
                 if current is not None and len(self._open) >= most:
@@ -123,6 +126,10 @@ class FolderReader(SourceReader):
             if self._current is not None:
                 return self._current
         return None
+
+    def _is_turn_ahead(self) -> bool:
+        """Whether no file has a turn that isn't ahead of other sources."""
+        return not self._turns or self._splits.is_ahead(self._turns[0][2])
 
     def _take_turn(self, name: str) -> None:
         heappush(self._turns, (self._splits.watermark_ms(name), next(self._turn_numbers), name))

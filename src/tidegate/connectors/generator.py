@@ -156,6 +156,8 @@ class GeneratorReader(SplitsReader):
         if not available:
             return None
         split = next_split(list(available), self._splits)
+        if split is None:
+            return None
         self._splits.read(split_id(split))
         return self._take(split, min(max_rows, available[split]))
 

@@ -47,7 +47,7 @@ class SplitsReader(SourceReader):
         self._counts = counts
         self._limits = limits
         self._turns = [split for split, count in counts.items() if count < limits[split]]
-        self._splits = splits.report()
+        self._splits = splits.report(holds_back=True)
         for split in self._turns:
             splits.discover(split_id(split), has_records=has_records)
 
@@ -85,6 +85,8 @@ class RowsReader(SplitsReader):
         if not self._turns:
             return None
         split = next_split(self._turns, self._splits)
+        if split is None:
+            return None
         batch = self._batches[split].slice(self._counts[split], max_rows)
         self._splits.read(split_id(split))
         self._passed(split, batch.num_rows)
@@ -95,11 +97,12 @@ def split_id(split: int) -> str:
     return f"split-{split}"
 
 
-def next_split(turns: Sequence[int], splits: Splits) -> int:
-    """Return the first split, or if event time is followed, the one with the lowest watermark."""
+def next_split(turns: Sequence[int], splits: Splits) -> int | None:
+    """Return the first split, or if event time is followed, the one with the lowest watermark; None if that is ahead."""
     if not splits.is_followed:
         return turns[0]
-    return min(turns, key=lambda split: splits.watermark_ms(split_id(split)))
+    lowest = min(turns, key=lambda split: splits.watermark_ms(split_id(split)))
+    return None if splits.is_ahead(split_id(lowest)) else lowest
 
 
 def restored_counts(context: SourceContext, *, split_count: int) -> dict[int, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
 from tidegate.errors import ProtocolError
+from tidegate.protocol.time_groups import Least, Reached
 from tidegate.snapshots.manifest import OperatorEntry
 from tidegate.snapshots.stats import SubtaskStats
 from tidegate.types.json_form import from_json, to_json
@@ -98,16 +99,25 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskMetrics:
-    """What a subtask has read so far, and its longest freeze."""
+    """What a subtask has read so far, its longest freeze, and how long it has waited for the event time of other sources."""
 
     records_in: int = 0
     pause_ms: float = 0.0
+    waited_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     slot: int
     metrics: Mapping[str, SubtaskMetrics]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeReached:
+    """How far event time has come in the slot, by time group. It may be lost: it is repeated with the heartbeats."""
+
+    slot: int
+    reached: Mapping[str, Reached]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +174,13 @@ class Trigger:
     ending: str | None
     full: bool = False
     base: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeastTimes:
+    """How far event time has come in the slowest source of each of these time groups. The other sources wait for it."""
+
+    least: Mapping[str, Least]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,12 +302,14 @@ Message: TypeAlias = (
     | Failed
     | Noticed
     | Heartbeat
+    | TimeReached
     | Delivered
     | Committed
     | Done
     | Deploy
     | Start
     | Trigger
+    | LeastTimes
     | EndInput
     | Complete
     | Abort

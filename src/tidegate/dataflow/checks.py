@@ -245,7 +245,7 @@ def check_sink(name: str, sink: object, schema: pa.Schema) -> None:
 
 
 def check_callable(operator: str, method: str, function: object) -> None:
-    """Check a function given to map, flat_map, filter or map_batches, which call it with one argument."""
+    """Check a function given to map, flat_map, filter, map_batches or with_watermark, which call it with one argument."""
     where = f"operator {operator!r}"
     if isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function)):
         raise GraphError(
@@ -254,7 +254,7 @@ def check_callable(operator: str, method: str, function: object) -> None:
         )
     if not callable(function):
         raise GraphError(f"{where}: {method} takes a function, not {_shown(function)}")
-    argument = "batch" if method == "map_batches" else "record"
+    argument = "record" if method in ("map", "flat_map", "filter") else "batch"
     _check_plain(where, function)
     _check_arguments(where, function, (argument,), f"{method} calls it with one argument, the {argument}")
     if method in ("map", "filter") and inspect.isgeneratorfunction(function):

@@ -31,6 +31,15 @@ class SplitListener(Protocol):
     def watermark_ms(self, split: str) -> int: ...
 
 
+class TimeGroupMember(Protocol):
+    """A watermark operator that keeps its source near the other sources of a group (protocol/time_groups.py)."""
+
+    def is_ahead(self, split: str) -> bool: ...
+
+    @property
+    def waits(self) -> bool: ...
+
+
 class Splits:
     """What a reader reports about its splits, so that event time is followed for each of them.
 
@@ -44,11 +53,15 @@ class Splits:
     A batch of a split that is not discovered ends the job: event time would never know when to stop waiting for that split.
 
     To read a backlog in the order of event time, a reader reads next from the split whose `watermark_ms` is the lowest, if
-    event time `is_followed` at all.
+    event time `is_followed` at all. If that split `is_ahead` of the other sources of its time group, the reader returns
+    nothing for now. A reader that does so reports with `holds_back`; otherwise `poll` isn't called while the source as a
+    whole is ahead.
     """
 
     def __init__(self) -> None:
         self.is_reported = False
+        self.holds_back = False
+        self.member: TimeGroupMember | None = None  # if the source is in a time group
         self.current = ""
         self.live: dict[str, bool] = {}  # by split: whether records are known to wait there
         self._listeners: list[SplitListener] = []
@@ -58,9 +71,10 @@ class Splits:
 
     # What a reader calls.
 
-    def report(self) -> Splits:
-        """Start to report: from now on event time is followed split by split."""
-        self.is_reported = True
+    def report(self, *, holds_back: bool = False) -> Splits:
+        """Start to report: from now on event time is followed split by split. With `holds_back`, the reader doesn't read a
+        split that `is_ahead`."""
+        self.is_reported, self.holds_back = True, holds_back
         return self
 
     def discover(self, split: str, *, has_records: bool = False) -> None:
@@ -83,7 +97,16 @@ class Splits:
         """Return the watermark of a split: `MIN_WATERMARK_MS` if nothing of it was read, or event time isn't followed."""
         return self._listeners[0].watermark_ms(split) if self._listeners else MIN_WATERMARK_MS
 
+    def is_ahead(self, split: str) -> bool:
+        """Whether the split must not be read now, because it is too far ahead of the other sources of its time group."""
+        return self.member is not None and self.member.is_ahead(split)
+
     # What the engine calls.
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the reader must not be polled, since it can't hold back single splits."""
+        return self.member is not None and not self.holds_back and self.member.waits
 
     @property
     def is_current_known(self) -> bool:

@@ -81,7 +81,13 @@ def _what(graph: LogicalGraph, node: Node) -> str:
     words = [spec.kind]
     if node.assigns_time:
         idle = "" if spec.idle_after_ms is None else f", idle after {_duration(spec.idle_after_ms)}"
-        words.append(f"on {spec.column}, delay {_duration(spec.delay_ms)}{idle}")
+        made = (
+            f"by {getattr(spec.by, '__name__', type(spec.by).__name__)}"
+            if spec.column is None
+            else f"on {spec.column}, delay {_duration(spec.delay_ms)}"
+        )
+        ahead = "" if spec.group is None else f", at most {_duration(spec.max_ahead_ms)} ahead of {spec.group}"
+        words.append(f"{made}{idle}{ahead}")
     elif (end := node.source or node.sink) is not None:
         words.append(type(end).__name__)
     elif node.loop_head is not None:

@@ -93,6 +93,11 @@ class Node:
         return self.assigns_time and getattr(self.spec, "by_epoch", False)
 
     @property
+    def time_group(self) -> str | None:
+        """The group of sources that its source waits for, if it makes watermarks with `max_ahead`."""
+        return getattr(self.spec, "group", None)
+
+    @property
     def begins_loop(self) -> bool:
         return getattr(self.spec, "begins_loop", False)
 

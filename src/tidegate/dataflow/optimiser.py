@@ -36,6 +36,8 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
     vertices = tuple(
         _vertex(index, first, graph, firsts, parallelism[first]) for index, first in enumerate(sorted(set(firsts)))
     )
+    for vertex in vertices:
+        _check_time_groups(vertex)
     vertex_of = {node.id: vertex.id for vertex in vertices for node in vertex.nodes}
     edges = [
         PlanEdge(
@@ -128,6 +130,24 @@ def _partitioning(edge: Edge, target: Node, parallelism: list[int]) -> Partition
     if edge.partitioning is Partitioning.FORWARD and parallelism[edge.source] != parallelism[target.id]:
         return Partitioning.REBALANCE
     return edge.partitioning
+
+
+def _check_time_groups(vertex: Vertex) -> None:
+    """Check that operators that keep a source near its time group can hold back that source, and agree about it."""
+    members = [node for node in vertex.nodes if node.time_group is not None]
+    if members and vertex.first.source is None:
+        raise GraphError(
+            f"operator {members[0].name!r}: with_watermark(max_ahead=…) holds back the source of its records, and so it "
+            f"must follow one source directly; only map, filter, flat_map, map_batches and an unkeyed process of the same "
+            f"parallelism may come between them, chained (tg.Tuning(chaining=True)). Here the records come from "
+            f"{vertex.first.name!r}. Put with_watermark before the union, rebalance or loop, on each source"
+        )
+    if len(members) > 1:
+        raise GraphError(
+            f"operators {members[0].name!r} and {members[1].name!r}: with_watermark(max_ahead=…) is given twice for source "
+            f"{vertex.first.name!r}, which would wait for two time groups, and these perhaps for each other. Give max_ahead "
+            f"to one of the two"
+        )
 
 
 def _vertex(index: int, first: int, graph: LogicalGraph, firsts: list[int], parallelism: int) -> Vertex:

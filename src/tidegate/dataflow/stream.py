@@ -26,7 +26,8 @@ from tidegate.dataflow.null_keys import check_nulls
 from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
 from tidegate.dataflow.operators.process import ProcessSpec
 from tidegate.dataflow.operators.simple import FilterSpec, FlatMapSpec, MapBatchesSpec, MapSpec
-from tidegate.dataflow.operators.source import WatermarkSpec
+from tidegate.dataflow.operators.source import WatermarkFunction
+from tidegate.dataflow.watermarking import watermark_spec
 from tidegate.dataflow.windowed_stream import WindowedStream
 from tidegate.dataflow.windows import Assigner
 from tidegate.errors import GraphError
@@ -109,31 +110,41 @@ class Stream(Flow):
         )
 
     def with_watermark(
-        self, column: str, delay: Duration, *, idle_after: Duration | None = None, name: str | None = None
+        self,
+        column: str | None = None,
+        delay: Duration | None = None,
+        *,
+        by: WatermarkFunction | None = None,
+        idle_after: Duration | None = None,
+        max_ahead: Duration | None = None,
+        group: str | None = None,
+        name: str | None = None,
     ) -> Stream:
         """Take event time from a column (timestamp, date, or long of epoch milliseconds). No record is expected to be more
-        than `delay` behind the latest one seen.
+        than `delay` behind the latest one seen. Or pass a function as `by`: it takes a batch and returns the watermark that
+        follows the batch, or None.
 
-        Put it directly after the source. A subtask without records for `idle_after` no longer holds back the others.
+        Put it directly after the source. A split or subtask without records for `idle_after` no longer holds back the
+        others. With `max_ahead`, the source stops reading while it is further than that ahead of the slowest source of its
+        `group` (by default, of all sources with `max_ahead`), so that a fast source doesn't fill the state of operators that
+        wait for a slow one.
         """
         input = self._input()
         given, name = name is not None, self._pipeline._new_name("watermark", name)
-        column = checks.check_time_column(f"operator {name!r}", column, self._schema)
-        delay_ms = checks.duration_ms(name, "delay", delay)
-        idle_after_ms = None if idle_after is None else checks.duration_ms(name, "idle_after", idle_after)
-        if idle_after_ms == 0:
-            raise GraphError(
-                f"operator {name!r}: idle_after={idle_after!r} makes every pause between two batches "
-                f"idle; give a time longer than the source's usual pauses, such as '30 seconds'"
-            )
+        spec = watermark_spec(
+            name,
+            self._schema,
+            column=column,
+            delay=delay,
+            by=by,
+            idle_after=idle_after,
+            max_ahead=max_ahead,
+            group=group,
+            sources=sources_above(self._pipeline._nodes, input._edges),
+            by_epoch=self._pipeline.time_by_epoch,
+        )
         return self._pipeline._add(
-            WatermarkSpec(
-                column,
-                delay_ms,
-                idle_after_ms,
-                sources_above(self._pipeline._nodes, input._edges),
-                by_epoch=self._pipeline.time_by_epoch,
-            ),
+            spec,
             name=name,
             schema=self._schema,
             inputs=(input,),

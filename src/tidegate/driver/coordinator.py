@@ -41,6 +41,7 @@ from tidegate.control.messages import (
     Shutdown,
     Start,
     SubtaskMetrics,
+    TimeReached,
 )
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
@@ -55,6 +56,7 @@ from tidegate.driver.reports import AttemptReport, Failure, SlotReport, Status, 
 from tidegate.driver.rescaling import Rescales
 from tidegate.driver.roster import Roster
 from tidegate.driver.savepoints import SavepointOrder
+from tidegate.driver.time_keeping import TimeKeeping
 from tidegate.errors import CorruptFile, JobError, NotFound, StoreError
 from tidegate.logs import Speak, keep_silent
 from tidegate.protocol import epoch_coordinator
@@ -124,6 +126,7 @@ class Coordinator:
         self.epochs = self._epochs.reports
         self.savepoints = self._epochs.savepoints
         self._rescales = Rescales()
+        self._times = TimeKeeping(links)
         self._has_own = False  # snapshots of its own, so that what it began with doesn't matter any more
         self._claim = Claim(self._restore, catalog=catalog, background=self._copies)
         self._deployment: Deployment | None = None
@@ -239,6 +242,8 @@ class Coordinator:
                 if text not in self._noticed:
                     self._noticed.add(text)
                     self._log.noticed(text)
+            case TimeReached(_, reached):
+                self._times.on_reached(slot, reached)
             case Delivered(sink, committable):
                 take = self.takers.get(sink) or self.delivered.setdefault(sink, []).append
                 take(committable)
@@ -369,6 +374,7 @@ class Coordinator:
         if not self._roster.is_full(self._roster.ready):
             return
         self._epochs.run(self.plan, self._layout.graph)
+        self._times.begin(self.plan)
         self._deadline_ms = None
         self.status = Status.RUNNING
         self.attempts[-1] = replace(self.attempts[-1], running_ms=self._clock.now_ms())

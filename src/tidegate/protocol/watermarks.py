@@ -35,7 +35,7 @@ Not here: late records and timers.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -138,15 +138,24 @@ class SplitWatermarks:
 
     A split is live from when it is discovered until it is finished. One that was not read yet has promised nothing, and
     holds the stream back. After `idle_after_ms` without a batch a split is idle (None: never), and so is a stream without
-    live splits; a split that is known to have records waiting is never idle, however long nobody reads it. `deadline_ms`
-    says when `on_time` is due.
+    live splits; a split that is known to have records waiting is never idle, however long nobody reads it. Nor is one that
+    `is_held`: it isn't read, because its source waits for others (protocol/time_groups.py). `deadline_ms` says when
+    `on_time` is due.
     """
 
-    def __init__(self, delay_ms: int, idle_after_ms: int | None = None, *, now_ms: int = 0) -> None:
+    def __init__(
+        self,
+        delay_ms: int,
+        idle_after_ms: int | None = None,
+        *,
+        now_ms: int = 0,
+        is_held: Callable[[str], bool] = lambda split: False,
+    ) -> None:
         assert delay_ms >= 0
         assert idle_after_ms is None or idle_after_ms > 0
         self._delay_ms = delay_ms
         self._idle_after_ms = idle_after_ms
+        self._is_held = is_held
         self._live: dict[str, _Split] = {}
         self._active: list[tuple[int, str]] = []  # a heap; entries that no longer hold are passed over
         self._active_count = 0
@@ -158,6 +167,22 @@ class SplitWatermarks:
     def watermark_ms(self, split: str) -> int:
         """Return what one split has promised."""
         return self._live[split].at_ms if split in self._live else MIN_WATERMARK_MS
+
+    def reached_ms(self) -> int | None:
+        """Return the least watermark of the splits that other sources wait for, or None if there is none. A split that was
+        not read yet counts only if records are known to wait in it: it may never have any."""
+        if not self._active_count:
+            return None
+        if (least_ms := self._least_ms()) != MIN_WATERMARK_MS:
+            return least_ms
+        return min(
+            (
+                each.at_ms
+                for each in self._live.values()
+                if not each.is_idle and (each.at_ms != MIN_WATERMARK_MS or each.has_records)
+            ),
+            default=None,
+        )
 
     def latest_ms(self) -> dict[str, int]:
         """Return the latest event time of each live split of which a record was read."""
@@ -231,7 +256,11 @@ class SplitWatermarks:
             if not self._live:
                 self._is_idle = True
                 return BecameIdle()
-            outcome = self.on_idle(next(iter(self._quiet))) or outcome
+            split, found = next(iter(self._quiet.items()))
+            if self._is_held(split):
+                self._enter(split, found, now_ms)
+            else:
+                outcome = self.on_idle(split) or outcome
         return outcome
 
     # Inside.

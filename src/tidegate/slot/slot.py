@@ -27,6 +27,7 @@ from tidegate.control.messages import (
     Done,
     EndInput,
     Heartbeat,
+    LeastTimes,
     Message,
     MoveTime,
     Probe,
@@ -47,6 +48,7 @@ from tidegate.slot.inner import InnerSubtask
 from tidegate.slot.slot_log import SlotLog
 from tidegate.slot.step_times import StepTimes
 from tidegate.slot.subtask import FrozenPiece, SourceSubtask, Subtask
+from tidegate.slot.time_group_members import TimeGroupMembers
 from tidegate.slot.world import SlotWorld
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.finding import find_snapshot
@@ -68,6 +70,7 @@ class Slot:
         self._attempt = attempt
         self._world = world
         self._subtasks: list[Subtask] = []
+        self._time_groups = TimeGroupMembers(index, (), world.tell, repeat_ms=settings.tuning.heartbeat_ms)
         self._running = False
         self._next_heartbeat_ms = 0
         self._steps = StepTimes()
@@ -99,6 +102,7 @@ class Slot:
                 if subtask.step():
                     progress = True
                     subtask.maintain()
+            self._time_groups.step(self._world.clock.monotonic_ms())
             if progress:
                 ended = time.perf_counter()
                 self._steps.took(ended, (ended - started) * 1000)
@@ -150,6 +154,8 @@ class Slot:
                 self._running = True
             case Trigger(epoch, ending, full, base):
                 self._trigger(Marker(epoch, base=base, full=full), None if ending is None else Ending(ending))
+            case LeastTimes(least):
+                self._time_groups.on_least(least)
             case EndInput():
                 for subtask in self._subtasks:
                     if isinstance(subtask, SourceSubtask):
@@ -187,12 +193,15 @@ class Slot:
             self._next_heartbeat_ms = monotonic_ms + self._settings.tuning.heartbeat_ms
             self._world.tell(Heartbeat(self.index, self._metrics()))
             self._log.look_at_alignments(self._subtasks, monotonic_ms)
+            self._log.look_at_waits(self._time_groups.stuck(monotonic_ms), monotonic_ms)
             for subtask in self._subtasks:
                 subtask.maintain()  # even if nothing arrives, state may expire
 
     def _metrics(self) -> dict[str, SubtaskMetrics]:
         return {
-            str(each.id): SubtaskMetrics(each.counters.records_in, round(each.counters.snapshot_pause_ms, 3))
+            str(each.id): SubtaskMetrics(
+                each.counters.records_in, round(each.counters.snapshot_pause_ms, 3), each.counters.waited_ms
+            )
             for each in self._subtasks
         }
 
@@ -276,6 +285,9 @@ class Slot:
             take_frozen=self._take_frozen,
         )
         self._subtasks = self._assembly.build()
+        self._time_groups = TimeGroupMembers(
+            self.index, self._subtasks, self._world.tell, repeat_ms=self._settings.tuning.heartbeat_ms
+        )
         if restored is None:
             return None
         return RestoreStats(restored.reads.bytes, round((time.perf_counter() - started) * 1000, 3))

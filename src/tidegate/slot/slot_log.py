@@ -1,7 +1,8 @@
 """What a slot logs, on the logger `tidegate.slot`: in Spark, into the log of its executor.
 
 A line when it is deployed, with what it has restored, and one when an error ends it, with the traceback. In between nothing,
-unless an alignment is slow: then a line a minute at most, with the subtask that waits and the subtasks that it waits for.
+unless an alignment is slow, or a source waits for another one whose event time doesn't move: then a line a minute at most,
+with the subtask that waits and the subtasks that it waits for.
 
 `speak` is given (`logs.Speak`), so that nothing here does I/O. Nothing is called by record or by batch.
 """
@@ -18,9 +19,11 @@ from tidegate.errors import ProtocolError
 from tidegate.logs import OncePer, Speak
 from tidegate.protocol.ids import ChannelId, SubtaskId
 from tidegate.slot.subtask import Subtask
+from tidegate.slot.time_group_members import Member
 
 LOGGER = logging.getLogger("tidegate.slot")
 SLOW_ALIGNMENT_MS = 10_000
+STUCK_TIME_MS = 30_000
 
 
 class SlotLog:
@@ -32,6 +35,7 @@ class SlotLog:
         self._speak = speak
         self._routine = logging.INFO if settings.writes_state else logging.DEBUG
         self._slow = OncePer()
+        self._stuck = OncePer()
         self._since_ms: dict[tuple[SubtaskId, int], int] = {}  # by the alignments that are under way
 
     def deployed(self, epoch: int | None, cost: RestoreStats | None) -> None:
@@ -82,6 +86,25 @@ class SlotLog:
                     missing,
                     epoch=epoch,
                     subtask=str(subtask),
+                    duration_ms=took_ms,
+                )
+
+    def look_at_waits(self, stuck: Iterable[tuple[Member, int]], now_ms: int) -> None:
+        """Called now and then, to find sources that wait for others (protocol/time_groups.py) whose event time doesn't move.
+        `stuck` has for how long it hasn't."""
+        for member, took_ms in stuck:
+            if took_ms >= STUCK_TIME_MS and self._stuck.take(now_ms) is not None:
+                self._say(
+                    logging.WARNING,
+                    "waits-for-time",
+                    "doesn't read source %s: for %d s it has waited for %s, which is more than max_ahead behind in event "
+                    "time. If that source may be without records for long, give its with_watermark an idle_after.",
+                    member.name,
+                    took_ms // 1000,
+                    f"{member.least.who} of time group {member.group!r}"
+                    if member.least.who
+                    else f"all slots of time group {member.group!r} to report",
+                    subtask=str(member.subtask.id),
                     duration_ms=took_ms,
                 )
 

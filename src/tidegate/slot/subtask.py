@@ -67,6 +67,7 @@ class Counters:
     records_in: int = 0
     taken: int = 0  # from channels: records and control elements
     snapshot_pause_ms: float = 0.0  # the longest freeze
+    waited_ms: int = 0  # for the event time of other sources
     last: SubtaskStats = field(default_factory=SubtaskStats)  # times and sizes of the last snapshot
 
 

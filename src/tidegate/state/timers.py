@@ -146,3 +146,14 @@ def to_ms(at: int | datetime) -> int:
     if not MIN_MS <= at_ms <= MAX_MS:
         raise ValueError(f"a timer at {at_ms} ms is beyond the end of time")
     return at_ms
+
+
+def instant_ms(at: int | datetime) -> int:
+    """Do as `to_ms`, and explain an argument of another kind as one of the user's own call."""
+    try:
+        return to_ms(at)
+    except (TypeError, ValueError):
+        raise JobError(
+            f"{at!r} is not a time: give milliseconds since 1970 as a whole number below 2^63, such as record.ts + 60_000, "
+            f"or a datetime (one without a time zone is in UTC)"
+        ) from None

@@ -111,13 +111,15 @@ class ScriptedReader(SourceReader):
 
     def __init__(self, playbacks: list[_Playback], splits: Splits) -> None:
         self._playbacks = playbacks
-        self._splits = splits.report()
+        self._splits = splits.report(holds_back=True)
         for playback in playbacks:
             if not playback.finished:
                 splits.discover(playback.split)
 
     def poll(self, max_rows: int) -> pa.RecordBatch | None:
         for index, playback in enumerate(self._playbacks):
+            if self._splits.is_ahead(playback.split):
+                continue
             batch = playback.next(max_rows)
             if playback.finished:
                 self._splits.finish(playback.split)

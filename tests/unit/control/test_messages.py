@@ -25,6 +25,7 @@ from tidegate.control.messages import (
     to_wire,
 )
 from tidegate.errors import ProtocolError
+from tidegate.protocol.time_groups import Least, Reached
 from tidegate.snapshots.manifest import FileEntry, OperatorEntry, PieceEntry, StateEntry
 from tidegate.snapshots.stats import SubtaskStats
 from tidegate.state.sections import StateInfo, StateKind
@@ -46,6 +47,12 @@ BY_HINT: dict[Any, st.SearchStrategy[Any]] = {
     tuple[tuple[str, int], ...]: st.lists(st.tuples(st.text(max_size=5), st.integers()), max_size=3).map(tuple),
     Mapping[str, OperatorEntry]: st.dictionaries(st.text(max_size=5), PARTS, max_size=3),
     Mapping[str, SubtaskMetrics]: st.dictionaries(st.text(max_size=5), st.builds(SubtaskMetrics, st.integers(), MS)),
+    Mapping[str, Reached]: st.dictionaries(
+        st.text(max_size=5), st.builds(Reached, st.none() | st.integers(), st.booleans(), st.text(max_size=5)), max_size=3
+    ),
+    Mapping[str, Least]: st.dictionaries(
+        st.text(max_size=5), st.builds(Least, st.none() | st.integers(), st.text(max_size=5)), max_size=3
+    ),
     RestoreStats | None: st.none() | st.builds(RestoreStats, st.integers(), MS),
     SubtaskStats: st.builds(SubtaskStats, pause_ms=MS, state_bytes=st.integers(), alarm_ms=st.none() | st.integers()),
 }

@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.dataflow.described import Nowhere, Records
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedProcess, Process
+from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.stream import Stream
 from tidegate.errors import GraphError, JobError, SchemaError
@@ -291,11 +292,54 @@ def test_event_time_is_a_column_that_is_there(bids: Stream) -> None:
         ({"delay": -1}, ("delay", "-1")),
         ({"delay": "1 s", "idle_after": "soon"}, ("idle_after", "5 seconds")),
         ({"delay": "1 s", "idle_after": 0}, ("idle_after", "such as '30 seconds'")),
+        ({"delay": "1 s", "max_ahead": "far"}, ("max_ahead", "5 seconds")),
+        ({"delay": "1 s", "group": "events"}, ("group='events' has no effect without max_ahead",)),
+        ({"delay": "1 s", "max_ahead": 0, "group": 7}, ("group=7", "such as 'events'")),
+        ({"delay": "1 s", "by": len}, ("a column and a delay, or by=function, not both",)),
+        ({}, ("with_watermark('ts', '5 seconds')", "with '0 s' the column never goes back")),
     ],
 )
 def test_the_times_of_a_watermark_are_durations(bids: Stream, arguments: dict[str, Any], parts: tuple[str, ...]) -> None:
     message = complaint(GraphError, lambda: bids.with_watermark("ts", **arguments))
     assert says(message, "operator 'watermark-1'", *parts)
+
+
+def test_a_watermark_by_a_function_takes_one_that_can_be_called_with_a_batch(bids: Stream) -> None:
+    message = complaint(GraphError, lambda: bids.with_watermark(by="ts"))  # type: ignore[arg-type]
+    assert says(message, "with_watermark(by=…) takes a function, not 'ts'")
+    message = complaint(GraphError, lambda: bids.with_watermark(by=lambda: 1))  # type: ignore[arg-type, misc]
+    assert says(message, "calls it with one argument, the batch")
+
+
+def test_only_a_source_can_wait_for_others(pipeline: Pipeline, bids: Stream) -> None:
+    united = bids.union(pipeline.source("more", Records(BIDS)))
+    united.with_watermark("ts", "1 s", max_ahead="1 minute").to("out", Nowhere())
+    message = complaint(GraphError, lambda: make_plan(pipeline.build(), slots=2, key_group_count=8))
+    assert says(message, "operator 'watermark-1'", "follow one source directly", "Put with_watermark before the union")
+
+
+def test_without_chaining_nothing_may_come_between_a_source_that_waits_and_its_watermark(pipeline: Pipeline) -> None:
+    kept = pipeline.source("bids", Records(BIDS)).filter(lambda bid: bid.price > 1)
+    kept.with_watermark("ts", "1 s", max_ahead="1 minute").to("out", Nowhere())
+    make_plan(pipeline.build(), slots=2, key_group_count=8)
+    message = complaint(GraphError, lambda: make_plan(pipeline.build(), slots=2, key_group_count=8, chaining=False))
+    assert says(message, "operator 'watermark-1'", "the records come from 'filter-1'")
+
+
+def test_a_source_waits_for_one_group(pipeline: Pipeline, bids: Stream) -> None:
+    for group in ("one", "other"):
+        bids.with_watermark("ts", "1 s", max_ahead="1 minute", group=group).to(group, Nowhere())
+    message = complaint(GraphError, lambda: make_plan(pipeline.build(), slots=2, key_group_count=8))
+    assert says(message, "operators 'watermark-1' and 'watermark-2'", "given twice for source 'bids'")
+
+
+def test_between_dataframes_spark_reads() -> None:
+    class Transform(Pipeline):
+        time_by_epoch = True
+
+    bids = Transform().source("bids", Records(BIDS))
+    message = complaint(GraphError, lambda: bids.with_watermark("ts", "1 s", max_ahead="1 minute"))
+    assert says(message, "max_ahead='1 minute' can't be used between Spark's DataFrames", "tg.Job and tg.sources")
 
 
 # ------------------------------------------------------------------------------------------------ sources and sinks

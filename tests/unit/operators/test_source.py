@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from typing import Any
 
@@ -14,7 +14,15 @@ import tidegate as tg
 from tests.unit.operators.harness import Bench
 from tidegate.channels.elements import MAX_WATERMARK_MS
 from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
-from tidegate.dataflow.operators.source import OFFSETS, SourceOperator, SourceSpec, WatermarkSpec, event_times_ms
+from tidegate.dataflow.operators.source import (
+    OFFSETS,
+    SourceOperator,
+    SourceSpec,
+    WatermarkOperator,
+    WatermarkSpec,
+    event_times_ms,
+    follow_splits,
+)
 from tidegate.errors import JobError, RestoreError, SchemaError, UserFunctionError
 from tidegate.types import batch_of, parse_schema
 
@@ -265,6 +273,89 @@ def test_a_timestamp_column_makes_watermarks() -> None:
     bench = timed(column="ts timestamp_ntz")
     bench.feed(("a", datetime(1970, 1, 1, 0, 0, 2)))
     assert bench.out.others == [("watermark", 1999)]
+
+
+def timed_by(function: Any) -> Bench:
+    bench = Bench(WatermarkSpec(None, 0, None, by=function), "key string, ts long", returns="key string, ts long")
+    bench.operator.resume()
+    return bench
+
+
+def test_a_function_of_a_batch_makes_watermarks_where_it_returns_one() -> None:
+    """As of a stream in which a record says that all records up to its time have come."""
+
+    def punctuated(batch: pa.RecordBatch) -> int | None:
+        return max((ts for key, ts in zip(*batch.to_pydict().values(), strict=True) if key == "all came"), default=None)
+
+    bench = timed_by(punctuated)
+    bench.feed(("a", 500))
+    bench.feed(("a", 50), ("all came", 40))
+    bench.feed(("all came", 30))
+    bench.feed(("all came", 700))
+    assert bench.out.others == [("watermark", 40), ("watermark", 700)], "what was promised isn't taken back"
+    again = Bench(bench.node.spec, "key string, ts long", returns="key string, ts long", restored=bench.freeze())
+    again.operator.resume()
+    assert again.out.others == [("watermark", 700)]
+
+
+def test_a_watermark_by_a_function_may_be_a_datetime_but_nothing_else() -> None:
+    bench = timed_by(lambda batch: datetime(1970, 1, 1, 0, 0, 2))
+    bench.feed(("a", 1))
+    assert bench.out.others == [("watermark", 2000)]
+    for wrong in ("soon", 1.5):
+        with pytest.raises(JobError, match=r"is not a time: give milliseconds since 1970"):
+            timed_by(lambda batch, wrong=wrong: wrong).feed(("a", 1))
+
+
+def test_an_error_of_the_function_is_the_users() -> None:
+    with pytest.raises(UserFunctionError, match="ZeroDivisionError"):
+        timed_by(lambda batch: 1 // 0).feed(("a", 1))
+
+
+class _Grouped:
+    """A source of four records in two splits, whose reader can hold back a split or not, and its watermark operator."""
+
+    def __init__(self, *, holds_back: bool) -> None:
+        class Own(Scripted):
+            def open(self, context: SourceContext) -> SourceReader:
+                return _OwnReader(self, context, discovers=("a", "b"), calls=[[("read", split)] for split in "abab"])
+
+        self.bench, self.source = reading(Own([1, 1, 1, 1]), open=False)
+        spec = WatermarkSpec("a", 0, 10, group="all", max_ahead_ms=1)
+        operator = spec.create(replace(self.bench.node, spec=spec))
+        assert isinstance(operator, WatermarkOperator)
+        self.watermark = operator
+        self.source.consumers[:] = [self.watermark]
+        follow_splits([self.source, self.watermark])
+        self.source.open(self.bench.context)
+        self.source.splits.holds_back = holds_back
+        self.watermark.open(self.bench.context)
+
+
+def test_a_source_whose_reader_can_not_hold_back_splits_waits_as_a_whole() -> None:
+    grouped = _Grouped(holds_back=False)
+    assert grouped.source.poll(1) == 1, "until it has a watermark, it reads"
+    assert grouped.watermark.reached_ms() == -1, "of the other split nobody knows whether it ever has a record"
+    assert grouped.watermark.waits and grouped.source.poll(1) == 0, "nor how far the others are"
+    grouped.watermark.on_least(-2)
+    assert not grouped.watermark.waits and grouped.source.poll(1) == 1
+    assert grouped.source.poll(1) == 1 and grouped.watermark.reached_ms() == 0
+    assert grouped.source.poll(1) == 0, "more than max_ahead ahead of the others"
+    grouped.watermark.on_least(None)
+    assert grouped.source.poll(1) == 1, "there is nobody to wait for"
+
+
+def test_a_split_that_is_held_back_does_not_become_idle() -> None:
+    grouped = _Grouped(holds_back=True)
+    grouped.source.poll(1)
+    assert grouped.source.splits.is_ahead("a") and not grouped.source.splits.is_ahead("b")
+    grouped.bench.clock.now_ms = 100
+    grouped.watermark.on_time(100)
+    assert grouped.watermark.reached_ms() == -1, "b is idle, a is held back"
+    grouped.watermark.on_least(-1)
+    grouped.bench.clock.now_ms = 200
+    grouped.watermark.on_time(200)
+    assert grouped.watermark.reached_ms() is None
 
 
 class _OwnReader(ScriptedReader):

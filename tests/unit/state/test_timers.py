@@ -16,7 +16,7 @@ from tidegate.errors import JobError
 from tidegate.state import calendar, timers
 from tidegate.state.columns import key_list
 from tidegate.state.heap import HeapBackend
-from tidegate.state.timers import MAX_MS, TimeKind, TimerQueue, to_ms
+from tidegate.state.timers import MAX_MS, TimeKind, TimerQueue, instant_ms, to_ms
 
 
 def queue() -> tuple[HeapBackend, TimerQueue]:
@@ -215,6 +215,13 @@ def test_anything_else_is_no_time(at: Any) -> None:
 def test_time_has_an_end(at: int) -> None:
     with pytest.raises(ValueError, match="end of time"):
         to_ms(at)
+
+
+@pytest.mark.parametrize("at", [1.5, "soon", None, 2**63])
+def test_a_time_that_is_none_is_explained_to_the_user(at: Any) -> None:
+    with pytest.raises(JobError, match=r"is not a time: give milliseconds since 1970 .* or a datetime"):
+        instant_ms(at)
+    assert instant_ms(datetime(1970, 1, 1, 0, 0, 1)) == 1000
 
 
 _change = st.tuples(st.sampled_from(["set", "set", "delete"]), st.sampled_from("abc"), st.integers(0, 9))

@@ -33,7 +33,7 @@ from tidegate.state.descriptors import descriptors_of
 from tidegate.state.event_time import WATERMARK
 from tidegate.state.operator_state import FrozenTogether, OperatorStates
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
-from tidegate.state.timers import TimeKind, TimerQueue, timers_descriptor, to_ms
+from tidegate.state.timers import TimeKind, TimerQueue, instant_ms, timers_descriptor
 from tidegate.types import row_class, to_list
 
 Method: TypeAlias = Callable[[Any, Any], Iterable[Any] | None]
@@ -99,16 +99,16 @@ class UserTimers:
         self._processing = processing
 
     def event_time(self, at: int | datetime) -> None:
-        self._event.set(to_ms(at))
+        self._event.set(instant_ms(at))
 
     def processing_time(self, at: int | datetime) -> None:
-        self._processing.set(to_ms(at))
+        self._processing.set(instant_ms(at))
 
     def delete_event_time(self, at: int | datetime) -> None:
-        self._event.delete(to_ms(at))
+        self._event.delete(instant_ms(at))
 
     def delete_processing_time(self, at: int | datetime) -> None:
-        self._processing.delete(to_ms(at))
+        self._processing.delete(instant_ms(at))
 
 
 class TimersWithoutEventTime(UserTimers):

@@ -4,6 +4,10 @@ A source's state is the offset of every split it owns, as operator state that go
 the reader takes what it owns at the present parallelism. Offsets and emitted records move together in one thread, so the
 offsets at a marker are exactly those behind the last record before it (docs/promises.md, row 7).
 
+If the source is in a time group, it reads nothing while it is too far ahead of the others (protocol/time_groups.py): its
+watermark operator knows, and the reader asks through `Splits`, split by split or as a whole. Only reading stops. Markers,
+snapshots and the end of the job don't wait.
+
 A watermark operator begins a stream's event time: of what comes from above only the end of time passes it. In the chain of a
 source whose reader reports its splits, each split has a watermark of its own (protocol/watermarks.py): everything in a chain
 is called while the source polls, so the split of the batch at hand is the one that the reader named last. Elsewhere (behind
@@ -23,7 +27,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from datetime import datetime
+from typing import ClassVar, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,14 +39,19 @@ from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator, OperatorContext
 from tidegate.dataflow.operators.user_code import blaming
 from tidegate.errors import JobError, SchemaError
+from tidegate.protocol.time_groups import FIRST_RECORD_MS
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, Advanced, Progress, SplitWatermarks
 from tidegate.state.event_time import SPLIT_WATERMARKS
 from tidegate.state.operator_state import FrozenItems
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
+from tidegate.state.timers import instant_ms
 from tidegate.types import ddl_of
 
 _SPLIT = pa.struct([pa.field("split", pa.string()), pa.field("offset", pa.string())])
 OFFSETS = StateInfo("__offsets", StateKind.UNION, "offsets", pa.schema([pa.field("value", _SPLIT)]))
+
+# Of a batch: the watermark behind it, in epoch milliseconds or as a datetime, or None if it says nothing.
+WatermarkFunction: TypeAlias = Callable[[pa.RecordBatch], int | datetime | None]
 
 ONE_SPLIT = ""
 # As a split: records that came when the time of their micro-batch had been held already, for the next one.
@@ -66,13 +76,18 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSpec:
-    """Event time from a column: no record is later than `delay_ms` behind the latest seen. `sources` are those above."""
+    """Event time from a column: no record is later than `delay_ms` behind the latest seen. Or from what a function makes of
+    a batch: `by`, if `column` is None. `sources` are those above. With a `group`, the source waits if it is more than
+    `max_ahead_ms` ahead of the others of that time group."""
 
-    column: str
+    column: str | None
     delay_ms: int
     idle_after_ms: int | None
     sources: tuple[str, ...] = ()
     by_epoch: bool = False
+    by: WatermarkFunction | None = None
+    group: str | None = None
+    max_ahead_ms: int = 0
     kind: str = "watermark"
     stateful: bool = True
     assigns_time: ClassVar[bool] = True
@@ -106,18 +121,21 @@ class SourceOperator(Operator):
             )
 
     def poll(self, max_rows: int) -> int:
-        """Reads and emits what is there; the number of records, 0 where there is none now."""
+        """Reads and emits what is there; the number of records, 0 where there is none now or the source waits for others."""
         assert self._reader is not None and not self.ended
-        count = self._poll(max_rows)
+        count = self._poll_unless_ahead(max_rows)
         # A batch is of one split, and others may have something, too. While the chain is at work, the split at hand stays.
         while (
             self.splits.is_followed
             and 0 < count < max_rows
             and not self.is_busy()
-            and (more := self._poll(max_rows - count))
+            and (more := self._poll_unless_ahead(max_rows - count))
         ):
             count += more
         return count
+
+    def _poll_unless_ahead(self, max_rows: int) -> int:
+        return 0 if self.splits.must_wait else self._poll(max_rows)
 
     def _poll(self, max_rows: int) -> int:
         assert self._reader is not None
@@ -190,12 +208,17 @@ class WatermarkOperator(Operator):
 
     def __init__(self, node: Node, spec: WatermarkSpec) -> None:
         super().__init__(node)
+        self.group = spec.group
+        self.max_ahead_ms = spec.max_ahead_ms
+        self._limit_ms = MAX_WATERMARK_MS if spec.group is None else MIN_WATERMARK_MS  # further ahead, nothing is read
         self._column = spec.column
+        self._by = spec.by
         self._delay_ms = spec.delay_ms
         self._idle_after_ms = None if spec.by_epoch else spec.idle_after_ms
         self._by_epoch = spec.by_epoch
-        self._of = f"{spec.column} of {', '.join(spec.sources)}"
+        self._of = f"{spec.column or 'a function'} of {', '.join(spec.sources)}"
         self._splits: Splits | None = None
+        self._is_split_held: Callable[[str], bool] = lambda split: False
         self._latest_ms: int | None = None  # in this epoch, where time moves by epochs
         self._is_told = False  # whether that was passed on; the epoch may be aborted and end again
         self._is_ordered = False  # whether time is moved by order, and not when an epoch ends
@@ -206,15 +229,20 @@ class WatermarkOperator(Operator):
     def follow(self, splits: Splits) -> None:
         """Follow the splits of the source that its chain begins with. Called before any operator is opened."""
         self._splits = splits
+        self._is_split_held = splits.is_ahead
         splits.is_followed = True
 
     def open(self, context: OperatorContext) -> None:
         self._now_ms = context.now_ms
         self._subtask = context.subtask
         self._parallelism = context.parallelism
-        self._clock = SplitWatermarks(self._delay_ms, self._idle_after_ms, now_ms=context.now_ms())
+        self._clock = SplitWatermarks(
+            self._delay_ms, self._idle_after_ms, now_ms=context.now_ms(), is_held=self._is_split_held
+        )
         self._restored = self._latest_restored(context)
         splits = self._splits
+        if splits is not None and self.group is not None:
+            splits.member = self
         if splits is None or not splits.is_reported or self._by_epoch:
             self._splits = None
             self._discover({ONE_SPLIT: False})
@@ -227,7 +255,7 @@ class WatermarkOperator(Operator):
             self.forward_watermark(self._clock.current_ms)
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
-        latest_ms = pc.max(event_times_ms(batch.column(self._column))).as_py()
+        latest_ms = self._latest_in(batch)
         if latest_ms is None:
             self.emit(batch)
             return
@@ -307,7 +335,46 @@ class WatermarkOperator(Operator):
     def watermark_ms(self, split: str) -> int:
         return self._clock.watermark_ms(split)
 
+    # What its time group asks, and says.
+
+    @property
+    def first_record_ms(self) -> int:
+        """How long the other sources of the group wait for its first record."""
+        return self._idle_after_ms or FIRST_RECORD_MS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no record follows."""
+        return self._over
+
+    def reached_ms(self) -> int | None:
+        """Return how far event time has come for the other sources of the group, or None if they needn't wait."""
+        return None if self._over else self._clock.reached_ms()
+
+    def on_least(self, at_ms: int | None) -> None:
+        """The least of the group; None if there is nobody to wait for."""
+        self._limit_ms = MAX_WATERMARK_MS if at_ms is None else at_ms + self.max_ahead_ms
+
+    def is_ahead(self, split: str) -> bool:
+        return self._clock.watermark_ms(split if self._splits is not None else ONE_SPLIT) > self._limit_ms
+
+    @property
+    def waits(self) -> bool:
+        at_ms = self.reached_ms()
+        return at_ms is not None and at_ms > self._limit_ms
+
     # Inside.
+
+    def _latest_in(self, batch: pa.RecordBatch) -> int | None:
+        """Return the latest event time of the batch, or None if it has none."""
+        if self._column is not None:
+            latest_ms: int | None = pc.max(event_times_ms(batch.column(self._column))).as_py()
+            return latest_ms
+        assert self._by is not None
+        with blaming(self.name):
+            at = self._by(batch)
+            # A watermark excludes its own instant, so the latest event time that it stands for is one later.
+            return None if at is None else min(instant_ms(at), MAX_WATERMARK_MS - 2) + 1
 
     def _move_to(self, latest_ms: int | None) -> None:
         """By what the records of an epoch have shown; None: there were none. It is said in every epoch, moved or not."""

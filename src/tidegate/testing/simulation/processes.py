@@ -35,10 +35,25 @@ CANCELLED_US = 20_000
 
 # Messages that may be lost without harm (row 6): the epoch isn't completed, or the next one makes up for it. When any other
 # message is lost, its link is lost, too.
-MISSED = frozenset({"Trigger", "Acknowledge", "Decline", "Abort", "Complete", "Committed", "Heartbeat"})
+MISSED = frozenset(
+    {"Trigger", "Acknowledge", "Decline", "Abort", "Complete", "Committed", "Heartbeat", "TimeReached", "LeastTimes"}
+)
 # Messages that may come twice. A link doesn't repeat messages, but a peer that doesn't know whether one arrived may.
 REPEATABLE = frozenset(
-    {"Trigger", "EndInput", "Acknowledge", "Decline", "Abort", "Complete", "InputEnded", "Heartbeat", "Committed", "Done"}
+    {
+        "Trigger",
+        "EndInput",
+        "Acknowledge",
+        "Decline",
+        "Abort",
+        "Complete",
+        "InputEnded",
+        "Heartbeat",
+        "TimeReached",
+        "LeastTimes",
+        "Committed",
+        "Done",
+    }
 )
 
 # Errors that may be the cause of a failure. Any other error is a bug, above all a failed assertion.
@@ -386,7 +401,7 @@ class CoordinatorProcess(Process):
         except ProtocolError as error:
             self._world.violate(f"{link.slot.name} sent what can't be understood: {error}")
         kind = type(message).__name__
-        if kind != "Heartbeat":
+        if kind not in ("Heartbeat", "TimeReached"):
             self._world.tell(f"{self.name}: gets {kind} {getattr(message, 'epoch', '')} from {link.slot.name}")
         self._simulation.faults.note(kind, self)
         if not self.alive:

@@ -67,7 +67,7 @@ from tidegate.dataflow.functions import (
 from tidegate.dataflow.keyed_stream import BroadcastStream, ConnectedStreams, KeyedStream
 from tidegate.dataflow.stream import Stream
 from tidegate.dataflow.windowed_stream import WindowedStream
-from tidegate.dataflow.windows import cumulating, sessions, sliding, tumbling
+from tidegate.dataflow.windows import cumulating, global_window, sessions, sliding, tumbling
 from tidegate.driver.handle import Handle
 from tidegate.driver.job import plan_restore
 from tidegate.driver.reports import AttemptReport, EpochReport, Failure, SlotReport, Status
@@ -206,6 +206,7 @@ __all__ = [
     "count_distinct",
     "cumulating",
     "first",
+    "global_window",
     "last",
     "max_by",
     "mean",

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from tests.unit.operators.windowing import check_random_run
+from tests.unit.operators.harness import Bench, Collected
+from tests.unit.operators.windowing import RECORDS, RESULTS, check_random_run, spec_of
 from tidegate.dataflow.operators import paned_windows, window
-from tidegate.dataflow.windows import Paned, cumulating, sliding, tumbling
+from tidegate.dataflow.operators.window import MAX_ROWS, MAX_WINDOWS
+from tidegate.dataflow.operators.window_spec import WindowSpec
+from tidegate.dataflow.windows import Assigner, Paned, cumulating, sessions, sliding, tumbling
 
 ASSIGNERS = {
     "tumbling": tumbling("ts", 10),
@@ -45,3 +52,48 @@ def test_results_are_the_same_with_restores_and_rescales(assigner: Paned, latene
 def test_a_snapshot_may_come_while_windows_fire(assigner: Paned, lateness_ms: int, small_steps: None) -> None:
     for seed in range(12):
         check_random_run(assigner, seed, lateness_ms=lateness_ms, stops_in_the_middle=True)
+
+
+class Sizes(Collected):
+    """Notes how large the batches are, and not what is in them."""
+
+    def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
+        self.events.append(("rows", batch.num_rows))
+
+
+def fired_in_steps(spec: WindowSpec, keys: np.ndarray[Any, Any], times: np.ndarray[Any, Any]) -> list[list[tuple[Any, ...]]]:
+    """What each step emits when the watermark passes everything."""
+    bench = Bench(spec, RECORDS, returns=RESULTS)
+    bench.operator.consumers[:] = [out := Sizes()]
+    bench.operator.on_batch(pa.record_batch([keys, times, keys], schema=bench.schemas[0]), 0)
+    steps = []
+    bench.operator.on_watermark(10**9)
+    while True:
+        steps.append(out.events)
+        out.events = []
+        if not bench.operator.has_work():
+            return steps
+        bench.operator.work()
+
+
+@pytest.mark.parametrize("lateness_ms", [0, 17])
+@pytest.mark.parametrize(
+    "assigner", [tumbling("ts", 10), sliding("ts", 20, 10), sessions("ts", 10)], ids=lambda each: each.text
+)
+def test_a_million_keys_whose_windows_end_together_fire_in_bounded_steps(assigner: Assigner, lateness_ms: int) -> None:
+    count = 1_000_000
+    steps = fired_in_steps(spec_of(assigner, lateness_ms=lateness_ms), np.arange(count), np.full(count, 5))
+    emitted = [event[1] for step in steps for event in step if event[0] == "rows"]
+    windows = 2 if isinstance(assigner, Paned) and assigner.every_ms < assigner.size_ms else 1
+    assert sum(emitted) == windows * count
+    assert max(sum(event[1] for event in step if event[0] == "rows") for step in steps) < 2 * MAX_ROWS
+    assert len(steps) >= windows * count // (2 * MAX_ROWS)
+    assert [event for step in steps for event in step][-1] == ("watermark", 10**9), "it goes downstream last"
+
+
+def test_many_windows_that_end_together_fire_in_bounded_steps() -> None:
+    count = 3000
+    steps = fired_in_steps(spec_of(tumbling("ts", 1)), np.zeros(count, np.int64), np.arange(count))
+    emitted = [event[1] for step in steps for event in step if event[0] == "rows"]
+    assert sum(emitted) == count
+    assert max(emitted) <= MAX_WINDOWS, "and those of a step are one batch"

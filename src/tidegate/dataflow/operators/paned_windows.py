@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.channels.elements import MIN_WATERMARK_MS
+from tidegate.channels.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
+from tidegate.dataflow.operators.base import AT_ONCE_MS, OperatorContext
 from tidegate.dataflow.operators.stepwise import Steps
 from tidegate.dataflow.operators.window import (
     MAX_ROWS,
@@ -42,7 +43,7 @@ _OVERHEAD_ROWS = MAX_ROWS // MAX_WINDOWS
 
 class PanedWindowOperator(WindowOperator):
     def __init__(self, node: Node, assigner: Paned, settings: WindowSettings) -> None:
-        super().__init__(node, settings)
+        super().__init__(node, assigner, settings)
         self._assigner = assigner
         self._keeps = not assigner.is_one_pane or settings.lateness_ms > 0
 
@@ -165,6 +166,36 @@ class PanedWindowOperator(WindowOperator):
         kind = self.node.schema.field("window_end").type
         bounds = [times_of(at_ms, kind, len(rows)) for at_ms in self._assigner.window(end_ms)]
         self._give(self._results(table, rows, bounds))
+
+
+class ProcessingTimeWindowOperator(PanedWindowOperator):
+    """Windows of the time at which records arrive. They fire by the clock, and all of them at the end of input."""
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._on_first = None
+        self._now_ms = context.user_now_ms
+        assert not self._keeps, "nothing is late"
+
+    def take_watermark(self, at_ms: int) -> Steps:
+        if at_ms == MAX_WATERMARK_MS:
+            yield from self._steps(self._fire(at_ms))
+        self.forward_watermark(at_ms)
+
+    def on_time(self, now_ms: int) -> None:
+        self._do(self._steps(self._fire(self._now_ms() - 1)))
+
+    def deadline_ms(self) -> int | None:
+        """In a micro-batch, where the clock stands still, a window is complete from the beginning or not in this batch."""
+        end_ms = None if self.has_work() else self._next_end_ms()
+        if end_ms is None or not self._by_epoch:
+            return end_ms
+        return AT_ONCE_MS if end_ms <= self._now_ms() else None
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        pane = int(self._assigner.panes_of(np.array([self._now_ms()], np.int64))[0])
+        table = self._state.window(pane)
+        self._accumulate(table, table.rows_of(self._keys(batch)), batch)
 
 
 def split(batch: pa.RecordBatch, panes: Times) -> Iterator[tuple[int, pa.RecordBatch]]:

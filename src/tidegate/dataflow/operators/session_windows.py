@@ -75,10 +75,8 @@ class Intervals:
 
 
 class SessionWindowOperator(WindowOperator):
-    keeps_bounds = True
-
     def __init__(self, node: Node, assigner: Sessions, settings: WindowSettings) -> None:
-        super().__init__(node, settings)
+        super().__init__(node, assigner, settings)
         self._column = assigner.column
         self._gap_ms = assigner.gap_ms
         self._keeps = settings.lateness_ms > 0

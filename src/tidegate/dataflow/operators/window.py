@@ -1,7 +1,7 @@
 """Window operators: aggregates of the records that each key has in each window.
 
 This module has what all kinds of windows share: event time, lateness, and the order of what arrives while windows fire.
-The kinds are in paned_windows.py (tumbling, sliding, cumulating) and session_windows.py.
+The kinds are in paned_windows.py (tumbling, sliding, cumulating), session_windows.py and count_windows.py.
 
 Theory of operation
 -------------------
@@ -47,7 +47,7 @@ from tidegate.dataflow.operators.event_time import OperatorTime
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.stepwise import Steps, StepwiseOperator
 from tidegate.dataflow.operators.user_code import RAISED, blame
-from tidegate.dataflow.windows import Times
+from tidegate.dataflow.windows import Assigner, Global, Sessions, Times
 from tidegate.errors import JobError, TidegateError
 from tidegate.state.column_table import ColumnState, ColumnTable
 from tidegate.state.descriptors import Columns
@@ -58,10 +58,12 @@ from tidegate.state.vectors import VectorField
 from tidegate.types import to_list
 
 START, END = "window_start", "window_end"
-"""Columns of the output."""
+"""Columns of the output, and of the state of sessions."""
+COUNT = "window_count"
+"""How many records a window has, in the state of windows of a number of records."""
 
 MAX_ROWS = 65_536
-"""Rows that one step emits, or that it merges."""
+"""A step ends when it has emitted or merged so many rows. It takes at most as many at a time."""
 MAX_WINDOWS = 256
 """Windows that fire in one step."""
 
@@ -85,12 +87,11 @@ class WindowSettings:
 
 
 class WindowOperator(StepwiseOperator):
-    """Aggregates by key and window. `keeps_bounds`: the state holds the bounds of each window."""
+    """Aggregates by key and window."""
 
-    keeps_bounds = False
-
-    def __init__(self, node: Node, settings: WindowSettings) -> None:
+    def __init__(self, node: Node, assigner: Assigner, settings: WindowSettings) -> None:
         super().__init__(node)
+        self._descriptor = window_state(assigner, settings)
         self._settings = settings
         self._aggregation = settings.aggregation
         self._lateness_ms = settings.lateness_ms
@@ -121,7 +122,7 @@ class WindowOperator(StepwiseOperator):
         self._on_first = context.on_timer_without_event_time
         self._time = OperatorTime(context, keyed=True)
         self._backend = context.make_backend(self._key_type)
-        self._state: ColumnState = self._backend.column_state(window_state(self._settings, with_bounds=self.keeps_bounds))
+        self._state: ColumnState = self._backend.column_state(self._descriptor)
         for state, batches in context.restored.items():
             if state == WATERMARK.name:
                 self._time.load(batches)
@@ -297,13 +298,12 @@ def window_key_type(schema: pa.Schema, key: tuple[str, ...]) -> pa.DataType:
     return key_type(schema, key) if key else _NO_KEY.type
 
 
-def window_state(settings: WindowSettings, *, with_bounds: bool) -> Columns:
+def window_state(assigner: Assigner, settings: WindowSettings) -> Columns:
     """Return the state of aggregates by key and window."""
-    bounds = [VectorField(name, pa.int64(), 0) for name in (START, END)] if with_bounds else []
-    aggregation = settings.aggregation
-    return Columns(
-        "windows", [*bounds, *fields_of(aggregation)], windowed=True, renamed=aggregation.renamed(settings.renamed)
-    )
+    own = (START, END) if isinstance(assigner, Sessions) else (COUNT,) if isinstance(assigner, Global) else ()
+    fields = [*(VectorField(name, pa.int64(), 0) for name in own), *fields_of(settings.aggregation)]
+    renamed = settings.aggregation.renamed(settings.renamed)
+    return Columns("windows", fields, windowed=not isinstance(assigner, Global), renamed=renamed)
 
 
 def fields_of(aggregation: Aggregation) -> list[VectorField]:

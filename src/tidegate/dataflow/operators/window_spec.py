@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
-from tidegate.dataflow.operators.paned_windows import PanedWindowOperator
+from tidegate.dataflow.operators.count_windows import CountWindowOperator
+from tidegate.dataflow.operators.paned_windows import PanedWindowOperator, ProcessingTimeWindowOperator
 from tidegate.dataflow.operators.session_windows import SessionWindowOperator
 from tidegate.dataflow.operators.window import WindowSettings, window_key_type, window_state
-from tidegate.dataflow.windows import Assigner, Paned, Sessions
+from tidegate.dataflow.windows import Assigner, Global, Sessions
 from tidegate.state.descriptors import Columns
 from tidegate.state.event_time import WATERMARK
 from tidegate.state.sections import StateInfo
@@ -25,10 +26,12 @@ class WindowSpec:
     stateful: bool = True
 
     def create(self, node: Node) -> Operator:
-        if isinstance(self.assigner, Paned):
-            return PanedWindowOperator(node, self.assigner, self.settings)
-        assert isinstance(self.assigner, Sessions)
-        return SessionWindowOperator(node, self.assigner, self.settings)
+        if isinstance(self.assigner, Sessions):
+            return SessionWindowOperator(node, self.assigner, self.settings)
+        if isinstance(self.assigner, Global):
+            return CountWindowOperator(node, self.assigner, self.settings)
+        kind = PanedWindowOperator if self.assigner.column is not None else ProcessingTimeWindowOperator
+        return kind(node, self.assigner, self.settings)
 
     def states(self, node: Node) -> tuple[StateInfo, ...]:
         of_key = window_key_type(node.input_schemas[0], self.settings.key)
@@ -36,7 +39,7 @@ class WindowSpec:
 
     @property
     def descriptors(self) -> tuple[Columns, ...]:
-        return (window_state(self.settings, with_bounds=isinstance(self.assigner, Sessions)),)
+        return (window_state(self.assigner, self.settings),)
 
     @property
     def text(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.__main__ import main
-from tests.simulation.jobs import CYCLIC, JOBS
+from tests.simulation.jobs import COLUMNAR, CYCLIC, JOBS
 from tests.simulation.random_graphs import RandomGraph, RandomLoops
 from tests.simulation.scenarios import scenario
 from tidegate.testing.simulation import NO_FAULTS, FaultRates, SimulationFailed
@@ -35,6 +35,13 @@ def test_faults_do_not_change_what_is_committed(mode: str, first: int) -> None:
     """Or, with at_least_once, lose nothing of it."""
     for seed in range(first, first + SEEDS_PER_TEST):
         scenario(seed, mode=mode).run()  # the story of a failure tells its seed
+
+
+@pytest.mark.parametrize("first", FIRST_SEEDS[:4])
+@pytest.mark.parametrize("job", [job.name for job in COLUMNAR])
+def test_faults_do_not_change_what_operators_on_columns_commit(job: str, first: int) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        scenario(seed, job=job).run()
 
 
 def test_many_of_these_seeds_have_loops_and_many_have_random_graphs() -> None:

@@ -35,7 +35,7 @@ def declared_operators(plan: Plan) -> tuple[DeclaredOperator, ...]:
 
 def _declared_states(node: Node) -> tuple[DeclaredState, ...]:
     function: Any = getattr(node.spec, "function", None)
-    declared: Iterable[Descriptor] = ()
+    declared: Iterable[Descriptor] = node.descriptors
     if isinstance(function, Function):
         declared = descriptors_of(function).values()
     elif isinstance(function, GroupFunction):

@@ -146,11 +146,8 @@ def _way(partitioning: Partitioning, key: Sequence[str]) -> str:
 
 
 def _states_of(node: Node) -> list[Descriptor]:
-    columnar: Sequence[Descriptor] | None = getattr(node.spec, "descriptors", None)
-    if columnar is not None:
-        return list(columnar)
     function = getattr(node.spec, "function", None)
-    return [] if function is None else list(descriptors_of(function).values())
+    return list(node.descriptors if function is None else descriptors_of(function).values())
 
 
 def _state_type(state: Descriptor) -> str:

@@ -16,6 +16,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from tidegate.dataflow.contracts import Sink, Source
     from tidegate.dataflow.operators.base import Operator
+    from tidegate.state.descriptors import Descriptor
     from tidegate.state.sections import StateInfo
 
 
@@ -115,6 +116,11 @@ class Node:
     def in_columns(self) -> bool:
         """Whether it handles whole batches, so that large ones cost less for each record."""
         return getattr(self.spec, "in_columns", False)
+
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """The states that the operator itself declares, and not a user's function."""
+        return getattr(self.spec, "descriptors", ())
 
     @property
     def sets_alarm(self) -> bool:

@@ -158,6 +158,21 @@ def test_what_the_ttl_has_ended_is_removed_between_batches() -> None:
     assert rows.column("key").to_pylist() == ["key 7"]
 
 
+def test_keys_from_before_there_was_a_ttl_are_kept_for_one_ttl() -> None:
+    first = aggregate(AggregateSpec, {"nth": tg.count()}, ttl_ms=1000)
+    first.feed(("a", 1, None), ("b", 1, None))  # at the time 0, as if it were not known
+    bench = aggregate(AggregateSpec, {"nth": tg.count()}, ttl_ms=1000, restored=first.freeze())
+    bench.clock.now_ms = 5000
+    assert bench.feed(("a", 1, None)) == [("a", 2)]
+    bench.operator.maintain(10)
+    bench.clock.now_ms = 5999
+    bench.operator.maintain(10)
+    assert bench.feed(("b", 1, None)) == [("b", 2)]
+    bench.clock.now_ms = 6500
+    bench.operator.maintain(10)
+    assert bench.feed(("a", 1, None), ("b", 1, None)) == [("a", 1), ("b", 3)]
+
+
 def test_a_key_of_several_columns_has_one_row_each() -> None:
     aggregation = Aggregation("test", {"n": tg.count()}, parse_schema("k string, n long"))
     bench = Bench(AggregateSpec(aggregation, ("k", "n"), None), "k string, n long", returns="k string, n long, count long")

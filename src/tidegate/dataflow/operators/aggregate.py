@@ -37,6 +37,7 @@ from tidegate.types import rows_of, to_list
 
 STATE = "aggregates"
 TOUCHED = "__touched_ms"
+NEVER = 0  # of a key from before there was a ttl: its time begins when the key is seen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +60,7 @@ class _AggregatingSpec:
     def descriptors(self) -> tuple[Columns, ...]:
         fields = [VectorField(each.name, each.type, each.default) for each in self.aggregation.accumulators]
         if self.ttl_ms is not None:
-            fields.append(VectorField(TOUCHED, pa.int64(), 0))
+            fields.append(VectorField(TOUCHED, pa.int64(), NEVER))
         return (Columns(STATE, fields, renamed=self.aggregation.renamed(self.renamed)),)
 
     @property
@@ -128,7 +129,7 @@ class _AggregatingOperator(Operator):
             return rows
         now_ms = self._now_ms()
         touched = table.vectors[TOUCHED].values[rows]
-        ended = (touched > 0) & (touched <= now_ms - self._ttl_ms)
+        ended = (touched != NEVER) & (touched <= now_ms - self._ttl_ms)
         if ended.any():
             table.delete(rows[ended])
             rows = table.rows_of(keys)
@@ -145,7 +146,11 @@ class _AggregatingOperator(Operator):
         some = np.arange(self._swept, min(self._swept + budget, table.top))
         self._swept += budget
         some = some[table.stamps[some] >= 0]
-        ended = some[table.vectors[TOUCHED].values[some] <= self._now_ms() - self._ttl_ms]
+        now_ms, touched = self._now_ms(), table.vectors[TOUCHED].values
+        unknown = some[touched[some] == NEVER]
+        table.change(unknown)
+        touched[unknown] = now_ms
+        ended = some[touched[some] <= now_ms - self._ttl_ms]
         if len(ended):
             table.delete(ended)
 

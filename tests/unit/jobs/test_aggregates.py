@@ -112,7 +112,6 @@ def test_a_changed_program_keeps_what_it_still_has_at_another_number_of_slots(be
         ),
         numbers(400),
         slots=3,
-        drop_state=["before.low"],
     )
     after = [row for row in committed(bench.out) if row[1] >= 200]
     assert sorted(after) == sorted(

@@ -220,6 +220,9 @@ def bid_counts(spark: SparkSession | None) -> tg.Job:
     assert_type(connected, tg.ConnectedStreams)
     connected.process("apply rules", ApplyRules(), returns="player long, kind string").to("alarms", Outbox())
     numbers = job.source("numbers", Counting()).map(lambda row: (row.n,), returns="id long").filter(lambda row: row.id > 0)
+    cheap = bids.filter("price < 100").select("auction", "price * 0.9 AS euros").with_columns({"name": "auction"}, n="1")
+    assert_type(cheap, tg.Stream)
+    cheap.explode("array(n, n + 1) AS each", keep_empty=True, name="each").key_by("each").to("cheap", tg.sinks.print())
     numbers.iterate("twice", lambda stream: (stream, stream)).process("hundreds", InHundreds(), returns="ids array<long>")
     numbers.key_by("id").connect(numbers.key_by("id")).process("pay", PayOrder(), returns="id long, amount double")
     return job

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.dataflow.fusing import fused_runs
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
 from tidegate.dataflow.loops import LogicalLoop, loops_in
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
@@ -47,10 +48,11 @@ def explain_optimised(plan: Plan) -> str:
         f"{_loop_count(plan.loops)} =="
     ]
     for vertex in plan.vertices:
+        runs = {node.id: run[0].name for run in fused_runs(plan, vertex) for node in run[1:]}
         lines += ["", f"v{vertex.id} · parallelism {vertex.parallelism}"]
         lines += _labelled(_in_loops(loop.name for loop in plan.loops_of(vertex.id)))
         lines += _labelled(_plan_input(plan, edge) for edge in plan.inputs_of(vertex))
-        chain = _table((stem + node.name, node.spec.kind, _states_in_short(node)) for stem, node in _tree(vertex))
+        chain = _table((stem + node.name, node.spec.kind, _notes(node, runs.get(node.id))) for stem, node in _tree(vertex))
         lines += [_cut(f"    {'' if index else 'chain':8}{row}", WIDTH) for index, row in enumerate(chain)]
     return "\n".join(lines)
 
@@ -160,6 +162,10 @@ def _state_type(state: Descriptor) -> str:
             return f"broadcast {shape}"
         case StateKind.SPLIT | StateKind.WHOLE | StateKind.UNION:
             return f"operator {shape}, redistributed by {state.kind.value}"
+
+
+def _notes(node: Node, fused_with: str | None) -> str:
+    return _states_in_short(node) if fused_with is None else f"in one pass with {fused_with}"
 
 
 def _states_in_short(node: Node) -> str:

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from tidegate.arguments import Duration
-from tidegate.dataflow import checks
-from tidegate.dataflow.changelog import check_ordered
+from tidegate.dataflow import checks, column_steps
+from tidegate.dataflow.changelog import ANY, APPEND_ONLY, check_ordered, upserts_by
 from tidegate.dataflow.contracts import Sink
 from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes, called, check_same_pipeline, columns_text, connectable
 from tidegate.dataflow.functions import Process
 from tidegate.dataflow.graph import Partitioning, Spec, sources_above
 from tidegate.dataflow.keyed_stream import BroadcastStream, ConnectedStreams, KeyedStream
 from tidegate.dataflow.null_keys import check_nulls
+from tidegate.dataflow.operators.columns import ColumnsSpec, Explode, Filter, Select, WithColumns
 from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
 from tidegate.dataflow.operators.process import ProcessSpec
 from tidegate.dataflow.operators.simple import FilterSpec, FlatMapSpec, MapBatchesSpec, MapSpec
@@ -63,9 +64,60 @@ class Stream(Flow):
         """Make any number of rows of each record: the function returns an iterable, is a generator, or returns None."""
         return self._simple("flat_map", FlatMapSpec(function), function, returns, name, parallelism)
 
-    def filter(self, function: Callable[[Any], bool], *, name: str | None = None, parallelism: int | None = None) -> Stream:
-        """Keep the records for which the function is true: `bids.filter(lambda bid: bid.price > 100)`."""
-        return self._simple("filter", FilterSpec(function), function, None, name, parallelism)
+    def filter(
+        self, condition: str | Callable[[Any], bool], *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """Keep the records for which a condition is true: `bids.filter("price > 100")`.
+
+        The condition is an expression in Spark's SQL dialect, computed for whole columns, or a function that is called with
+        each record: `bids.filter(lambda bid: bid.price > 100)`.
+        """
+        if isinstance(condition, str):
+            text = condition
+            return self._columns("filter", lambda op: column_steps.filtered(op, text, self._schema), name, parallelism)
+        return self._simple("filter", FilterSpec(condition), condition, None, name, parallelism)
+
+    def select(self, *expressions: str, name: str | None = None, parallelism: int | None = None) -> Stream:
+        """Make records of these expressions: `bids.select("auction", "price * 0.9 AS euros")`.
+
+        Each is text in Spark's SQL dialect, computed for whole columns; docs/columns.md lists the functions.
+        """
+        return self._columns("select", lambda op: column_steps.select(op, expressions, self._schema), name, parallelism)
+
+    def with_columns(
+        self,
+        columns: Mapping[str, str] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+        **expressions: str,
+    ) -> Stream:
+        """Add or replace columns by expressions: `bids.with_columns(euros="price * 0.9")`.
+
+        The expressions see the columns as they were before. Give a column whose name isn't a Python name, or is an argument
+        of this method, in a dict: `bids.with_columns({"name": "upper(name)"})`.
+        """
+        texts = {**(columns or {}), **expressions}
+        return self._columns(
+            "with_columns", lambda op: column_steps.with_columns(op, texts, self._schema), name, parallelism
+        )
+
+    def explode(
+        self, array: str, *, keep_empty: bool = False, name: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """Make a record of each element of an array: `posts.explode("tags AS tag")`.
+
+        A column that is exploded gives place to its elements. The elements of another expression, such as
+        `"split(text, ' ') AS word"`, are a new column. A record whose array is empty or null is left out, or kept with null
+        if `keep_empty`.
+        """
+        return self._columns(
+            "explode",
+            lambda op: column_steps.explode(op, array, self._schema, keep_empty=keep_empty),
+            name,
+            parallelism,
+        )
 
     def map_batches(
         self,
@@ -311,6 +363,31 @@ class Stream(Flow):
             for edge in self._edges
         }
         return found.pop() if len(found) == 1 else None
+
+    def _columns(
+        self,
+        method: str,
+        make: Callable[[str], Select | WithColumns | Filter | Explode],
+        name: str | None,
+        parallelism: int | None,
+    ) -> Stream:
+        """Add an operator of one step, which `make` returns for the operator's name."""
+        input = self._input()
+        given, name = name is not None, self._pipeline._new_name(method, name)
+        step = make(name)
+        # A stream of upserts stays one if its key stays.
+        keys = {upserts_by(self._pipeline._nodes, edge) for edge in input._edges}
+        key = keys.pop() if len(keys) == 1 else ()
+        keeps = bool(key) and isinstance(step, Select | WithColumns) and column_steps.kept(step, key)
+        return self._pipeline._add(
+            ColumnsSpec(method, step, ANY if keeps else APPEND_ONLY),
+            name=name,
+            schema=input.schema if isinstance(step, Filter) else step.schema,
+            inputs=(input,),
+            parallelism=parallelism,
+            named_by_user=given,
+            upserts_by=key if keeps else (),
+        )
 
     def _simple(
         self, method: str, spec: Spec, function: Any, returns: SchemaLike, name: str | None, parallelism: int | None

@@ -20,7 +20,7 @@ class Compiled:
     A call raises `ExpressionError` if the expression has no value for a record.
     """
 
-    __slots__ = ("_run", "columns", "field", "schema", "text")
+    __slots__ = ("_run", "columns", "field", "is_column", "schema", "text")
 
     def __init__(self, text: str, schema: pa.Schema) -> None:
         if not isinstance(text, str):
@@ -38,7 +38,8 @@ class Compiled:
         names = {name.lower(): name for name in schema.names}
         used = {names.get(_root(node).lower()) for node in tree.find_all(exp.Column)}
         self.columns = tuple(name for name in schema.names if name in used)
-        if isinstance(tree, exp.Column) and part.sql in schema.names and _root(tree) == part.sql:
+        self.is_column = isinstance(tree, exp.Column) and part.sql in schema.names and _root(tree) == part.sql
+        if self.is_column:
             # A column as it is keeps its encoding, such as a dictionary.
             index = schema.names.index(part.sql)
             self._run = lambda batch: batch.column(index)

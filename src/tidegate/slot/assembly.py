@@ -25,9 +25,11 @@ from tidegate.control.messages import (
 )
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.declared import declared_operators
+from tidegate.dataflow.fusing import fused_runs
 from tidegate.dataflow.graph import Node, Partitioning
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.budget import Budget
+from tidegate.dataflow.operators.columns import ColumnsOperator
 from tidegate.dataflow.operators.source import follow_splits
 from tidegate.dataflow.places import Place, places_of
 from tidegate.dataflow.plan import Plan, PlanEdge, Vertex
@@ -108,11 +110,14 @@ class Assembly:
 
     def _build(self, vertex: Vertex) -> Subtask:
         operators = {node.id: node.spec.create(node) for node in vertex.nodes}
+        for run in fused_runs(self._plan, vertex):
+            operators |= dict.fromkeys((node.id for node in run), ColumnsOperator(run))
         for node in vertex.nodes[1:]:
             (edge,) = node.inputs
-            _attach(operators[edge.source], edge.tag, operators[node.id])
+            if operators[edge.source] is not operators[node.id]:
+                _attach(operators[edge.source], edge.tag, operators[node.id])
         writers = self._edge_writers(vertex, operators)
-        follow_splits(list(operators.values()))
+        follow_splits(list(dict.fromkeys(operators.values())))
         logs = self._logs_in_flight(vertex)
         places = {(place.operator, place.info.name): place for place in self._places(vertex, of_first=logs)}
         tuning, clock = self._settings.tuning, self._world.clock
@@ -121,7 +126,7 @@ class Assembly:
         rest: dict[str, Any] = dict(
             vertex=vertex,
             index=self.index,
-            operators=list(operators.values()),
+            operators=list(dict.fromkeys(operators.values())),
             writers=writers,
             replay=self._opened(vertex, operators, places.values(), budget),
             budget=budget,

@@ -103,3 +103,15 @@ def test_a_mistake_in_an_aggregate_is_an_error_when_the_job_is_built(use: Callab
     keyed = Pipeline().source("bids", Records(BIDS)).key_by("auction")
     with pytest.raises((GraphError, SchemaError), match=error):
         use(keyed)
+
+
+def test_columns_may_be_made_of_upserts_as_long_as_the_key_stays() -> None:
+    kept = counts().select("bidder", "auction", "total / n AS mean").with_columns(mean="round(mean, 2)")
+    kept.to("table", Table())
+    assert kept._pipeline._nodes[-1].inputs and kept._pipeline._nodes[-2].upserts_by == ("auction", "bidder")
+    with pytest.raises(GraphError, match="select 'select-1' takes records that are appended"):
+        counts().select("auction", "n")
+    with pytest.raises(GraphError, match="with_columns 'with_columns-1' takes records that are appended"):
+        counts().with_columns(auction="auction + 1")
+    with pytest.raises(GraphError, match="filter 'filter-1' takes records that are appended"):
+        counts().filter("n > 1")

@@ -399,3 +399,13 @@ def test_nothing_is_wider_than_the_screen_and_schemas_break_between_columns() ->
         assert all(line == line.rstrip() for line in text.splitlines())
     for column in columns:
         assert column in texts[0] and column in texts[1]
+
+
+def test_expressions_are_shown_and_which_operators_run_in_one_pass() -> None:
+    pipeline = Pipeline()
+    bids = pipeline.source("bids", Records("auction long, price double"))
+    bids.filter("price > 100").select("auction", "price * 0.9 AS euros").to("out", Nowhere())
+    graph = pipeline.build()
+    assert "[2] select-1 · select · auction, price * 0.9 AS euros" in explain_logical(graph)
+    shown = explain_optimised(make_plan(graph, slots=1, key_group_count=8))
+    assert re.search(r"select-1 +select +in one pass with filter-1\n", shown)

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.simulation.aggregates import Aggregates
+from tests.simulation.column_windows import ColumnWindows
 from tests.simulation.expected import expect_order, expect_rows
 from tests.simulation.loops import Bills, Components, NestedLoops, Retries
 from tests.simulation.random_graphs import RandomGraph, RandomLoops
@@ -384,7 +385,7 @@ class Sides(SimulatedJob):
 
 ACYCLIC = (RunningSums, Windows, Pairs, Rules, Hands, Sides, RandomGraph)
 CYCLIC = (Retries, Components, NestedLoops, Bills, RandomLoops)
-COLUMNAR = (Aggregates,)
+COLUMNAR = (Aggregates, ColumnWindows)
 DRAWN: dict[str, type[Any]] = {job.name: job for job in (*ACYCLIC, *CYCLIC)}
 # A seed draws none but those, as it always has: the mutants are caught with these seeds.
 JOBS: dict[str, type[Any]] = DRAWN | {job.name: job for job in (TimeGroup, *COLUMNAR)}

@@ -9,7 +9,7 @@ pane, whatever the number of windows that a record is in. Merging the panes of a
 Invariants (tests/unit/dataflow/test_windows.py):
 - the panes tile the time line, and `pane_of` gives the one that a time is in;
 - the windows that contain a pane are those that contain each of its times;
-- `end_after` and `last_end` are the least and the greatest end among them.
+- `ends` has the ends of these windows, and `last_end` is the last of them.
 
 Sessions have no fixed places: they are where the records are. A global window has no time at all.
 """
@@ -94,10 +94,6 @@ class Paned:
     def last_end(self, pane: int) -> int:
         """Return the end of the last window that contains the pane."""
         return pane - (pane - self.offset_ms) % self.every_ms + self.size_ms
-
-    def end_after(self, pane: int, at_ms: int) -> int | None:
-        """Return the least end after `at_ms` of the windows that contain the pane; None if there is none."""
-        return next(iter(self.ends(pane, after_ms=at_ms)), None)
 
     def ends(self, pane: int, *, after_ms: int) -> range:
         """Return the ends after `after_ms` of the windows that contain the pane, in order."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class PanedWindowOperator(WindowOperator):
     # Windows.
 
     def _fire(self, at_ms: int) -> Steps:
-        while (end_ms := self._next_end_ms()) is not None and end_ms - 1 <= at_ms:
+        for end_ms in self._due(at_ms):
             self._is_whole = not self._keeps
             yield from self._fire_window(end_ms)
             self._time.advance(end_ms - 1)
@@ -110,11 +111,12 @@ class PanedWindowOperator(WindowOperator):
             if self._is_spent(_OVERHEAD_ROWS):
                 yield
 
-    def _next_end_ms(self) -> int | None:
-        """Return the end of the next window that has records and has not fired."""
+    def _due(self, at_ms: int) -> list[int]:
+        """Return the ends of the windows that have records, are complete and have not fired, in order. While they fire no
+        record is added."""
         after_ms = self._time.at_ms + 1 if self._keeps else MIN_WATERMARK_MS
-        ends_ms = (self._assigner.end_after(pane, after_ms) for pane in self._state.windows())
-        return min((end_ms for end_ms in ends_ms if end_ms is not None), default=None)
+        ends = (self._assigner.ends(pane, after_ms=after_ms) for pane in self._state.windows())
+        return sorted({end_ms for each in ends for end_ms in takewhile(lambda end_ms: end_ms - 1 <= at_ms, each)})
 
     def _fire_window(self, end_ms: int) -> Steps:
         panes = self._panes_of(end_ms)
@@ -149,15 +151,17 @@ class PanedWindowOperator(WindowOperator):
                 yield
 
     def _expire(self) -> None:
-        for pane in list(self._state.windows()):
+        for pane in list(self._state.windows()) if self._keeps else ():
             if self._assigner.last_end(pane) - 1 + self._lateness_ms > self._time.at_ms:
                 break
-            if self._keeps:
-                self._state.drop(pane)
+            self._state.drop(pane)
 
     def _panes_of(self, end_ms: int) -> Sequence[int]:
         """Return the panes of a window that have records, in order."""
-        window, panes = self._assigner.window(end_ms), self._state.windows()
+        window = self._assigner.window(end_ms)
+        if not self._keeps:
+            return [window.start_ms]
+        panes = self._state.windows()
         return panes[bisect_left(panes, window.start_ms) : bisect_left(panes, window.end_ms)]
 
     def _give_rows(self, end_ms: int, table: ColumnTable, rows: Any) -> None:
@@ -187,7 +191,8 @@ class ProcessingTimeWindowOperator(PanedWindowOperator):
 
     def deadline_ms(self) -> int | None:
         """In a micro-batch, where the clock stands still, a window is complete from the beginning or not in this batch."""
-        end_ms = None if self.has_work() else self._next_end_ms()
+        pane = None if self.has_work() else min(self._state.windows(), default=None)
+        end_ms = None if pane is None else self._assigner.last_end(pane)
         if end_ms is None or not self._by_epoch:
             return end_ms
         return AT_ONCE_MS if end_ms <= self._now_ms() else None

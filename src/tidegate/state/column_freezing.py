@@ -33,7 +33,7 @@ from tidegate.state.cutting import REST, Pace
 from tidegate.state.key_index import KeyIndex
 from tidegate.state.key_store import Array, IntArray
 from tidegate.state.sections import WINDOW, StateInfo, deleted_schema
-from tidegate.state.vectors import VectorField, column_from
+from tidegate.state.vectors import VectorField, column_from, structs
 
 if TYPE_CHECKING:
     from tidegate.state.column_table import ColumnTable
@@ -61,7 +61,7 @@ class FrozenTable:
     def __init__(self, table: ColumnTable, *, changed: list[IntArray], deleted: list[list[pa.Array]]) -> None:
         self.table = table
         self.top = table.top
-        self.entry_count = len(table)
+        self.entry_count = table.row_count
         self.next: FrozenTable | None = None
         self.log: list[Undo] = []
         self.freed: list[IntArray] = []  # rows to be reused when this version and those before it are read
@@ -88,7 +88,7 @@ class FrozenTable:
         """Return the rows in order, whether they have a key now, and their present values."""
         table = self.table
         changed_count = sum(map(len, self._changed))
-        if changed_count > MAX_CHANGED_SHARE * self.entry_count:
+        if table.writes_all and changed_count > MAX_CHANGED_SHARE * self.entry_count:
             rows = np.arange(self.top)
         else:
             rows = np.unique(np.concatenate(self._changed)).astype(np.int64) if self._changed else np.empty(0, np.int64)
@@ -219,7 +219,7 @@ def snapshot_rows(
         columns = [column_from(field, *values[field.name]) for field in fields]
     except SchemaError as error:
         raise SchemaError(f"state {schema.field('value').type} holds a value that can't be written: {error}") from error
-    value = pa.StructArray.from_arrays(columns, fields=list(schema.field("value").type))
+    value = structs(columns, schema.field("value").type, len(keys[0]))
     return pa.RecordBatch.from_arrays([*identity(keys, window, schema), value], schema=schema)
 
 

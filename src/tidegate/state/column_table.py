@@ -16,7 +16,8 @@ What vectors hold:
   no `valid`. A list or dictionary may be changed in place after `change`; what is inside of it may not.
 
 Rules for callers. `rows_of` may replace the arrays, so take `.values` and `.valid` after it. Row numbers hold until the
-operator gives control back (`maintain`, `freeze`): then rows may be numbered again. A row that was deleted is not written.
+operator gives control back (`maintain`, `freeze`): then rows may be numbered again. An operator that needs them for longer,
+because it works on a table in steps, sets `keeps_rows` meanwhile. A row that was deleted is not written.
 
 Freezing. A freeze takes the list of what changed and begins a new one (column_freezing.py). As long as a frozen version is
 not read, `change` keeps the old values of rows that change for the first time after it.
@@ -61,11 +62,14 @@ class ColumnTable:
         fields: Sequence[VectorField],
         *,
         touched: Callable[[], None] = lambda: None,
+        writes_all: bool = True,
         hash_of: Callable[[Sequence[pa.Array]], Any] = hash_columns,
     ) -> None:
         self.vectors: Mapping[str, Vector] = {field.name: Vector(field) for field in fields}
         self._index = KeyIndex(key_type, hash_of=hash_of)
         self._touched = touched  # called at the first change after a freeze
+        self.writes_all = writes_all  # whether a frozen version may hold all rows, if most have changed
+        self.keeps_rows = False  # set by an operator that needs its row numbers for longer than one call
         self._stamps = np.empty(0, np.int32)
         self._epoch = 1
         self._dirty = False  # whether anything happened since the last freeze
@@ -93,7 +97,7 @@ class ColumnTable:
 
     def rows(self) -> IntArray:
         """Return the rows of all keys."""
-        return np.flatnonzero(self._stamps[: self._index.top] >= 0)
+        return self._rows()
 
     def __len__(self) -> int:
         return self._index.count
@@ -127,14 +131,7 @@ class ColumnTable:
         earlier = rows[stamps.take(rows) != self._epoch * 2 + 1]
         if len(earlier):
             self._deleted.append(self._index.keys(earlier))
-        self._log(rows, alive=True, with_values=False)
-        stamps[rows] = _DEAD
-        self._index.remove(rows)
-        self._prune()
-        if self._outstanding:
-            self._outstanding[-1].freed.append(rows)
-        else:
-            self._free(rows)
+        self._forget_rows(rows)
 
     # Freezing.
 
@@ -153,9 +150,10 @@ class ColumnTable:
         """Number the rows again if most are unused and no frozen version needs them."""
         self._prune()
         index = self._index
-        if self._outstanding or index.top < MIN_RENUMBERED_ROWS or index.count * UNUSED_FACTOR > index.top:
+        is_sparse = index.top >= MIN_RENUMBERED_ROWS and index.count * UNUSED_FACTOR <= index.top
+        if not is_sparse or self._outstanding or self.keeps_rows:
             return
-        rows = self.rows()
+        rows = self._rows()
         number_of = np.empty(index.top, np.int64)
         number_of[rows] = np.arange(len(rows))
         self._changed = [number_of[some[self._stamps[some] >= 0]] for some in self._changed]
@@ -197,7 +195,26 @@ class ColumnTable:
         changed = sum(rows.nbytes for rows in self._changed)
         return self._index.nbytes + self._stamps.nbytes + changed + sum(each.nbytes for each in self.vectors.values())
 
+    @property
+    def row_count(self) -> int:
+        """The number of rows that have a key."""
+        return self._index.count
+
     # Inside.
+
+    def _rows(self) -> IntArray:
+        return np.flatnonzero(self._stamps[: self._index.top] >= 0)
+
+    def _forget_rows(self, rows: IntArray) -> None:
+        """Remove rows. They are used again when no frozen version needs them."""
+        self._log(rows, alive=True, with_values=False)
+        self._stamps[rows] = _DEAD
+        self._index.remove(rows)
+        self._prune()
+        if self._outstanding:
+            self._outstanding[-1].freed.append(rows)
+        else:
+            self._free(rows)
 
     def _begin(self, rows: IntArray, stamp: int) -> None:
         used, top = len(self._stamps), self._index.top
@@ -283,7 +300,8 @@ class ColumnState:
         frozen = FrozenColumns(
             self.info, self.fields, versions, self._dropped, has_all_tables=len(versions) == len(self._tables)
         )
-        self._touched, self._dropped = set(), []
+        self._touched.clear()
+        self._dropped = []
         return frozen
 
     def tidy(self) -> None:
@@ -319,13 +337,11 @@ class ColumnState:
     def _table(self, at: int | None) -> ColumnTable:
         table = self._tables.get(at)
         if table is None:
-            key_type = self.info.schema.field("key").type
-            table = ColumnTable(key_type, self.fields, touched=partial(self._touched_add, at))
-            self._tables[at] = table
+            table = self._tables[at] = self._make_table(at)
         return table
 
-    def _touched_add(self, at: int | None) -> None:
-        self._touched.add(at)
+    def _make_table(self, at: int | None) -> ColumnTable:
+        return ColumnTable(self.info.schema.field("key").type, self.fields, touched=partial(self._touched.add, at))
 
     def _load_into(self, table: ColumnTable, rows: pa.RecordBatch, *, known: bool) -> None:
         value = rows.column("value")

@@ -18,6 +18,7 @@ from tidegate.state.cutting import BATCH_ROWS, SECTION_ROWS, Pace, in_batches
 from tidegate.state.rocks_collections import NUMBER_BYTES
 from tidegate.state.rocks_db import scan_range
 from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, group_bounds, read_column
+from tidegate.state.rocks_rows import RowSpelling
 from tidegate.state.rocks_values import value_spelling
 from tidegate.state.sections import Section, StateInfo
 from tidegate.types import ddl_of, from_list, to_list
@@ -38,6 +39,7 @@ class StateReader:
         self._spelling = spelling
         self._rest_factor = rest_factor
         self._value_type = info.schema.field("value").type
+        self._columnar = RowSpelling(info.schema, prefix, spelling) if info.shape == "columns" else None
 
     def sections(self, groups: range) -> Iterator[Section]:
         """Return the rows of these key-groups. A section is whole groups, or a part of one large group."""
@@ -82,6 +84,8 @@ class StateReader:
 
     def _values(self, entries: list[Entry]) -> tuple[Sequence[bytes], pa.RecordBatch]:
         keys, values = zip(*entries, strict=True)
+        if self._columnar is not None:
+            return keys, self._columnar.batch(keys, values)
         return self._batch(keys, value_spelling(self._value_type).column(values))
 
     def _lists(self, entries: list[Entry]) -> tuple[Sequence[bytes], pa.RecordBatch]:

@@ -24,6 +24,7 @@ from typing import Any
 
 from tidegate.state.cutting import REST, Pace
 from tidegate.state.rocks_cells import RocksTable, delete_all, put_all
+from tidegate.state.rocks_columns import FrozenRocksColumns
 from tidegate.state.rocks_db import link_files, rocksdict
 from tidegate.state.rocks_folder import Folder
 
@@ -35,7 +36,15 @@ class Settling:
     """A freeze that is being written. `last` is a write-batch that follows all entries; then the files are linked in
     `place`, in `folder`."""
 
-    def __init__(self, db: Any, tables: Sequence[RocksTable], last: Any, place: Path, folder: Folder) -> None:
+    def __init__(
+        self,
+        db: Any,
+        tables: Sequence[RocksTable],
+        columns: Sequence[FrozenRocksColumns],
+        last: Any,
+        place: Path,
+        folder: Folder,
+    ) -> None:
         self._place = place
         self._folder = folder  # lives as long as this
         self._error: Exception | None = None
@@ -43,7 +52,7 @@ class Settling:
         self._needed = True
         self.done = threading.Event()
         # Not `Thread.start`, which waits until the thread runs, while all cores may be busy.
-        _thread.start_new_thread(self._run, (db, tables, last))
+        _thread.start_new_thread(self._run, (db, tables, columns, last))
 
     def wait(self) -> Path:
         """Wait until all is written, without rests; return where the files are."""
@@ -58,11 +67,14 @@ class Settling:
         self._needed = False
         self._folder.discard(self._place)
 
-    def _run(self, db: Any, tables: Sequence[RocksTable], last: Any) -> None:
+    def _run(self, db: Any, tables: Sequence[RocksTable], columns: Sequence[FrozenRocksColumns], last: Any) -> None:
         try:
             self._folder.remove_discarded()
             for table in tables:
                 self._write(db, table)
+            pace = Pace(rest_factor=REST)
+            for frozen in columns:
+                frozen.write(lambda: None if self._hurried else pace.rest_if_due())
             db.write(last)
             if self._needed:
                 db.flush()

@@ -38,9 +38,11 @@ import pyarrow as pa
 from tidegate import arguments
 from tidegate.arguments import Size
 from tidegate.state.backend import CellBackend
+from tidegate.state.column_table import ColumnState
 from tidegate.state.columns import key_list, keys_to_arrow
 from tidegate.state.rocks_cells import RocksTable, RocksThings, RocksValue
 from tidegate.state.rocks_collections import RocksEntries, RocksItems
+from tidegate.state.rocks_columns import RocksColumns
 from tidegate.state.rocks_db import (
     MIN_MEMORY_BYTES,
     SlotMemory,
@@ -58,6 +60,7 @@ from tidegate.state.rocks_settling import Settling
 from tidegate.state.sections import NativeFile, Section, StateInfo
 from tidegate.state.shapes import Shape, Value
 from tidegate.state.ttl import stored_info, taken_apart
+from tidegate.state.vectors import VectorField
 
 __all__ = ["FrozenRocks", "NativeFile", "RocksBackend", "RocksDB", "native_sections"]
 
@@ -139,9 +142,10 @@ class RocksBackend(CellBackend):
             _put_files(native, folder.live)
         self.db = open_db(folder.live, memory)
         self._close_db = weakref.finalize(self, _close, self.db, folder)
-        self._spelling = KeySpelling(key_type, key_group_count)
+        self.key_spelling = KeySpelling(key_type, key_group_count)
         self._meta = Meta.read(self.db, key_type=key_type, key_group_count=key_group_count, native=native)
         self._numbers = count(self._meta.number)
+        self._columns: dict[str, RocksColumns] = {}
         self._prefetched: list[RocksTable] = []
         self._batch: Sequence[Any] = ()  # keys that are not spelled yet
         self._spelled: dict[Any, bytes] = {}
@@ -158,19 +162,29 @@ class RocksBackend(CellBackend):
             self._prefetched.append(table)
         return table
 
+    def make_columns(self, info: StateInfo, fields: Sequence[VectorField]) -> ColumnState:
+        state = self._columns[info.name] = RocksColumns(info, fields, self, self._meta.prefix(info))
+        return state
+
     def load_rows(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
         """Load rows. `known` makes no difference, since all frozen versions are complete."""
+        if state in self._columns:
+            self._columns[state].load(rows, known=known)
+            return
         table = self.cells[state]
         for start in range(0, rows.num_rows, LOADED_ROWS):
             some = rows.slice(start, LOADED_ROWS)
             batch = rocksdict.WriteBatch(raw_mode=True)
-            table.load(self._spelling.spelled(some.column("key"), prefix=table.prefix), some.column("value"), batch)
+            table.load(self.key_spelling.spelled(some.column("key"), prefix=table.prefix), some.column("value"), batch)
             self.db.write(batch)
 
     def all_rows(self, state: str) -> Iterator[pa.RecordBatch]:
+        if state in self._columns:
+            held = self._columns[state]
+            return StateReader(self.db, held.info, held.prefix, self.key_spelling).rows(range(self.key_group_count))
         table = self.cells[state]
         assert not table.dirty
-        return StateReader(self.db, table.info, table.prefix, self._spelling).rows(range(self.key_group_count))
+        return StateReader(self.db, table.info, table.prefix, self.key_spelling).rows(range(self.key_group_count))
 
     def begin_batch(self, keys: Sequence[Any]) -> None:
         """Fetch the keys that aren't in the cache."""
@@ -199,6 +213,8 @@ class RocksBackend(CellBackend):
         for table in self.cells.values():
             if table.waste:
                 table.throw_away(budget)
+        for state in self._columns.values():
+            state.tidy()
         self._make_room()
 
     def freeze_rows(self) -> FrozenRocks:
@@ -209,13 +225,18 @@ class RocksBackend(CellBackend):
         place = self._folder.path / f"frozen-{self._frozen_count}"
         last = rocksdict.WriteBatch(raw_mode=True)
         # After the flush, which takes numbers.
-        self._meta.write(last, self.cells, number=next(self._numbers))
+        self._meta.write(last, [*self.cells, *self._columns], number=next(self._numbers))
         for table in tables:
             table.hand_over()
-        self._settling = Settling(self.db, tables, last, place, self._folder)
-        prefixes = {name: table.prefix for name, table in self.cells.items()}
+        columns = [state.freeze_rows() for state in self._columns.values()]
+        self._settling = Settling(self.db, tables, columns, last, place, self._folder)
+        states = {**self.cells, **self._columns}
         return FrozenRocks(
-            self._settling, tuple(table.info for table in tables), prefixes, self._spelling, memory=self._memory
+            self._settling,
+            tuple(state.info for state in states.values()),
+            {name: state.prefix for name, state in states.items()},
+            self.key_spelling,
+            memory=self._memory,
         )
 
     def settle(self) -> None:
@@ -223,6 +244,8 @@ class RocksBackend(CellBackend):
         if self._settling is not None:
             self._settling.wait()
             self._settling = None
+            for state in self._columns.values():
+                state.settled()
 
     def close(self) -> None:
         """Remove the state from the disk. Frozen versions that were not released stay readable."""
@@ -239,7 +262,7 @@ class RocksBackend(CellBackend):
 
     def spelled(self, keys: Sequence[Any], prefix: bytes) -> Spelled:
         """Return keys as bytes, each after `prefix`."""
-        return self._spelling.spelled(keys_to_arrow(keys, self.key_type), prefix=prefix)
+        return self.key_spelling.spelled(keys_to_arrow(keys, self.key_type), prefix=prefix)
 
     def spelled_one(self, key: Any) -> bytes:
         """Return one key as bytes, without a prefix. The keys of a batch are spelled together."""
@@ -260,7 +283,7 @@ class RocksBackend(CellBackend):
         spelled = [key for key, _ in islice(scan_range(self.db, place or prefix, stop), count)]
         if not spelled:
             return [], b""
-        keys, _ = self._spelling.read(spelled, skip=PREFIX_BYTES + GROUP_BYTES)
+        keys, _ = self.key_spelling.read(spelled, skip=PREFIX_BYTES + GROUP_BYTES)
         return list(dict.fromkeys(key_list(keys))), spelled[-1] + b"\0" if len(spelled) == count else b""
 
     def missed(self) -> None:
@@ -283,7 +306,18 @@ class RocksBackend(CellBackend):
 
     def _make_room(self) -> None:
         tables = self.cells.values()
-        allowed_bytes = self._memory.allowed(self, sum(table.held_bytes() for table in tables))
+        columns = self._columns.values()
+        column_bytes = sum(state.held_bytes() for state in columns)
+        allowed_bytes = self._memory.allowed(self, column_bytes + sum(table.held_bytes() for table in tables))
+        if column_bytes > allowed_bytes:
+            # What changed is written at once, since only then can the rows that it is in be forgotten.
+            self.settle()
+            for state in columns:
+                state.freeze_rows().write(lambda: None)
+                state.settled()
+                state.forget()
+        if not tables:
+            return
         if sum(table.young_bytes() for table in tables) > allowed_bytes / 2:
             for table in tables:
                 table.forget_older()

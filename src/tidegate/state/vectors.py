@@ -134,3 +134,10 @@ def column_from(field: VectorField, values: Array, valid: Array | None) -> pa.Ar
         return pa.array(values, mask=None if valid is None else ~valid)
     bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
     return pa.Array.from_buffers(field.type, len(values), [bits, pa.py_buffer(values)])
+
+
+def structs(columns: list[pa.Array], kind: pa.DataType, count: int) -> pa.Array:
+    """Return a column of structs, which may have no fields."""
+    if not columns:
+        return pa.Array.from_buffers(kind, count, [None])
+    return pa.StructArray.from_arrays(columns, fields=list(kind))

@@ -27,7 +27,7 @@ from tidegate.state.descriptors import Columns
 from tidegate.state.evolution import DeclaredState, evolve
 from tidegate.store.local import LocalStore
 
-BACKENDS: dict[str, Callable[[], Any]] = {"heap": tg.Heap}
+BACKENDS: dict[str, Callable[[], Any]] = {"heap": tg.Heap, "rocksdb": tg.RocksDB}
 KEYS = range(100)
 PLAIN = Columns("sums", [VectorField("n", pa.int32(), 0), VectorField("total", pa.float64())])
 WINDOWED = Columns("panes", [VectorField("n", pa.int64(), 0)], windowed=True)

@@ -10,7 +10,7 @@ replace Python's own.
 from __future__ import annotations
 
 from tidegate import sinks, sources
-from tidegate.arguments import Duration, Size
+from tidegate.arguments import ClockDuration, Duration, Size
 from tidegate.control.settings import Backend, Heap, Snapshots, Tuning
 from tidegate.dataflow.aggregates.base import Accumulator, Aggregate
 from tidegate.dataflow.aggregates.declaring import (
@@ -139,6 +139,7 @@ __all__ = [
     "ConnectedStreams",
     "Context",
     "CorruptFile",
+    "ClockDuration",
     "Duration",
     "EpochReport",
     "Evolution",

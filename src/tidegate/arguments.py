@@ -14,13 +14,15 @@ import re
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 from numbers import Integral, Real
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from tidegate.errors import JobError
 from tidegate.types import parse_duration_ms
 
 # "1 s", "200 ms", "1 minute 30 s", a timedelta, or a number of milliseconds.
 Duration: TypeAlias = str | int | float | timedelta
+# The same by the clock, in settings and as a timeout. A number would be taken for seconds, as elsewhere in Python: only 0.
+ClockDuration: TypeAlias = str | timedelta | Literal[0]
 # "64 MB", "1.5 GB", or a number of bytes.
 Size: TypeAlias = str | int
 
@@ -37,6 +39,18 @@ def duration_ms(where: str, name: str, value: Any, *, at_least_ms: int = 0) -> i
         ms = parse_duration_ms(value)
     except JobError:
         refuse(where, name, value, "a duration, such as '5 seconds', '200 ms' or '1 minute', or a number of milliseconds")
+    if ms < at_least_ms:
+        refuse(where, name, value, f"a duration of at least {at_least_ms} ms")
+    return ms
+
+
+def clock_ms(where: str, name: str, value: Any, *, at_least_ms: int = 0) -> int:
+    if type(value) in (int, float) and value > 0:
+        refuse(where, name, value, f"the unit, too: '{value} s' or '{value} ms'")
+    try:
+        ms = parse_duration_ms(value)
+    except JobError:
+        refuse(where, name, value, "a duration, such as '5 seconds', '200 ms' or '1 minute'")
     if ms < at_least_ms:
         refuse(where, name, value, f"a duration of at least {at_least_ms} ms")
     return ms

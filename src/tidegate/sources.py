@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tidegate import arguments
-from tidegate.arguments import Duration
+from tidegate.arguments import ClockDuration
 from tidegate.connectors.files import FolderSource
 from tidegate.connectors.folders import FileFormat, address_of
 from tidegate.connectors.generator import GeneratorSource, Make, RowWise
@@ -89,7 +89,7 @@ def rows(values: Sequence[Sequence[Any]], schema: Any, *, splits: int = 1) -> So
 
 
 def parquet(
-    path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bool = False, discover_every: Duration = "1 s"
+    path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bool = False, discover_every: ClockDuration = "1 s"
 ) -> Source:
     """Read a folder of Parquet files, and the files that are added to it while the job runs.
 
@@ -110,7 +110,7 @@ def parquet(
 
 
 def json(
-    path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False, discover_every: Duration = "1 s"
+    path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False, discover_every: ClockDuration = "1 s"
 ) -> Source:
     """Read a folder of JSON lines files (one object on each line), and what is added to the files and to the folder.
 
@@ -133,7 +133,7 @@ def csv(
     header: bool = True,
     delimiter: str = ",",
     stop_at_end: bool = False,
-    discover_every: Duration = "1 s",
+    discover_every: ClockDuration = "1 s",
 ) -> Source:
     """Read a folder of CSV files, and what is added to the files and to the folder.
 
@@ -148,7 +148,7 @@ def csv(
     return _folder(address_of(path), form, stop_at_end, discover_every)
 
 
-def _folder(address: str, form: FileFormat, stop_at_end: bool, discover_every: Duration) -> Source:
+def _folder(address: str, form: FileFormat, stop_at_end: bool, discover_every: ClockDuration) -> Source:
     arguments.flag("sources", "stop_at_end", stop_at_end)
-    discover_every_ms = arguments.duration_ms("sources", "discover_every", discover_every)
+    discover_every_ms = arguments.clock_ms("sources", "discover_every", discover_every)
     return FolderSource(address=address, form=form, stop_at_end=stop_at_end, discover_every_ms=discover_every_ms)

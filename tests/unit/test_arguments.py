@@ -115,6 +115,35 @@ def test_a_timeout_that_is_no_duration_is_refused(method: str, wrong: object) ->
         on_handle(method)(wrong, **more)
 
 
+@pytest.mark.parametrize("method", TIMED)
+@pytest.mark.parametrize("number", [60, 0.5])
+def test_a_timeout_without_a_unit_is_refused_because_it_could_be_seconds(method: str, number: float) -> None:
+    more = {"to": "folder"} if method == "savepoint" else {}
+    message = rf"Handle\.{method}\(timeout={number}\): give the unit, too: '{number} s' or '{number} ms'"
+    with pytest.raises(tg.JobError, match=message):
+        on_handle(method)(number, **more)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda number: tg.Snapshots(to="s", every=number),
+        lambda number: tg.Snapshots(to="s", alignment_timeout=number),
+        lambda number: tg.Tuning(heartbeat_timeout=number),
+        lambda number: tg.FixedDelay(attempts=1, delay=number),
+        lambda number: tg.sources.json("x", schema=SCHEMA, discover_every=number),
+    ],
+)
+def test_a_setting_without_a_unit_is_refused_because_it_could_be_seconds(build: Callable[[Any], Any]) -> None:
+    with pytest.raises(tg.JobError, match=r"=5\): give the unit, too: '5 s' or '5 ms'"):
+        build(5)
+
+
+def test_zero_needs_no_unit() -> None:
+    assert tg.Snapshots(to="s", min_pause=0).coordinator_settings().min_pause_ms == 0
+    assert tg.FixedDelay(attempts=1, delay=0).delay_ms == 0
+
+
 def test_folders_for_savepoints_are_texts() -> None:
     with pytest.raises(tg.JobError, match=r"Handle\.savepoint\(to=3\): give a folder"):
         idle_handle().savepoint(untyped(3))
@@ -134,7 +163,10 @@ def test_folders_for_savepoints_are_texts() -> None:
         (lambda: tg.Tuning(linger="2 fortnights"), "Tuning(linger='2 fortnights'): give a duration, such as '5 seconds'"),
         (lambda: tg.Tuning(chaining=untyped(1)), "Tuning(chaining=1): give True or False"),
         (lambda: tg.Tuning(heartbeat="0 s"), "Tuning(heartbeat='0 s'): give a duration of at least 1 ms"),
-        (lambda: tg.Exponential(initial=1, maximum=2, multiplier=float("inf")), "multiplier=inf): give a number from 1 up"),
+        (
+            lambda: tg.Exponential(initial="1 s", maximum="2 s", multiplier=float("inf")),
+            "multiplier=inf): give a number from 1 up",
+        ),
         (lambda: tg.RocksDB(memory="1 MB"), "RocksDB(memory='1 MB'): give at least"),
         (lambda: tg.Job("j", slots=1, drop_state="count"), "Job(drop_state='count'): give a list of names, as in"),
         (lambda: tg.reducing("long", untyped(3)), "reducing(function=3): give a function"),
@@ -154,4 +186,4 @@ def test_sizes_and_durations_may_be_texts_or_numbers() -> None:
     assert tg.Tuning(loop_memory="1.5 KB").loop_memory_bytes == tg.Tuning(loop_memory=1_536).loop_memory_bytes == 1_536
     assert tg.Tuning(heartbeat="1 minute 30 s", heartbeat_timeout="1 hour").heartbeat_ms == 90_000
     assert tg.Snapshots(to="s").local_copies_bytes == 16 << 30
-    assert tg.Exponential(initial=5, maximum="2 s", reset_after="1 day").reset_after_ms == 86_400_000
+    assert tg.Exponential(initial="5 ms", maximum="2 s", reset_after="1 day").reset_after_ms == 86_400_000

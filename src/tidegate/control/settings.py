@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, get_args
 import pyarrow as pa
 
 from tidegate import arguments, logs
-from tidegate.arguments import Duration, Size
+from tidegate.arguments import ClockDuration, Size
 from tidegate.control.listening import LOOPBACK, Listening, parse_ports, slot_listening
 from tidegate.dataflow.operators.base import KeyedBackend
 from tidegate.errors import JobError
@@ -41,22 +41,22 @@ class Snapshots:
     """
 
     to: str
-    every: Duration | None = "10 s"
-    min_pause: Duration = 0
-    timeout: Duration = "10 minutes"
+    every: ClockDuration | None = "10 s"
+    min_pause: ClockDuration = 0
+    timeout: ClockDuration = "10 minutes"
     tolerable_failures: int = 3
     retain: int = 2
     local_copies: str | None = None
     local_copies_size: Size = "16 GB"
     mode: Mode = "exactly_once"
-    alignment_timeout: Duration | None = None
+    alignment_timeout: ClockDuration | None = None
 
     def __post_init__(self) -> None:
         arguments.text("Snapshots", "to", self.to, "the folder, such as 'snapshots/' or 's3://bucket/snapshots'")
-        if self.every is not None and arguments.duration_ms("Snapshots", "every", self.every) == 0:
+        if self.every is not None and arguments.clock_ms("Snapshots", "every", self.every) == 0:
             raise JobError(f"Snapshots(every={self.every!r}): give a time, or None for snapshots at the end only")
-        arguments.duration_ms("Snapshots", "min_pause", self.min_pause)
-        if arguments.duration_ms("Snapshots", "timeout", self.timeout) == 0:
+        arguments.clock_ms("Snapshots", "min_pause", self.min_pause)
+        if arguments.clock_ms("Snapshots", "timeout", self.timeout) == 0:
             raise JobError(f"Snapshots(timeout={self.timeout!r}): no snapshot would ever be complete in time")
         arguments.whole_number("Snapshots", "tolerable_failures", self.tolerable_failures)
         if arguments.whole_number("Snapshots", "retain", self.retain) == 0:
@@ -66,7 +66,7 @@ class Snapshots:
         arguments.byte_count("Snapshots", "local_copies_size", self.local_copies_size, at_least=1)
         arguments.one_of("Snapshots", "mode", self.mode, MODES)
         if self.alignment_timeout is not None:
-            arguments.duration_ms("Snapshots", "alignment_timeout", self.alignment_timeout)
+            arguments.clock_ms("Snapshots", "alignment_timeout", self.alignment_timeout)
         if self.mode != "exactly_once" and self.alignment_timeout is not None:
             raise JobError(
                 f"Snapshots(mode={self.mode!r}, alignment_timeout={self.alignment_timeout!r}): only exactly-once "
@@ -111,7 +111,7 @@ class Snapshots:
         )
 
     def _ms(self, name: str) -> int:
-        return arguments.duration_ms("Snapshots", name, getattr(self, name))
+        return arguments.clock_ms("Snapshots", name, getattr(self, name))
 
 
 # How much larger batches get under load by default, and from what size on.
@@ -126,7 +126,7 @@ class Tuning:
     # The same under load, if no operator handles records one by one. None: eight times `max_batch_rows` if that is 1,024 or
     # more. Fewer are given by those who want few records in a batch.
     max_column_rows: int | None = None
-    linger: Duration = "2 ms"  # how long a source waits for more records before it sends a small batch
+    linger: ClockDuration = "2 ms"  # how long a source waits for more records before it sends a small batch
     key_group_count: int = 128  # fixed for the life of a job's state
     chaining: bool = True
     coordinator_bind_host: str | None = (
@@ -135,9 +135,9 @@ class Tuning:
     coordinator_host: str | None = None  # where slots find it, if that isn't where it listens (NAT, a service's name)
     coordinator_ports: int | str | None = None  # "40000-40019": the first that is free; None: any
     slot_ports: int | str | None = None  # the same on the slots' hosts
-    heartbeat: Duration = "1 s"
-    heartbeat_timeout: Duration = "30 s"  # longer than any single call of a user's function may take
-    deploy_timeout: Duration = "2 minutes"
+    heartbeat: ClockDuration = "1 s"
+    heartbeat_timeout: ClockDuration = "30 s"  # longer than any single call of a user's function may take
+    deploy_timeout: ClockDuration = "2 minutes"
     loop_memory: Size = "64 MB"  # what a loop's way back holds in memory; more goes to the slot's disk
     log_format: Literal["text", "json"] = "text"  # both for a program that sets up no logging itself
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -159,7 +159,7 @@ class Tuning:
             if getattr(self, name) is not None:
                 arguments.text("Tuning", name, getattr(self, name), "the name or address of a host, or None")
         for name, at_least_ms in {"linger": 0, "heartbeat": 1, "heartbeat_timeout": 1, "deploy_timeout": 1}.items():
-            ms = arguments.duration_ms("Tuning", name, getattr(self, name), at_least_ms=at_least_ms)
+            ms = arguments.clock_ms("Tuning", name, getattr(self, name), at_least_ms=at_least_ms)
             object.__setattr__(self, f"{name}_ms", ms)
         object.__setattr__(self, "loop_memory_bytes", arguments.byte_count("Tuning", "loop_memory", self.loop_memory))
         if self.heartbeat_timeout_ms <= 2 * self.heartbeat_ms:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidegate import arguments
-from tidegate.arguments import Duration
+from tidegate.arguments import ClockDuration
 from tidegate.connectors.collecting import delivered_rows
 from tidegate.driver.coordinator import Coordinator
 from tidegate.driver.deployment import Layout, Rescaling
@@ -86,7 +86,7 @@ class Handle:
         """Return the committed rows of a `collect` sink, in the order of epochs."""
         return delivered_rows(list(self._coordinator.delivered.get(sink, ())))
 
-    def snapshot(self, timeout: Duration = "1 minute") -> EpochReport:
+    def snapshot(self, timeout: ClockDuration = "1 minute") -> EpochReport:
         """Take a snapshot now and wait until it is complete. Raises `JobFailed` if the job has failed."""
         timeout_s = _seconds("snapshot", timeout)
         before = max((report.epoch for report in self.epochs), default=0)
@@ -106,7 +106,7 @@ class Handle:
             f"{self._trouble()}".rstrip()
         )
 
-    def savepoint(self, to: str, timeout: Duration = "10 minutes") -> SavepointInfo:
+    def savepoint(self, to: str, timeout: ClockDuration = "10 minutes") -> SavepointInfo:
         """Take a savepoint into the folder `to`, which must be empty or missing, and wait for it. The job keeps running.
 
         A savepoint is a complete snapshot that needs no other file: the folder can be moved and copied, nothing deletes it,
@@ -121,7 +121,9 @@ class Handle:
             raise error
         return self._outcome(order)
 
-    def stop(self, *, drain: bool = False, savepoint: str | None = None, timeout: Duration | None = "2 minutes") -> Status:
+    def stop(
+        self, *, drain: bool = False, savepoint: str | None = None, timeout: ClockDuration | None = "2 minutes"
+    ) -> Status:
         """End the job with a final snapshot, from which it resumes when it is started again, and wait for that.
 
         `drain=True` also ends event time: all event-time timers fire first. `savepoint` is a folder, as for `savepoint()`,
@@ -153,7 +155,7 @@ class Handle:
         return self.status
 
     def rescale(
-        self, slots: int | None = None, *, operators: Mapping[str, int] | None = None, timeout: Duration = "5 minutes"
+        self, slots: int | None = None, *, operators: Mapping[str, int] | None = None, timeout: ClockDuration = "5 minutes"
     ) -> None:
         """Stop with a final snapshot, resume from it with another number of slots, and wait until the job runs.
 
@@ -176,13 +178,13 @@ class Handle:
             self.wait()
         raise JobError(f"job {self.name!r} was not rescaled: {rescaling.error or f'it is {self.status.value}'}")
 
-    def cancel(self, timeout: Duration | None = "1 minute") -> Status:
+    def cancel(self, timeout: ClockDuration | None = "1 minute") -> Status:
         """End the job at once. When it is started again, it resumes from its last complete snapshot."""
         timeout_s = None if timeout is None else _seconds("cancel", timeout)
         self._post(self._coordinator.cancel)
         return self._wait(timeout_s)
 
-    def wait(self, timeout: Duration | None = None) -> Status:
+    def wait(self, timeout: ClockDuration | None = None) -> Status:
         """Block until the job has ended. Raises `JobFailed` with the user's own traceback if it failed."""
         return self._wait(None if timeout is None else _seconds("wait", timeout))
 
@@ -226,8 +228,8 @@ class Handle:
         return order.info
 
 
-def _seconds(method: str, timeout: Duration) -> float:
-    return arguments.duration_ms(f"Handle.{method}", "timeout", timeout) / 1000
+def _seconds(method: str, timeout: ClockDuration) -> float:
+    return arguments.clock_ms(f"Handle.{method}", "timeout", timeout) / 1000
 
 
 def _folder(method: str, name: str, folder: str) -> str:

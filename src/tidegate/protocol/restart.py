@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from tidegate import arguments
-from tidegate.arguments import Duration
+from tidegate.arguments import ClockDuration
 from tidegate.errors import JobError
 
 
@@ -41,12 +41,12 @@ class FixedDelay:
     """At most `attempts` restarts over the life of the job, each `delay` ("1 s") after its failure."""
 
     attempts: int
-    delay: Duration
+    delay: ClockDuration
     delay_ms: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         arguments.whole_number("FixedDelay", "attempts", self.attempts)
-        object.__setattr__(self, "delay_ms", arguments.duration_ms("FixedDelay", "delay", self.delay))
+        object.__setattr__(self, "delay_ms", arguments.clock_ms("FixedDelay", "delay", self.delay))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +57,18 @@ class Exponential:
     `reset_after` without a failure.
     """
 
-    initial: Duration
-    maximum: Duration
+    initial: ClockDuration
+    maximum: ClockDuration
     multiplier: float = 2.0
     attempts: int | None = None
-    reset_after: Duration = "10 minutes"
+    reset_after: ClockDuration = "10 minutes"
     initial_ms: int = field(init=False, repr=False, compare=False)
     maximum_ms: int = field(init=False, repr=False, compare=False)
     reset_after_ms: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("initial", "maximum", "reset_after"):
-            object.__setattr__(self, f"{name}_ms", arguments.duration_ms("Exponential", name, getattr(self, name)))
+            object.__setattr__(self, f"{name}_ms", arguments.clock_ms("Exponential", name, getattr(self, name)))
         if not 0 < self.initial_ms <= self.maximum_ms:
             raise JobError(
                 f"Exponential(initial={self.initial!r}, maximum={self.maximum!r}): the first delay is at least 1 ms and at "

@@ -17,7 +17,7 @@ from tidegate.testing import ExperimentalSnapshots, ProcessJob
 
 
 def test_durations_may_be_text_numbers_or_timedeltas() -> None:
-    settings = tg.Snapshots(to="x", every=timedelta(seconds=2), min_pause=5, timeout="3 s").coordinator_settings()
+    settings = tg.Snapshots(to="x", every=timedelta(seconds=2), min_pause="5 ms", timeout="3 s").coordinator_settings()
     assert (settings.interval_ms, settings.min_pause_ms, settings.timeout_ms) == (2_000, 5, 3_000)
 
 

@@ -70,7 +70,7 @@ def test_there_is_nothing_to_decide_without_a_failure() -> None:
 def test_settings_that_make_no_sense_are_refused() -> None:
     for build in (
         lambda: FixedDelay(attempts=-1, delay=0),
-        lambda: FixedDelay(attempts=1, delay=-1),
+        lambda: FixedDelay(attempts=1, delay="-1 ms"),
         lambda: Exponential(initial=0, maximum="1 ms"),
         lambda: Exponential(initial="2 ms", maximum="1 ms"),
         lambda: Exponential(initial="1 ms", maximum="1 ms", multiplier=0.5),

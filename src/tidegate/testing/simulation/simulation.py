@@ -54,10 +54,10 @@ MODES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "exactly_once": lambda rng: {},
     "at_least_once": lambda rng: {"mode": "at_least_once"},
     "unaligned": lambda rng: {"mode": "unaligned"},
-    "alignment_timeout": lambda rng: {"alignment_timeout": rng.choice((1, 1, 3))},
+    "alignment_timeout": lambda rng: {"alignment_timeout": rng.choice(("1 ms", "1 ms", "3 ms"))},
     "chandy_lamport": lambda rng: {"protocol": "chandy_lamport"},
     # With longer intervals than the others, or the job would do nothing else.
-    "stop_the_world": lambda rng: {"protocol": "stop_the_world", "every": rng.choice((6, 15, 30))},
+    "stop_the_world": lambda rng: {"protocol": "stop_the_world", "every": rng.choice(("6 ms", "15 ms", "30 ms"))},
 }
 # Drawn for a user's job: the modes that aren't experiments and count every record once.
 DRAWN_MODES = ("alignment_timeout", "exactly_once", "unaligned")
@@ -364,9 +364,9 @@ class Simulation:
 
 def _settings(rng: Random, mode: str) -> JobSettings:
     snapshots: dict[str, Any] = dict(
-        every=rng.choice((3, 6, 15)),
-        min_pause=rng.choice((0, 0, 4)),
-        timeout=rng.choice((30, 100, 1000)),
+        every=rng.choice(("3 ms", "6 ms", "15 ms")),
+        min_pause=rng.choice((0, 0, "4 ms")),
+        timeout=rng.choice(("30 ms", "100 ms", "1 s")),
         tolerable_failures=rng.choice((0, 2, 5, 9)),
         retain=rng.randint(1, 3),
     )
@@ -375,15 +375,15 @@ def _settings(rng: Random, mode: str) -> JobSettings:
     return JobSettings(
         name="simulated",
         snapshots=kind(to="memory://simulation", **snapshots),
-        restart=FixedDelay(attempts=1000, delay=rng.choice((0, 5, 40))),
+        restart=FixedDelay(attempts=1000, delay=rng.choice(("0 ms", "5 ms", "40 ms"))),
         tuning=Tuning(
             max_batch_rows=rng.randint(1, 7),
-            linger=rng.randrange(3),
+            linger=f"{rng.randrange(3)} ms",
             key_group_count=rng.randint(MOST_SLOTS, 16),
             chaining=rng.random() < 0.7,
-            heartbeat=20,
-            heartbeat_timeout=150,
-            deploy_timeout=1000,
+            heartbeat="20 ms",
+            heartbeat_timeout="150 ms",
+            deploy_timeout="1 s",
             loop_memory=rng.choice((0, 200, 1 << 20)),
         ),
     )

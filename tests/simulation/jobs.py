@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tests.simulation.aggregates import Aggregates
 from tests.simulation.column_windows import ColumnWindows
+from tests.simulation.crowds import Crowds
 from tests.simulation.expected import expect_order, expect_rows
 from tests.simulation.loops import Bills, Components, NestedLoops, Retries
 from tests.simulation.random_graphs import RandomGraph, RandomLoops
@@ -388,4 +389,4 @@ CYCLIC = (Retries, Components, NestedLoops, Bills, RandomLoops)
 COLUMNAR = (Aggregates, ColumnWindows)
 DRAWN: dict[str, type[Any]] = {job.name: job for job in (*ACYCLIC, *CYCLIC)}
 # A seed draws none but those, as it always has: the mutants are caught with these seeds.
-JOBS: dict[str, type[Any]] = DRAWN | {job.name: job for job in (TimeGroup, *COLUMNAR)}
+JOBS: dict[str, type[Any]] = DRAWN | {job.name: job for job in (TimeGroup, Crowds, *COLUMNAR)}

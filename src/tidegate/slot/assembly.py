@@ -122,7 +122,7 @@ class Assembly:
         places = {(place.operator, place.info.name): place for place in self._places(vertex, of_first=logs)}
         tuning, clock = self._settings.tuning, self._world.clock
         max_batch_rows = tuning.max_grown_rows if self._grows(vertex) else tuning.max_batch_rows
-        budget = Budget(self._world.step_clock_ms or clock.monotonic_ms)
+        budget = Budget(clock.monotonic_ms) if self._world.make_budget is None else self._world.make_budget()
         rest: dict[str, Any] = dict(
             vertex=vertex,
             index=self.index,

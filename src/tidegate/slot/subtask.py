@@ -146,8 +146,7 @@ class Subtask:
             self._has_resumed = True
             for operator in self.operators:
                 operator.resume()
-            return True
-        return self._take_next()
+        return self.has_work() or self._take_next()
 
     def _take_next(self) -> bool:
         raise AssertionError("a subtask is a source or has inputs")
@@ -189,10 +188,10 @@ class Subtask:
         called = False
         if self.full:
             return False
-        self._budget.begin()
         for operator in self._with_deadlines:
             deadline_ms = operator.deadline_ms()
             if deadline_ms is not None and deadline_ms <= now_ms:
+                self._budget.begin()
                 operator.on_time(now_ms)
                 called = True
         return called

@@ -12,6 +12,7 @@ from tidegate.channels.ports import Inlet, Outlet
 from tidegate.control.background import Background
 from tidegate.control.clock import BatchTime, Clock
 from tidegate.control.messages import Message
+from tidegate.dataflow.operators.budget import Budget
 from tidegate.logs import Speak, keep_silent
 from tidegate.protocol.ids import ChannelId
 from tidegate.store.base import Store
@@ -39,5 +40,5 @@ class SlotWorld:
     background: Background
     tell: Callable[[Message], None]
     speak: Speak = keep_silent  # the logger
-    step_clock_ms: Callable[[], int] | None = None  # what steps are measured by, if it isn't `clock`
+    make_budget: Callable[[], Budget] | None = None  # of a subtask's steps, if `clock` doesn't measure them
     batch_time: BatchTime | None = None  # what users' functions see in place of the clock, in a micro-batch

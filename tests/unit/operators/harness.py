@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from tidegate.dataflow.graph import Node, Spec
 from tidegate.dataflow.operators.base import Operator, OperatorContext
+from tidegate.dataflow.operators.budget import Budget
 from tidegate.state.heap import HeapBackend
 from tidegate.state.merging import LayerInMemory, resolved_rows
 from tidegate.state.sections import StateKind
@@ -70,6 +71,7 @@ class Bench:
         subtask: int = 0,
         parallelism: int = 1,
         batch_clock: Clock | None = None,
+        budget: Budget | None = None,
         open: bool = True,
     ) -> None:
         self.schemas = tuple(map(parse_schema, inputs))
@@ -95,6 +97,7 @@ class Bench:
             restored=restored or {},
             is_restored=restored is not None,
             batch_now_ms=batch_clock,
+            budget=budget or Budget(),
         )
         self.operator.consumers.append(self.out)
         for tag, collected in self.sides.items():

@@ -14,8 +14,11 @@ import pyarrow as pa
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
 from tidegate.dataflow.operators.process import Method, ProcessOperator, function_states
+from tidegate.dataflow.operators.stepwise import Steps
 from tidegate.state.sections import StateInfo
 from tidegate.types import rows_of
+
+_OVER = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,18 @@ class BroadcastProcessOperator(ProcessOperator):
     def _ports(self) -> list[Method]:
         return [self._function.process, self._function.process_broadcast]
 
-    def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
+    def take_batch(self, batch: pa.RecordBatch, port: int) -> Steps:
         if port == 0:
-            super().on_batch(batch, port)
+            yield from super().take_batch(batch, port)
             return
+        steps = self._process(self._methods[port], rows_of(batch), None, batch.num_rows)
+        while self._writes(steps):
+            yield
+
+    def _writes(self, steps: Steps) -> bool:
+        """Do one step, in which the broadcast state may be written. Return whether a pause comes, and more after it."""
         self._operator_states.set_writable(True)
         try:
-            out = self._process(self._methods[port], rows_of(batch), keys=None)
+            return next(steps, _OVER) is not _OVER
         finally:
             self._operator_states.set_writable(False)
-        self._emit_all(out)

@@ -13,21 +13,25 @@ from collections.abc import Callable
 
 STEP_MS = 100
 MOST_BETWEEN_LOOKS = 128
+# A step ends when so many rows have come of it, however fast: they take memory, and what is downstream may be full.
+MOST_ROWS = 65_536
 
 
 class Budget:
-    """The time of one step. It runs from the first look at the clock. Without a clock it is never spent by itself."""
+    """The time of one step. Without a clock it is never spent by itself."""
 
-    __slots__ = ("_clock_ms", "_is_over", "_until_ms")
+    __slots__ = ("_clock_ms", "_is_over", "_until_ms", "most_between_looks")
 
-    def __init__(self, clock_ms: Callable[[], int] | None = None) -> None:
+    def __init__(self, clock_ms: Callable[[], int] | None = None, *, most_between_looks: int = MOST_BETWEEN_LOOKS) -> None:
+        self.most_between_looks = most_between_looks
         self._clock_ms = clock_ms
-        self._until_ms: int | None = None
-        self._is_over = False
+        self.begin()
 
     def begin(self) -> None:
         """A step begins."""
-        self._until_ms, self._is_over = None, False
+        self._is_over = False
+        if self._clock_ms is not None:
+            self._until_ms = self._clock_ms() + STEP_MS
 
     def end(self) -> None:
         """Let the step be over, whatever time it took."""
@@ -35,13 +39,8 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        if self._is_over:
-            return True
-        if self._clock_ms is not None:
-            now_ms = self._clock_ms()
-            if self._until_ms is None:
-                self._until_ms = now_ms + STEP_MS
-            self._is_over = now_ms >= self._until_ms
+        if not self._is_over and self._clock_ms is not None:
+            self._is_over = self._clock_ms() >= self._until_ms
         return self._is_over
 
 
@@ -54,11 +53,11 @@ class Pace:
         self._budget = budget
         self.portion = 1
 
-    def is_over(self, done: int) -> bool:
-        """Return whether the budget is spent, after `done` calls in this step. Called after every portion."""
+    def is_over(self) -> bool:
+        """Return whether the budget is spent. Called after every portion."""
         if self._budget.is_spent:
-            self.portion = max(1, min(self.portion, done // 8))
+            self.portion = max(1, self.portion // 8)
             return True
-        if self.portion < MOST_BETWEEN_LOOKS:
-            self.portion = min(2 * self.portion, MOST_BETWEEN_LOOKS)
+        if self.portion < self._budget.most_between_looks:
+            self.portion = min(2 * self.portion, self._budget.most_between_looks)
         return False

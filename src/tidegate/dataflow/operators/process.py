@@ -3,7 +3,11 @@
 `ProcessOperator` binds a function to its state; the kinds of function differ in their inputs only. The loop over the
 records of a batch is the hottest of the system: it sets the cursor to the record's key and calls the function, nothing
 else. Columns are converted to Python values once, for records and keys alike, and records are made one by one as the
-loop gets to them, so that each is gone before the next needs its memory.
+loop gets to them, so that each is gone before the next needs its memory. Between portions of the records it looks at the
+clock, and may keep the rest for later (stepwise.py).
+
+Timers fire in steps, too. Those that haven't fired when the state is frozen are state like any other. They are due by the
+operator's own event time, so after a restore they fire first, whether or not a watermark comes.
 
 Wherever there is no key (in `open`, on a broadcast side…) the cursor is at `NO_KEY`, so that keyed state can't be used
 by mistake.
@@ -15,7 +19,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -23,8 +27,10 @@ import pyarrow as pa
 from tidegate.channels.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import AT_ONCE_MS, KeyedBackend, Operator, OperatorContext
+from tidegate.dataflow.operators.budget import MOST_ROWS, Pace
 from tidegate.dataflow.operators.event_time import OperatorTime
 from tidegate.dataflow.operators.returned import taker
+from tidegate.dataflow.operators.stepwise import Steps, StepwiseOperator
 from tidegate.dataflow.operators.user_code import RAISED, blame, fit
 from tidegate.errors import GraphError, JobError
 from tidegate.state.cells import NO_KEY, Cursor
@@ -37,6 +43,9 @@ from tidegate.state.timers import TimeKind, TimerQueue, instant_ms, timers_descr
 from tidegate.types import row_class, to_list
 
 Method: TypeAlias = Callable[[Any, Any], Iterable[Any] | None]
+
+# A step ends when so many timers have fired, however fast: what is downstream may be full.
+MOST_TIMERS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +174,7 @@ class UserContext:
         self._sides[tag].append(row)
 
 
-class ProcessOperator(Operator):
+class ProcessOperator(StepwiseOperator):
     """Runs a function's methods by port: one for a single input, `process_left` and `process_right` for two."""
 
     def __init__(self, node: Node, function: Any, *, keys: tuple[tuple[str, ...], ...]) -> None:
@@ -183,6 +192,8 @@ class ProcessOperator(Operator):
         self._processing: TimerQueue | None = None
 
     def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._pace, self._timer_pace = Pace(context.budget), Pace(context.budget)
         self._operator_states = OperatorStates(attempt=context.attempt, subtask=context.subtask)
         timers = self._open_keyed(context) if self._keyed else None
         self._context = UserContext(context, self._cursor, timers, self._sides)
@@ -204,53 +215,48 @@ class ProcessOperator(Operator):
         self._methods = self._ports()
         self._on_timer = getattr(self._function, "on_timer", None)
         self._call(self._function.open, self._context, at="the call of open()")
+        if self._event is not None and _is_due(self._event, self._time.at_ms) and self._batch_now_ms is None:
+            self._do_later(self._fire(self._event, self._time.at_ms))
 
-    def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
+    def take_batch(self, batch: pa.RecordBatch, port: int) -> Steps:
         columns = list(map(to_list, batch.columns))
         records: Iterable[Any] = map(tuple.__new__, repeat(self._row_classes[port]), zip(*columns, strict=True))
         if self._backend is None:
-            self._emit_all(self._process(self._methods[port], records, None))
+            yield from self._process(self._methods[port], records, None, batch.num_rows)
             return
         keys = self._key_list(batch, columns, port)
         if not self._time.is_one:
             at_ms = self._time.of_keys([batch.column(name) for name in self._keys[port]])
             records = self._each_at_its_time(records, at_ms.tolist())
-        self._backend.begin_batch(keys)
-        out = self._process(self._methods[port], records, keys)
-        self._backend.end_batch()
-        self._emit_all(out)
-        self._fire_at_the_end()
+        yield from self._process(self._methods[port], records, keys, batch.num_rows)
+        yield from self._fire_at_the_end()
 
-    def on_watermark(self, at_ms: int) -> None:
+    def take_watermark(self, at_ms: int) -> Steps:
         at_ms = self._context.watermark_ms = self._time.advance(at_ms)
         if self._event is not None:
-            self._fire(self._event, at_ms)
+            yield from self._fire(self._event, at_ms)
         self.forward_watermark(at_ms)
 
     def on_time(self, now_ms: int) -> None:
         if self._processing is not None:
-            self._fire(self._processing, now_ms if self._batch_now_ms is None else self._batch_now_ms())
-            self._fire_at_the_end()
+            self._do(self._fire_by_the_clock(now_ms if self._batch_now_ms is None else self._batch_now_ms()))
 
     def deadline_ms(self) -> int | None:
-        """In a micro-batch a timer is due from the beginning, or not in this batch."""
-        at_ms = None if self._processing is None else self._processing.next_ms()
+        """In a micro-batch a timer is due from the beginning, or not in this batch. While work is left, none is due."""
+        at_ms = None if self._processing is None or self.has_work() else self._processing.next_ms()
         if at_ms is None or self._batch_now_ms is None:
             return at_ms
         return AT_ONCE_MS if at_ms <= self._batch_now_ms() else None
 
     def before_snapshot(self) -> None:
-        self.fire_due()
+        if self._batch_now_ms is not None:
+            self.fire_due()
+            self._finish()
 
     def fire_due(self) -> None:
         """A timer that a record has set for a time that the micro-batch has reached belongs to the batch."""
-        if self._event is None or self._processing is None or self._batch_now_ms is None:
-            return
-        reached = (self._event, self._time.at_ms), (self._processing, self._batch_now_ms())
-        # Timers of either kind may set timers of the other.
-        while any((next_ms := timers.next_ms()) is not None and next_ms <= at_ms for timers, at_ms in reached):
-            for timers, at_ms in reached:
-                self._fire(timers, at_ms)
+        if self._event is not None and self._processing is not None and self._batch_now_ms is not None:
+            self._do(self._fire_reached(self._event, self._processing, self._batch_now_ms()))
 
     def maintain(self, budget: int) -> None:
         if self._backend is not None:
@@ -275,34 +281,56 @@ class ProcessOperator(Operator):
             return [self._function.process]
         return [self._function.process_left, self._function.process_right]
 
-    def _process(self, method: Method, records: Iterable[Any], keys: Iterable[Any] | None) -> list[Any]:
-        """Calls the function with each record; the rows it gave."""
-        context, cursor = self._context, self._cursor
+    def _process(self, method: Method, records: Iterable[Any], keys: Sequence[Any] | None, count: int) -> Steps:
+        """Calls the function with each record, and emits the rows it gave."""
+        context, cursor, pace = self._context, self._cursor, self._pace
+        done = 0
+        calls: Iterator[Any] = iter(records) if keys is None else zip(keys, records, strict=True)
         record: Any = None
         out: list[Any] = []
         take = taker(method, out)
-        try:
-            if keys is None:
-                for record in records:
-                    rows = method(record, context)
-                    if rows is not None:
-                        take(rows)
-            else:
-                for cursor.key, record in zip(keys, records, strict=True):
-                    rows = method(record, context)
-                    if rows is not None:
-                        take(rows)
-        except RAISED as error:
-            blame(self.name, error, record)
-        cursor.key = NO_KEY
-        return out
+        self._begin_batch(keys)
+        while done < count:
+            portion = min(pace.portion, count - done)
+            try:
+                if keys is None:
+                    for record in islice(calls, portion):
+                        rows = method(record, context)
+                        if rows is not None:
+                            take(rows)
+                else:
+                    for cursor.key, record in islice(calls, portion):
+                        rows = method(record, context)
+                        if rows is not None:
+                            take(rows)
+            except RAISED as error:
+                blame(self.name, error, record)
+            done += portion
+            if done < count and (pace.is_over() or len(out) >= MOST_ROWS):
+                self._end_batch(keys, out)
+                self._budget.end()
+                yield
+                self._begin_batch(None if keys is None else keys[done:])
+        self._end_batch(keys, out)
+
+    def _begin_batch(self, keys: Sequence[Any] | None) -> None:
+        if keys is not None and self._backend is not None:
+            self._backend.begin_batch(keys)
+
+    def _end_batch(self, keys: Sequence[Any] | None, out: list[Any]) -> None:
+        """The batch is done, or has a pause, in which other keys may be called."""
+        self._cursor.key = NO_KEY
+        self._context.watermark_ms = self._time.at_ms
+        if keys is not None and self._backend is not None:
+            self._backend.end_batch()
+        self._emit_all(out)
+        out.clear()
 
     def _each_at_its_time(self, records: Iterable[Any], at_ms: Sequence[int]) -> Iterator[Any]:
         """The records; when the function sees one, the context has the watermark of its key."""
         context = self._context
         for context.watermark_ms, record in zip(at_ms, records, strict=True):
             yield record
-        context.watermark_ms = self._time.at_ms
 
     def _open_keyed(self, context: OperatorContext) -> UserTimers:
         schema = self.node.input_schemas[0]
@@ -338,33 +366,64 @@ class ProcessOperator(Operator):
             parts.append(columns[index] if held_as_it_is(column.type) else key_list(column))
         return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
 
-    def _fire(self, timers: TimerQueue, now_ms: int) -> None:
+    def _fire(self, timers: TimerQueue, now_ms: int) -> Steps:
+        """Fires what is due, in order of time, with what is set meanwhile and due as well."""
+        due, pace = timers.due(now_ms), self._timer_pace
+        fired = 0  # in this step
         out: list[Any] = []
         take = taker(self._on_timer, out) if self._on_timer is not None else out.extend
+        while True:
+            asked = pace.portion
+            count = self._call_on_timer(timers, islice(due, asked), take)
+            fired += count
+            if count == asked and not (pace.is_over() or fired >= MOST_TIMERS or len(out) >= MOST_ROWS):
+                continue
+            self._emit_all(out)
+            out.clear()
+            if count < asked:
+                return
+            self._budget.end()
+            yield
+            fired = 0
+
+    def _call_on_timer(self, timers: TimerQueue, due: Iterable[int], take: Callable[[Any], None]) -> int:
+        """Calls the function with each timer, and returns their number. The cursor is at a timer's key when it comes."""
+        context, count, latest_ms = self._context, 0, MIN_WATERMARK_MS
         at_ms: int | None = None
-        latest_ms = MIN_WATERMARK_MS
         try:
-            for at_ms in timers.due(now_ms):
+            for count, at_ms in enumerate(due, start=1):  # noqa: B007
                 assert self._on_timer is not None
                 latest_ms = max(latest_ms, at_ms)
                 if not self._time.is_one:
-                    self._context.watermark_ms = self._watermark_of_key()
-                rows = self._on_timer(at_ms, self._context)
+                    context.watermark_ms = self._watermark_of_key()
+                rows = self._on_timer(at_ms, context)
                 if rows is not None:
                     take(rows)
         except RAISED as error:
-            blame(self.name, error, at=f"the timer at {at_ms} of key {self._context.key!r}")
+            blame(self.name, error, at=None if at_ms is None else f"the timer at {at_ms} of key {context.key!r}")
         if timers is self._event:
             self._time.on_fired(latest_ms)
         self._cursor.key = NO_KEY
-        self._context.watermark_ms = self._time.at_ms
-        self._emit_all(out)
+        context.watermark_ms = self._time.at_ms
+        return count
 
-    def _fire_at_the_end(self) -> None:
+    def _fire_by_the_clock(self, now_ms: int) -> Steps:
+        assert self._processing is not None
+        yield from self._fire(self._processing, now_ms)
+        yield from self._fire_at_the_end()
+
+    def _fire_reached(self, event: TimerQueue, processing: TimerQueue, now_ms: int) -> Steps:
+        """Timers of either kind may set timers of the other."""
+        reached = (event, self._time.at_ms), (processing, now_ms)
+        while any(_is_due(timers, at_ms) for timers, at_ms in reached):
+            for timers, at_ms in reached:
+                yield from self._fire(timers, at_ms)
+
+    def _fire_at_the_end(self) -> Steps:
         """At the end of event time no watermark follows for which a timer could wait. Records may still: of inputs without
         event time, and from a loop."""
         if self._time.at_ms == MAX_WATERMARK_MS and self._event is not None and self._event.next_ms() is not None:
-            self._fire(self._event, MAX_WATERMARK_MS)
+            yield from self._fire(self._event, MAX_WATERMARK_MS)
 
     def _watermark_of_key(self) -> int:
         """Of the key that the cursor is at."""
@@ -386,6 +445,11 @@ class ProcessOperator(Operator):
             method(*arguments)
         except RAISED as error:
             blame(self.name, error, at=at)
+
+
+def _is_due(timers: TimerQueue, now_ms: int) -> bool:
+    next_ms = timers.next_ms()
+    return next_ms is not None and next_ms <= now_ms
 
 
 def key_type(schema: pa.Schema, key: tuple[str, ...]) -> pa.DataType:

@@ -1,84 +1,130 @@
-"""The stateless operators: map, flat_map, filter, map_batches."""
+"""The stateless operators: map, flat_map, filter, map_batches.
+
+Those that call a function for each record process a batch in several steps if the function is slow (stepwise.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from tidegate.dataflow.graph import Node
-from tidegate.dataflow.operators.base import Operator
+from tidegate.dataflow.operators.base import Operator, OperatorContext
+from tidegate.dataflow.operators.budget import MOST_ROWS, Pace
 from tidegate.dataflow.operators.returned import taker
+from tidegate.dataflow.operators.stepwise import Steps, StepwiseOperator
 from tidegate.dataflow.operators.user_code import RAISED, blame, fit
 from tidegate.errors import SchemaError
 from tidegate.state.sections import StateInfo
 from tidegate.types import ddl_of, rows_of
 
 
-class _FunctionOperator(Operator):
+class _RecordOperator(StepwiseOperator):
+    """Calls a function with each record: `_call` with some at a time."""
+
     def __init__(self, node: Node, function: Callable[[Any], Any]) -> None:
         super().__init__(node)
         self._function = function
 
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._pace = Pace(context.budget)
 
-class MapOperator(_FunctionOperator):
+    def take_batch(self, batch: pa.RecordBatch, port: int) -> Steps:
+        pace, count, records = self._pace, batch.num_rows, iter(rows_of(batch))
+        start = done = 0  # the first record of this step, and that of the next portion
+        out: list[Any] = []
+        call = self._call(out)
+        while done < count:
+            portion = min(pace.portion, count - done)
+            call(islice(records, portion))
+            done += portion
+            if done < count and (pace.is_over() or len(out) >= MOST_ROWS):
+                self._emit_of(batch.slice(start, done - start), out)
+                out.clear()
+                self._budget.end()
+                yield
+                start = done
+        self._emit_of(batch.slice(start), out)
+
+    def _call(self, out: list[Any]) -> Callable[[Iterable[Any]], None]:
+        """Return what calls the function with records, and puts what comes of it into `out`."""
+        raise AssertionError("a kind of operator calls its function in its own way")
+
+    def _emit_of(self, batch: pa.RecordBatch, out: list[Any]) -> None:
+        """Emit what came of a batch."""
+        if out:
+            self.emit(fit(self.name, out, self.node.schema))
+
+
+class MapOperator(_RecordOperator):
     """One record in, one row out."""
 
-    def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
-        record = None
-        function = self._function
-        out: list[Any] = []
-        append = out.append
-        try:
-            for record in rows_of(batch):
-                append(function(record))
-        except RAISED as error:
-            blame(self.name, error, record)
-        if out:
-            self.emit(fit(self.name, out, self.node.schema))
+    def _call(self, out: list[Any]) -> Callable[[Iterable[Any]], None]:
+        function, append = self._function, out.append
+
+        def call(records: Iterable[Any]) -> None:
+            record = None
+            try:
+                for record in records:
+                    append(function(record))
+            except RAISED as error:
+                blame(self.name, error, record)
+
+        return call
 
 
-class FlatMapOperator(_FunctionOperator):
+class FlatMapOperator(_RecordOperator):
     """One record in, any number of rows out."""
 
-    def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
-        record = None
-        function = self._function
-        out: list[Any] = []
-        take = taker(function, out)
-        try:
-            for record in rows_of(batch):
-                rows = function(record)
-                if rows is not None:
-                    take(rows)
-        except RAISED as error:
-            blame(self.name, error, record)
-        if out:
-            self.emit(fit(self.name, out, self.node.schema))
+    def _call(self, out: list[Any]) -> Callable[[Iterable[Any]], None]:
+        function, take = self._function, taker(self._function, out)
+
+        def call(records: Iterable[Any]) -> None:
+            record = None
+            try:
+                for record in records:
+                    rows = function(record)
+                    if rows is not None:
+                        take(rows)
+            except RAISED as error:
+                blame(self.name, error, record)
+
+        return call
 
 
-class FilterOperator(_FunctionOperator):
+class FilterOperator(_RecordOperator):
     """Keeps the records for which the function is true."""
 
-    def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
-        record = None
-        function = self._function
-        keep: list[bool] = []
-        append = keep.append
-        try:
-            for record in rows_of(batch):
-                append(bool(function(record)))
-        except RAISED as error:
-            blame(self.name, error, record)
-        kept = batch.filter(pa.array(keep, pa.bool_()))
+    def _call(self, out: list[Any]) -> Callable[[Iterable[Any]], None]:
+        function, append = self._function, out.append
+
+        def call(records: Iterable[Any]) -> None:
+            record = None
+            try:
+                for record in records:
+                    append(bool(function(record)))
+            except RAISED as error:
+                blame(self.name, error, record)
+
+        return call
+
+    def _emit_of(self, batch: pa.RecordBatch, out: list[Any]) -> None:
+        kept = batch.filter(pa.array(out, pa.bool_()))
         if kept.num_rows:
             self.emit(kept)
 
 
-class MapBatchesOperator(_FunctionOperator):
+class MapBatchesOperator(Operator):
     """One Arrow batch in, any number out: vectorised."""
+
+    def __init__(self, node: Node, function: Callable[[Any], Any]) -> None:
+        super().__init__(node)
+        self._function = function
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         try:
@@ -108,7 +154,7 @@ class _FunctionSpec:
 
     function: Callable[[Any], Any]
     stateful: bool = False
-    operator: ClassVar[type[_FunctionOperator]]
+    operator: ClassVar[type[_RecordOperator] | type[MapBatchesOperator]]
 
     def create(self, node: Node) -> Operator:
         return self.operator(node, self.function)

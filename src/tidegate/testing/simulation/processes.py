@@ -151,6 +151,7 @@ class SlotProcess(Process):
             clock=self._world.clock,
             background=self.background,
             tell=self._tell,
+            make_budget=simulation.step_clock.make_budget,
         )
         self.slot = Slot(index, plan=coordinator.plan, settings=simulation.settings, attempt=attempt, world=world)
         self._world.after(self._world.delay_us("boot", BOOT_US), self._boot)

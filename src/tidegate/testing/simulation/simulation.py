@@ -38,7 +38,7 @@ from tidegate.testing.simulation.own_job import OwnJob
 from tidegate.testing.simulation.processes import CoordinatorProcess, SlotProcess
 from tidegate.testing.simulation.site import Row, SimulatedJob, Site
 from tidegate.testing.simulation.store import ProcessStore, SharedMemory
-from tidegate.testing.simulation.world import MONOTONIC_START_US, Violation, World
+from tidegate.testing.simulation.world import MONOTONIC_START_US, StepClock, Violation, World
 
 LONGEST_US = 200_000_000
 MOST_EVENTS = 100_000
@@ -109,6 +109,7 @@ class Simulation:
         self.seed = seed
         self.world = World(seed)
         self.coroutines = Coroutines()
+        self.step_clock = StepClock(seed)
         self.trip = Trip()
         self.shared = SharedMemory()
         rng = self._rng = rng or Random(f"layout {seed}")

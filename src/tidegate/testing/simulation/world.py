@@ -4,8 +4,8 @@ Everything that happens is an event at a time in microseconds. The next event is
 time, and it may put further events into the queue. All durations are drawn from the seeded `rng`. So events that could
 happen in any order happen in some order under each seed, and in the same order whenever that seed is run again.
 
-Invariants: no module of the simulation reads a real clock, or uses random numbers other than those of `rng`; only one thread
-runs at a time (see `background.py` for the coroutines).
+Invariants: no module of the simulation reads a real clock, or uses random numbers that don't follow from the seed; only one
+thread runs at a time (see `background.py` for the coroutines).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+from tidegate.dataflow.operators.budget import STEP_MS, Budget
 
 TRACE_LINES_KEPT = 60
 MONOTONIC_START_US = 5_000_000_000
@@ -43,6 +45,25 @@ class SimulatedClock:
 
     def monotonic_ms(self) -> int:
         return self._world.now_us // 1000
+
+
+class StepClock:
+    """What the steps of operators are measured by (dataflow/operators/budget.py): by chance, a step is over at any record or
+    timer. In half of the runs none ever is. The chance is drawn from a source of its own, so that the course of these runs
+    doesn't depend on it."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(f"steps {seed}")
+        self._spent = self._rng.choice((0.0, 0.0, 0.0, 0.1, 0.3, 0.6))
+        self._now_ms = 0
+
+    def make_budget(self) -> Budget:
+        return Budget(self, most_between_looks=1) if self._spent else Budget()
+
+    def __call__(self) -> int:
+        if self._rng.random() < self._spent:
+            self._now_ms += STEP_MS
+        return self._now_ms
 
 
 class Trace:

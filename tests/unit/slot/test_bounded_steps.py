@@ -22,7 +22,7 @@ from tidegate.slot.world import SlotWorld
 from tidegate.store.memory import MemoryStore
 from tidegate.types import batch_of, parse_schema
 
-HEARTBEAT_MS = 50
+HEARTBEAT = "50 ms"
 Row = tuple[Any, ...]
 
 
@@ -137,7 +137,7 @@ class Hand:
         settings = JobSettings(
             name="hand",
             snapshots=Snapshots(to="memory://hand", **snapshots),
-            tuning=Tuning(heartbeat=HEARTBEAT_MS, linger=0, key_group_count=4),
+            tuning=Tuning(heartbeat=HEARTBEAT, linger=0, key_group_count=4),
         )
         self.slot = Slot(
             0,

@@ -129,8 +129,7 @@ class _Collecting(Aggregate):
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         rows, (column,) = without_nulls(rows, *inputs)
         groups = grouped(rows)
-        order = np.argsort(groups.of, kind="stable")
-        values = _collectable(column)[order]
+        values = _collectable(column)[groups.order()]
         ends = np.cumsum(np.bincount(groups.of, minlength=len(groups.rows))).tolist()
         self._extend(vectors, groups.rows, [values[start:end] for start, end in zip([0, *ends], ends, strict=False)])
 

@@ -135,6 +135,11 @@ class Groups:
         """Return the index of each row's last record."""
         return last_of(self.of, len(self.rows))
 
+    def order(self) -> IntArray:
+        """Return the records' indices, sorted by group and within each in the order of the batch."""
+        few = len(self.rows) <= 1 << 16  # numpy sorts small integers by their bits, in a tenth of the time
+        return np.argsort(self.of.astype(np.uint16) if few else self.of, kind="stable")
+
 
 def grouped(rows: IntArray) -> Groups:
     """Group a batch by row, in time that depends on the batch alone."""

@@ -174,7 +174,7 @@ class RunningOperator(_AggregatingOperator):
 
     def _take(self, batch: pa.RecordBatch, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         groups = grouped(rows)
-        order = np.argsort(groups.of, kind="stable")
+        order = groups.order()
         sorted_inputs = [each.take(pa.array(order)) for each in inputs]
         try:
             results = self._scanned(groups, order, sorted_inputs)

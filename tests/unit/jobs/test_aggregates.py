@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tests.jobs import committed
+from tests.jobs import committed, until
 from tests.unit.jobs.conftest import Bench
 from tidegate.control.settings import Backend
 from tidegate.snapshots.finding import find_snapshot
@@ -17,7 +17,7 @@ from tidegate.snapshots.state_tables import state_table
 from tidegate.testing.processes import ProcessJob
 from tidegate.testing.scripted import AwaitSnapshot, Kill, ScriptedSource
 
-BACKENDS: dict[str, Backend] = {"heap": tg.Heap()}
+BACKENDS: dict[str, Backend] = {"heap": tg.Heap(), "rocksdb": tg.RocksDB(memory="16 MB")}
 KEYS = 10
 
 
@@ -125,6 +125,33 @@ def test_a_changed_program_keeps_what_it_still_has_at_another_number_of_slots(be
         )
         for n in range(200, 400)
     )
+
+
+@pytest.mark.parametrize(("before", "after"), [("heap", "rocksdb"), ("rocksdb", "heap")])
+def test_a_savepoint_has_the_aggregates_for_another_backend(bench: Bench, before: str, after: str) -> None:
+    def build(backend: str, folder: str, source: tg.Source, **rest: Any) -> tg.Handle:
+        snapshots = tg.Snapshots(to=str(bench.folder / folder), every="50 ms")
+        job = ProcessJob("job", slots=2, backend=BACKENDS[backend], snapshots=snapshots, **rest)
+        keyed = job.source("in", source).key_by("key")
+        keyed.running("run", nth=tg.count(), top=tg.max_by("key", by="n"), all=tg.collect_set("n % 3")).to(
+            "out", tg.sinks.parquet(bench.out)
+        )
+        return bench.start(job)
+
+    def endless(rate: float | None, rows: int | None) -> tg.Source:
+        return tg.sources.generator(
+            make_row=lambda i: (i % KEYS, i), schema="key long, n long", rows=rows, rate=rate, splits=2
+        )
+
+    first = build(before, "first", endless(500, None))
+    until(lambda: len(committed(bench.out)) > 100 if bench.out.exists() else False, "output of the first job")
+    first.stop(savepoint=str(bench.folder / "savepoint"))
+    count = len(committed(bench.out)) + 200
+    second = build(after, "second", endless(None, count), restore_from=str(bench.folder / "savepoint"))
+    assert second.wait("1 minute") is tg.Status.FINISHED
+    found = sorted(committed(bench.out), key=lambda row: row[1])
+    assert [row[:4] for row in found] == [(n % KEYS, n, n // KEYS + 1, n % KEYS) for n in range(count)]
+    assert all(sorted(row[4]) == sorted({m % 3 for m in range(row[0], row[1] + 1, KEYS)}) for row in found)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

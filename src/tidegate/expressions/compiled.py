@@ -29,7 +29,10 @@ class Compiled:
         tree = parse(source)
         alias = None
         if isinstance(tree, exp.Alias):
-            alias, tree = str(tree.args["alias"].this), tree.this
+            name = tree.args["alias"]
+            if not isinstance(name, exp.Identifier):
+                source.fail("an alias is a name, such as price AS euros; a field is written seller.city")
+            alias, tree = str(name.this), tree.this
         part = Compiler(source, schema).part(tree)
         self.text = text
         self.schema = schema

@@ -88,6 +88,10 @@ def test_an_expression_says_which_columns_it_reads_and_whether_it_may_be_null() 
         ("price = auction < 3", "put parentheses around comparisons"),
         ("total / 3", "/ of decimals is not supported; cast one side to double"),
         ("total * CAST(total AS decimal(30,2))", "would have 41 digits"),
+        ("seller:city", "a field is written seller.city"),
+        ("category LIKE ANY ('a', 'b')", "LIKE ANY .* is not supported|Any|ANY"),
+        ("price BETWEEN SYMMETRIC 1 AND 2", "is not supported"),
+        ("upper(DISTINCT category)", "DISTINCT category is not supported"),
         ("'it''s'", "two texts side by side"),
     ],
 )

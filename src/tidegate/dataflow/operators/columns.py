@@ -175,7 +175,6 @@ class ColumnsOperator(Operator):
             steps.append((node.name, node.spec.step, needed))
             needed = node.spec.step.reads(needed)
         self._steps = steps[::-1]
-        self._first_reads = needed
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         for name, step, needed in self._steps:

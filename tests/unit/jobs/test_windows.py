@@ -22,6 +22,7 @@ from tests.unit.jobs.test_event_time_goes_on import (
     rescaled,
     stopped_and_started,
 )
+from tests.unit.jobs.test_job_backends import BACKENDS
 from tidegate.testing.processes import ProcessJob
 
 Row = tuple[Any, ...]
@@ -37,6 +38,7 @@ class WindowWorld(World):
             "job",
             slots=slots,
             restart=tg.FixedDelay(attempts=20, delay=0),
+            backend=BACKENDS[self.backend],
             snapshots=tg.Snapshots(to=str(self.bench.folder / to), every="100 ms"),
             **rest,
         )
@@ -63,9 +65,9 @@ def rows(minute: int, n: int) -> set[Row]:
     return {(key, (minute - 1) * MINUTE_MS, minute * MINUTE_MS, n) for key in range(KEYS)}
 
 
-@pytest.fixture
-def world(bench: Bench) -> WindowWorld:
-    return WindowWorld(bench, "heap")
+@pytest.fixture(params=BACKENDS)
+def world(bench: Bench, request: pytest.FixtureRequest) -> WindowWorld:
+    return WindowWorld(bench, request.param)
 
 
 @pytest.mark.parametrize("restart", [stopped_and_started, killed, rescaled, from_a_savepoint])

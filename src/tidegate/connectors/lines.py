@@ -24,6 +24,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.json as arrow_json
 
 from tidegate import arguments
+from tidegate.connectors.arrow_errors import in_spark_types
 from tidegate.connectors.folders import FileFormat, Found, InputFolder, OpenFile, shrunk
 from tidegate.errors import JobError, SchemaError, SourceError
 
@@ -52,7 +53,7 @@ class JsonLines(FileFormat):
             pass  # A column must not be null. This call checks only that its type can be read.
 
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
-        return LinesInput(folder, found, position, self.parse, final=final)
+        return LinesInput(folder, found, position, self.parse, schema=self.schema, final=final)
 
     def parse(self, data: bytes) -> tuple[pa.RecordBatch, Positions]:
         starts, ends = _lines(data)
@@ -105,7 +106,9 @@ class CsvLines(FileFormat):
 
     def open(self, folder: InputFolder, found: Found, *, position: int, final: bool) -> OpenFile | None:
         if not self.header:
-            return LinesInput(folder, found, position, partial(self.parse, self.schema.names), final=final)
+            return LinesInput(
+                folder, found, position, partial(self.parse, self.schema.names), schema=self.schema, final=final
+            )
         first = b""
         with folder.open(found.name) as file:
             while b"\n" not in first and len(first) < MAX_LINE_BYTES and (more := file.read(BLOCK_BYTES)):
@@ -120,7 +123,9 @@ class CsvLines(FileFormat):
                     f"{found.name} in {folder.address}: the header {names} doesn't have {name!r} exactly once. "
                     "Correct the header, or the schema"
                 )
-        return LinesInput(folder, found, max(position, len(first)), partial(self.parse, names), final=final)
+        return LinesInput(
+            folder, found, max(position, len(first)), partial(self.parse, names), schema=self.schema, final=final
+        )
 
     def parse(self, names: list[str], data: bytes) -> tuple[pa.RecordBatch, Positions]:
         if data.count(b"\r") != data.count(b"\r\n") or b"\0" in data:
@@ -163,13 +168,16 @@ def _batch_of(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
 class LinesInput(OpenFile):
     """A file that is read line by line, through the parser of its format."""
 
-    def __init__(self, folder: InputFolder, found: Found, position: int, parse: LinesParser, *, final: bool) -> None:
+    def __init__(
+        self, folder: InputFolder, found: Found, position: int, parse: LinesParser, *, schema: pa.Schema, final: bool
+    ) -> None:
         self.found = found
         self.position = position
         self.size = found.size
         self._file = folder.open(found.name)
         self._where = f"{found.name} in {folder.address}"
         self._parse = parse
+        self._schema = schema
         self._final = final
         self._batch: pa.RecordBatch | None = None
         self._ends: Positions = np.empty(0, np.int64)
@@ -252,8 +260,9 @@ class LinesInput(OpenFile):
                 for at in range(0, self.position, BLOCK_BYTES)
             )
             text = line[:200].decode(errors="replace").rstrip("\r\n") + ("…" if len(line) > 200 else "")
+            why = in_spark_types(str(error), self._schema)
             raise SourceError(
-                f"{self._where}, line {before + 1} (byte {self.position}): {error}\n    {text}\n"
+                f"{self._where}, line {before + 1} (byte {self.position}): {why}\n    {text}\n"
                 "Correct the line in the file, or the schema, and start the job again: it resumes here, nothing was lost"
             ) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -21,8 +22,8 @@ from tidegate.errors import JobError, SchemaError, SourceError
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        ('{"n": 1.5}', "int64"),
-        ('{"n": "1"}', "changed from number to string"),
+        ('{"n": 1.5}', "Failed to convert JSON to long"),
+        ('{"n": "1"}', "column 'n': the value is a JSON string, declared is long"),
         ('{"n": 99999999999999999999}', "99999999999999999999"),
         ("null", "not one JSON object"),
         ("[1]", "not one JSON object"),
@@ -48,6 +49,36 @@ def test_a_bad_line_is_told_with_file_line_byte_and_text(tmp_path: Path, bad: st
         assert part in str(raised.value)
     (tmp_path / "log.json").write_text('{"n": 1}\n\n{"n": 2}\n{"n": 9}\n{"n": 3}\n')
     assert Reading(jsons(tmp_path), reading.offsets()).now() == [9, 3], "corrected, it goes on: nothing was lost"
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "complaint"),
+    [
+        ("boolean", "1", "column 'n': the value is a JSON number, declared is boolean"),
+        ("string", "1", "column 'n': the value is a JSON number, declared is string"),
+        ("struct<a:int>", '{"a": "x"}', "column 'n.a': the value is a JSON string, declared is int"),
+        ("struct<a:int>", "5", "column 'n': the value is a JSON number, declared is struct<a: int>"),
+        ("array<int>", '["x"]', "column 'n': an element of the value is a JSON string, declared is int"),
+        ("int", "1.5", "Failed to convert JSON to int, couldn't parse:1.5"),
+        ("timestamp", '"soon"', "Failed to convert JSON to timestamp, couldn't parse:soon"),
+        ("date", '"soon"', "'soon' as a scalar of type date"),
+        ("decimal(5,2)", '"12345678.123"', "Failed to convert JSON to decimal(5,2): 12345678.123 requires precision 11"),
+    ],
+)
+def test_a_value_of_another_type_is_told_in_the_types_that_were_declared(
+    tmp_path: Path, declared: str, value: str, complaint: str
+) -> None:
+    (tmp_path / "log.json").write_text(f'{{"n": {value}}}\n')
+    with pytest.raises(SourceError) as raised:
+        Reading(sources.json(tmp_path, schema=f"n {declared}")).now()
+    assert f"log.json in {tmp_path}, line 1 (byte 0): " in str(raised.value) and complaint in str(raised.value)
+    assert not re.search(r"int32|int64|decimal128|timestamp\[|date32", str(raised.value))
+
+
+def test_so_are_values_of_csv(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("soon\n")
+    with pytest.raises(SourceError, match=r"conversion error to timestamp: invalid value 'soon'"):
+        Reading(sources.csv(tmp_path, schema="n timestamp", header=False)).now()
 
 
 def test_bytes_that_are_no_text_are_a_bad_line(tmp_path: Path) -> None:
@@ -147,7 +178,7 @@ def test_a_type_that_the_format_cant_hold_is_refused_when_the_source_is_built(tm
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        ("x,2", "int64"),
+        ("x,2", "conversion error to long"),
         ("1", "Expected 2 columns, got 1"),
         ("1,2,3", "Expected 2 columns, got 3"),
         ('1,"a\nb"', "not one record"),

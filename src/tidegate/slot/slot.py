@@ -43,6 +43,7 @@ from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import ProtocolError, StoreError
 from tidegate.protocol.epoch_coordinator import Ending
+from tidegate.protocol.ids import SubtaskId
 from tidegate.slot.assembly import Assembly, RestoredSnapshot
 from tidegate.slot.inner import InnerSubtask
 from tidegate.slot.slot_log import SlotLog
@@ -73,6 +74,7 @@ class Slot:
         self._time_groups = TimeGroupMembers(index, (), world.tell, repeat_ms=settings.tuning.heartbeat_ms)
         self._running = False
         self._next_heartbeat_ms = 0
+        self._writing: dict[tuple[SubtaskId, int], int] = {}  # by subtask and epoch, since when
         self._steps = StepTimes()
         self._log = SlotLog(index, plan=plan, settings=settings, attempt=attempt, speak=world.speak)
         self._assembly: Assembly | None = None
@@ -193,6 +195,7 @@ class Slot:
             self._next_heartbeat_ms = monotonic_ms + self._settings.tuning.heartbeat_ms
             self._world.tell(Heartbeat(self.index, self._metrics()))
             self._log.look_at_alignments(self._subtasks, monotonic_ms)
+            self._log.look_at_writes(self._writing, monotonic_ms)
             self._log.look_at_waits(self._time_groups.stuck(monotonic_ms), monotonic_ms)
             for subtask in self._subtasks:
                 subtask.maintain()  # even if nothing arrives, state may expire
@@ -239,6 +242,7 @@ class Slot:
             state_bytes = sum(file.bytes for entry in written.values() for each in entry.pieces for file in each.files)
             return written, replace(stats, write_ms=write_ms, state_bytes=state_bytes)
 
+        self._writing[subtask.id, marker.epoch] = self._world.clock.monotonic_ms()
         self._world.background.submit(write, partial(self._pieces_written, subtask, marker.epoch, pieces))
 
     def _pieces_written(
@@ -253,6 +257,7 @@ class Slot:
             return
         for piece in pieces:
             piece.frozen.release()
+        self._writing.pop((subtask.id, epoch), None)
         longest_step_ms, quiet_step_ms = self._steps.end()
         vertex, index = subtask.id.vertex, subtask.id.subtask
         if written is not None:

@@ -1,8 +1,8 @@
 """What a slot logs, on the logger `tidegate.slot`: in Spark, into the log of its executor.
 
 A line when it is deployed, with what it has restored, and one when an error ends it, with the traceback. In between nothing,
-unless an alignment is slow, or a source waits for another one whose event time doesn't move: then a line a minute at most,
-with the subtask that waits and the subtasks that it waits for.
+unless an alignment or the writing of a snapshot is slow, or a source waits for another one whose event time doesn't move:
+then a line a minute at most of each, with the subtask that waits and what it waits for.
 
 `speak` is given (`logs.Speak`), so that nothing here does I/O. Nothing is called by record or by batch.
 """
@@ -10,12 +10,12 @@ with the subtask that waits and the subtasks that it waits for.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tidegate.control.messages import RestoreStats
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
-from tidegate.errors import ProtocolError
+from tidegate.errors import ProtocolError, UserFunctionError
 from tidegate.logs import OncePer, Speak
 from tidegate.protocol.ids import ChannelId, SubtaskId
 from tidegate.slot.subtask import Subtask
@@ -23,6 +23,7 @@ from tidegate.slot.time_group_members import Member
 
 LOGGER = logging.getLogger("tidegate.slot")
 SLOW_ALIGNMENT_MS = 10_000
+SLOW_WRITE_MS = 10_000
 STUCK_TIME_MS = 30_000
 
 
@@ -36,6 +37,7 @@ class SlotLog:
         self._routine = logging.INFO if settings.writes_state else logging.DEBUG
         self._slow = OncePer()
         self._stuck = OncePer()
+        self._slow_write = OncePer()
         self._since_ms: dict[tuple[SubtaskId, int], int] = {}  # by the alignments that are under way
 
     def deployed(self, epoch: int | None, cost: RestoreStats | None) -> None:
@@ -59,7 +61,16 @@ class SlotLog:
 
     def failed(self, error: BaseException) -> None:
         """An error ends it. The traceback is logged here only; the driver is sent what users need. A connection that breaks
-        has a cause at its other end, and no traceback says more."""
+        has a cause at its other end, and no traceback says more. An error of a user's function is logged by the driver."""
+        if isinstance(error, UserFunctionError):
+            self._say(
+                logging.INFO,
+                "failed",
+                "ends, because operator %r raised an error: the driver logs it.",
+                error.operator,
+                operator=error.operator,
+            )
+            return
         cause = None if isinstance(error, ProtocolError) else error
         self._say(logging.ERROR, "failed", "fails: %s: %s", type(error).__name__, error, exc_info=cause)
 
@@ -84,6 +95,25 @@ class SlotLog:
                     took_ms // 1000,
                     epoch,
                     missing,
+                    epoch=epoch,
+                    subtask=str(subtask),
+                    duration_ms=took_ms,
+                )
+
+    def look_at_writes(self, writing: Mapping[tuple[SubtaskId, int], int], now_ms: int) -> None:
+        """Called now and then, to find snapshots that are slow to write. `writing`: by subtask and epoch, since when."""
+        for (subtask, epoch), since_ms in writing.items():
+            took_ms = now_ms - since_ms
+            if took_ms >= SLOW_WRITE_MS and self._slow_write.take(now_ms) is not None:
+                self._say(
+                    logging.WARNING,
+                    "slow-write",
+                    "has slow writes: %s[%d] has written its part of snapshot %d for %d s, and isn't done. The snapshot "
+                    "folder or the network to it is slow.",
+                    self._plan.vertices[subtask.vertex].name,
+                    subtask.subtask,
+                    epoch,
+                    took_ms // 1000,
                     epoch=epoch,
                     subtask=str(subtask),
                     duration_ms=took_ms,

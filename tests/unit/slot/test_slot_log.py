@@ -10,9 +10,12 @@ import tidegate as tg
 from tests.unit.driver.test_job_log import Lines
 from tidegate.channels.tcp_ends import ChannelLost
 from tidegate.control.settings import JobSettings, Snapshots
+from tidegate.errors import UserFunctionError
 from tidegate.protocol.alignment import Alignment
 from tidegate.protocol.ids import ChannelId, SubtaskId
-from tidegate.slot.slot_log import SLOW_ALIGNMENT_MS, SlotLog
+from tidegate.protocol.time_groups import Least
+from tidegate.slot.slot_log import SLOW_ALIGNMENT_MS, SLOW_WRITE_MS, STUCK_TIME_MS, SlotLog
+from tidegate.slot.time_group_members import Member
 from tidegate.testing.processes import ProcessJob
 
 
@@ -74,6 +77,44 @@ def test_an_error_is_logged_with_its_traceback_unless_a_connection_broke() -> No
     log.failed(ChannelLost(ChannelId(0, 0, 1), "reset by peer"))
     assert causes == [bug, None]
     assert lines.all[1][2].endswith("slot 1 fails: ChannelLost: channel e0:0>1 is lost: reset by peer")
+
+
+def test_an_error_of_a_users_function_is_left_to_the_drivers_log() -> None:
+    lines, causes = Lines(), list[BaseException | None]()
+    error = UserFunctionError(operator="count", user_traceback="Traceback …\nZeroDivisionError", record="Row(n=1)")
+    logged(lines, causes).failed(error)
+    assert causes == [None] and [level for level, _, _ in lines.all] == [logging.INFO]
+    assert lines.all[0][2].endswith("slot 1 ends, because operator 'count' raised an error: the driver logs it.")
+
+
+def test_a_snapshot_that_is_slow_to_write_is_logged_once_a_minute() -> None:
+    lines = Lines()
+    log = logged(lines, [])
+    for at_ms in range(0, 130_000, 1_000):
+        log.look_at_writes({(SubtaskId(1, 1), 17): 0, (SubtaskId(0, 1), 17): at_ms}, at_ms)
+    assert [fields["duration_ms"] for _, fields, _ in lines.all] == [SLOW_WRITE_MS, 70_000]
+    level, fields, text = lines.all[0]
+    assert (level, fields["event"], fields["epoch"]) == (logging.WARNING, "slow-write", 17)
+    assert text == (
+        "Job 'm', attempt 3, slot 1 has slow writes: count → out[1] has written its part of snapshot 17 for 10 s, and isn't "
+        "done. The snapshot folder or the network to it is slow."
+    )
+
+
+def test_a_source_that_waits_for_one_that_does_not_move_is_logged_once_a_minute() -> None:
+    lines = Lines()
+    log = logged(lines, [])
+    member = Member(
+        cast(Any, Aligning(SubtaskId(0, 1), (0, frozenset()))), cast(Any, None), "events", "bids[1]", Least(5, "asks[0]")
+    )
+    for at_ms in range(0, 130_000, 1_000):
+        log.look_at_waits([(member, at_ms)], at_ms)
+    assert [fields["duration_ms"] for _, fields, _ in lines.all] == [STUCK_TIME_MS, 90_000]
+    assert lines.all[0][2] == (
+        "Job 'm', attempt 3, slot 1 doesn't read source bids[1]: for 30 s it has waited for asks[0] of time group 'events', "
+        "which is more than max_ahead behind in event time. If that source may be without records for long, give its "
+        "with_watermark an idle_after."
+    )
 
 
 def test_the_channels_that_an_alignment_waits_for() -> None:

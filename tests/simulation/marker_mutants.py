@@ -14,7 +14,7 @@ import pyarrow as pa
 from tests.simulation.mutant import ALL, RESTORES, Mutant
 from tidegate.channels.elements import Marker
 from tidegate.dataflow.in_flight import FEEDBACK
-from tidegate.dataflow.operators import source
+from tidegate.dataflow.operators import source, stepwise
 from tidegate.dataflow.places import Place
 from tidegate.protocol import alignment
 from tidegate.protocol.alignment import AlignmentMode, ForwardMarker, TakeSnapshot
@@ -215,6 +215,15 @@ MARKER_MUTANTS = (
         modes=EXACT,
         rates=RESTORES,
         patches=((source.SourceOperator, "freeze", _offsets_of_before),),
+    ),
+    Mutant(
+        "held records forgotten",
+        "a snapshot doesn't wait for the records that an operator holds between two steps",
+        row=7,
+        modes=EXACT,
+        job="crowds",
+        rates=RESTORES,
+        patches=((stepwise.StepwiseOperator, "holds_records", lambda original: lambda operator: False),),
     ),
     Mutant(
         "no alignment",

@@ -37,6 +37,7 @@ NOTICED_BY: dict[str, tuple[int, ...]] = {
     "freeze behind the marker": (0, 0, 11, 4, 9, 5),
     "frozen in name only": (10,),
     "greatest watermark of the groups": (18,),
+    "held records forgotten": (11, 5, 5, 11, 4),
     "inner laps don't count": (38, 38, 38, 76, 38, 286),
     "items rounded down": (8,),
     "least watermark of the groups": (54,),

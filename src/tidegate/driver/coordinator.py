@@ -487,7 +487,5 @@ class Coordinator:
     def _check_heartbeats(self, now_ms: int) -> None:
         timeout_ms = self._settings.tuning.heartbeat_timeout_ms
         if silent := self._roster.silent(now_ms, timeout_ms):
-            advice = (
-                "if a function is busy with a batch for so long, set Tuning(heartbeat_timeout=…) or Tuning(max_batch_rows=…)"
-            )
+            advice = "if one call of a function takes so long, set Tuning(heartbeat_timeout=…)"
             self.failed(Failure(f"slots {silent} sent nothing for {timeout_ms} ms: {advice}", silent[0]))

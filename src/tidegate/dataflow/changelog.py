@@ -7,7 +7,8 @@ or filtering such records as if they were facts gives wrong results, so this is 
 Rules:
 - What a node emits is upserted if the node has `upserts_by`, the columns of the key. Side outputs are appended to.
 - An operator takes appended records, unless its spec lists others in `changelogs`. A sink lists what it takes itself.
-- The updates of a key must stay in order: they go by the key (or a part of it) or forward, and are not united.
+- The updates of a key must stay in order: they go by the key (or a part of it), or forward to as many subtasks, and are
+  not united.
 - `stream.as_append()` makes every update a record of its own.
 
 There are no deletions: a key that its ttl removes is just not updated again.
@@ -62,6 +63,19 @@ def check_input(nodes: Sequence[Node], what: str, edges: Sequence[Edge], *, take
             raise GraphError(
                 f"{what}: key_by({', '.join(map(repr, edge.key))}) would bring the upserts by ({', '.join(key)}) of "
                 f"{source} out of order; use key_by on columns of that key, or omit it"
+            )
+
+
+def check_not_spread(nodes: Sequence[Node], node: Node, parallelism: Sequence[int]) -> None:
+    """Check that no upserts are dealt out over another number of subtasks, batch by batch. `parallelism` is by node."""
+    for edge in node.inputs:
+        key = upserts_by(nodes, edge)
+        ours, theirs = parallelism[node.id], parallelism[edge.source]
+        if key and edge.partitioning is Partitioning.FORWARD and ours != theirs:
+            raise GraphError(
+                f"{node.spec.kind} {node.name!r} has {ours} {'subtask' if ours == 1 else 'subtasks'}, and "
+                f"{nodes[edge.source].name!r} has {theirs}, so that the upserts of a key would come out of order; give both "
+                f"the same parallelism, or use key_by({', '.join(map(repr, key))}) between them"
             )
 
 

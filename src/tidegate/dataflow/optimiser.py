@@ -15,6 +15,7 @@ and their ids may change with every plan.
 
 from __future__ import annotations
 
+from tidegate.dataflow.changelog import check_not_spread
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
 from tidegate.dataflow.loops import LogicalLoop, loops_in
 from tidegate.dataflow.plan import Loop, Plan, PlanEdge, Vertex
@@ -29,6 +30,7 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
     parallelism: list[int] = []
     for node in graph.nodes:
         parallelism.append(_parallelism_of(node, parallelism, slots=slots, key_group_count=key_group_count))
+        check_not_spread(graph.nodes, node, parallelism)
     firsts: list[int] = []  # by node: the first node of its chain
     for node in graph.nodes:
         chained = (chaining or node.assigns_time) and _continues_its_upstream(node, parallelism)

@@ -12,6 +12,7 @@ from tests.unit.dataflow.described import Nowhere, Records
 from tidegate.connectors.collecting import CollectSink
 from tidegate.connectors.printing import PrintSink
 from tidegate.dataflow.changelog import ANY, Changelog
+from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.pipeline import Pipeline
 from tidegate.errors import GraphError, SchemaError
 
@@ -115,3 +116,17 @@ def test_columns_may_be_made_of_upserts_as_long_as_the_key_stays() -> None:
         counts().with_columns(auction="auction + 1")
     with pytest.raises(GraphError, match="filter 'filter-1' takes records that are appended"):
         counts().filter("n > 1")
+
+
+def test_upserts_are_not_spread_over_another_number_of_subtasks() -> None:
+    """They would come out of order, since records are then dealt out batch by batch."""
+
+    def plan(use: Callable[[tg.Stream], tg.Stream | tg.KeyedStream]) -> None:
+        stream = counts()
+        use(stream).to("out", Table(), parallelism=1)
+        make_plan(stream._pipeline.build(), slots=2, key_group_count=16)
+
+    with pytest.raises(GraphError, match=r"sink 'out' has 1 subtask, .*'counts' has 2.*key_by\('auction', 'bidder'\)"):
+        plan(lambda stream: stream)
+    plan(lambda stream: stream.key_by("auction", "bidder"))
+    plan(lambda stream: stream.as_append())

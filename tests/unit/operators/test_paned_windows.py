@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.operators.harness import Bench, Collected
-from tests.unit.operators.windowing import RECORDS, RESULTS, check_random_run, spec_of
+from tests.unit.operators.windowing import RECORDS, RESULTS, Windows, check_random_run, spec_of
 from tidegate.dataflow.operators import paned_windows, window
 from tidegate.dataflow.operators.window import MAX_ROWS, MAX_WINDOWS
 from tidegate.dataflow.operators.window_spec import WindowSpec
@@ -52,6 +52,24 @@ def test_results_are_the_same_with_restores_and_rescales(assigner: Paned, latene
 def test_a_snapshot_may_come_while_windows_fire(assigner: Paned, lateness_ms: int, small_steps: None) -> None:
     for seed in range(12):
         check_random_run(assigner, seed, lateness_ms=lateness_ms, stops_in_the_middle=True)
+
+
+def test_a_record_in_flight_does_not_open_a_window_again_that_a_snapshot_found_half_fired(small_steps: None) -> None:
+    windows = Windows(spec_of(tumbling("ts", 10), late="late"))
+    windows.feed([(key, 1, 1) for key in range(8)])
+    windows.watermark(0, 20)
+    emitted = windows.taken()[0]
+    assert 0 < len(emitted) < 8, "a snapshot comes between two steps"
+    restored = windows.restored(parallelism=1, resumed=False)
+    in_flight = (emitted[0][0], 2, 100)
+    restored.feed([in_flight])
+    restored.resume()
+    restored.finish_work()
+    restored.watermark(0, 20)
+    restored.finish_work()
+    rest, late = restored.taken()
+    assert sorted(emitted + rest) == [(key, 0, 10, 1, 1) for key in range(8)]
+    assert late == [in_flight]
 
 
 class Sizes(Collected):

@@ -134,6 +134,9 @@ class PanedWindowOperator(WindowOperator):
                 if not self._keeps:
                     table.delete(np.concatenate(given))
                     given.clear()
+                    # Closed for the keys that were emitted, and so for all: after a restore, records that were in flight
+                    # must not open it again. What is left of it fires first then (`resume`).
+                    self._time.advance(end_ms - 1)
                 yield
         if not self._keeps:
             self._state.drop(panes[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +21,8 @@ def column(schema: pa.Schema, names: Sequence[str], source: Text, at: int | None
     index = _index(names[0], schema.names, "column", source, at)
     field = schema.field(index)
     part = Typed(plain_type(field.type), _reader(index, field.type), names[0], field.nullable)
+    if pa.types.is_dictionary(field.type) and field.type.value_type == STRING:
+        part = replace(part, encoded=lambda batch: batch.column(index))
     for name in names[1:]:
         part = struct_field(part, name, source, at)
     return part

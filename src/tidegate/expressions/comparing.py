@@ -130,7 +130,7 @@ def is_in(part: Typed, options: Sequence[Typed], source: Text, at: int | None) -
             found = pc.if_else(found, True, pa.scalar(None, BOOLEAN))
         return pc.if_else(pc.is_null(value), pa.scalar(None, BOOLEAN), found)
 
-    return apply(look_up, [part], BOOLEAN, sql, nullable=part.nullable or has_null)
+    return apply(look_up, [part], BOOLEAN, sql, nullable=True if has_null else None)
 
 
 def between(part: Typed, low: Typed, high: Typed, source: Text, at: int | None) -> Typed:

@@ -35,7 +35,8 @@ MONTHS = pa.month_day_nano_interval()
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """`sql` is what Spark calls the part in column names. `constant` is its value, if that is known already."""
+    """`sql` is what Spark calls the part in column names. `constant` is its value, if that is known already. `encoded`
+    returns the values as a dictionary array, if the part is a column of text that is encoded so."""
 
     type: pa.DataType
     run: Run
@@ -43,6 +44,7 @@ class Typed:
     nullable: bool = True
     may_fail: bool = False
     constant: pa.Scalar | None = None
+    encoded: Run | None = None
 
     @property
     def is_null_literal(self) -> bool:
@@ -103,10 +105,9 @@ def apply(
     """
     runs = [each.run for each in arguments]
 
-    def run(batch: pa.RecordBatch) -> Value:
-        values: list[Value] = [each(batch) for each in runs]
+    def compute(values: list[Value], row_count: int) -> Value:
         if on_arrays:
-            values = [as_array(value, batch.num_rows) for value in values]
+            values = [as_array(value, row_count) for value in values]
         if fails is None:
             return function(*values)
         try:
@@ -114,14 +115,37 @@ def apply(
         except pa.ArrowInvalid as error:
             raise ExpressionError(f"{fails}, in {sql}") from error
 
+    def run(batch: pa.RecordBatch) -> Value:
+        return compute([each(batch) for each in runs], batch.num_rows)
+
+    # Of null it is null, and it never fails for an entry of a dictionary that no row has: so entries are computed once.
+    may_use_entries = nullable is None and fails is None
     made = Typed(
         type,
-        run,
+        (_by_entries(compute, run, arguments) if may_use_entries else None) or run,
         sql,
         nullable=any(each.nullable for each in arguments) if nullable is None else nullable,
         may_fail=fails is not None or any(each.may_fail for each in arguments),
     )
     return _folded(made) if all(each.constant is not None for each in arguments) else made
+
+
+def _by_entries(compute: Callable[[list[Value], int], Value], run: Run, arguments: Sequence[Typed]) -> Run | None:
+    """Return how to compute the entries of a dictionary instead of the rows, if one argument is encoded and the others are
+    constants."""
+    varying = [index for index, each in enumerate(arguments) if each.constant is None]
+    if len(varying) != 1 or (encoded := arguments[varying[0]].encoded) is None:
+        return None
+
+    def run_by_entries(batch: pa.RecordBatch) -> Value:
+        column = encoded(batch)
+        entry_count = len(column.dictionary)
+        if entry_count >= batch.num_rows:
+            return run(batch)
+        values = [column.dictionary if each.constant is None else each.constant for each in arguments]
+        return as_array(compute(values, entry_count), entry_count).take(column.indices)
+
+    return run_by_entries
 
 
 _ONE_ROW = pa.record_batch([pa.nulls(1)], names=["row"])

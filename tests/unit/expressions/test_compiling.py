@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from tidegate.errors import ExpressionError, SchemaError
@@ -164,3 +165,41 @@ def test_a_slice_of_a_batch_and_an_empty_one_are_computed_like_others() -> None:
         whole = compiled(batch).to_pylist()
         assert compiled(batch.slice(2, 2)).to_pylist() == whole[2:]
         assert compiled(batch.slice(0, 0)).to_pylist() == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s = 'x'",
+        "s > 'x'",
+        "s LIKE 'x%'",
+        "s IN ('x', 'yy')",
+        "s IN ('x', NULL)",
+        "s IS NULL",
+        "s <=> 'x'",
+        "upper(s) || '!'",
+        "length(s) + 1",
+        "coalesce(s, 'none')",
+        "split(s, 'y')",
+        "CASE WHEN s = 'x' THEN 1 ELSE 2 END",
+        "xxhash64(s)",
+        "s || s",
+        "try_cast(s AS int)",
+    ],
+)
+def test_a_dictionary_has_the_values_of_its_texts(text: str) -> None:
+    words = pa.array(["x", None, "yy", "7", "x", "x", None, "yy"] * 3)
+    entries = pa.array(["7", "x", "unused", "yy", None])
+    of_plain = pa.record_batch([words], names=["s"])
+    encoded = pa.DictionaryArray.from_arrays(pc.index_in(words, entries.slice(0, 4)), entries)
+    with_null_entry = pa.DictionaryArray.from_arrays(pc.index_in(words, entries), entries)
+    expected = compile_expression(text, of_plain.schema)(of_plain)
+    for column in (encoded, with_null_entry, encoded.slice(5), words.dictionary_encode()):
+        batch = pa.record_batch([column], names=["s"])
+        assert compile_expression(text, batch.schema)(batch).to_pylist() == expected.to_pylist()[-len(column) :]
+
+
+def test_an_entry_of_a_dictionary_that_no_record_has_is_no_error() -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([1, 1, 1], pa.int8()), pa.array(["no number", "7"]))
+    batch = pa.record_batch([column], names=["s"])
+    assert compile_expression("CAST(s AS int) + 1", batch.schema)(batch).to_pylist() == [8, 8, 8]

@@ -303,9 +303,10 @@ def test_the_tests_that_the_promises_name_are_there() -> None:
     _none(sorted(name for name in named if f"def {name}(" not in written))
 
 
-def test_decisions_are_numbered_without_gaps() -> None:
+def test_no_two_decisions_have_one_number() -> None:
+    """There may be gaps: numbers are given out before the decisions are written down."""
     numbers = sorted(int(path.name[:3]) for path in (ROOT / "docs/adr").glob("*.md"))
-    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) == len(set(numbers)) and numbers[0] == 1
 
 
 # ------------------------------------------------------------------------------------------------------- the means

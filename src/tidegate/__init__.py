@@ -12,7 +12,7 @@ from __future__ import annotations
 from tidegate import sinks, sources
 from tidegate.arguments import ClockDuration, Duration, Size
 from tidegate.control.settings import Backend, Heap, Snapshots, Tuning
-from tidegate.dataflow.aggregates.base import Accumulator, Aggregate
+from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, IntArray, Vectors
 from tidegate.dataflow.aggregates.declaring import (
     all_ as _all,
 )
@@ -154,6 +154,7 @@ __all__ = [
     "HandshakeError",
     "Heap",
     "Instant",
+    "IntArray",
     "Job",
     "JobError",
     "JobFailed",
@@ -198,6 +199,7 @@ __all__ = [
     "Tuning",
     "UserFunctionError",
     "ValueState",
+    "Vectors",
     "WindowedStream",
     "aggregating",
     "broadcast_map",

@@ -79,3 +79,9 @@ def dataframes(frame: DataFrame) -> None:
     counts = tg.transform(frame, lambda bids: {"counts": bids.rebalance()})
     counts.writeStream()  # error: attr-defined
     tg.plan_restore("job", "savepoints/friday")  # error: arg-type
+
+
+def aggregates(stream: tg.Stream) -> None:
+    stream.key_by("id").aggregate("counts", n="count")  # error: arg-type
+    stream.key_by("id").running("counts", n=tg.sum(1))  # error: arg-type
+    stream.aggregate("counts", n=tg.count())  # error: attr-defined

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, assert_type
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
@@ -127,6 +128,26 @@ class PayOrder(tg.CoProcess):
         return None if self.order.get() is None else [(ctx.key, payment.amount)]
 
 
+class Spread(tg.Aggregate):
+    @property
+    def accumulators(self) -> Sequence[tg.Accumulator]:
+        return tg.Accumulator("low", pa.float64(), 1e300), tg.Accumulator("high", pa.float64())
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return pa.float64()
+
+    def add(self, vectors: tg.Vectors, rows: tg.IntArray, inputs: Sequence[pa.Array]) -> None:
+        np.minimum.at(vectors["low"].values, rows, inputs[0].to_numpy())
+
+    def merge(self, vectors: tg.Vectors, rows: tg.IntArray, other: tg.Vectors, other_rows: tg.IntArray) -> None:
+        low = vectors["low"].values
+        low[rows] = np.minimum(low[rows], other["low"].values[other_rows])
+
+    def result(self, vectors: tg.Vectors, rows: tg.IntArray) -> pa.Array:
+        return pa.array(vectors["low"].values[rows])
+
+
 # ----------------------------------------------------------------------------------------------- sources and sinks
 
 
@@ -163,6 +184,10 @@ class CountingReader(tg.SourceReader):
 
 
 class Outbox(tg.Sink):
+    @property
+    def changelogs(self) -> frozenset[tg.Changelog]:
+        return frozenset({tg.Changelog.APPEND, tg.Changelog.UPSERT})
+
     def check(self, schema: pa.Schema) -> None:
         if "n" not in schema.names:
             raise tg.SchemaError("give a column n")
@@ -223,6 +248,10 @@ def bid_counts(spark: SparkSession | None) -> tg.Job:
     cheap = bids.filter("price < 100").select("auction", "price * 0.9 AS euros").with_columns({"name": "auction"}, n="1")
     assert_type(cheap, tg.Stream)
     cheap.explode("array(n, n + 1) AS each", keep_empty=True, name="each").key_by("each").to("cheap", tg.sinks.print())
+    sums = numbers.key_by("id").aggregate("sums", rows=tg.count(), total=tg.sum("n * 2"), spread=Spread("n"), ttl="1 day")
+    assert_type(sums, tg.Stream)
+    sums.as_append().to("sums", tg.sinks.parquet("sums/"))
+    numbers.key_by("id").running("nth", nth=tg.count(), last=tg.last("n", by="id"), any=tg.any("n > 1")).to("nth", Outbox())
     numbers.iterate("twice", lambda stream: (stream, stream)).process("hundreds", InHundreds(), returns="ids array<long>")
     numbers.key_by("id").connect(numbers.key_by("id")).process("pay", PayOrder(), returns="id long, amount double")
     return job

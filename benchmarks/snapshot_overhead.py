@@ -27,11 +27,7 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     wait_until(lambda: records_in(handle, "v1") >= 20 * KEYS, timeout_s=120)
     for _ in range(3):
         handle.snapshot()
-    pairs = []
-    for turn in range(max(3, int(PAIRS * scale))):
-        order = (True, False) if turn % 2 else (False, True)
-        measured = {taken: _records_per_s(handle, snapshots=taken) for taken in order}
-        pairs.append((measured[True], measured[False]))
+    pairs = turns(handle, max(3, int(PAIRS * scale)))
     snapshots = len(handle.epochs) - 3
     handle.cancel()
     ratios = [taken / without for taken, without in pairs]
@@ -45,6 +41,16 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
         "snapshots": snapshots,
         "records_per_s": round(statistics.median(taken for taken, _ in pairs)),
     }
+
+
+def turns(handle: Handle, count: int) -> list[tuple[float, float]]:
+    """Return pairs of turns of a running job: records per second with snapshots, and without."""
+    pairs = []
+    for turn in range(count):
+        order = (True, False) if turn % 2 else (False, True)
+        measured = {taken: _records_per_s(handle, snapshots=taken) for taken in order}
+        pairs.append((measured[True], measured[False]))
+    return pairs
 
 
 def _records_per_s(handle: Handle, *, snapshots: bool) -> float:

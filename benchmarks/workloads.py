@@ -47,6 +47,10 @@ class Records:
 class Discard(tg.Sink):
     """Takes everything, keeps nothing."""
 
+    @property
+    def changelogs(self) -> frozenset[tg.Changelog]:
+        return frozenset(tg.Changelog)
+
     def open(self, context: tg.SinkContext) -> tg.SinkWriter:
         return _Discarding()
 

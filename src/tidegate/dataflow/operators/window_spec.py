@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
@@ -24,6 +25,7 @@ class WindowSpec:
     settings: WindowSettings
     kind: str = "window"
     stateful: bool = True
+    in_columns: ClassVar[bool] = True
 
     def create(self, node: Node) -> Operator:
         if isinstance(self.assigner, Sessions):

@@ -30,9 +30,12 @@ from benchmarks import (
     snapshot_pause,
     snapshot_protocols,
     state_read,
+    vectorised,
 )
+from benchmarks.nexmark import run as nexmark
+from benchmarks.nexmark.suite import QUERIES
 
-BENCHMARKS: dict[str, Callable[[float], Iterator[dict[str, Any]]]] = {
+BENCHMARKS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "keyed-sum": keyed_sum.run,
     "snapshot-overhead": snapshot_overhead.run,
     "snapshot-pause": snapshot_pause.run,
@@ -49,6 +52,8 @@ BENCHMARKS: dict[str, Callable[[float], Iterator[dict[str, Any]]]] = {
     "alignment-vs-parallelism": alignment.against_parallelism,
     "alignment-vs-shuffles": alignment.against_shuffles,
     "snapshot-protocols": snapshot_protocols.run,
+    "vectorised": vectorised.run,
+    "nexmark": nexmark.run,
 }
 
 
@@ -57,6 +62,7 @@ def main() -> None:
     parser.add_argument("name", choices=[*BENCHMARKS, "all", "compare"])
     parser.add_argument("compared", nargs="*", metavar="REV NAME", help="for compare: the revision and the benchmark")
     parser.add_argument("--rounds", type=int, default=3, help="for compare: how often each revision is run")
+    parser.add_argument("--query", nargs="+", choices=QUERIES, help="for nexmark: only these queries")
     parser.add_argument("--json", action="store_true", help="one JSON object per line (default: a readable line)")
     parser.add_argument("--scale", type=float, default=1.0, help="how much work, as a multiple of the usual")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where to draw what there is a picture of")
@@ -70,7 +76,8 @@ def main() -> None:
     for name in BENCHMARKS if chosen.name == "all" else [chosen.name]:
         print(f"running {name} …", file=sys.stderr, flush=True)
         lines = []
-        for line in BENCHMARKS[name](chosen.scale):
+        queries = {"queries": chosen.query} if name == "nexmark" and chosen.query else {}
+        for line in BENCHMARKS[name](chosen.scale, **queries):
             lines.append(line)
             print(json.dumps(line) if chosen.json else _readable(line), flush=True)
         if chosen.pictures is not None:

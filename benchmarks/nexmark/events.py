@@ -125,6 +125,9 @@ class _Make:
         bits ^= bits >> np.uint64(31)
         return bits
 
+    def _text(self, table: pa.Array, number: Numbers, use: int) -> pa.Array:
+        return table.take(pa.array(_below(self._bits(number, use), 0, 20, len(table))))
+
 
 class Persons(_Make):
     """Makes persons."""
@@ -132,14 +135,14 @@ class Persons(_Make):
     def make(self, index: Numbers) -> dict[str, Any]:
         number = index * EVENTS
         made: dict[str, Any] = {}
-        for use, name in enumerate(self.columns):
+        for name in self.columns:
             if name == "id":
                 made[name] = index + FIRST_ID
             elif name == "date_time":
                 made[name] = _timestamps(self._time_us(number))
             else:
                 table = _person_texts()[name]
-                made[name] = table.take(pa.array(_below(self._bits(number, use), 0, 20, len(table))))
+                made[name] = self._text(table, number, tuple(_person_texts()).index(name))
         return made
 
 
@@ -151,7 +154,7 @@ class Auctions(_Make):
         number = group * (EVENTS - AUCTIONS) + index + 1
         bits = self._bits(number, 8)
         made: dict[str, Any] = {}
-        for use, name in enumerate(self.columns):
+        for name in self.columns:
             if name == "id":
                 made[name] = index + FIRST_ID
             elif name == "seller":
@@ -168,8 +171,7 @@ class Auctions(_Make):
             elif name == "expires":
                 made[name] = _timestamps(self._time_us(number) + self._length_us(number))
             else:
-                table = _texts(name)
-                made[name] = table.take(pa.array(_below(self._bits(number, 11 + use), 0, 20, len(table))))
+                made[name] = self._text(_texts(name), number, 11 + ("item_name", "description", "extra").index(name))
         return made
 
     def _length_us(self, number: Numbers) -> Numbers:
@@ -203,8 +205,7 @@ class Bids(_Make):
                 if name in wanted:
                     made[name] = table.take(pa.array(place))
         if "extra" in wanted:
-            table = _texts("bid_extra")
-            made["extra"] = table.take(pa.array(_below(self._bits(number, 2), 0, 20, len(table))))
+            made["extra"] = self._text(_texts("bid_extra"), number, 2)
         if "date_time" in wanted:
             made["date_time"] = _timestamps(self._time_us(number))
         return made

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.nexmark.events import SIDE_INPUT, Events
+from benchmarks.nexmark.suite import query
 from tidegate.dataflow.contracts import Source, SourceContext
 
 _BATCH = 1 << 16
@@ -53,6 +54,11 @@ def tables(spark: Any, folder: Path) -> Iterator[Any]:
 def expected(spark: Any, query: str) -> Rows:
     """Return the rows of a query, in a session that has the tables."""
     return _counted([spark.sql(query).toArrow()])
+
+
+def result(name: str, folder: Path, schema: pa.Schema) -> Rows:
+    """Return the result of a query from what its Parquet sink has written."""
+    return written(folder, schema, getattr(query(name), "KEY", ()))
 
 
 def written(folder: Path, schema: pa.Schema, key: Sequence[str] = ()) -> Rows:

@@ -4,6 +4,6 @@ A module has
 
 - `SQL`, over the tables `bid`, `auction`, `person` and `side_input`: what the result is;
 - `program(nexmark)`, which returns the stream of results;
-- `KEY`, if that stream holds results that replace earlier ones with the same key. Then the last one of each key counts;
+- `KEY`, if that is a stream of upserts by this key: then the last one of each key counts;
 - `BY_RECORD = True`, if a Python function is called for each record.
 """

@@ -47,11 +47,11 @@ KEYS: dict[str, list[Any]] = {
         {"a": 1.0, "b": {"c": None, "d": None}},
     ],
 }
-_HASHES = {
-    "hashed": hash_columns,
-    "two hashes": lambda columns: hash_columns(columns) & 1,
-    "one hash": lambda columns: hash_columns(columns) & 0,
-}
+_HASHES = {"hashed": hash_columns, "two hashes": lambda columns: hash_columns(columns) & 1}
+# Keys that are not their own codes, for which hashes may collide.
+_HASHED = [
+    key_type for key_type in KEYS if key_type.split("<")[0] in ("string", "binary", "decimal(10,2)", "array", "struct")
+]
 
 
 def columns_of(values: list[Any], kind: pa.DataType) -> list[pa.Array]:
@@ -63,8 +63,9 @@ def plain(columns: list[pa.Array], kind: pa.DataType) -> list[Any]:
     return list(zip(*map(key_list, columns), strict=True)) if pa.types.is_struct(kind) else key_list(columns[0])
 
 
-@pytest.mark.parametrize("hashes", _HASHES)
-@pytest.mark.parametrize("key_type", KEYS)
+@pytest.mark.parametrize(
+    ("key_type", "hashes"), [*((key_type, "hashed") for key_type in KEYS), *((kind, "two hashes") for kind in _HASHED)]
+)
 @given(data=st.data())
 def test_each_key_has_one_row_whatever_comes_and_goes(key_type: str, hashes: str, data: st.DataObject) -> None:
     kind = parse_type(key_type)
@@ -121,7 +122,7 @@ def test_many_keys_are_found_and_their_memory_goes_when_they_go(key_type: str) -
 def test_rows_and_places_are_used_again_if_keys_come_and_go() -> None:
     for kind in (pa.int64(), pa.string()):
         index, bytes_held = KeyIndex(kind), 0
-        for start in range(0, 400_000, 1_000):
+        for start in range(0, 100_000, 1_000):
             rows, _ = index.rows_of([pa.array(range(start, start + 1_000)).cast(kind)])
             index.remove(rows)
             index.free(rows)

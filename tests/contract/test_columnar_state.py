@@ -383,3 +383,49 @@ def test_rocksdb_starts_from_its_own_files_with_all_windows(tmp_path: Path) -> N
     keys = [key for section in found for key in to_list(section.rows.column("key"))]
     assert len(keys) == 2 * len(set(keys)) and 0 < len(set(keys)) < 50
     again.close()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_version_is_what_it_was_if_a_later_one_was_taken_before_the_next_change(name: str) -> None:
+    world = World(name, pa.int64(), windowed=False)
+    world.write(0, [1, 2], 4)
+    world.freeze()
+    world.write(0, [2], 5)
+    world.freeze()
+    world.write(0, [1, 2, 3], 7)
+    world.delete(0, [2])
+    for version in world.versions:
+        version.check()
+    world.backend.close()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_list_that_is_changed_in_place_is_what_it_was_in_a_version(name: str) -> None:
+    backend, state = backend_of(Columns("state", FIELDS[4:]), pa.int64(), name)
+    table = state.table()
+    rows = table.rows_of([pa.array([1])])
+    table.change(rows)
+    table.vectors["all"].values[rows[0]] = [1]
+    frozen = backend.freeze()
+    table.change(rows)
+    table.vectors["all"].values[rows[0]].append(2)
+    assert [row["value"] for each in frozen.sections() for row in each.rows.to_pylist()] == [{"all": [1]}]
+    assert table.vectors["all"].values[rows[0]] == [1, 2]
+    backend.close()
+
+
+def test_rocksdb_deletes_the_rows_of_a_dropped_window_that_are_not_in_memory() -> None:
+    world = World("rocksdb", pa.string(), windowed=True)
+    for window in (0, 1):
+        world.write(window, ["a", "b"], 3)
+    world.freeze()
+    world.maintain()
+    assert world.state.window(0).row_count == 0, "the rows were forgotten"
+    world.drop(0)
+    world.write(0, ["b"], 5)
+    world.check_live()
+    world.freeze()
+    world.maintain()
+    world.check_live()
+    world.versions[-1].check()
+    world.backend.close()

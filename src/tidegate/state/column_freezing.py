@@ -56,7 +56,9 @@ class Undo:
 
 
 class FrozenTable:
-    """One version of a table. The loop makes it; `take` is called once, by one other thread; then `read` is True."""
+    """One version of a table. The loop makes it; `take` is called once, by one other thread. `read`: nothing of the table is
+    needed any more. If values are lists or dictionaries, that is so when they have become columns, since the loop changes
+    them in place from then on."""
 
     def __init__(self, table: ColumnTable, *, changed: list[IntArray], deleted: list[list[pa.Array]]) -> None:
         self.table = table
@@ -80,7 +82,7 @@ class FrozenTable:
         for start in range(0, len(keep), TURN_ROWS):
             taken.keys.append(self.table.keys(rows[keep[start : start + TURN_ROWS]]))
             pace.rest_if_due()
-        self.read = True
+        self.read = not any(vector.field.type.num_fields for vector in self.table.vectors.values())
         self._changed, self._deleted = [], []
         return taken
 
@@ -172,7 +174,10 @@ class FrozenColumns:
         for at, table in self._dropped:
             deleted.setdefault(at, []).extend(table.keys_of_earlier_versions())
         for at, keys in deleted.items():
-            rows = list(self._rows(at, taken[at], pace)) if at in taken else []
+            rows = []
+            if at in taken:
+                rows = list(self._rows(at, taken[at], pace))
+                self._versions[at].read = True
             self.rows[False] += rows
             self.rows[True] += deleted_taken(keys, rows, self.info.schema, at, pace)
 

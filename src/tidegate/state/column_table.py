@@ -44,7 +44,7 @@ from tidegate.state.key_store import Array, IntArray, grown
 from tidegate.state.sections import WINDOW, StateInfo
 from tidegate.state.vectors import Vector as Vector
 from tidegate.state.vectors import VectorField as VectorField
-from tidegate.state.vectors import kept, put_column
+from tidegate.state.vectors import kept, put_column, replace_objects
 
 MIN_RENUMBERED_ROWS = 1024
 UNUSED_FACTOR = 4
@@ -244,6 +244,9 @@ class ColumnTable:
             return
         values = {name: kept(vector, rows) for name, vector in self.vectors.items()} if with_values else None
         self._outstanding[-1].log.append(Undo(rows, alive, values))
+        if with_values:  # after the entry: a reader that copies what will be changed must find what it was
+            for vector in self.vectors.values():
+                replace_objects(vector, rows)
 
     def _prune(self) -> None:
         """Forget versions that are read, up to the oldest one that is not, and free the rows that they needed."""

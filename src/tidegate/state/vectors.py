@@ -104,13 +104,16 @@ def stored(column: pa.Array, element: Any) -> Array:
 
 
 def kept(vector: Vector, rows: IntArray) -> tuple[Array, Array | None]:
-    """Return the values of rows that will be written. Lists and dictionaries in the vector are replaced by copies, since
-    they may be changed in place."""
-    values = vector.values[rows]
+    """Return the values of rows that will be written."""
+    return vector.values[rows], None if vector.valid is None else vector.valid[rows]
+
+
+def replace_objects(vector: Vector, rows: IntArray) -> None:
+    """Replace lists and dictionaries by copies, since they may be changed in place."""
     if vector.field.type.num_fields:
-        for row, value in zip(rows.tolist(), values, strict=True):
-            vector.values[row] = copy.copy(value)
-    return values, None if vector.valid is None else vector.valid[rows]
+        values = vector.values
+        for row in rows.tolist():
+            values[row] = copy.copy(values[row])
 
 
 def put_column(vector: Vector, rows: IntArray, column: pa.Array) -> None:

@@ -5,11 +5,20 @@ What any backend promises is tested in tests/contract/test_columnar_state.py.
 
 from __future__ import annotations
 
+from itertools import count
+
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from tests.contract.test_columnar_state import FIELDS, backend_of, entries_of
+from tidegate.state import column_freezing
+from tidegate.state.column_freezing import Taken
+from tidegate.state.column_table import ColumnTable, VectorField
+from tidegate.state.cutting import Pace
 from tidegate.state.descriptors import Columns
+
+LISTS = VectorField("all", pa.list_(pa.int64()))
 
 
 def test_a_freeze_copies_nothing_and_only_the_first_change_of_a_row_after_it_is_kept() -> None:
@@ -88,3 +97,50 @@ def test_a_table_of_a_million_keys_and_one_sum_takes_at_most_64_bytes_a_key() ->
     for start in range(0, len(keys), 65_536):
         table.change(table.rows_of([pa.array(keys[start : start + 65_536])]))
     assert state.nbytes <= 64 * len(keys)
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_a_list_that_changes_while_its_version_is_read_is_written_as_it_was(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, state = backend_of(Columns("state", [LISTS]), pa.int64())
+    table = state.table()
+    rows = table.rows_of([pa.array([1, 2])])
+    for row in rows.tolist():
+        table.vectors["all"].values[row] = [0]
+
+    turns = count()
+
+    class Loop(Pace):
+        """What the loop does while the reader rests: nothing at first."""
+
+        def rest_if_due(self) -> None:
+            if next(turns) < first:
+                return
+            table.change(rows)
+            for row in rows.tolist():
+                table.vectors["all"].values[row].append(1)
+
+    monkeypatch.setattr(column_freezing, "OBJECT_ROWS", 1)
+    monkeypatch.setattr(column_freezing, "Pace", Loop)
+    entries = entries_of(each.rows for each in backend.freeze().sections())
+    assert [entry["all"] for entry in entries.values()] == [[0], [0]]
+
+
+def test_a_reader_that_comes_while_lists_are_copied_for_a_change_finds_them_as_they_were() -> None:
+    table = ColumnTable(pa.int64(), [LISTS])
+    rows = table.rows_of([pa.array([1, 2])])
+    taken: list[Taken] = []
+
+    class Copied(list[int]):
+        def __copy__(self) -> Copied:
+            taken.append(frozen.take(Pace(rest_factor=0)))
+            return Copied(self)
+
+    values = table.vectors["all"].values
+    values[rows[0]], values[rows[1]] = [0], Copied([0])
+    frozen = table.freeze()
+    table.change(rows)
+    for row in rows.tolist():
+        values[row].append(1)
+    assert [list(each) for each in taken[0].values["all"][0]] == [[0], [0]]

@@ -137,13 +137,14 @@ class Slot:
     max_ahead_ms: int
     reports: TimeReports
     polled: bool = False
+    idle: bool = False
     reached_ms: int | None = None
     limit_ms: int = MIN_WATERMARK_MS
     inbox: deque[tuple[int, Least]] = field(default_factory=deque)
 
     @property
     def counted_ms(self) -> int | None:
-        return self.reached_ms if self.times else None
+        return self.reached_ms if self.times and not self.idle else None
 
     @property
     def waits(self) -> bool:
@@ -156,8 +157,11 @@ class Slot:
 
 
 class Model:
-    def __init__(self, seed: int, *, slots: int, loss: float) -> None:
+    """`restless`: sources are idle now and then, and wake up behind the others."""
+
+    def __init__(self, seed: int, *, slots: int, loss: float, restless: bool = False) -> None:
         self.rng = Random(seed)
+        self.restless = restless
         self.now_ms = 0
         self.loss = loss
         self.steps = [self.rng.choice((1, 5, 40)) for _ in range(slots)]
@@ -188,8 +192,11 @@ class Model:
         while slot.inbox and slot.inbox[0][0] <= self.now_ms:
             least = slot.inbox.popleft()[1]
             slot.limit_ms = MAX_WATERMARK_MS if least.at_ms is None else least.at_ms + slot.max_ahead_ms
-        if not slot.waits and self.rng.random() < 0.9:
-            self._check(slot)
+        if self.restless and self.rng.random() < 0.02:
+            slot.idle = not slot.idle
+        if not slot.idle and not slot.waits and self.rng.random() < 0.9:
+            if not self.restless:
+                self._check(slot)
             slot.read()
         if slot.polled:
             reached = Reached(slot.counted_ms, slot.waits)
@@ -215,6 +222,12 @@ class Model:
 @given(st.integers(0, 10**6), st.integers(1, 5), st.sampled_from([0.0, 0.3]))
 def test_no_source_gets_further_ahead_than_allowed_and_all_come_to_their_end(seed: int, slots: int, loss: float) -> None:
     Model(seed, slots=slots, loss=loss).run()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 5), st.sampled_from([0.0, 0.3]))
+def test_sources_that_are_idle_now_and_then_do_not_stop_the_others_forever(seed: int, slots: int, loss: float) -> None:
+    Model(seed, slots=slots, loss=loss, restless=True).run()
 
 
 @pytest.mark.parametrize("broken", ["never answered", "never told"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -226,6 +226,7 @@ def _cast_to(type: pa.DataType, call: Call) -> Typed:
 
 
 _PATTERN = re.compile(r"yyyy|MM|dd|HH|mm|ss|SSSSSS|SSS|'(?:[^']|'')*'|[^A-Za-z'\[\]{}#]")
+_UNITS = {"HH": 3_600 * _US, "mm": 60 * _US, "ss": _US}  # what a token tells apart; other ones tell days apart, at least
 _STRFTIME = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
 
 
@@ -238,17 +239,26 @@ def _date_format(call: Call) -> Typed:
     if not tokens:
         call.fail("the pattern is empty")
     part = _timestamp(call, 0)
+    unit = min((_UNITS.get(token, DAY_US) for token in tokens), default=DAY_US)
+    in_units = any(token in _STRFTIME for token in tokens) and not any(token.startswith("SSS") for token in tokens)
 
     def write(array: pa.Array) -> pa.Array:
         micros = array.view(LONG)
         years = pc.year(array.view(TIMESTAMP_NTZ))
         if pc.any(pc.or_(pc.less(years, 1), pc.greater(years, 9999))).as_py():
             raise ExpressionError(f"a year is outside of 1 to 9999, in {call.sql}")
-        seconds = by_numpy(lambda us: np.floor_divide(us, _US), micros).cast(pa.timestamp("s"))
-        pieces = [_piece(token, seconds, micros) for token in tokens]
-        return pc.binary_join_element_wise(*pieces, "")
+        if not in_units:
+            return _written(tokens, micros)
+        # Most records of a batch are of few days, minutes or seconds: each of these is written once.
+        units = pc.dictionary_encode(by_numpy(lambda us: us - np.mod(us, unit), micros))
+        return _written(tokens, units.dictionary).take(units.indices)
 
     return apply(write, [part], STRING, call.sql, fails="a time can't be written", on_arrays=True)
+
+
+def _written(tokens: Sequence[str], micros: pa.Array) -> pa.Array:
+    seconds = by_numpy(lambda us: np.floor_divide(us, _US), micros).cast(pa.timestamp("s"))
+    return pc.binary_join_element_wise(*(_piece(token, seconds, micros) for token in tokens), "")
 
 
 def _piece(token: str, seconds: pa.Array, micros: pa.Array) -> Any:

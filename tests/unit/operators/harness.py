@@ -63,8 +63,8 @@ class Bench:
     def __init__(
         self,
         spec: Spec,
-        *inputs: str,
-        returns: str | None = None,
+        *inputs: str | pa.Schema,
+        returns: str | pa.Schema | None = None,
         sides: Mapping[str, str] | None = None,
         name: str = "the operator",
         restored: Restored | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,3 +191,17 @@ def test_a_record_for_which_an_expression_has_no_value_is_shown() -> None:
     with pytest.raises(UserFunctionError) as raised:
         bench.feed(("a", 1, None), ("b", 0, 0.5), ("a", 5, None))
     assert "k='b', n=0, x=0.5" in str(raised.value.record)
+
+
+@pytest.mark.parametrize("kind", [AggregateSpec, RunningSpec])
+def test_columns_may_be_encoded_as_dictionaries(kind: Any) -> None:
+    text = pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema([pa.field("k", text), pa.field("v", text)])
+    aggregation = Aggregation("test", {"n": tg.count("v"), "top": tg.max("v"), "all": tg.collect_set("v")}, schema)
+    out = [schema.field("k")] if kind is AggregateSpec else list(schema)
+    bench = Bench(kind(aggregation, ("k",), None), schema, returns=pa.schema([*out, *aggregation.fields]))
+    keys, values = pa.array(["a", "b", "a", None]), pa.array(["x", None, "y", "z"])
+    batch = pa.record_batch([keys.dictionary_encode(), values.dictionary_encode()], schema=schema)
+    bench.operator.on_batch(batch, 0)
+    latest = {row[0]: row[-3:] for row in bench.out.rows}
+    assert latest == {"a": (2, "y", ["x", "y"]), "b": (0, None, []), None: (1, "z", ["z"])}

@@ -153,6 +153,12 @@ def test_a_variance_keeps_its_digits_when_the_mean_is_large() -> None:
     assert one_key(tg.variance("x"), pa.array([1e9 + 4, 1e9 + 7, 1e9 + 13, 1e9 + 16])) == 30.0
 
 
+def test_nan_is_one_value_and_so_is_zero_with_any_sign() -> None:
+    column = pa.array([math.nan, 0.0, None, math.nan, -0.0])
+    assert one_key(tg.count_distinct("x"), column) == 2
+    assert math.isnan(one_key(tg.max_("x"), column)) and one_key(tg.min_("x"), column) == 0
+
+
 def test_collected_values_of_a_frozen_version_do_not_change() -> None:
     aggregation = Aggregation("test", {"x": tg.collect_set("x")}, pa.schema([pa.field("x", pa.int64())]))
     vectors = held_vectors(aggregation.accumulators, 1)

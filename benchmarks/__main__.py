@@ -29,6 +29,7 @@ from benchmarks import (
     snapshot_overhead,
     snapshot_pause,
     snapshot_protocols,
+    state_memory,
     state_read,
     vectorised,
 )
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "micro-batch-overhead": micro_batch.run,
     "restore": restore.run,
     "state-read": state_read.run,
+    "state-memory": state_memory.run,
     "alignment-vs-state": alignment.against_state,
     "alignment-vs-parallelism": alignment.against_parallelism,
     "alignment-vs-shuffles": alignment.against_shuffles,

@@ -156,30 +156,38 @@ class KeyIndex:
 
     def _found(self, codes: Array, given: list[Any]) -> tuple[IntArray, IntArray]:
         """Return the row of each key, or -1, and where the keys are that have none."""
+        rows, missing = self._probed(codes, None, None)
+        if self._codes is None:
+            # By their hashes alone so far. Now the keys are compared, and those that another key hid are looked up again.
+            there = np.flatnonzero(rows >= 0)
+            hidden = there[~self._equal(rows[there], given, there)]
+            if len(hidden):
+                rows[hidden], more = self._probed(codes, given, hidden)
+                missing = np.sort(np.concatenate([missing, more]))
+        return rows, missing
+
+    def _probed(self, codes: Array, given: list[Any] | None, places: IntArray | None) -> tuple[IntArray, IntArray]:
+        """Return the rows with these codes (those at these places), or -1, and the places that have none. With `given` the
+        keys are compared as well."""
         table, mask = self._table, len(self._table) - 1
-        at = self._first_places(codes)
+        at = self._first_places(codes if places is None else codes[places])
         rows = table.take(at).astype(np.int64)
-        hit = self._same(rows, codes, given, None)
-        left = np.flatnonzero(~hit)
-        if not len(left):
-            return rows, _NO_ROWS
+        left = np.flatnonzero(~self._same(rows, codes, given, places))
         missing: list[IntArray] = []
         looked, at = rows[left], at[left]
-        while True:
+        while len(left):
             is_free = looked == _FREE
             if is_free.any():
                 rows[left[is_free]] = -1
                 missing.append(left[is_free])
                 left, at = left[~is_free], at[~is_free]
-            if not len(left):
-                break
             at = (at + 1) & mask
             looked = table.take(at).astype(np.int64)
-            hit = self._same(looked, codes, given, left)
+            hit = self._same(looked, codes, given, left if places is None else places[left])
             rows[left[hit]] = looked[hit]
             left, at, looked = left[~hit], at[~hit], looked[~hit]
         found = missing[0] if len(missing) == 1 else np.sort(np.concatenate(missing)) if missing else _NO_ROWS
-        return rows, found
+        return rows, found if places is None else places[found]
 
     def _add(self, left: IntArray, codes: Array, given: list[Any], rows: IntArray) -> list[IntArray]:
         """Add keys that are not there, and set their `rows`. A key may come several times. There is room for all."""
@@ -205,19 +213,25 @@ class KeyIndex:
             left, at = left[~hit], (at[~hit] + 1) & mask
         return added
 
-    def _same(self, rows: IntArray, codes: Array, given: list[Any], places: IntArray | None) -> Array:
-        """Return whether these rows have the keys at these places (all places if None). Below 0 there is no row."""
+    def _same(self, rows: IntArray, codes: Array, given: list[Any] | None, places: IntArray | None) -> Array:
+        """Return whether these rows have the codes at these places (all places if None), and the keys if these are `given`.
+        Below 0 there is no row."""
         mine = self._hashes if self._codes is None else self._codes.values
         if not len(mine):
             return np.zeros(len(rows), bool)
         same: Array = mine.take(rows, mode="clip") == (codes if places is None else codes[places])
         same &= rows >= 0
-        if self._codes is None:
+        if self._codes is None and given is not None:
             hits = np.flatnonzero(same)
-            if len(hits):
-                at = hits if places is None else places[hits]
-                for store, each in zip(self._stores, given, strict=True):
-                    same[hits] &= store.equal(rows[hits], each, at)
+            same[hits] = self._equal(rows[hits], given, hits if places is None else places[hits])
+        return same
+
+    def _equal(self, rows: IntArray, given: list[Any], places: IntArray) -> Array:
+        """Return whether these rows have the keys at these places."""
+        same = np.ones(len(rows), bool)
+        if len(rows):
+            for store, each in zip(self._stores, given, strict=True):
+                same &= store.equal(rows, each, places)
         return same
 
     # Rows and places.

@@ -188,6 +188,9 @@ class Subtask:
         called = False
         if self.full:
             return False
+        if self.has_work():
+            for operator in self._with_deadlines:
+                operator.on_busy(now_ms)
         for operator in self._with_deadlines:
             deadline_ms = operator.deadline_ms()
             if deadline_ms is not None and deadline_ms <= now_ms:

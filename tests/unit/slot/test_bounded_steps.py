@@ -13,6 +13,7 @@ from tidegate.control.messages import Abort, Acknowledge, Deploy, Heartbeat, Inp
 from tidegate.control.settings import JobSettings, Snapshots, Tuning
 from tidegate.dataflow.contracts import SinkContext, SinkWriter, SourceContext, SourceReader
 from tidegate.dataflow.operators.budget import STEP_MS
+from tidegate.dataflow.operators.source import WatermarkOperator
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.pipeline import Pipeline
 from tidegate.protocol.epoch_coordinator import Ending
@@ -314,6 +315,24 @@ def test_every_record_moves_the_watermark_of_the_split_it_came_from() -> None:
     hand = Hand(build, feed=feed)
     hand.run(lambda: len(seen) == 4)
     assert all(at_ms < 1_000 for _, at_ms in seen), f"the early split holds time back: {seen}"
+
+
+def test_a_stream_is_not_idle_while_its_batch_is_worked_on() -> None:
+    """Nobody asks the source for more meanwhile. Downstream would let other inputs run ahead, and the next batch be late."""
+
+    def build(hand: Hand, stream: Any) -> Any:
+        watched = stream.with_watermark("at", "0 s", idle_after="1 s")
+        return watched.map(hand.slowly(10), returns="key long, at long", name="slow")
+
+    hand = Hand(build)
+    hand.feed.batches = [("", ROWS), ("", ROWS)]
+    operator = hand.subtasks[0].operators[1]
+    assert isinstance(operator, WatermarkOperator)
+    idle: list[int] = []
+    operator.consumers[0].on_idle = lambda: idle.append(len(hand.out.rows))  # type: ignore[method-assign]
+    hand.run(lambda: len(hand.out.rows) == 2 * len(ROWS))
+    assert not idle
+    hand.run(lambda: idle)
 
 
 def test_no_step_of_work_is_done_while_an_output_is_full() -> None:

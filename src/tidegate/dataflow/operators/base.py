@@ -154,6 +154,9 @@ class Operator:
         Asked when it has been frozen, where epochs are the micro-batches of a query."""
         return None
 
+    def on_busy(self, now_ms: int) -> None:
+        """The chain is still at work on what it took last, and takes nothing meanwhile. Called if it has a deadline."""
+
     def maintain(self, budget: int) -> None:
         """A small step of background work between two batches."""
 

@@ -219,6 +219,7 @@ class WatermarkOperator(Operator):
         self._of = f"{spec.column or 'a function'} of {', '.join(spec.sources)}"
         self._splits: Splits | None = None
         self._is_split_held: Callable[[str], bool] = lambda split: False
+        self._last: tuple[str, int] | None = None  # the split of the last batch, and its latest event time
         self._latest_ms: int | None = None  # in this epoch, where time moves by epochs
         self._is_told = False  # whether that was passed on; the epoch may be aborted and end again
         self._is_ordered = False  # whether time is moved by order, and not when an epoch ends
@@ -267,6 +268,7 @@ class WatermarkOperator(Operator):
             self._latest_ms = latest_ms if self._latest_ms is None else max(self._latest_ms, latest_ms)
         else:
             split = ONE_SPLIT if self._splits is None else self._splits.current
+            self._last = split, latest_ms
             self._act(self._clock.on_batch(split, latest_ms, self._now_ms()))
 
     def on_watermark(self, at_ms: int) -> None:
@@ -277,6 +279,11 @@ class WatermarkOperator(Operator):
 
     def on_idle(self) -> None:
         """Whether this stream is idle is told by its own records."""
+
+    def on_busy(self, now_ms: int) -> None:
+        """Nobody asks for more, so the split that came last isn't quiet."""
+        if self._last is not None and not self._over:
+            self._act(self._clock.on_batch(*self._last, now_ms))
 
     def on_time(self, now_ms: int) -> None:
         if not self._over:
@@ -330,6 +337,8 @@ class WatermarkOperator(Operator):
         self._act(self._discover(splits))
 
     def on_finished(self, split: str) -> None:
+        if self._last is not None and self._last[0] == split:
+            self._last = None
         self._act(self._clock.on_finished(split, self._now_ms()))
 
     def watermark_ms(self, split: str) -> int:

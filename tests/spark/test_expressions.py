@@ -133,6 +133,20 @@ dec + dec
 dec * dec
 -dec
 dec + d
+dec / 3
+n / 2.5
+1.5 / nullif(dec, 0)
+wide / 7
+1 / nullif(wide, 0)
+dec / nullif(wide, 0)
+wide * dec
+wide + CAST(dec AS decimal(38,1))
+wide - CAST(n AS decimal(38,18))
+dec % 0.3
+wide % 7
+n % 1.5
+mod(dec, 3)
+dec / 0.3D
 wide + 1
 1 + 2 * 3
 1.50
@@ -610,6 +624,10 @@ n / 0
 n / (n - 1)
 n % 0
 n div 0
+dec / 0
+dec % 0.0
+wide / dec
+wide * wide * wide
 d / 0
 d % 0
 pmod(n, 0)

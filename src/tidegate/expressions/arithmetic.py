@@ -1,13 +1,15 @@
 """Arithmetic as in Spark's ANSI mode: what overflows or is divided by zero is an error.
 
-`/` of integers is a double, `div` a long; `%` has the sign of the dividend. Sums, differences and products of decimals
-have all of their digits: a result of more than 38 digits is refused when the expression is compiled, where Spark rounds.
-For the same reason decimals are not divided.
+`/` of integers is a double, `div` a long; `%` has the sign of the dividend.
+
+Sums, differences and products of decimals have all of their digits, if these are at most 38. Otherwise, and for quotients,
+Spark computes 39 digits and rounds them half up to a type of 38. Arrow doesn't, so that Python's decimals do it, one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import ROUND_DOWN, Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pyarrow.compute as pc
 
 from tidegate.expressions.casts import implicitly
 from tidegate.expressions.coercion import MAX_DIGITS, as_decimal, common_type, is_decimal, is_float, is_integer, is_number
+from tidegate.expressions.exact import EXACT, decimals
 from tidegate.expressions.typed import DOUBLE, LONG, NULL, Text, Typed, Value, apply, constant, type_name
 
 _OVERFLOW = "overflow"
@@ -30,12 +33,12 @@ def compute(sign: str, left: Typed, right: Typed, source: Text, at: int | None) 
         if not is_number(part.type) and part.type != NULL:
             source.fail(f"{sign} takes numbers, and {part.sql} is of type {type_name(part.type)}; use CAST", at)
     sql = f"({left.sql} {sign} {right.sql})"
-    if sign == "/":
-        return _divide(left, right, sql, source, at)
     if sign == "div":
         return _divide_whole(left, right, sql, source, at)
     if (is_decimal(left.type) and not is_float(right.type)) or (is_decimal(right.type) and not is_float(left.type)):
-        return _decimals(sign, left, right, sql, source, at)
+        return _decimals(sign, left, right, sql)
+    if sign == "/":
+        return _divide(left, right, sql, source, at)
     type = common_type(left.type, right.type)
     assert type is not None
     if type == NULL:
@@ -49,6 +52,8 @@ def compute(sign: str, left: Typed, right: Typed, source: Text, at: int | None) 
 
 
 def negative(part: Typed, source: Text, at: int | None) -> Typed:
+    if part.type == NULL:
+        return constant(None, DOUBLE, f"(- {part.sql})")
     if not is_number(part.type):
         source.fail(f"- takes a number, and {part.sql} is of type {type_name(part.type)}", at)
     fails = f"{_OVERFLOW} of the type {type_name(part.type)}" if is_integer(part.type) else None
@@ -57,7 +62,6 @@ def negative(part: Typed, source: Text, at: int | None) -> Typed:
 
 
 def _divide(left: Typed, right: Typed, sql: str, source: Text, at: int | None) -> Typed:
-    _refuse_decimals("/", left, right, source, at)
     left, right = implicitly(left, DOUBLE, source, at), implicitly(right, DOUBLE, source, at)
     if right.constant is not None and right.constant.is_valid and right.constant.as_py() != 0:
         return apply(pc.divide, [left, right], DOUBLE, sql)
@@ -72,27 +76,62 @@ def _divide_whole(left: Typed, right: Typed, sql: str, source: Text, at: int | N
     return apply(pc.divide_checked, [left, right], LONG, sql, fails=_BY_ZERO)
 
 
-def _refuse_decimals(sign: str, left: Typed, right: Typed, source: Text, at: int | None) -> None:
-    exact = not is_float(left.type) and not is_float(right.type)
-    if exact and (is_decimal(left.type) or is_decimal(right.type)):
-        source.fail(f"{sign} of decimals is not supported; cast one side to double", at)
-
-
-def _decimals(sign: str, left: Typed, right: Typed, sql: str, source: Text, at: int | None) -> Typed:
-    if sign == "%":
-        _refuse_decimals(sign, left, right, source, at)
+def _decimals(sign: str, left: Typed, right: Typed, sql: str) -> Typed:
     left, right = _exact(left, right.type), _exact(right, left.type)
-    first, second = as_decimal(left.type), as_decimal(right.type)
-    if sign == "*":
-        precision, scale = first.precision + second.precision + 1, first.scale + second.scale
-    else:
-        scale = max(first.scale, second.scale)
-        precision = max(first.precision - first.scale, second.precision - second.scale) + scale + 1
+    precision, scale = _digits(sign, left.type, right.type)
+    if sign in _PLAIN and precision <= MAX_DIGITS:
+        type, kernel = pa.decimal128(precision, scale), _PLAIN[sign]
+        return apply(lambda a, b: pc.cast(kernel(a, b), type), [left, right], type, sql)
     if precision > MAX_DIGITS:
-        source.fail(f"{sql} would have {precision} digits, and a decimal has {MAX_DIGITS}; cast the sides to fewer", at)
+        # Whole digits are kept, and at least six behind the point.
+        scale = max(MAX_DIGITS - (precision - scale), min(scale, 6))
+        precision = MAX_DIGITS
     type = pa.decimal128(precision, scale)
-    kernel = _PLAIN[sign]
-    return apply(lambda a, b: pc.cast(kernel(a, b), type), [left, right], type, sql)
+    function = _ONE_BY_ONE[sign]
+
+    def compute_each(lefts: pa.Array, rights: pa.Array) -> pa.Array:
+        pairs = zip(lefts.to_pylist(), rights.to_pylist(), strict=True)
+        results = [None if one is None or other is None else function(one, other) for one, other in pairs]
+        made = decimals(results, type)
+        if made.null_count > results.count(None):
+            raise pa.ArrowInvalid("too large")
+        return made
+
+    fails = "division by zero" if sign in "/%" else f"{_OVERFLOW} of the type {type_name(type)}"
+    return apply(compute_each, [left, right], type, sql, fails=fails, on_arrays=True)
+
+
+def _digits(sign: str, left: pa.DataType, right: pa.DataType) -> tuple[int, int]:
+    """Return the precision and the scale of a result, before Spark limits them."""
+    whole_left, whole_right = left.precision - left.scale, right.precision - right.scale
+    scale = max(left.scale, right.scale)
+    if sign == "*":
+        return left.precision + right.precision + 1, left.scale + right.scale
+    if sign == "/":
+        scale = max(6, left.scale + right.precision + 1)
+        return whole_left + right.scale + scale, scale
+    if sign == "%":
+        return min(whole_left, whole_right) + scale, scale
+    return max(whole_left, whole_right) + scale + 1, scale
+
+
+def _divided(function: Callable[[Decimal, Decimal], Decimal]) -> Callable[[Decimal, Decimal], Decimal]:
+    def divide(one: Decimal, other: Decimal) -> Decimal:
+        if not other:
+            raise pa.ArrowInvalid("division by zero")
+        return function(one, other)
+
+    return divide
+
+
+_AS_JAVA = Context(prec=MAX_DIGITS + 1, rounding=ROUND_DOWN)
+_ONE_BY_ONE: dict[str, Callable[[Decimal, Decimal], Decimal]] = {
+    "+": EXACT.add,
+    "-": EXACT.subtract,
+    "*": _AS_JAVA.multiply,
+    "/": _divided(_AS_JAVA.divide),
+    "%": _divided(EXACT.remainder),
+}
 
 
 def _exact(part: Typed, other: pa.DataType) -> Typed:

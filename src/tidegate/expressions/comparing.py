@@ -22,6 +22,7 @@ from tidegate.expressions.typed import (
     DAYS,
     DURATION,
     MONTHS,
+    NULL,
     STRING,
     TIMESTAMP,
     Text,
@@ -58,6 +59,8 @@ def comparable(left: Typed, right: Typed, source: Text, at: int | None) -> tuple
     left, right = _moment_of_text(left, right.type, source, at), _moment_of_text(right, left.type, source, at)
     left, right = _lasting(left), _lasting(right)
     type = common_type(left.type, right.type)
+    if type == NULL:
+        type = BOOLEAN
     if type is None or type == MONTHS:
         source.fail(f"{type_name(left.type)} can't be compared with {type_name(right.type)}; use CAST", at)
     if pa.types.is_nested(type):

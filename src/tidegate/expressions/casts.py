@@ -130,10 +130,17 @@ def _number_converter(source: pa.DataType, target: pa.DataType) -> Converter:
     if is_float(source):
         return (lambda array: _int_of_float(array, target)) if is_integer(target) else lambda a: _decimal_of_float(a, target)
     if is_integer(target):
-        return lambda array: _int_of_exact(pc.trunc(array) if is_decimal(source) else array, target)
+        return lambda array: _int_of_exact(_without_fraction(array) if is_decimal(source) else array, target)
     if is_float(target):
         return lambda array: _float_of_decimal(array, target)
     return lambda array: _decimal_of_exact(array, target)
+
+
+def _without_fraction(array: pa.Array) -> pa.Array:
+    """Return whole numbers of decimals. Arrow refuses types without a digit before the point."""
+    if array.type.precision > array.type.scale:
+        return pc.trunc(array)
+    return pa.array(np.zeros(len(array), np.int64), mask=_nulls(array))
 
 
 def limits(type: pa.DataType) -> tuple[int, int]:

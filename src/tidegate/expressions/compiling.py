@@ -232,7 +232,9 @@ def _cast(to: Compiler, node: exp.Expr) -> Typed:
         # sqlglot has one class for DATE '…', and another one, called TryCast in this dialect, for CAST('…' AS date).
         is_literal = not isinstance(node, exp.TryCast)
         sql = f"{type_name(target).upper()} '{part.sql}'" if is_literal else part.sql
-        if isinstance(node.this, exp.Literal) and node.this.is_string and not is_literal:
+        end = node.this.meta.get("end")
+        has_suffix = end is not None and to.source.text[end].isalpha()
+        if not is_literal and not has_suffix:
             sql = f"CAST({part.sql} AS {type_name(target).upper()})"
         made = cast(part, target, to.source, position(node), sql=sql)
         if made.constant is None:

@@ -94,7 +94,8 @@ def _floor_or_ceil(kernel: Callable[..., Any], call: Call) -> Typed:
         return implicitly(part, LONG, call.source, call.at).named(sql)
     if is_decimal(part.type):
         type = pa.decimal128(min(part.type.precision - part.type.scale + 1, MAX_DIGITS), 0)
-        return apply(lambda value: pc.cast(kernel(value), type), [_wider(part)], type, sql)
+        fails = f"overflow of the type {type_name(type)}" if part.type.precision == MAX_DIGITS else None
+        return apply(lambda value: pc.cast(kernel(value), type), [_wider(part)], type, sql, fails=fails)
     numpy = np.ceil if kernel is pc.ceil else np.floor
     return _by_numpy(lambda values: _longs(numpy(values)), [part], LONG, sql, fails="overflow of the type long")
 

@@ -108,7 +108,12 @@ class KeyedStream(Flow):
         return self._aggregate(name, RunningSpec, aggregates, ttl, renamed or {}, parallelism, alias)
 
     def window(
-        self, assigner: Assigner, *, allowed_lateness: Duration | None = None, late: str | None = None
+        self,
+        assigner: Assigner,
+        *,
+        allowed_lateness: Duration | None = None,
+        late: str | None = None,
+        early: Duration | None = None,
     ) -> WindowedStream:
         """Put each key's records into windows: `.window(tg.tumbling("ts", "10 s")).aggregate("per window", n=tg.count())`.
 
@@ -116,6 +121,8 @@ class KeyedStream(Flow):
         side output that `late` names: `result.side_output("late")`. Within `allowed_lateness` after the window's end a late
         record is counted and the window's result is emitted again, so that the newest row of a key and window is the right
         one. Records without a time are in no window.
+
+        `early="10 s"` emits the results so far of open windows, ten seconds (of processing time) after they have changed.
         """
         return WindowedStream(
             self._pipeline,
@@ -125,6 +132,7 @@ class KeyedStream(Flow):
             assigner=assigner,
             allowed_lateness=allowed_lateness,
             late=late,
+            early=early,
         )
 
     def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams:

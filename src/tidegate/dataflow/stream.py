@@ -315,7 +315,12 @@ class Stream(Flow):
         return BroadcastStream(self._pipeline, edges, self._schema)
 
     def window(
-        self, assigner: Assigner, *, allowed_lateness: Duration | None = None, late: str | None = None
+        self,
+        assigner: Assigner,
+        *,
+        allowed_lateness: Duration | None = None,
+        late: str | None = None,
+        early: Duration | None = None,
     ) -> WindowedStream:
         """Put all records into windows, whatever their key: one subtask computes the aggregates. The rest is as in
         `KeyedStream.window`."""
@@ -328,6 +333,7 @@ class Stream(Flow):
             assigner=assigner,
             allowed_lateness=allowed_lateness,
             late=late,
+            early=early,
         )
 
     def connect(self, other: Stream | BroadcastStream) -> ConnectedStreams:

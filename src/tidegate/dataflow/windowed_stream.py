@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class WindowedStream(Flow):
     """Records by key and window."""
 
-    __slots__ = ("_allowed_lateness", "_assigner", "_key", "_late")
+    __slots__ = ("_allowed_lateness", "_assigner", "_early", "_key", "_late")
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class WindowedStream(Flow):
         assigner: object,
         allowed_lateness: Duration | None,
         late: Any,
+        early: Duration | None,
     ) -> None:
         super().__init__(pipeline, edges, schema)
         where = f"window after {self._origin()}"
@@ -52,6 +53,12 @@ class WindowedStream(Flow):
             )
         if late is not None and (not isinstance(late, str) or not late):
             raise GraphError(f"{where}: late={late!r}; give a name for the side output of late records, such as late='late'")
+        if early is not None and (column is None or not isinstance(assigner, Paned)):
+            raise GraphError(
+                f"{where}: early={early!r} needs windows whose bounds are known before they end, which are tumbling, "
+                f"sliding and cumulating windows of event time: omit it"
+            )
+        self._early = early
         self._key = key
         self._assigner = assigner
         self._allowed_lateness = allowed_lateness
@@ -70,8 +77,8 @@ class WindowedStream(Flow):
         """Compute aggregates of the records of each window: `.aggregate("per window", n=tg.count(), total=tg.sum("price"))`.
 
         The output has the key columns, `window_start` and `window_end` (of the time column's type), and a column for each
-        aggregate. A row is emitted when the watermark has passed the window's end. With an allowed lateness, the output is
-        upserts by key and window: a late record emits the window's row again, with the new result.
+        aggregate. A row is emitted when the watermark has passed the window's end. With an allowed lateness or early
+        results, the output is upserts by key and window: a window's row is emitted again with each new result.
 
         Aggregates may be added, which then start empty, and removed; `renamed` is as in `KeyedStream.aggregate`.
         """
@@ -92,6 +99,7 @@ class WindowedStream(Flow):
             aggregation,
             lateness_ms=checks.duration_ms(name, "allowed_lateness", lateness),
             late=self._late,
+            early_ms=self._early_ms(name),
             renamed=checks.check_renamed(where, renamed or {}, aggregates),
         )
         return self._pipeline._add(
@@ -103,7 +111,7 @@ class WindowedStream(Flow):
             parallelism=parallelism if self._key else 1,
             named_by_user=True,
             aliases=aliases,
-            upserts_by=tuple(names) if settings.lateness_ms else (),
+            upserts_by=tuple(names) if settings.lateness_ms or settings.early_ms else (),
         )
 
     def __repr__(self) -> str:
@@ -112,6 +120,14 @@ class WindowedStream(Flow):
 
     def _called(self) -> str:
         return "a windowed stream"
+
+    def _early_ms(self, name: str) -> int | None:
+        if self._early is None:
+            return None
+        early_ms = checks.duration_ms(name, "early", self._early)
+        if not early_ms:
+            raise GraphError(f"operator {name!r}: early={self._early!r}; give at least a millisecond, such as '10 seconds'")
+        return early_ms
 
     def _time_type(self) -> pa.DataType:
         column = self._assigner.column if isinstance(self._assigner, Paned | Sessions) else None

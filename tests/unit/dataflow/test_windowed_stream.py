@@ -45,7 +45,7 @@ def test_late_records_have_the_schema_of_the_input(bids: Stream) -> None:
     assert result.side_output("too late").schema == bids.schema
 
 
-def test_with_an_allowed_lateness_the_result_is_upserts_by_key_and_window(bids: Stream) -> None:
+def test_with_an_allowed_lateness_or_early_results_the_result_is_upserts_by_key_and_window(bids: Stream) -> None:
     def upserts_by(name: str, **rest: Any) -> tuple[str, ...]:
         windows(bids, **rest).aggregate(name, n=tg.count())
         return bids._pipeline._nodes[-1].upserts_by
@@ -53,6 +53,7 @@ def test_with_an_allowed_lateness_the_result_is_upserts_by_key_and_window(bids: 
     assert upserts_by("exact") == ()
     assert upserts_by("no lateness", allowed_lateness=0) == ()
     assert upserts_by("lateness", allowed_lateness="1 min") == ("auction", "window_start", "window_end")
+    assert upserts_by("early", early="1 min") == ("auction", "window_start", "window_end")
 
 
 MISTAKES: dict[str, tuple[Callable[[Stream], Any], str]] = {
@@ -79,6 +80,14 @@ MISTAKES: dict[str, tuple[Callable[[Stream], Any], str]] = {
     "no aggregates": (
         lambda bids: windows(bids).aggregate("counts"),
         "operator 'counts': name at least one aggregate",
+    ),
+    "early results of sessions": (
+        lambda bids: bids.window(tg.sessions("ts", "10 s"), early="1 s"),
+        "window after 'bids': early='1 s' needs windows whose bounds are known before they end",
+    ),
+    "no time between early results": (
+        lambda bids: windows(bids, early=0).aggregate("counts", n=tg.count()),
+        "operator 'counts': early=0; give at least a millisecond",
     ),
     "a lateness that is no duration": (
         lambda bids: windows(bids, allowed_lateness="late").aggregate("counts", n=tg.count()),

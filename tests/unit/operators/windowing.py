@@ -134,12 +134,18 @@ def subtask_of(key: Any, parallelism: int) -> int:
 
 
 def check_random_run(
-    assigner: Assigner, seed: int, *, lateness_ms: int, rescales: bool = True, stops_in_the_middle: bool = False
+    assigner: Assigner,
+    seed: int,
+    *,
+    lateness_ms: int,
+    rescales: bool = True,
+    stops_in_the_middle: bool = False,
+    **settings: Any,
 ) -> None:
     """A run at random: disordered and late records, records without a time, subtasks whose watermarks differ, snapshots at
     any step, other numbers of subtasks."""
     rng = Random(seed)
-    windows = Windows(spec_of(assigner, lateness_ms=lateness_ms, late="late"), parallelism=rng.choice((1, 2, 3)))
+    windows = Windows(spec_of(assigner, lateness_ms=lateness_ms, late="late", **settings), parallelism=rng.choice((1, 2, 3)))
     oracle = oracle_of(assigner, group, lateness_ms=lateness_ms)
     now, number = rng.randrange(-50, 50), 0
     reached = [now - 1000] * windows.parallelism

@@ -83,6 +83,7 @@ class WindowSettings:
     aggregation: Aggregation
     lateness_ms: int = 0
     late: str | None = None
+    early_ms: int | None = None  # after which time a change is shown before its window is complete
     renamed: Mapping[str, str] = field(default_factory=dict)  # results, by their names now
 
 

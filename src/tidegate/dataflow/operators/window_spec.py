@@ -8,6 +8,7 @@ from typing import ClassVar
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
 from tidegate.dataflow.operators.count_windows import CountWindowOperator
+from tidegate.dataflow.operators.early_windows import EarlyWindowOperator
 from tidegate.dataflow.operators.paned_windows import PanedWindowOperator, ProcessingTimeWindowOperator
 from tidegate.dataflow.operators.session_windows import SessionWindowOperator
 from tidegate.dataflow.operators.window import WindowSettings, window_key_type, window_state
@@ -32,7 +33,9 @@ class WindowSpec:
             return SessionWindowOperator(node, self.assigner, self.settings)
         if isinstance(self.assigner, Global):
             return CountWindowOperator(node, self.assigner, self.settings)
-        kind = PanedWindowOperator if self.assigner.column is not None else ProcessingTimeWindowOperator
+        if self.assigner.column is None:
+            return ProcessingTimeWindowOperator(node, self.assigner, self.settings)
+        kind = PanedWindowOperator if self.settings.early_ms is None else EarlyWindowOperator
         return kind(node, self.assigner, self.settings)
 
     def states(self, node: Node) -> tuple[StateInfo, ...]:

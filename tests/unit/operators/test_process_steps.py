@@ -11,7 +11,7 @@ import tidegate as tg
 from tests.unit.operators.harness import Bench, Clock, Restored
 from tidegate.channels.elements import MAX_WATERMARK_MS
 from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
-from tidegate.dataflow.operators.budget import STEP_MS, Budget
+from tidegate.dataflow.operators.budget import MOST_BETWEEN_LOOKS, STEP_MS, Budget
 from tidegate.dataflow.operators.process import MOST_TIMERS, KeyedProcessSpec
 from tidegate.errors import UserFunctionError
 
@@ -185,7 +185,7 @@ def test_however_fast_they_are_only_some_timers_fire_in_one_step() -> None:
     bench = Bench(KeyedProcessSpec(Timers(), ("key",)), ROW, returns=ROW, budget=(budget := Budget()))
     bench.feed(*((f"k{number}", 10) for number in range(3 * MOST_TIMERS)))
     bench.operator.on_watermark(10)
-    assert MOST_TIMERS <= len(fired(bench)) < MOST_TIMERS + 128 and not bench.out.others
+    assert MOST_TIMERS <= len(fired(bench)) < MOST_TIMERS + MOST_BETWEEN_LOOKS and not bench.out.others
     assert finish(bench, budget) >= 2
     assert len(fired(bench)) == 3 * MOST_TIMERS and bench.out.others == [("watermark", 10)]
 

@@ -123,8 +123,8 @@ def test_a_fast_function_is_looked_at_rarely_and_one_that_became_slow_often() ->
     for _ in range(10):
         portions.append(pace.portion)
         assert not pace.is_over()
-    assert portions == [1, 2, 4, 8, 16, 32, 64, 128, 128, 128] and pace.portion == MOST_BETWEEN_LOOKS
-    for portion in (16, 2, 1, 1):
+    assert portions == [1, 2, 4, 8, 16, 32, 64, 128, 256, 256] and pace.portion == MOST_BETWEEN_LOOKS
+    for portion in (32, 4, 1, 1):
         clock.now_ms += STEP_MS
         assert pace.is_over() and pace.portion == portion
         budget.begin()

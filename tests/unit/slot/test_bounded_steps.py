@@ -12,7 +12,7 @@ from tidegate.channels.memory import MemoryChannel
 from tidegate.control.messages import Abort, Acknowledge, Deploy, Heartbeat, InputEnded, Message, Start, Trigger
 from tidegate.control.settings import JobSettings, Snapshots, Tuning
 from tidegate.dataflow.contracts import SinkContext, SinkWriter, SourceContext, SourceReader
-from tidegate.dataflow.operators.budget import STEP_MS
+from tidegate.dataflow.operators.budget import MOST_BETWEEN_LOOKS, STEP_MS
 from tidegate.dataflow.operators.source import WatermarkOperator
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.pipeline import Pipeline
@@ -242,7 +242,7 @@ def test_a_function_that_becomes_slow_is_noticed_within_some_records() -> None:
     hand.feed.batches = [("", rows)]
     steps = hand.run(lambda: len(hand.out.rows) == len(rows))
     assert hand.out.rows == rows
-    assert max(steps) <= 10 * 128 + STEP_MS and sorted(steps)[-2] <= 3 * STEP_MS
+    assert max(steps) <= 10 * MOST_BETWEEN_LOOKS + STEP_MS and sorted(steps)[-2] <= 4 * STEP_MS
 
 
 def test_timers_that_are_due_together_fire_in_steps_in_order_and_then_the_watermark_goes_on() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 STEP_MS = 100
-MOST_BETWEEN_LOOKS = 128
+MOST_BETWEEN_LOOKS = 256
 # A step ends when so many rows have come of it, however fast: they take memory, and what is downstream may be full.
 MOST_ROWS = 65_536
 

@@ -28,6 +28,7 @@ from tidegate.state.columns import key_list
 from tidegate.state.descriptors import Columns
 from tidegate.state.heap import HeapBackend
 from tidegate.state.merging import LayerInMemory, resolved_rows
+from tidegate.state.rocks_columns import RocksColumnTable
 from tidegate.state.rocks_db import SlotMemory
 from tidegate.state.rocksdb import RocksDB, native_sections
 from tidegate.state.sections import FrozenState, Section
@@ -429,3 +430,23 @@ def test_rocksdb_deletes_the_rows_of_a_dropped_window_that_are_not_in_memory() -
     world.check_live()
     world.versions[-1].check()
     world.backend.close()
+
+
+def test_state_on_rocksdb_may_be_larger_than_its_memory() -> None:
+    """Three passes over more keys than there is memory for: every key is found again, and memory stays bounded."""
+    backend, state = backend_of(Columns("state", FIELDS[:2]), pa.int64(), "rocksdb")
+    table, count, most = state.table(), 300_000, 0
+    for _ in range(3):
+        for start in range(0, count, 10_000):
+            rows = table.rows_of([pa.array(range(start, start + 10_000))])
+            table.change(rows)
+            table.vectors["n"].values[rows] += 1
+            backend.maintain(1000)
+            most = max(most, state.nbytes)
+        backend.freeze().release()
+    assert most < 10_000_000, "half of the memory, and what one batch adds"
+    assert isinstance(table, RocksColumnTable) and not table.complete
+    rows = table.find([pa.array([0, 1, count - 1, count])])
+    assert rows[3] == -1
+    assert table.vectors["n"].values[rows[:3]].tolist() == [3, 3, 3]
+    backend.close()

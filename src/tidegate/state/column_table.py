@@ -48,6 +48,7 @@ from tidegate.state.vectors import kept, put_column, replace_objects
 
 MIN_RENUMBERED_ROWS = 1024
 UNUSED_FACTOR = 4
+MAX_REPEATS = 2
 
 # The stamp of a row without a key. Otherwise: twice the epoch in which it changed last, and one more if it was added then.
 _DEAD = -1
@@ -73,7 +74,8 @@ class ColumnTable:
         self._stamps = np.empty(0, np.int32)
         self._epoch = 1
         self._dirty = False  # whether anything happened since the last freeze
-        self._changed: list[IntArray] = []  # rows, each once, since the last freeze
+        self._changed: list[IntArray] = []  # rows since the last freeze, some of them more than once
+        self._changed_count = 0
         self._deleted: list[list[pa.Array]] = []  # keys that an earlier frozen version may have
         self._outstanding: deque[FrozenTable] = deque()  # versions that are not read, oldest first, and versions between
 
@@ -139,7 +141,7 @@ class ColumnTable:
         """Return the present version, in a time that depends neither on the state nor on what changed."""
         self._prune()
         frozen = FrozenTable(self, changed=self._changed, deleted=self._deleted)
-        self._changed, self._deleted, self._dirty = [], [], False
+        self._changed, self._deleted, self._dirty, self._changed_count = [], [], False, 0
         self._epoch += 1
         if self._outstanding:
             self._outstanding[-1].next = frozen
@@ -236,6 +238,11 @@ class ColumnTable:
     def _note(self, rows: IntArray) -> None:
         self._touch()
         self._changed.append(rows.astype(np.int32))
+        self._changed_count += len(rows)
+        if self._changed_count > MAX_REPEATS * max(self._index.top, MIN_RENUMBERED_ROWS):
+            # Keys have come and gone many times since the last freeze, in the same rows.
+            self._changed = [np.unique(np.concatenate(self._changed))]
+            self._changed_count = len(self._changed[0])
 
     def _log(self, rows: IntArray, *, alive: bool, with_values: bool) -> None:
         """Keep for frozen versions what these rows are now. Of several entries for one row the first one counts."""

@@ -90,9 +90,10 @@ class RocksColumnTable(ColumnTable):
 
     def delete(self, rows: IntArray) -> None:
         rows = np.unique(rows)
-        rows = rows[self._stamps[rows] >= 0]
-        if len(rows):
-            self._gone.rows_of(self.keys(rows))
+        stamps = self._stamps[rows]
+        earlier = rows[(stamps >= 0) & (stamps != self._epoch * 2 + 1)]
+        if len(earlier):
+            self._gone.rows_of(self.keys(earlier))
         super().delete(rows)
 
     def rows(self) -> IntArray:

@@ -215,6 +215,7 @@ class RocksBackend(CellBackend):
                 table.throw_away(budget)
         for state in self._columns.values():
             state.tidy()
+        self._make_room_in_columns()
         self._make_room()
 
     def freeze_rows(self) -> FrozenRocks:
@@ -306,16 +307,7 @@ class RocksBackend(CellBackend):
 
     def _make_room(self) -> None:
         tables = self.cells.values()
-        columns = self._columns.values()
-        column_bytes = sum(state.held_bytes() for state in columns)
-        allowed_bytes = self._memory.allowed(self, column_bytes + sum(table.held_bytes() for table in tables))
-        if column_bytes > allowed_bytes:
-            # What changed is written at once, since only then can the rows that it is in be forgotten.
-            self.settle()
-            for state in columns:
-                state.freeze_rows().write(lambda: None)
-                state.settled()
-                state.forget()
+        allowed_bytes = self._allowed_bytes()
         if not tables:
             return
         if sum(table.young_bytes() for table in tables) > allowed_bytes / 2:
@@ -329,6 +321,23 @@ class RocksBackend(CellBackend):
             return
         self.settle()
         self._flush(tables, WRITTEN_ENTRIES / sum(len(table.dirty) for table in tables) if fullness <= 2 else 0.5)
+
+    def _make_room_in_columns(self) -> None:
+        """Forget rows of columnar state if they take too much memory. Between batches only: rows may get other numbers."""
+        columns = self._columns.values()
+        if not columns or sum(state.held_bytes() for state in columns) <= self._allowed_bytes():
+            return
+        # What changed is written at once, since only then can its rows be forgotten.
+        self.settle()
+        for state in columns:
+            state.freeze_rows().write(lambda: None)
+            state.settled()
+            state.forget()
+
+    def _allowed_bytes(self) -> float:
+        used_bytes = sum(table.held_bytes() for table in self.cells.values())
+        used_bytes += sum(state.held_bytes() for state in self._columns.values())
+        return self._memory.allowed(self, used_bytes)
 
     def _flush(self, tables: Iterable[RocksTable], share: float = 1.0) -> None:
         """Write what is dirty; of single values only this share."""

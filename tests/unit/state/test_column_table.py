@@ -144,3 +144,13 @@ def test_a_reader_that_comes_while_lists_are_copied_for_a_change_finds_them_as_t
     for row in rows.tolist():
         values[row].append(1)
     assert [list(each) for each in taken[0].values["all"][0]] == [[0], [0]]
+
+
+def test_keys_that_come_and_go_in_one_epoch_leave_nothing_behind() -> None:
+    _, state = backend_of(Columns("state", FIELDS[:1]), pa.int64())
+    table = state.table()
+    sizes = []
+    for start in range(0, 200_000, 1_000):
+        table.delete(table.rows_of([pa.array(range(start, start + 1_000))]))
+        sizes.append(state.nbytes)
+    assert max(sizes[100:]) <= max(sizes[:100])

@@ -53,6 +53,18 @@ class Compiled:
             source.fail("its type isn't known; use CAST(NULL AS …)")
         parse_type(type)
         self.field = pa.field(alias or _column_name(tree) or part.sql, type, nullable)
+        self._check_kernels(source)
+
+    def _check_kernels(self, source: Text) -> None:
+        """Compute the expression for no rows: what Arrow has no kernel for is an error now, and not at the first record."""
+        nothing = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in self.schema], schema=self.schema)
+        try:
+            made = as_array(self._run(nothing), 0)
+        except ExpressionError:
+            return  # constants, such as 1 / 0: it fails if a record comes
+        except pa.ArrowException as error:
+            source.fail(f"Arrow can't compute it: {error}")
+        assert made.type == self.type, f"{source.text}: {made.type}, not {self.type}"
 
     @property
     def name(self) -> str:
@@ -69,7 +81,10 @@ class Compiled:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the value of each row."""
-        return as_array(self._run(batch), batch.num_rows)
+        try:
+            return as_array(self._run(batch), batch.num_rows)
+        except pa.ArrowException as error:
+            raise ExpressionError(f"Arrow can't compute {self.text}: {error}") from error
 
     def first_failing(self, batch: pa.RecordBatch) -> int:
         """Return the row at which the expression fails. It is known that one does."""

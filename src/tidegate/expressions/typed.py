@@ -84,7 +84,7 @@ def of_scalar(scalar: pa.Scalar, sql: str, *, type: pa.DataType | None = None) -
 def as_array(value: Value, row_count: int) -> pa.Array:
     """Return the array of a value, which may be a scalar or a chunked array of one chunk."""
     if isinstance(value, pa.Scalar):
-        return pa.repeat(value, row_count)
+        return pa.repeat(value, row_count) if row_count else pa.nulls(0, value.type)
     return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
 
 

@@ -178,6 +178,11 @@ def test_a_mistake_is_an_error_where_it_is_made(build: Build, message: str) -> N
         build(stream())
 
 
+def test_a_keyed_stream_says_where_its_columns_are_made() -> None:
+    with pytest.raises(AttributeError, match=r"'select': call \.select"):
+        stream().key_by("n").select("n")  # type: ignore[attr-defined]
+
+
 # Which nodes are one operator.
 
 

@@ -181,14 +181,14 @@ class ColumnsOperator(Operator):
             try:
                 made = step.run(batch, needed)
             except ExpressionError as error:
-                blame(name, error, *_failing(step, needed, batch, error))
+                blame(name, error, _first_failing(step, needed, batch))
             if not made.num_rows:
                 return
             batch = made
         self.emit(batch)
 
 
-def _failing(step: Step, needed: Names, batch: pa.RecordBatch, error: ExpressionError) -> tuple[Any, ...]:
+def _first_failing(step: Step, needed: Names, batch: pa.RecordBatch) -> Any:
     """Return the first record at which a step fails."""
     low, high = 0, batch.num_rows
     while high - low > 1:
@@ -199,7 +199,8 @@ def _failing(step: Step, needed: Names, batch: pa.RecordBatch, error: Expression
         except ExpressionError:
             high = middle
     known = [field.name for field in batch.schema if not pa.types.is_null(field.type)]
-    return tuple(rows_of(batch.slice(low, 1).select(known)))
+    (record,) = rows_of(batch.slice(low, 1).select(known))
+    return record
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,12 +54,13 @@ BID = "auction long, bidder long, price long, channel string, url string, date_t
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """`count` events, `rate` of them in a second of event time, in `splits` splits."""
+    """`count` events, `rate` of them in a second of event time, in `splits` splits. Making them takes `seconds` at least."""
 
     count: int
     seed: int = 1
     rate: int = 100_000
     splits: int = 2
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.count % EVENTS or 1_000_000 % self.rate:
@@ -88,6 +89,7 @@ class Events:
             make(self, chosen),
             schema=", ".join(declared[name] for name in chosen),
             rows=self.rows(of_fifty),
+            rate=None if self.seconds is None else self.rows(of_fifty) / self.seconds,
             splits=self.splits,
         )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,7 @@ import tidegate as tg
 from benchmarks.nexmark import oracle
 from benchmarks.nexmark.events import BID, Bids, Events
 from benchmarks.nexmark.suite import QUERIES, build, query
+from tests.jobs import completed, until
 from tidegate.dataflow.contracts import SourceContext
 from tidegate.testing.processes import ProcessJob
 
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 # Some three minutes of event time: eighteen windows of ten seconds.
 EVENTS = Events(20_000, rate=100)
+KILLS = 2
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +46,30 @@ def test_a_query_gives_what_spark_sql_gives(name: str, tables: Any, tmp_path: Pa
     wanted = oracle.expected(tables, query(name).SQL)
     got = oracle.result(name, out, schema)
     assert wanted, "a query without results shows nothing"
+    assert got == wanted, oracle.difference(got, wanted)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", [tg.Heap(), tg.RocksDB()], ids=["heap", "rocksdb"])
+@pytest.mark.parametrize("name", QUERIES)
+def test_killed_slots_change_no_result_on_either_backend(name: str, backend: Any, tables: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = ProcessJob(
+        name,
+        slots=2,
+        backend=backend,
+        restart=tg.FixedDelay(attempts=20, delay=0),
+        snapshots=tg.Snapshots(to=str(tmp_path / "snapshots"), every="200 ms"),
+    )
+    schema = build(job, name, replace(EVENTS, seconds=3), tg.sinks.parquet(out))
+    handle = job.start()
+    for killed in range(KILLS):
+        before = len(completed(handle))
+        until(lambda before=before: len(completed(handle)) > before, "another snapshot")
+        os.kill(handle.attempts[-1].slots[killed % 2], signal.SIGKILL)
+        until(lambda killed=killed: len(handle.attempts) > killed + 1, "another attempt")
+    assert handle.wait("2 minutes") is tg.Status.FINISHED
+    wanted, got = oracle.expected(tables, query(name).SQL), oracle.result(name, out, schema)
     assert got == wanted, oracle.difference(got, wanted)
 
 

@@ -321,6 +321,9 @@ class SourceSubtask(Subtask):
         return super().step() or triggered
 
     def _take_next(self) -> bool:
+        if self._is_polled or (self._source.ended and not self._is_done):
+            self._on_work_done()  # the last work was done by another call than a step, such as before a snapshot
+            return True
         if self._source.ended or self._halted is not None:
             return False
         if self._to_end:

@@ -14,6 +14,7 @@ from tidegate.control.settings import JobSettings, Snapshots, Tuning
 from tidegate.dataflow.contracts import SinkContext, SinkWriter, SourceContext, SourceReader
 from tidegate.dataflow.operators.budget import MOST_BETWEEN_LOOKS, STEP_MS
 from tidegate.dataflow.operators.source import WatermarkOperator
+from tidegate.dataflow.operators.window import WindowOperator
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.pipeline import Pipeline
 from tidegate.protocol.epoch_coordinator import Ending
@@ -259,6 +260,25 @@ def test_the_input_ends_when_all_work_is_done() -> None:
     hand.feed.batches, hand.feed.ends = [("", ROWS)], True
     hand.run(lambda: hand.of(InputEnded))
     assert hand.out.rows == ROWS
+
+
+def test_the_input_ends_if_the_last_work_is_done_between_two_steps() -> None:
+    """As before a snapshot, if epochs are micro-batches."""
+
+    def build(hand: Hand, stream: Any) -> Any:
+        windows = stream.with_watermark("at", "1 day").window(tg.tumbling("at", "1 ms"))
+        return windows.aggregate("windows", n=tg.count())
+
+    hand = Hand(build)
+    rows = [(key, key) for key in range(1_000)]
+    hand.feed.batches, hand.feed.ends = [("", rows)], True
+    source = hand.subtasks[-1]
+    windows = next(each for each in source.operators if isinstance(each, WindowOperator))
+    hand.run(lambda: hand.out.rows)
+    assert source.has_work() and len(hand.out.rows) < len(rows)
+    windows._finish()
+    hand.run(lambda: hand.of(InputEnded))
+    assert len(hand.out.rows) == len(rows)
 
 
 def test_at_the_end_of_the_input_timers_fire_in_steps_before_the_last_epoch() -> None:

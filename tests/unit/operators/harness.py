@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -57,6 +57,10 @@ class Clock:
         return self.now_ms
 
 
+def on_heap(key_type: pa.DataType) -> HeapBackend:
+    return HeapBackend(key_type=key_type, key_group_count=GROUPS)
+
+
 class Bench:
     """An opened operator with a consumer on each output."""
 
@@ -73,6 +77,7 @@ class Bench:
         batch_clock: Clock | None = None,
         budget: Budget | None = None,
         open: bool = True,
+        make_backend: Callable[[pa.DataType], Any] = on_heap,
     ) -> None:
         self.schemas = tuple(map(parse_schema, inputs))
         schema = pa.schema([]) if returns is None else parse_schema(returns)
@@ -93,7 +98,7 @@ class Bench:
             key_group_count=GROUPS,
             now_ms=self.clock,
             deliver=lambda sink, committable: self.delivered.append((sink, committable)),
-            make_backend=lambda key_type: HeapBackend(key_type=key_type, key_group_count=GROUPS),
+            make_backend=make_backend,
             restored=restored or {},
             is_restored=restored is not None,
             batch_now_ms=batch_clock,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.unit.operators.harness import GROUPS, Bench, Restored
+from tests.unit.operators.harness import GROUPS, Bench, Restored, on_heap
 from tests.unit.operators.window_oracle import Record, Result, group_of, oracle_of
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import Aggregate
@@ -42,10 +42,17 @@ class Windows:
     """All subtasks of a window operator keyed by a long. A record goes to the subtask of its key."""
 
     def __init__(
-        self, spec: WindowSpec, *, parallelism: int = 1, whole: Restored | None = None, resumed: bool = True
+        self,
+        spec: WindowSpec,
+        *,
+        parallelism: int = 1,
+        whole: Restored | None = None,
+        resumed: bool = True,
+        make_backend: Any = on_heap,
     ) -> None:
         self.spec = spec
         self.parallelism = parallelism
+        self._make_backend = make_backend
         self.benches = [
             Bench(
                 spec,
@@ -55,6 +62,7 @@ class Windows:
                 restored=None if whole is None else own_part(whole, subtask, parallelism),
                 subtask=subtask,
                 parallelism=parallelism,
+                make_backend=make_backend,
             )
             for subtask in range(parallelism)
         ]
@@ -78,6 +86,7 @@ class Windows:
             own = [each for each in records if subtask_of(each[0], self.parallelism) == subtask]
             if own:
                 bench.feed(*own)
+            bench.operator.maintain(1000)
 
     def watermark(self, subtask: int, at_ms: int) -> None:
         self.benches[subtask].operator.on_watermark(at_ms)
@@ -106,7 +115,8 @@ class Windows:
                 bench.operator.work()
             for state, batches in bench.freeze().items():
                 whole.setdefault(state, []).extend(batches)
-        return Windows(self.spec, parallelism=parallelism, whole=whole, resumed=resumed)
+            bench.operator.close()
+        return Windows(self.spec, parallelism=parallelism, whole=whole, resumed=resumed, make_backend=self._make_backend)
 
 
 def own_part(whole: Restored, subtask: int, parallelism: int) -> Restored:
@@ -140,12 +150,17 @@ def check_random_run(
     lateness_ms: int,
     rescales: bool = True,
     stops_in_the_middle: bool = False,
+    make_backend: Any = on_heap,
     **settings: Any,
 ) -> None:
     """A run at random: disordered and late records, records without a time, subtasks whose watermarks differ, snapshots at
     any step, other numbers of subtasks."""
     rng = Random(seed)
-    windows = Windows(spec_of(assigner, lateness_ms=lateness_ms, late="late", **settings), parallelism=rng.choice((1, 2, 3)))
+    windows = Windows(
+        spec_of(assigner, lateness_ms=lateness_ms, late="late", **settings),
+        parallelism=rng.choice((1, 2, 3)),
+        make_backend=make_backend,
+    )
     oracle = oracle_of(assigner, group, lateness_ms=lateness_ms)
     now, number = rng.randrange(-50, 50), 0
     reached = [now - 1000] * windows.parallelism

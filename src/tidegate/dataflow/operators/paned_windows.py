@@ -130,6 +130,7 @@ class PanedWindowOperator(WindowOperator):
             table = self._new_table()
             for pane in panes:
                 yield from self._merge(table, pane, end_ms)
+        table.keeps_rows = True  # a snapshot may come between two steps
         given: list[Any] = []
         for rows in slices(table.rows()):
             self._give_rows(end_ms, table, rows)
@@ -142,6 +143,7 @@ class PanedWindowOperator(WindowOperator):
                     # must not open it again. What is left of it fires first then (`resume`).
                     self._time.advance(end_ms - 1)
                 yield
+        table.keeps_rows = False
         if not self._keeps:
             self._state.drop(panes[0])
 

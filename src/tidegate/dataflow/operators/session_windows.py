@@ -204,6 +204,7 @@ class SessionWindowOperator(WindowOperator):
         if self._is_scanned and self._no_end_before_ms > at_ms:
             return
         levels, rows, ends = self._due(at_ms)
+        self._keep_rows(True)  # a snapshot may come between two steps
         start = 0
         while start < len(ends):
             stop = min(start + MAX_ROWS, len(ends))
@@ -218,6 +219,7 @@ class SessionWindowOperator(WindowOperator):
             if stop < len(ends) and self._is_spent(stop - start):
                 yield
             start = stop
+        self._keep_rows(False)
         self._is_whole = True
 
     def _due(self, at_ms: int) -> tuple[Rows, Rows, Times]:
@@ -245,6 +247,10 @@ class SessionWindowOperator(WindowOperator):
                 table.delete(rows[table.vectors[END].values[rows] + self._lateness_ms <= self._time.at_ms])
             if level and not len(table):
                 self._state.drop(level)
+
+    def _keep_rows(self, keeps: bool) -> None:
+        for _, table in self._tables():
+            table.keeps_rows = keeps
 
     def _tables(self) -> Iterator[tuple[int, ColumnTable]]:
         for level in self._state.windows():

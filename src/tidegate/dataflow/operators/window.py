@@ -12,9 +12,9 @@ were emitted, later ones were not. A snapshot between two windows needs nothing 
 after a restore. It goes downstream last, after all results that it made complete.
 
 Windows fire in bounded steps (stepwise.py), and a snapshot may come between two steps. Emitted rows that no later window
-needs are deleted in the step that emits them: what is not emitted yet is still state, and what was emitted is not emitted
-again. If the rows stay, because later windows need them or late records may change them, a snapshot waits for the rest of
-the window that is under way.
+needs are deleted in the step that emits them, and the window counts as emitted from then on: what is left of it fires first
+after a restore, and what was emitted is not emitted again. If the rows stay, because later windows need them or late
+records may change them, a snapshot waits for the rest of the window that is under way.
 
 A record is late if all of its windows have fired and the allowed lateness is over. It changes nothing, and goes to the side
 output for late records if there is one. A record within the lateness is added to its windows, and those of them that have

@@ -46,12 +46,14 @@ def subtask_of(keys: np.ndarray[Any, Any], parallelism: int) -> np.ndarray[Any, 
 
 @pytest.fixture(params=BACKENDS)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Snapshots of three epochs of two subtasks. In the second each tenth key changes and key 7 goes, and in the third the
-    window 0 is dropped, and made again for key 1."""
+    return made(tmp_path, request.param)
+
+
+def made(tmp_path: Path, name: str) -> Path:
+    """Make snapshots of three epochs of two subtasks. In the second each tenth key changes and key 7 goes, and in the third
+    the window 0 is dropped, and made again for key 1."""
     store = LocalStore(tmp_path / "job")
-    backends = [
-        BACKENDS[request.param]().create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=lambda: 0) for _ in range(2)
-    ]
+    backends = [BACKENDS[name]().create(key_type=pa.int64(), key_group_count=GROUPS, now_ms=lambda: 0) for _ in range(2)]
     states = [(backend.column_state(PLAIN), backend.column_state(WINDOWED)) for backend in backends]
     writers = [
         PieceWriter("op", store=store, attempt=1, subtask=subtask, parallelism=2, key_group_count=GROUPS)

@@ -17,6 +17,8 @@ Invariants:
 - one freeze at a time is being settled, and meanwhile only its thread writes to RocksDB;
 - the disk need not survive: a folder is removed when its backend is closed or its process has ended.
 
+Columnar state has tables of its own as its cache (rocks_columns.py), whose rows and keys rocks_rows.py spells.
+
 Not here: what is uploaded, and when (snapshots/writing.py); the calendar of timers, which is in memory (timers.py).
 """
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from sqlglot import exp
 
 from tidegate.errors import ExpressionError, SchemaError
-from tidegate.expressions.compiling import Compiler
-from tidegate.expressions.parsing import parse
 from tidegate.expressions.typed import DAYS, DURATION, MONTHS, Text, as_array
 from tidegate.types import parse_type
 
@@ -26,22 +23,17 @@ class Compiled:
         if not isinstance(text, str):
             raise SchemaError(f"an expression is text in Spark's SQL dialect, such as 'price * 0.9 AS euros', not {text!r}")
         source = Text(text)
-        tree = parse(source)
-        alias = None
-        if isinstance(tree, exp.Alias):
-            name = tree.args["alias"]
-            if not isinstance(name, exp.Identifier):
-                source.fail("an alias is a name, such as price AS euros; a field is written seller.city")
-            alias, tree = str(name.this), tree.this
-        part = Compiler(source, schema).part(tree)
+        # sqlglot takes a tenth of a second to import: only programs with expressions pay for it.
+        from tidegate.expressions.compiling import compile_text
+
+        found = compile_text(source, schema)
+        part = found.part
         self.text = text
         self.schema = schema
         self._run = part.run
         type, nullable = part.type, part.nullable
-        names = {name.lower(): name for name in schema.names}
-        used = {names.get(_root(node).lower()) for node in tree.find_all(exp.Column)}
-        self.columns = tuple(name for name in schema.names if name in used)
-        self.is_column = isinstance(tree, exp.Column) and part.sql in schema.names and _root(tree) == part.sql
+        self.columns = tuple(name for name in schema.names if name in found.columns)
+        self.is_column = found.is_column
         if self.is_column:
             # A column as it is keeps its encoding, such as a dictionary.
             index = schema.names.index(part.sql)
@@ -52,7 +44,7 @@ class Compiled:
         if pa.types.is_null(type):
             source.fail("its type isn't known; use CAST(NULL AS …)")
         parse_type(type)
-        self.field = pa.field(alias or _column_name(tree) or part.sql, type, nullable)
+        self.field = pa.field(found.name, type, nullable)
         self._check_kernels(source)
 
     def _check_kernels(self, source: Text) -> None:
@@ -103,19 +95,6 @@ class Compiled:
 
     def __repr__(self) -> str:
         return f"<expression {self.text!r}: {self.field}>"
-
-
-def _column_name(tree: exp.Expr) -> str | None:
-    """Return the name of a column that is cast: Spark keeps it."""
-    while isinstance(tree, exp.Cast):
-        tree = tree.this
-    return tree.name if isinstance(tree, exp.Column) else None
-
-
-def _root(node: exp.Expr) -> str:
-    """Return the name of the column of `a`, `a.b` or `a.b.c`."""
-    parts = [node.args.get(key) for key in ("catalog", "db", "table", "this")]
-    return next(str(part.this) for part in parts if part is not None)
 
 
 def compile_expression(text: str, schema: pa.Schema) -> Compiled:

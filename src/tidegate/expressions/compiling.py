@@ -22,7 +22,7 @@ from tidegate.expressions.comparing import between, compare, is_in
 from tidegate.expressions.functions import call
 from tidegate.expressions.functions.nested import element
 from tidegate.expressions.functions.strings import concat, like, rlike
-from tidegate.expressions.parsing import position
+from tidegate.expressions.parsing import parse, position
 from tidegate.expressions.typed import BOOLEAN, NULL, STRING, Text, Typed, apply, constant, type_name
 from tidegate.types import parse_type
 
@@ -346,3 +346,48 @@ _KINDS: dict[type[exp.Expr], Callable[[Compiler, exp.Expr], Typed]] = {
     exp.Extract: _extract,
     exp.Trim: _trim,
 }
+
+
+# The whole.
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An expression with what is known of its text: its name, the columns that it reads, whether it is just one of them."""
+
+    part: Typed
+    name: str
+    columns: frozenset[str]
+    is_column: bool
+
+
+def compile_text(source: Text, schema: pa.Schema) -> Whole:
+    tree = parse(source)
+    alias = None
+    if isinstance(tree, exp.Alias):
+        given = tree.args["alias"]
+        if not isinstance(given, exp.Identifier):
+            source.fail("an alias is a name, such as price AS euros; a field is written seller.city")
+        alias, tree = str(given.this), tree.this
+    part = Compiler(source, schema).part(tree)
+    roots = [_root(node) for node in tree.find_all(exp.Column)]
+    in_lower_case = {name.lower(): name for name in schema.names}
+    return Whole(
+        part,
+        alias or _column_name(tree) or part.sql,
+        frozenset(root if root in schema.names else in_lower_case[root.lower()] for root in roots),
+        is_column=isinstance(tree, exp.Column) and part.sql in schema.names and _root(tree) == part.sql,
+    )
+
+
+def _column_name(tree: exp.Expr) -> str | None:
+    """Return the name of a column that is cast: Spark keeps it."""
+    while isinstance(tree, exp.Cast):
+        tree = tree.this
+    return tree.name if isinstance(tree, exp.Column) else None
+
+
+def _root(node: exp.Expr) -> str:
+    """Return the name of the column of `a`, `a.b` or `a.b.c`."""
+    parts = [node.args.get(key) for key in ("catalog", "db", "table", "this")]
+    return next(str(part.this) for part in parts if part is not None)

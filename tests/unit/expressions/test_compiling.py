@@ -55,6 +55,12 @@ def test_an_expression_says_which_columns_it_reads_and_whether_it_may_be_null() 
     assert not compile_expression("coalesce(price, 0)", SCHEMA).nullable
 
 
+def test_names_that_differ_in_case_are_different_columns() -> None:
+    schema = parse_schema("a long, A long, b long")
+    assert compile_expression("a + B", schema).columns == ("a", "b")
+    assert compile_expression("A", schema).columns == ("A",)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -75,12 +75,21 @@ def at(spark: SparkSession, *seconds: int) -> DataFrame:
     )
 
 
-def test_a_query_emits_each_window_once_over_its_restarts(spark: SparkSession, tmp_path: Path) -> None:
+def minutes_of_all(stream: Any) -> Any:
+    """Without a key, so that one chain reads, makes time and fires."""
+    windows = stream.with_watermark("ts", "10 s").window(tg.tumbling("ts", "1 min"))
+    return windows.aggregate("minutes", key=tg.first("key"), n=tg.count(), total=tg.sum("n"))
+
+
+@pytest.mark.parametrize(("pipeline", "slots"), [(minutes, 2), (minutes_of_all, 1)])
+def test_a_query_emits_each_window_once_over_its_restarts(
+    spark: SparkSession, tmp_path: Path, pipeline: Callable[[Any], Any], slots: int
+) -> None:
     def run(*seconds: int) -> list[tuple[Any, ...]]:
         at(spark, *seconds).coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
         stream = spark.readStream.schema("key string, ts timestamp, n long").parquet(str(tmp_path / "in"))
         result = tg.transform(
-            stream, minutes, name="minutes", slots=2, snapshots=tg.Snapshots(to=str(tmp_path / "snapshots"))
+            stream, pipeline, name="minutes", slots=slots, snapshots=tg.Snapshots(to=str(tmp_path / "snapshots"))
         )
         query = (
             result.writeStream.format("parquet")

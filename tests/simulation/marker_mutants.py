@@ -223,6 +223,7 @@ MARKER_MUTANTS = (
         modes=EXACT,
         job="crowds",
         rates=RESTORES,
+        ends_steps=True,
         patches=((stepwise.StepwiseOperator, "holds_records", lambda original: lambda operator: False),),
     ),
     Mutant(

@@ -39,6 +39,7 @@ class Mutant:
     job: str | None = None
     modes: tuple[str, ...] = ("exactly_once",)
     interruptions: tuple[Interruption, ...] = ()  # in place of those that are drawn
+    ends_steps: bool = False  # whether steps may end before their work is done, which changes the course of a seed
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -52,5 +53,7 @@ class Mutant:
     def simulation(self, seed: int, mode: str | None = None) -> Simulation:
         """One that may show it. To be run while the mutant is applied."""
         simulation = scenario(seed, job=self.job, mode=mode or self.modes[0], rates=self.rates)
+        if not self.ends_steps:
+            simulation.step_clock.stop()
         simulation.interruptions = list(self.interruptions) or simulation.interruptions
         return simulation

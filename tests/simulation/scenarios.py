@@ -26,7 +26,7 @@ def scenario(seed: int, *, job: str | None = None, mode: str | None = None, rate
     """`job` and `mode` are drawn unless given."""
     rng = Random(f"scenario {seed}")
     drawn, drawn_mode = rng.choice(DRAWN_JOBS), rng.choice(sorted(MODES))
-    if Random(f"crowds {seed}").random() < CROWDS:
+    if Random(f"many windows {seed}").random() < CROWDS:
         drawn = "crowds"
     simulation = Simulation(JOBS[job or drawn](rng), seed=seed, mode=mode or drawn_mode, rates=rates, rng=rng)
     simulation.again = f"python -m tests.simulation --seed {seed} --job {simulation.job.name!r} --mode {simulation.mode}"

@@ -36,7 +36,7 @@ NOTICED_BY: dict[str, tuple[int, ...]] = {
     "forward before the freeze": (10, 4, 10),
     "freeze behind the marker": (0, 0, 11, 4, 9, 5),
     "frozen in name only": (10,),
-    "greatest watermark of the groups": (18,),
+    "greatest watermark of the groups": (94,),
     "held records forgotten": (11, 5, 5, 11, 4),
     "inner laps don't count": (38, 38, 38, 76, 38, 286),
     "items rounded down": (8,),

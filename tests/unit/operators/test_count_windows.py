@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from tests.unit.operators.harness import Bench, Clock
 from tests.unit.operators.windowing import RECORDS, RESULTS, spec_of
 from tidegate.dataflow.operators.base import AT_ONCE_MS
-from tidegate.dataflow.operators.count_windows import ranks
+from tidegate.dataflow.operators.count_windows import CountWindowOperator, ranks
 from tidegate.dataflow.windows import global_window, tumbling
+from tidegate.errors import UserFunctionError
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS
 
 COUNTED = "key long, count long, total long"
@@ -47,6 +49,35 @@ def test_a_window_that_is_not_full_stays_at_the_end_of_input() -> None:
     assert bench.out.events == [("watermark", MAX_WATERMARK_MS), ("end",)]
     again = Bench(spec, RECORDS, returns=COUNTED, restored=bench.freeze())
     assert again.feed((1, 0, 6)) == [(1, 2, 11)]
+
+
+def test_all_windows_of_a_batch_are_made_at_once() -> None:
+    """A key that fills thousands of windows in one batch must not make the slot silent."""
+    spec = spec_of(global_window(count=10))
+    bench = Bench(spec, RECORDS, returns=COUNTED)
+    operator = bench.operator
+    assert isinstance(operator, CountWindowOperator)
+    added: list[int] = []
+    add = operator._aggregation.add
+    operator._aggregation.add = lambda *given: (added.append(len(given[1])), add(*given))[1]  # type: ignore[method-assign,func-returns-value]
+    bench.feed((1, None, 1))
+    assert len(bench.feed(*((1, None, 1) for _ in range(20_003)))) == 2000
+    assert added == [1, 20_003]
+    assert bench.feed(*((1, None, 1) for _ in range(6))) == [(1, 10, 10)]
+
+
+def test_a_sum_that_is_too_large_names_its_key() -> None:
+    bench = Bench(spec_of(global_window(count=2)), RECORDS, returns=COUNTED)
+    with pytest.raises(UserFunctionError, match=r"key 8"):
+        bench.feed((7, None, 1), (8, None, 1), (8, None, 1), (8, None, 2**63 - 1), (8, None, 1))
+
+
+def test_nobody_is_told_that_event_time_never_moves() -> None:
+    bench = Bench(spec_of(global_window(count=2)), RECORDS, returns=COUNTED, open=False)
+    told: list[str] = []
+    bench.operator.open(replace(bench.context, on_timer_without_event_time=lambda: told.append("never")))
+    bench.feed((1, None, 1))
+    assert told == []
 
 
 def test_ranks_count_equal_values_before() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.operators.harness import Bench, Clock
-from tests.unit.operators.windowing import RECORDS, RESULTS, check_random_run, spec_of
+from tests.unit.operators.windowing import RECORDS, RESULTS, Windows, check_random_run, spec_of, subtask_of
 from tidegate.dataflow.operators.base import AT_ONCE_MS
 from tidegate.dataflow.windows import Assigner, sliding, tumbling
 
@@ -45,6 +45,21 @@ def test_all_windows_that_a_record_is_in_are_shown_but_those_that_have_fired() -
     bench.feed((1, 5, 1), (1, 15, 2))
     bench.operator.on_watermark(9)
     assert shown(bench, 100) == [(1, 0, 20, 2, 3), (1, 10, 30, 1, 2)]
+
+
+def test_a_window_that_has_fired_for_a_key_is_not_shown_again_after_a_rescale() -> None:
+    """Event time is kept by key-group: a key that is ahead has its final result, which must stay the last one."""
+    two = Windows(spec_of(sliding("ts", 20, 10), early_ms=100), parallelism=2)
+    ahead, behind = (next(key for key in range(100) if subtask_of(key, 2) == subtask) for subtask in (0, 1))
+    two.feed([(ahead, 25, 1), (behind, 25, 1)])
+    two.watermark(0, 29)
+    one = two.restored(parallelism=1)
+    one.taken()
+    one.feed([(ahead, 26, 1), (behind, 26, 1)])
+    bench = one.benches[0]
+    assert sorted(shown(bench, 100)) == sorted([(ahead, 20, 40, 2, 2), (behind, 10, 30, 2, 2), (behind, 20, 40, 2, 2)]), (
+        "and not the window of 10 to 30 of the key that is ahead"
+    )
 
 
 def test_after_a_restore_all_open_windows_are_shown_again() -> None:

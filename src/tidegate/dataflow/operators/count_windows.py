@@ -1,8 +1,10 @@
 """Windows of a number of records: a result for every so many records of a key, in the order in which they arrive.
 
-State is one table, by key: the accumulators of the window that is open, and how many records it has. A batch is processed in
-rounds: a round adds to each key the records that its open window still takes, and emits and deletes the windows that are
-full. So there are as many rounds as a key fills windows in the batch, and usually one.
+State is one table, by key: the accumulators of the window that is open, and how many records it has.
+
+All windows of a batch are accumulated at once, however many a key fills. The first one of each key is merged behind what
+the key's open window has accumulated before. The full ones are emitted, those of a key in their order, and the last one of
+each key stays in the state if it isn't full.
 
 Time plays no role. At the end of input a window that isn't full stays in the state: the job may get more.
 """
@@ -14,7 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tidegate.dataflow.aggregates.base import SumTooLarge
+from tidegate.dataflow.aggregates.numpy_columns import copy_rows, held_vectors
 from tidegate.dataflow.graph import Node
+from tidegate.dataflow.operators.base import OperatorContext
 from tidegate.dataflow.operators.stepwise import Steps
 from tidegate.dataflow.operators.window import COUNT, WindowOperator, WindowSettings
 from tidegate.dataflow.windows import Global
@@ -25,21 +30,51 @@ class CountWindowOperator(WindowOperator):
         super().__init__(node, assigner, settings)
         self._size = assigner.count
 
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._on_first = None
+
     def _add(self, batch: pa.RecordBatch) -> None:
-        table = self._state.table()
-        rows = table.rows_of(self._keys(batch))
-        window = (table.vectors[COUNT].values[rows] + ranks(rows)) // self._size  # 0 is the one that is open
-        for number in range(int(window.max()) + 1):
-            here = window == number
-            records = batch.filter(pa.array(here))
-            rows = table.rows_of(self._keys(records))
-            self._accumulate(table, rows, records)
-            counts = table.vectors[COUNT].values
-            np.add.at(counts, rows, 1)
-            full = np.unique(rows[counts[rows] == self._size])
-            if len(full):
-                self._give(self._results(table, full, []))
-                table.delete(full)
+        table, aggregation = self._state.table(), self._aggregation
+        keys = self._keys(batch)
+        rows_of_records = table.rows_of(keys)
+        before = table.vectors[COUNT].values[rows_of_records]
+        # Which of the key's windows a record is in. 0 is the one that is open.
+        number_of_records = (before + ranks(rows_of_records)) // self._size
+        _, first, of, counts = np.unique(
+            rows_of_records * (int(number_of_records.max()) + 1) + number_of_records,
+            return_index=True,
+            return_inverse=True,
+            return_counts=True,
+        )  # the windows: key by key, those of each key in order
+        rows, is_open = rows_of_records[first], number_of_records[first] == 0
+        counts += np.where(is_open, before[first], 0)
+        held = held_vectors(aggregation.accumulators, len(first))
+        with self._blaming(table):
+            try:
+                aggregation.add(held, of, aggregation.inputs(batch))
+            except SumTooLarge as error:
+                raise SumTooLarge(int(rows[error.row]), error.text) from None
+            table.change(rows[is_open])
+            aggregation.merge(table.vectors, rows[is_open], held, np.flatnonzero(is_open))
+        table.vectors[COUNT].values[rows[is_open]] = counts[is_open]
+        is_full, is_last = counts == self._size, np.diff(rows, append=-1) != 0
+        self._emit_full(keys, first, rows, held, is_open & is_full, ~is_open & is_full)
+        stays = np.flatnonzero(is_last & ~is_full & ~is_open)
+        copy_rows({name: table.vectors[name] for name in held}, rows[stays], held, stays)
+        table.vectors[COUNT].values[rows[stays]] = counts[stays]
+        table.delete(rows[is_last & is_full])
+
+    def _emit_full(self, keys: list[pa.Array], first: Any, rows: Any, held: Any, opened: Any, further: Any) -> None:
+        """Emit the windows that are full: those that were `opened` before, and `further` ones."""
+        if opened.any():
+            self._give(self._results(self._state.table(), rows[opened], []))
+        if further.any():
+            at = pa.array(first[further])
+            columns = [column.take(at) for column in keys] if self._settings.key else []
+            with self._blaming(self._state.table()):
+                results = self._aggregation.results(held, np.flatnonzero(further))
+            self._give(pa.RecordBatch.from_arrays([*columns, *results], schema=self.node.schema))
 
     def _fire(self, at_ms: int) -> Steps:
         yield from ()

@@ -67,6 +67,15 @@ class EarlyWindowOperator(PanedWindowOperator):
                 for table in tables:
                     of_window.rows_of(table.keys(table.rows()))
             for rows in slices(of_window.rows()):
-                self._fire_again(end_ms, [of_window.keys(rows)])
+                keys = self._open_for(end_ms, of_window.keys(rows))
+                if len(keys[0]):
+                    self._fire_again(end_ms, [keys])
                 if self._is_spent(len(rows)):
                     yield
+
+    def _open_for(self, end_ms: int, keys: list[pa.Array]) -> list[pa.Array]:
+        """Return the keys for which a window has not fired. After a restore at another parallelism some may be ahead."""
+        if self._time.is_one:
+            return keys
+        is_open = pa.array(self._time.of_keys(keys) < end_ms - 1)
+        return [column.filter(is_open) for column in keys]

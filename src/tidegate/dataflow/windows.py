@@ -27,6 +27,9 @@ from tidegate.arguments import Duration
 
 Times: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
+MAX_OVERLAPPING = 100_000
+"""In how many windows a record may be. Each of them has a result for it."""
+
 
 class Window(NamedTuple):
     """A window: the times from `start_ms` to before `end_ms`."""
@@ -162,6 +165,8 @@ def sliding(ts: str, size: Duration, every: Duration, *, offset: Duration = 0) -
     """Windows of one size, one of which begins at every multiple of `every`: `tg.sliding("ts", "1 hour", "5 minutes")`. A
     record is in all windows that overlap at its time."""
     size_ms, every_ms = _size("sliding", "size", size), _size("sliding", "every", every)
+    if size_ms > MAX_OVERLAPPING * every_ms:
+        arguments.refuse("sliding", "every", every, f"at least a {MAX_OVERLAPPING:,}th of the size {size!r}")
     return Paned(_column("sliding", ts), size_ms, every_ms, size_ms, _offset("sliding", offset, every_ms))
 
 
@@ -171,6 +176,8 @@ def cumulating(ts: str, size: Duration, step: Duration, *, offset: Duration = 0)
     size_ms, step_ms = _size("cumulating", "size", size), _size("cumulating", "step", step)
     if size_ms % step_ms:
         arguments.refuse("cumulating", "step", step, f"a duration that divides the size {size!r}")
+    if size_ms > MAX_OVERLAPPING * step_ms:
+        arguments.refuse("cumulating", "step", step, f"at least a {MAX_OVERLAPPING:,}th of the size {size!r}")
     return Paned(_column("cumulating", ts), size_ms, size_ms, step_ms, _offset("cumulating", offset, size_ms))
 
 

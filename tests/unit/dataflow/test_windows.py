@@ -84,6 +84,11 @@ def test_sizes_are_durations() -> None:
         (lambda: tumbling("ts", "1 s", time="wall"), "tumbling(time='wall'): give 'event' or 'processing'"),
         (lambda: sliding("ts", "1 s", 0), "sliding(every=0): give a duration of at least 1 ms"),
         (lambda: cumulating("ts", "10 s", "3 s"), "cumulating(step='3 s'): give a duration that divides the size '10 s'"),
+        (
+            lambda: sliding("ts", "365 days", "1 ms"),
+            "sliding(every='1 ms'): give at least a 100,000th of the size",
+        ),
+        (lambda: cumulating("ts", "365 days", "1 ms"), "cumulating(step='1 ms'): give at least a 100,000th of the size"),
         (lambda: sessions("ts", -1), "sessions(gap=-1): give a duration"),
         (lambda: global_window(count=0), "global_window(count=0): give a whole number from 1 up"),
     ],

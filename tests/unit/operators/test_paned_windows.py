@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -115,3 +116,18 @@ def test_many_windows_that_end_together_fire_in_bounded_steps() -> None:
     emitted = [event[1] for step in steps for event in step if event[0] == "rows"]
     assert sum(emitted) == count
     assert max(emitted) <= MAX_WINDOWS, "and those of a step are one batch"
+
+
+def test_windows_that_are_due_are_not_all_in_memory() -> None:
+    """A record may be in a hundred thousand windows."""
+    bench = Bench(spec_of(sliding("ts", 100_000, 1)), RECORDS, returns=RESULTS)
+    bench.feed(*((1, 1000 * pane, 1) for pane in range(2)))
+    operator = bench.operator
+    assert isinstance(operator, paned_windows.PanedWindowOperator)
+    tracemalloc.start()
+    due = operator._due(10**9)
+    assert [next(due) for _ in range(3)] == [1, 2, 3]
+    assert sum(1 for _ in due) == 100_000 + 1000 - 3
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 200_000

@@ -16,7 +16,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from heapq import merge
+from itertools import groupby, takewhile
 from typing import Any
 
 import numpy as np
@@ -115,12 +116,12 @@ class PanedWindowOperator(WindowOperator):
             if self._is_spent(_OVERHEAD_ROWS):
                 yield
 
-    def _due(self, at_ms: int) -> list[int]:
-        """Return the ends of the windows that have records, are complete and have not fired, in order. While they fire no
-        record is added."""
+    def _due(self, at_ms: int) -> Iterator[int]:
+        """Yield the ends of the windows that have records, are complete and have not fired, in order. While they fire no
+        record is added. A pane may be in very many windows, so they are not all in memory."""
         after_ms = self._time.at_ms + 1 if self._keeps else MIN_WATERMARK_MS
-        ends = (self._assigner.ends(pane, after_ms=after_ms) for pane in self._state.windows())
-        return sorted({end_ms for each in ends for end_ms in takewhile(lambda end_ms: end_ms - 1 <= at_ms, each)})
+        ends = [self._assigner.ends(pane, after_ms=after_ms) for pane in self._state.windows()]
+        return (end_ms for end_ms, _ in groupby(takewhile(lambda end_ms: end_ms - 1 <= at_ms, merge(*ends))))
 
     def _fire_window(self, end_ms: int) -> Steps:
         panes = self._panes_of(end_ms)

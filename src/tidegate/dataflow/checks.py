@@ -140,6 +140,11 @@ def check_key(where: str, columns: Sequence[object], schema: pa.Schema) -> tuple
             )
             raise SchemaError(f"{where}: key_by takes names of columns, not {_shown(column)}; {advice}")
         if column not in schema.names:
+            if not column.isidentifier():
+                raise SchemaError(
+                    f"{where}: there is no column {column!r}; to key by an expression, make it a column first: "
+                    f'with_columns(key="{column}").key_by("key")'
+                )
             raise no_such_column(where, column, schema)
         if _has_map(schema.field(column).type):
             raise SchemaError(
@@ -196,6 +201,11 @@ def check_same_schema(where: str, *, first: pa.Schema, other: pa.Schema) -> None
     raise SchemaError(f"{where}: the streams have different schemas, ({one}) and ({two}); bring them to one with map")
 
 
+def _to_time(column: str, kind: pa.DataType) -> str:
+    """Return an expression that makes an event time of a column."""
+    return f"CAST({column} AS {'TIMESTAMP' if pa.types.is_string(kind) else 'LONG'})"
+
+
 def check_time_column(where: str, column: object, schema: pa.Schema) -> str:
     if not isinstance(column, str):
         raise SchemaError(f"{where}: event time takes the name of a column, not {_shown(column)}")
@@ -205,7 +215,8 @@ def check_time_column(where: str, column: object, schema: pa.Schema) -> str:
     if not (pa.types.is_int64(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise SchemaError(
             f"{where}: column {column!r} is of type {ddl_of(kind)}; event time is a timestamp, a date or "
-            f"a long of milliseconds since 1970: convert it with map"
+            f"a long of milliseconds since 1970: convert it, for example with "
+            f'with_columns({column}="{_to_time(column, kind)}")'
         )
     return column
 

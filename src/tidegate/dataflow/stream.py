@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import pyarrow as pa
 
@@ -38,6 +38,21 @@ if TYPE_CHECKING:
     from tidegate.dataflow.pipeline import Pipeline
 
 NO_OUTPUT = pa.schema([])
+
+# What those look for who know Spark's DataFrames, and what keyed streams have.
+_INSTEAD = {
+    "aggregate": "call key_by(…) before it, or window(…) for results of all keys together",
+    "running": "call key_by(…) before it",
+    "agg": "call key_by(…).aggregate(…)",
+    "groupBy": "call key_by(…)",
+    "group_by": "call key_by(…)",
+    "join": "key both streams alike, and call left.key_by(…).connect(right.key_by(…)).process(…) with a CoProcess",
+    "where": "call filter(…)",
+    "withColumn": "call with_columns(…)",
+    "withColumns": "call with_columns(…)",
+    "selectExpr": "call select(…)",
+    "withWatermark": "call with_watermark(…)",
+}
 
 
 class Stream(Flow):
@@ -98,6 +113,10 @@ class Stream(Flow):
         The expressions see the columns as they were before. Give a column whose name isn't a Python name, or is an argument
         of this method, in a dict: `bids.with_columns({"name": "upper(name)"})`.
         """
+        if isinstance(columns, str):
+            raise GraphError(
+                f'with_columns takes the name of a column before its expression, with_columns(name="…"), not {columns!r}'
+            )
         texts = {**(columns or {}), **expressions}
         return self._columns(
             "with_columns", lambda op: column_steps.with_columns(op, texts, self._schema), name, parallelism
@@ -355,6 +374,12 @@ class Stream(Flow):
         node = self._pipeline._nodes[edge.source]
         tag = checks.check_side_output(where, tag, node)
         return Stream(self._pipeline, (replace(edge, tag=tag),), node.side_schemas[tag])
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            advice = f"; {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise AttributeError(f"a stream has no {name!r}{advice}")
 
     def __repr__(self) -> str:
         return f"<stream of {self._origin()}: {ddl_of(self._schema) or 'no output'}>"

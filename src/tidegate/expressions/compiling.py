@@ -36,7 +36,7 @@ _INSTEAD: dict[type[exp.Expr], str] = {
     exp.Window: "a window function needs all rows; use key_by(…) and an aggregate",
     exp.Subquery: "a subquery can't be used in a stream",
     exp.Lambda: "functions with -> are not supported; use explode, or map_batches",
-    exp.Star: "write the names of the columns; with_columns keeps all columns",
+    exp.Star: "write the names of the columns (with_columns keeps all); for count(*) use aggregate(…, n=tg.count())",
 }
 # What a node may hold. sqlglot says by further arguments that it means something else, such as `negate`.
 _UNDERSTOOD = {

@@ -188,6 +188,7 @@ def test_an_unknown_column_like_none_that_is_there_gets_the_list_alone(bids: Str
         ((["auction", "price"],), "key_by(*columns)"),
         ((lambda bid: bid.auction,), "compute the key into a column with map"),
         ((1,), "give the column's name"),
+        (("auction % 2",), 'make it a column first: with_columns(key="auction % 2").key_by("key")'),
         (("tags",), "can't be a key; take the entries that matter into columns"),
     ],
 )
@@ -278,6 +279,7 @@ def test_keys_that_hash_alike_may_meet(pipeline: Pipeline) -> None:
 def test_event_time_is_a_time(bids: Stream, column: str) -> None:
     message = complaint(SchemaError, lambda: bids.with_watermark(column, "1 s"))
     assert says(message, "operator 'watermark-1'", f"column {column!r} is of type", "a timestamp, a date or a long")
+    assert f'with_columns({column}="CAST({column} AS ' in message
 
 
 def test_event_time_is_a_column_that_is_there(bids: Stream) -> None:
@@ -613,3 +615,25 @@ def test_methods_that_a_broadcast_stream_lacks_say_where_to_go(bids: Stream) -> 
     rules: Any = bids.broadcast()
     with pytest.raises(AttributeError, match=r"has no 'connect'.*stream\.connect\(rules\.broadcast\(\)\)"):
         rules.connect(bids)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("aggregate", "call key_by(…) before it"),
+        ("join", "a CoProcess"),
+        ("groupBy", "call key_by(…)"),
+        ("withWatermark", "call with_watermark(…)"),
+    ],
+)
+def test_what_users_of_dataframes_look_for_has_another_name(bids: Stream, name: str, advice: str) -> None:
+    with pytest.raises(AttributeError, match=f"a stream has no '{name}'") as raised:
+        getattr(bids, name)
+    assert advice in str(raised.value)
+    with pytest.raises(AttributeError, match=r"a stream has no 'resample'$"):
+        bids.resample  # type: ignore[attr-defined]
+
+
+def test_with_columns_takes_names_before_expressions(bids: Stream) -> None:
+    message = complaint(GraphError, lambda: bids.with_columns("price * 2 AS w"))  # type: ignore[arg-type]
+    assert says(message, 'with_columns(name="…")', "not 'price * 2 AS w'")

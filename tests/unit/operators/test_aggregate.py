@@ -126,6 +126,8 @@ def test_a_sum_that_is_too_large_names_the_operator_and_the_key(kind: Any) -> No
     with pytest.raises(UserFunctionError, match=r"the operator.*(?s:.)*doesn't fit into a long") as raised:
         bench.feed(("b", 1, None), ("a", 2**62, None))
     assert "key 'a'" in str(raised.value)
+    assert raised.value.final, "no restart makes it fit"
+    assert "Traceback" not in str(raised.value)
 
 
 def test_running_sums_that_fit_are_right_when_parts_of_them_would_not_fit() -> None:

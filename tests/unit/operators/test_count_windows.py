@@ -72,6 +72,12 @@ def test_a_sum_that_is_too_large_names_its_key() -> None:
         bench.feed((7, None, 1), (8, None, 1), (8, None, 1), (8, None, 2**63 - 1), (8, None, 1))
 
 
+def test_a_sum_that_fits_is_right_when_a_part_of_it_would_not_fit() -> None:
+    bench = Bench(spec_of(global_window(count=3)), RECORDS, returns=COUNTED)
+    bench.feed((8, None, -(2**62)))
+    assert bench.feed((8, None, 2**62), (8, None, 2**62)) == [(8, 3, 2**62)]
+
+
 def test_nobody_is_told_that_event_time_never_moves() -> None:
     bench = Bench(spec_of(global_window(count=2)), RECORDS, returns=COUNTED, open=False)
     told: list[str] = []

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,8 @@ from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.user_code import RAISED, blame
-from tidegate.errors import ExpressionError, TidegateError
+from tidegate.errors import ExpressionError, JobError, TidegateError
+from tidegate.state.column_table import ColumnTable
 from tidegate.state.descriptors import Columns
 from tidegate.state.sections import FrozenState, StateInfo
 from tidegate.state.vectors import VectorField
@@ -97,8 +98,7 @@ class _AggregatingOperator(Operator):
         except TidegateError:
             raise
         except SumTooLarge as error:
-            key = [to_list(column)[0] for column in self._table.keys(np.array([error.row]))]
-            blame(self.name, error, at=f"key {key[0] if len(key) == 1 else tuple(key)!r}")
+            blame_sum(self.name, error, self._table)
         except RAISED as error:
             blame(self.name, error, at=f"a batch of {batch.num_rows} records")
 
@@ -249,6 +249,12 @@ class RunningSpec(_AggregatingSpec):
     __slots__ = ()
     kind: ClassVar[str] = "running aggregate"
     operator = RunningOperator
+
+
+def blame_sum(operator: str, error: SumTooLarge, table: ColumnTable) -> NoReturn:
+    """Raise `UserFunctionError` for a sum that doesn't fit. No restart cures it."""
+    key = [to_list(column)[0] for column in table.keys(np.array([error.row]))]
+    blame(operator, JobError(error.text), at=f"key {key[0] if len(key) == 1 else tuple(key)!r}")
 
 
 def _places(groups: IntArray) -> IntArray:

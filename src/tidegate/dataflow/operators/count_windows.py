@@ -2,9 +2,9 @@
 
 State is one table, by key: the accumulators of the window that is open, and how many records it has.
 
-All windows of a batch are accumulated at once, however many a key fills. The first one of each key is merged behind what
-the key's open window has accumulated before. The full ones are emitted, those of a key in their order, and the last one of
-each key stays in the state if it isn't full.
+All windows of a batch are accumulated at once, however many a key fills. The first one of each key begins with what the
+key's open window has accumulated before. The full ones are emitted, those of a key in their order, and the last one of each
+key becomes its state if it isn't full.
 
 Time plays no role. At the end of input a window that isn't full stays in the state: the job may get more.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.dataflow.aggregates.base import SumTooLarge
+from tidegate.dataflow.aggregates.base import SumTooLarge, Vectors
 from tidegate.dataflow.aggregates.numpy_columns import copy_rows, held_vectors
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import OperatorContext
@@ -50,30 +50,25 @@ class CountWindowOperator(WindowOperator):
         rows, is_open = rows_of_records[first], number_of_records[first] == 0
         counts += np.where(is_open, before[first], 0)
         held = held_vectors(aggregation.accumulators, len(first))
+        copy_rows(held, np.flatnonzero(is_open), table.vectors, rows[is_open])
         with self._blaming(table):
             try:
                 aggregation.add(held, of, aggregation.inputs(batch))
             except SumTooLarge as error:
                 raise SumTooLarge(int(rows[error.row]), error.text) from None
-            table.change(rows[is_open])
-            aggregation.merge(table.vectors, rows[is_open], held, np.flatnonzero(is_open))
-        table.vectors[COUNT].values[rows[is_open]] = counts[is_open]
         is_full, is_last = counts == self._size, np.diff(rows, append=-1) != 0
-        self._emit_full(keys, first, rows, held, is_open & is_full, ~is_open & is_full)
-        stays = np.flatnonzero(is_last & ~is_full & ~is_open)
+        self._emit_full(keys, first, held, np.flatnonzero(is_full))
+        stays = np.flatnonzero(is_last & ~is_full)
+        table.change(rows[stays])
         copy_rows({name: table.vectors[name] for name in held}, rows[stays], held, stays)
         table.vectors[COUNT].values[rows[stays]] = counts[stays]
         table.delete(rows[is_last & is_full])
 
-    def _emit_full(self, keys: list[pa.Array], first: Any, rows: Any, held: Any, opened: Any, further: Any) -> None:
-        """Emit the windows that are full: those that were `opened` before, and `further` ones."""
-        if opened.any():
-            self._give(self._results(self._state.table(), rows[opened], []))
-        if further.any():
-            at = pa.array(first[further])
+    def _emit_full(self, keys: list[pa.Array], first: Any, held: Vectors, full: Any) -> None:
+        if len(full):
+            at = pa.array(first[full])
             columns = [column.take(at) for column in keys] if self._settings.key else []
-            with self._blaming(self._state.table()):
-                results = self._aggregation.results(held, np.flatnonzero(further))
+            results = self._aggregation.results(held, full)
             self._give(pa.RecordBatch.from_arrays([*columns, *results], schema=self.node.schema))
 
     def _fire(self, at_ms: int) -> Steps:

@@ -42,6 +42,7 @@ from tidegate.channels.elements import MAX_WATERMARK_MS
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import SumTooLarge
 from tidegate.dataflow.graph import Node
+from tidegate.dataflow.operators.aggregate import blame_sum
 from tidegate.dataflow.operators.base import OperatorContext
 from tidegate.dataflow.operators.event_time import OperatorTime
 from tidegate.dataflow.operators.process import key_type
@@ -55,7 +56,6 @@ from tidegate.state.event_time import WATERMARK
 from tidegate.state.operator_state import FrozenTogether
 from tidegate.state.sections import FrozenState
 from tidegate.state.vectors import VectorField
-from tidegate.types import to_list
 
 START, END = "window_start", "window_end"
 """Columns of the output, and of the state of sessions."""
@@ -227,8 +227,7 @@ class WindowOperator(StepwiseOperator):
         except TidegateError:
             raise
         except SumTooLarge as error:
-            key = [to_list(column)[0] for column in table.keys(np.array([error.row]))]
-            blame(self.name, error, at=f"key {key[0] if len(key) == 1 else tuple(key)!r}")
+            blame_sum(self.name, error, table)
         except RAISED as error:
             blame(self.name, error, at="aggregates of a window")
 

@@ -19,6 +19,13 @@ _CLOCKS = ("current_timestamp", "now", "current_date", "curdate", "localtimestam
 _AGGREGATES = ("count", "sum", "min", "max", "avg", "mean", "first", "last", "collect_list", "collect_set", "row_number")
 
 
+_INSTEAD = {
+    "from_unixtime": "use timestamp_seconds(…), and date_format(…) for a text",
+    "window": "windows are operators: key_by(…).window(tg.tumbling(…)).aggregate(…)",
+    "session_window": "windows are operators: key_by(…).window(tg.sessions(…)).aggregate(…)",
+}
+
+
 def names() -> tuple[str, ...]:
     """Return the names of all functions."""
     return tuple(sorted(_FUNCTIONS))
@@ -37,5 +44,7 @@ def _advice(name: str) -> str:
         return "its value would change when records are processed again after a failure: make it in the source"
     if name in _AGGREGATES:
         return "an aggregate needs several records: use key_by(…).aggregate(…)"
+    if name in _INSTEAD:
+        return _INSTEAD[name]
     near = difflib.get_close_matches(name, _FUNCTIONS, n=3)
     return f"did you mean {', '.join(near)}?" if near else "docs/columns.md lists those that are, and map_batches takes any"

@@ -7,8 +7,9 @@ from typing import Any
 
 
 def lines_of(text: str, job: str) -> list[dict[str, Any]]:
-    """Return Tidegate's lines about a job, among others."""
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"time": ')]
+    """Return Tidegate's lines about a job, among others. Lines of other jobs may be cut off, where a process was killed."""
+    named = f'"job": {json.dumps(job)}'
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"time": ') and named in line]
     return [line for line in lines if line.get("job") == job]
 
 

@@ -12,7 +12,7 @@ from tidegate.testing.simulation import NO_FAULTS, FaultRates, SimulationFailed
 from tidegate.testing.simulation.simulation import MODES
 
 JOB = "time group"
-SEEDS_PER_TEST = 4
+SEEDS_PER_TEST = 2
 FIRST_SEEDS = [0, *(pytest.param(first, marks=pytest.mark.long) for first in range(SEEDS_PER_TEST, 60, SEEDS_PER_TEST))]
 ASTRAY = FaultRates(kinds=("message is doubled", "message is lost", "link hangs", "slot dies"), most_faults=20)
 

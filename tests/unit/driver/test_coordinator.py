@@ -332,7 +332,7 @@ def test_a_silent_slot_is_noticed_and_one_that_speaks_is_not() -> None:
         world.coordinator.on_message(0, Heartbeat(0, {}))
         world.turn(250)
     world.turn()
-    assert world.coordinator.failures[-1].message.startswith("slots [1] sent nothing for 1000 ms: if a function")
+    assert world.coordinator.failures[-1].message.startswith("slots [1] sent nothing for 1000 ms: if one call of a function")
 
 
 def test_a_slot_that_orders_others_about_ends_the_attempt() -> None:

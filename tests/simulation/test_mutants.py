@@ -16,7 +16,12 @@ from tidegate.testing.simulation.simulation import MODES
 
 MOST_SEEDS = 80
 MOST_EVENTS = 40_000  # of a run that doesn't come to its end; others have far less
-TRIED = [(name, mode) for name in sorted(MUTANTS) for mode in MUTANTS[name].modes]
+# `make test` tries each mutant in one mode, another one for each mutant in turn, and `make long` in the rest of its modes.
+TRIED = [
+    (name, mode) if index == number % len(MUTANTS[name].modes) else pytest.param(name, mode, marks=pytest.mark.long)
+    for number, name in enumerate(sorted(MUTANTS))
+    for index, mode in enumerate(MUTANTS[name].modes)
+]
 
 # In the order of the mutant's modes, where it isn't the first seed in all of them.
 NOTICED_BY: dict[str, tuple[int, ...]] = {

@@ -1,9 +1,9 @@
 """An operator: one node of the graph at work in one subtask.
 
-Records reach an operator as Arrow batches, event time as watermarks; it passes both on to its consumers, which are
-further operators of the same chain or the writers of outgoing edges. Everything runs in the slot's single thread. Markers
-are not seen here: the subtask freezes the operators of its chain one after the other between two batches. An operator that
-holds records back until their epoch ends (grouped.py) lets them go in `before_snapshot`.
+Records reach an operator as Arrow batches, and event time as watermarks. The operator passes both on to its consumers:
+further operators of the same chain, or the writers of outgoing edges. Everything runs in the slot's single thread. Operators
+don't see markers: the subtask freezes the operators of its chain one after another, between two batches. An operator that
+keeps records until their epoch ends (grouped.py) emits their results in `before_snapshot`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.state.descriptors import Columns, Descriptor
 from tidegate.state.sections import FrozenState
 
 AT_ONCE_MS = 0
-"""As a time to wait for: it has come."""
+"""A deadline that has already passed."""
 
 
 class Consumer(Protocol):
@@ -37,47 +37,47 @@ class Consumer(Protocol):
 
 
 class KeyedBackend(Protocol):
-    """Where the keyed state of one operator in one subtask lives (heap now; others to come).
+    """Where the keyed state of one operator in one subtask is kept.
 
-    What it promises is in tests/contract/test_backends.py. In short: `cursor.key` is the key that the state objects work
-    on; a frozen version never changes, whatever is done to the state afterwards, and may be read by another thread
-    meanwhile; several may be outstanding, and they are released in any order.
+    tests/contract/test_backends.py checks what a backend promises. In short: `cursor.key` is the key that the state objects
+    work on. A frozen version never changes, whatever happens to the state afterwards, and another thread may read it
+    meanwhile. Several frozen versions may be outstanding; they are released in any order.
     """
 
     cursor: Any
 
     def table(self, descriptor: Descriptor) -> Any:
-        """The state object that the user's function calls (state/handles.py says with which methods)."""
+        """Return the state object that the user's function calls. Its methods are those of state/handles.py."""
 
     def column_state(self, descriptor: Columns) -> ColumnState:
-        """The tables of a columnar state, which operators work on in whole batches."""
+        """Return the tables of a columnar state, which operators work on in whole batches."""
 
     def load(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
-        """Takes rows of a snapshot in. Before the first record. `known`: the next snapshot builds on that one, so that
-        they are no changes."""
+        """Load rows of a snapshot, before the first record. `known`: the next snapshot builds on that one, so the rows are
+        not changes."""
 
     def begin_batch(self, keys: Sequence[Any]) -> None:
-        """Records of these keys come next, in one go."""
+        """Prepare for the records of these keys, which come next."""
 
     def end_batch(self) -> None:
-        """They have come."""
+        """End the batch that `begin_batch` has begun."""
 
     def maintain(self, budget: int) -> None:
-        """A step of whatever is to be done now and then. `budget` is in entries."""
+        """Do one step of background work. `budget` is in entries."""
 
     def rows(self, state: str) -> Iterable[pa.RecordBatch]:
-        """All rows of a state. Before the first record."""
+        """Return all rows of a state. Called before the first record."""
 
     def close(self) -> None:
-        """Lets go of everything. What is frozen stays readable."""
+        """Release everything. Frozen versions stay readable."""
 
     def freeze(self) -> FrozenState:
-        """What changed since the last freeze, or all of the state as it is now; in O(1)."""
+        """Return what changed since the last freeze, or all of the present state, in O(1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
-    """What a subtask gives its operators."""
+    """What a subtask passes to its operators."""
 
     job: str
     subtask: int
@@ -87,19 +87,19 @@ class OperatorContext:
     now_ms: Callable[[], int]  # the slot's clock
     deliver: Callable[[str, str], None]  # (sink, committable) to the driver
     make_backend: Callable[[pa.DataType], KeyedBackend]  # by the type of the key
-    restored: Mapping[str, Iterable[pa.RecordBatch]] = field(default_factory=dict)  # rows of each state, its own only
+    restored: Mapping[str, Iterable[pa.RecordBatch]] = field(default_factory=dict)  # the subtask's rows, by state
     is_restored: bool = False  # False on the very first start
     goes_on: bool = False  # whether the next snapshot builds on the restored one
-    is_native: bool = False  # the backend has the keyed state already, in its own files
-    batch_now_ms: Callable[[], int] | None = None  # the time of the micro-batch, if these are the epochs
+    is_native: bool = False  # whether the backend has the keyed state already, in its own files
+    batch_now_ms: Callable[[], int] | None = None  # the time of the micro-batch, if micro-batches are the epochs
     batch_watermark_ms: Callable[[], int] | None = None  # and the streaming query's watermark
-    on_timer_without_event_time: Callable[[], None] | None = None  # for the first timer where event time never moves
-    snapshots: str = ""  # where the job's are, without secrets
+    on_timer_without_event_time: Callable[[], None] | None = None  # called at the first timer if event time never moves
+    snapshots: str = ""  # the address of the job's snapshots, without secrets
     budget: Budget = field(default_factory=Budget)  # of a step of the subtask
 
     @property
     def user_now_ms(self) -> Callable[[], int]:
-        """Processing time as users' functions see it. In a micro-batch it stands still."""
+        """Processing time as users' functions see it. It stands still during a micro-batch."""
         return self.batch_now_ms or self.now_ms
 
     def rows(self, state: str) -> Iterator[pa.RecordBatch]:
@@ -107,9 +107,9 @@ class OperatorContext:
 
 
 class Operator:
-    """The default is a stateless operator that passes everything on but records.
+    """A stateless operator that passes everything on except records, unless a subclass says otherwise.
 
-    `makes_time`: event time behind the operator comes from the records that pass it, and not from upstream.
+    `makes_time`: event time downstream comes from the records that pass the operator, and not from upstream.
     """
 
     makes_time = False
@@ -123,11 +123,11 @@ class Operator:
     # What the subtask calls, in the order of a life.
 
     def open(self, context: OperatorContext) -> None:
-        """Takes the restored state in. No record has arrived yet, none may be emitted."""
+        """Load the restored state. No record has arrived yet, and none may be emitted."""
 
     def resume(self) -> None:
-        """What was under way in the restored snapshot has been fed in; new records follow. What is known of event time is
-        passed on here."""
+        """Begin to work. The in-flight records of the restored snapshot have been processed, and new records follow.
+        Operators that know event time from the snapshot forward it here."""
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         raise AssertionError(f"{self.name} takes no records")
@@ -144,21 +144,23 @@ class Operator:
             consumer.on_end()
 
     def on_time(self, now_ms: int) -> None:
-        """Called when the clock has passed `deadline_ms`."""
+        """Do what is due by the clock. Called when the clock has passed `deadline_ms`."""
 
     def deadline_ms(self) -> int | None:
+        """Return when `on_time` is to be called, or None."""
         return None
 
     def alarm_ms(self) -> int | None:
-        """When, by the time of day, it wants the next epoch to end though no record may come; None: not before one comes.
-        Asked when it has been frozen, where epochs are the micro-batches of a query."""
+        """Return the time of day at which the next epoch should end even if no record comes, or None if it can wait for one.
+        Called after a freeze, if epochs are the micro-batches of a query."""
         return None
 
     def on_busy(self, now_ms: int) -> None:
-        """The chain is still at work on what it took last, and takes nothing meanwhile. Called if it has a deadline."""
+        """Note that the chain is still working on what it took last, and takes nothing meanwhile. Called if the operator has
+        a deadline."""
 
     def maintain(self, budget: int) -> None:
-        """A small step of background work between two batches."""
+        """Do a small step of background work, between two batches."""
 
     # Work that is kept for later.
 
@@ -167,40 +169,39 @@ class Operator:
         return False
 
     def work(self) -> None:
-        """Do one bounded step of it. Called if `has_work`, and while no output is full."""
+        """Do one bounded step of the work that is left. Called if `has_work`, and while no output is full."""
         raise AssertionError(f"{self.name} has no work")
 
     def holds_records(self) -> bool:
-        """Return whether part of the work is records that the state doesn't have yet. They are in no channel, so a snapshot
-        waits for them. Other work must follow from the state: it is done after a restore as well."""
+        """Return whether records wait that are not in the state yet. They are in no channel, so a snapshot waits for them.
+        All other work must follow from the state, so that it is also done after a restore."""
         return self.has_work()
 
-    # Where a plan has loops and epochs are micro-batches, time moves before the marker, when no record is under way
+    # If a plan has loops and its epochs are micro-batches, time moves before the marker, when no record is in flight
     # (driver/moving_time.py).
 
     def hold_time(self) -> None:
-        """Records that come from now on move time in the next micro-batch, and not in this one."""
+        """Let records that come from now on move time in the next micro-batch, and not in this one."""
 
     def move_time(self) -> None:
-        """Passes the watermark of the micro-batch on, once in each."""
+        """Forward the watermark of the micro-batch, once in each."""
 
     def fire_due(self) -> None:
-        """Fires the timers that are due by the time that the micro-batch has reached."""
+        """Fire the timers that are due by the time that the micro-batch has reached."""
 
     def before_snapshot(self) -> None:
-        """All records of an epoch have come, and its marker will be passed on: what is emitted here is of that epoch yet.
-        The operators of a chain are called in their order, before the first of them is frozen. Not where a marker may
-        overtake records."""
+        """Emit what still belongs to the epoch: all of its records have come, and its marker follows. The operators of a
+        chain are called in order, before the first of them is frozen. Not called if markers may overtake records."""
 
     def freeze(self, epoch: int) -> FrozenState | None:
-        """The state at the end of the epoch, in O(1); None where there is none to keep."""
+        """Return the state at the end of the epoch, in O(1), or None if the operator has none."""
         return None
 
     def on_complete(self, epoch: int) -> None:
-        """The snapshot of `epoch`, and with it every earlier one's, is complete."""
+        """Note that the snapshot of `epoch` is complete, and with it every earlier epoch."""
 
     def close(self) -> None:
-        """Releases what `open` took."""
+        """Release what `open` acquired."""
 
     # What an operator calls.
 

@@ -1,7 +1,7 @@
 """The broadcast operator: a main stream (keyed or not) beside a stream that every subtask sees whole.
 
-Port 0 is the main stream, whose records read the broadcast state; port 1 the broadcast side, whose records write it.
-There is no key on the broadcast side, and so neither keyed state nor timers.
+Port 0 is the main stream, whose records read the broadcast state. Port 1 is the broadcast side, whose records write it.
+There is no key on the broadcast side, and therefore neither keyed state nor timers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OVER = object()
 
 @dataclass(frozen=True, slots=True)
 class BroadcastProcessSpec:
-    """A `BroadcastProcess`; `key` is empty where the main stream isn't keyed."""
+    """A `BroadcastProcess`. `key` is empty if the main stream isn't keyed."""
 
     function: Any
     key: tuple[str, ...]
@@ -50,7 +50,7 @@ class BroadcastProcessOperator(ProcessOperator):
             yield
 
     def _writes(self, steps: Steps) -> bool:
-        """Do one step, in which the broadcast state may be written. Return whether a pause comes, and more after it."""
+        """Do one step, in which the broadcast state may be written. Return whether more steps follow."""
         self._operator_states.set_writable(True)
         try:
             return next(steps, _OVER) is not _OVER

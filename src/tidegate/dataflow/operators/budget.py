@@ -1,10 +1,11 @@
 """The time that one step of a subtask may take, and how often operators look at the clock.
 
-A slot is one thread: while a step lasts, it sends no heartbeat, answers no message and serves no other subtask. So a step
-has a budget, which all operators of the chain share. When it is spent, an operator keeps what is left for the next step.
+A slot is one thread. During a step it sends no heartbeat, answers no message and serves no other subtask. So a step has a
+budget, which all operators of the chain share. When the budget is spent, an operator keeps the rest of its work for the next
+step.
 
-To look at the clock costs as much as a tenth of a record. So `Pace` looks after some records only: after one at first, and
-then after more and more, as long as the budget isn't spent.
+Looking at the clock costs as much as a tenth of a record. So `Pace` looks at it only after some records: after one at first,
+and then after more and more, as long as the budget isn't spent.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from collections.abc import Callable
 
 STEP_MS = 100
 MOST_BETWEEN_LOOKS = 256
-# A step ends when so many rows have come of it, however fast: they take memory, and what is downstream may be full.
+# A step ends when it has this many rows of output, however fast: they take memory, and an output may be full.
 MOST_ROWS = 65_536
 
 
 class Budget:
-    """The time of one step. Without a clock it is never spent by itself."""
+    """The time of one step. Without a clock, only `end` spends it."""
 
     __slots__ = ("_clock_ms", "_is_over", "_until_ms", "most_between_looks")
 
@@ -28,13 +29,13 @@ class Budget:
         self.begin()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._is_over = False
         if self._clock_ms is not None:
             self._until_ms = self._clock_ms() + STEP_MS
 
     def end(self) -> None:
-        """Let the step be over, whatever time it took."""
+        """End the step, however long it took."""
         self._is_over = True
 
     @property

@@ -1,17 +1,17 @@
 """How far event time has come in an operator: what `ctx.watermark_ms` is, kept in snapshots.
 
-After a restore it is what it was when the snapshot was taken, before any record is processed: a window that was emitted
-stays closed. The watermarks that arrive may be lower at first, since upstream operators and channels begin again; they count
-once they are higher.
+After a restore, and before any record is processed, it is what it was when the snapshot was taken. So a window that was
+emitted stays closed. The watermarks that arrive may be lower at first, since upstream operators and channels begin again;
+they count once they are higher.
 
-Two subtasks of an operator need not agree at a marker. A channel that was idle may have woken up before or after the others
-went on, and a marker may overtake watermarks. So the watermark of a keyed operator is kept by key-group. A subtask whose
-key-groups come from several others goes by the key until event time has passed them all: with the least of their watermarks
-a window that was emitted would open again, with the greatest a record would be late that was not. A subtask without keys
-takes its own where the parallelism is the same, else the least.
+Two subtasks of an operator need not agree at a marker. An idle channel may have become active before or after the others
+advanced, and a marker may overtake watermarks. So the watermark of a keyed operator is kept by key-group. A subtask whose
+key-groups come from several subtasks uses the watermark of each key until event time has passed them all. With the least of
+their watermarks, a window that was emitted would open again; with the greatest, a record would be late that was not. A
+subtask without keys takes its own watermark if the parallelism is the same, and otherwise the least.
 
-The end of time (`MAX_WATERMARK_MS`) is not kept as it is, or all that is added to a bounded input afterwards would be late.
-What is kept is the least that agrees with what the function has seen: where event time was before the end, or the instant of
+The end of time (`MAX_WATERMARK_MS`) is not kept, or all records that are added to a bounded input afterwards would be late.
+What is kept is the least time that agrees with what the function has seen: the event time before the end, or the instant of
 the last timer that fired at the end, whichever is later (docs/adr/018). So a window that was emitted because the input ended
 stays closed.
 """
@@ -34,7 +34,7 @@ from tidegate.state.operator_state import FrozenItems
 
 
 class OperatorTime:
-    """Of one operator in one subtask. `at_ms` is what its watermark is, apart from key-groups that are ahead of it."""
+    """The event time of one operator in one subtask. `at_ms` is its watermark, except for key-groups ahead of it."""
 
     def __init__(self, context: OperatorContext, *, keyed: bool) -> None:
         self._subtask = context.subtask
@@ -45,12 +45,12 @@ class OperatorTime:
             if keyed
             else None
         )
-        self._ahead: np.ndarray[Any, np.dtype[np.int64]] | None = None  # by key-group, of all the job's
-        self._last_ms = MIN_WATERMARK_MS  # what is saved of `at_ms`: never the end of time
+        self._ahead: np.ndarray[Any, np.dtype[np.int64]] | None = None  # by key-group, for all key-groups of the job
+        self._last_ms = MIN_WATERMARK_MS  # what a snapshot keeps of `at_ms`: never the end of time
         self.at_ms = MIN_WATERMARK_MS
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Takes the restored rows in."""
+        """Load the restored rows."""
         rows = [row for batch in batches for row in batch.column("value").to_pylist()]
         count = rows[0]["of"] if rows else 1
         reached = np.full(count, MIN_WATERMARK_MS, np.int64)
@@ -64,7 +64,7 @@ class OperatorTime:
         self._last_ms = self.at_ms = int(own.min())
 
     def advance(self, at_ms: int) -> int:
-        """What the watermark is now that this one has come."""
+        """Take a watermark, and return the operator's watermark after it."""
         if at_ms > self.at_ms:
             self.at_ms = at_ms
             if at_ms != MAX_WATERMARK_MS:
@@ -78,17 +78,17 @@ class OperatorTime:
         return self.at_ms
 
     def on_fired(self, at_ms: int) -> None:
-        """Timers up to this instant have fired."""
+        """Note that timers up to this instant have fired."""
         if self.at_ms == MAX_WATERMARK_MS:
             self._last_ms = max(self._last_ms, min(at_ms, MAX_WATERMARK_MS - 1))
 
     @property
     def is_one(self) -> bool:
-        """Whether it is the same for all keys."""
+        """Whether the watermark is the same for all keys."""
         return self._ahead is None or self.at_ms == MAX_WATERMARK_MS
 
     def of_keys(self, columns: Sequence[pa.Array]) -> Any:
-        """The watermark of each record, by its key."""
+        """Return the watermark of each record, by its key."""
         assert self._ahead is not None
         return np.maximum(self._ahead[groups_of(hash_columns(columns), self._key_group_count)], self.at_ms)
 
@@ -116,5 +116,5 @@ class OperatorTime:
 
 
 def _stretches(values: np.ndarray[Any, Any]) -> Iterator[tuple[int, int]]:
-    """Where a value begins, and where it ends."""
+    """Yield the start and stop of each run of equal values."""
     return pairwise([0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)])

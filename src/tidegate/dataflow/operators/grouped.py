@@ -1,24 +1,25 @@
 """The grouped operator: all records of a key that an epoch has, in one call, and the timers that are due after them.
 
-It is what Spark does in a micro-batch. Records are gathered, as they come, in Arrow batches. When the epoch's marker has
-come on all channels (`before_snapshot`), or all input has ended, they are sorted by key in one go and handed to the function
-a few thousand keys at a time; then timers that expired are handled; what comes of it is emitted before the marker is passed
-on. So an epoch's records and output are in memory once.
+This is what Spark does in a micro-batch. Records are gathered in Arrow batches as they come. When the epoch's marker has
+come on all channels (`before_snapshot`), or all input has ended, the records are sorted by key and passed to the function,
+a few thousand keys at a time. Then expired timers are processed. All output is emitted before the marker is forwarded. So
+an epoch's records and output are in memory once.
 
-Time stands still within an epoch. Processing time is that of the micro-batch; where there is none, it is read from the clock
-when the epoch ends. The watermark is Spark's: that
-of epoch n+1 is the latest event time of all records up to epoch n, wherever they were read, minus the delay, and never goes
-back. So each subtask must hear of all event times: the latest of each source batch comes over a broadcast edge (`Latest`) to
-port 1, and at a marker all subtasks have heard the same. Records are late by the watermark of the epoch before their own.
+Time stands still within an epoch. Processing time is that of the micro-batch. If there is no micro-batch, it is read from
+the clock when the epoch ends. The watermark is Spark's: the watermark of epoch n+1 is the latest event time of all records
+up to epoch n, in all subtasks, minus the delay; it never goes back. So each subtask must know all event times: the latest of
+each source batch comes over a broadcast edge (`Latest`) to port 1, and at a marker all subtasks have received the same. A
+record is late by the watermark of the epoch before its own.
 
-In a first epoch, rows of an initial state are handed in before the records: from port 1 where the input is bounded, from
-files in a store where it isn't. What an operator has of this (`Progress`) is broadcast state.
+In the first epoch, rows of an initial state are passed to the function before the records: from port 1 if the input is
+bounded, from files in a store if it is not. How far the operator is (`Progress`) is broadcast state.
 
 Invariants:
-- The records of an epoch are handed to the function before the epoch's state is frozen, and their output before the marker.
-- Watermark and `begun` are the same on all subtasks at a marker.
+- The records of an epoch are passed to the function before the epoch's state is frozen, and their output is emitted before
+  the marker.
+- The watermark and `begun` are the same in all subtasks at a marker.
 
-Not here: what a function is to do with a group (spark/processor_function.py).
+Not here: what a function does with a group (spark/processor_function.py).
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ from tidegate.state.sections import FrozenState, StateInfo, StateKind
 from tidegate.state.timers import TimeKind, TimerQueue, timers_descriptor
 from tidegate.store.opening import open_store
 
-# So many keys, and about so many records, are handed to a function at a time.
+# The number of keys, and the approximate number of records, that are passed to a function at a time.
 MAX_GROUPS, MAX_ROWS = 4096, 65_536
 NO_TIME_MS = -1
 LATEST = pa.schema([pa.field("latest", pa.int64())])
 
 
 class Times(NamedTuple):
-    """Of an epoch, in milliseconds. -1: there is none."""
+    """The times of an epoch, in milliseconds, or -1 if there is none."""
 
     now_ms: int
     watermark_ms: int
@@ -66,7 +67,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Records of some keys, all that each key has, in the order in which they came: `sizes[0]` of `keys[0]`, and so on."""
+    """All records of some keys, in the order in which they came: `sizes[0]` records of `keys[0]`, and so on."""
 
     keys: list[Any]  # as the backend's cursor takes them
     sizes: list[int]
@@ -74,38 +75,38 @@ class Groups:
 
 
 class GroupFunction(ABC):
-    """What a grouped operator runs. It travels pickled; each subtask has a copy of its own.
+    """The function that a grouped operator runs. It is sent pickled, so each subtask has a copy of its own.
 
-    The cursor is at no key when a method is called. A method that uses state sets `cursor.key` first.
+    When a method is called, the cursor has no key. A method that uses state sets `cursor.key` first.
     """
 
     @property
     @abstractmethod
     def states(self) -> Sequence[Descriptor]:
-        """The keyed states. Their names are unique."""
+        """Return the keyed states, which have unique names."""
 
     @abstractmethod
     def open(self, operator: str, tables: Mapping[str, Any], timers: TimerQueue | None, cursor: Any) -> None:
-        """Before the first record. `tables` are the state objects by the states' names."""
+        """Prepare for the first record. `tables` has the state objects, by the names of the states."""
 
     @abstractmethod
     def take_initial(self, groups: Groups, times: Times) -> None:
-        """Rows of the initial state, in the first epoch, before its records."""
+        """Take rows of the initial state, in the first epoch, before its records."""
 
     @abstractmethod
     def take_records(self, groups: Groups, times: Times) -> Iterator[pa.RecordBatch]:
-        """The output, while it is made, in batches of any size."""
+        """Yield the output as it is made, in batches of any size."""
 
     @abstractmethod
     def take_expired(self, expired: Iterator[int], times: Times) -> Iterator[pa.RecordBatch]:
-        """The times of timers that expired. The cursor is at a timer's key when its time comes from the iterator."""
+        """Take the times of expired timers. The cursor is at a timer's key when its time comes from the iterator."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 class Latest:
-    """For `map_batches`: the latest event time of a batch, in milliseconds."""
+    """Return the latest event time of a batch, in milliseconds. A function for `map_batches`."""
 
     def __init__(self, column: str) -> None:
         self._column = column
@@ -117,8 +118,8 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class EventTime:
-    """Where it comes from: `delay_ms` behind the latest in this column. Of several watermarks only the query knows what they
-    come to (`is_of_query`)."""
+    """The watermark is `delay_ms` behind the latest time in this column. If the query has several watermarks, only the query
+    knows the resulting one (`is_of_query`)."""
 
     column: str
     delay_ms: int
@@ -128,7 +129,7 @@ class EventTime:
 
 @dataclass(frozen=True, slots=True)
 class InitialFiles:
-    """Rows of an initial state in a store, as Arrow streams under these names."""
+    """The rows of an initial state in a store, as Arrow streams under these names."""
 
     address: str
     names: tuple[str, ...]
@@ -137,7 +138,7 @@ class InitialFiles:
 
 
 class SecondPort(Enum):
-    """What comes on port 1, if anything does."""
+    """What comes on port 1, if it is used."""
 
     LATEST = "latest"
     INITIAL = "initial"
@@ -145,8 +146,8 @@ class SecondPort(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupedSpec:
-    """`timers` is the kind of time that the function's timers are of. `is_bounded`: there is one epoch, and no watermark.
-    `initial_key` are the key columns of port 1, or of the files. `advice` is for a restore that is refused."""
+    """`timers` is the kind of time of the function's timers. `is_bounded`: there is one epoch, and no watermark.
+    `initial_key` has the key columns of port 1, or of the files. `advice` is for a restore that is refused."""
 
     function: GroupFunction
     key: tuple[str, ...]
@@ -163,7 +164,7 @@ class GroupedSpec:
 
     @property
     def sets_alarm(self) -> bool:
-        """Whether its operator's `alarm_ms` may ever say something."""
+        """Whether its operator's `alarm_ms` may ever return a time."""
         return self.timers is not None and not self.is_bounded
 
     def create(self, node: Node) -> Operator:
@@ -185,8 +186,8 @@ class Progress:
     def __init__(self, states: OperatorStates) -> None:
         self._states = states
         self._items = states.state(progress_descriptor())
-        self.latest_ms: int | None = None  # of what has come so far
-        self.wants_more = False  # whether event time has moved, or may have, in the epoch that ended
+        self.latest_ms: int | None = None  # the latest event time so far
+        self.wants_more = False  # whether event time has moved, or may have moved, in the epoch that ended
 
     @property
     def begun(self) -> bool:
@@ -205,8 +206,8 @@ class Progress:
         self.latest_ms = latest_ms if self.latest_ms is None else max(self.latest_ms, latest_ms)
 
     def end_epoch(self, event_time: EventTime | None, watermark_ms: int) -> None:
-        """`watermark_ms`: of the epoch that ends. If it is the query's, that of the next epoch isn't known yet; it is behind
-        the latest time, whatever the delays."""
+        """Note that an epoch with this watermark ends. If the watermark is the query's, that of the next epoch isn't known
+        yet; it is behind the latest time, whatever the delays are."""
         items = {"begun": 1}
         if event_time is not None:
             delay_ms = 0 if event_time.is_of_query else event_time.delay_ms
@@ -261,10 +262,10 @@ class GroupedOperator(Operator):
             self._initial.append(batch)
 
     def on_watermark(self, at_ms: int) -> None:
-        """Event time is what Spark's would be; that of the channels says nothing."""
+        """Ignore it: event time is what Spark's would be, and does not come from the channels."""
 
     def on_idle(self) -> None:
-        """Nor does this."""
+        """Ignore it, too."""
 
     def before_snapshot(self) -> None:
         if not self._has_ended:
@@ -277,8 +278,8 @@ class GroupedOperator(Operator):
         super().on_end()
 
     def alarm_ms(self) -> int | None:
-        """As in Spark, event time wants another epoch when the watermark has moved, whether or not it made a timer due: by
-        that epoch's watermark the records of the next one are late."""
+        """Return when the next timer is due. As in Spark, event time needs another epoch when the watermark has moved,
+        whether or not a timer is due: the watermark of that epoch decides which records of the next one are late."""
         if self._timers is None:
             return None
         if self._spec.timers is TimeKind.PROCESSING:
@@ -300,7 +301,7 @@ class GroupedOperator(Operator):
     def _end_epoch(self) -> None:
         times = self._times()
         gathered, self._gathered = self._gathered, []
-        # The loop has few steps in an epoch and thousands of records: what is to be done for each of them is done here.
+        # An epoch has few steps and thousands of records. So the background work for all of its records is done here.
         self._backend.maintain(sum(batch.num_rows for batch in gathered))
         if not self._progress.begun:
             for groups in self._grouped(self._initial_rows(), self._spec.initial_key):
@@ -321,7 +322,7 @@ class GroupedOperator(Operator):
         return Times(self._context.user_now_ms(), NO_TIME_MS if self._spec.is_bounded else self._watermark_ms())
 
     def _watermark_ms(self) -> int:
-        """Of the epoch. That of a query that begins with a savepoint may be behind."""
+        """Return the watermark of the epoch. The watermark of a query that starts from a savepoint may be behind."""
         event_time, of_query = self._spec.event_time, self._context.batch_watermark_ms
         if event_time is None or not event_time.is_of_query or of_query is None:
             return self._progress.watermark_ms
@@ -332,7 +333,7 @@ class GroupedOperator(Operator):
             self.emit(batch)
 
     def _grouped(self, batches: list[pa.RecordBatch], key: tuple[str, ...]) -> Iterator[Groups]:
-        """The backend knows of the keys at hand."""
+        """Yield the groups, with the backend prepared for their keys."""
         for groups in grouped(batches, key):
             self._backend.begin_batch(groups.keys)
             yield groups
@@ -340,7 +341,7 @@ class GroupedOperator(Operator):
             self._backend.end_batch()
 
     def _initial_rows(self) -> list[pa.RecordBatch]:
-        """This subtask's rows of the initial state."""
+        """Return this subtask's rows of the initial state."""
         files = self._spec.initial
         if files is None:
             return self._initial
@@ -378,8 +379,8 @@ class GroupedOperator(Operator):
 
 
 def without_late(batch: pa.RecordBatch, column: str, watermark_ms: int) -> pa.RecordBatch:
-    """Without the records that the watermark has reached. Those without a time stay. A watermark begins at 0, so that in
-    Spark, as here, what was before 1970 is late from the first."""
+    """Return the records that the watermark has not reached, and those without a time. A watermark begins at 0, so in Spark,
+    as here, records from before 1970 are always late."""
     late = pc.fill_null(_at_or_before(batch.column(column), watermark_ms), False)
     return batch.filter(pc.invert(late)) if pc.any(late).as_py() else batch
 
@@ -394,7 +395,7 @@ def _at_or_before(times: pa.Array, at_ms: int) -> pa.Array:
 
 
 def grouped(batches: Sequence[pa.RecordBatch], key: tuple[str, ...]) -> Iterator[Groups]:
-    """The records by key, some thousands at a time. Within a key their order is kept."""
+    """Yield the records by key, some thousands at a time. Within a key they keep their order."""
     batches = [batch for batch in batches if batch.num_rows]
     if not batches:
         return
@@ -414,7 +415,7 @@ def grouped(batches: Sequence[pa.RecordBatch], key: tuple[str, ...]) -> Iterator
 
 
 def _codes(columns: Sequence[pa.Array]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A number for each row, 0 and up without gaps, equal where all columns are equal, in the order of the keys."""
+    """Return a number for each row, from 0 without gaps, in the order of the keys. Rows with equal keys have one number."""
     codes = _codes_of(columns[0])
     for column in columns[1:]:
         more = _codes_of(column)

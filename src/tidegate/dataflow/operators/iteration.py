@@ -1,12 +1,12 @@
 """The two ends of a loop.
 
-A loop has a head, where its input enters and where records come back to, and a tail, which sends them back (Carbone et al.
-2017, §3.3: IterationHead and IterationTail). It is no cycle of the logical graph: the tail names its head, and the plan has
-a feedback edge from one to the other, from subtask i to subtask i. Both operators pass records on and do nothing else. The
-runtime makes a loop of them: it feeds what comes back into the head, logs it between a marker and that marker's return,
-counts laps, and lets the end pass when nothing is in flight any more.
+A loop has a head, where its input enters and where records return, and a tail, which sends them back (Carbone et al. 2017,
+§3.3: IterationHead and IterationTail). The logical graph has no cycle: the tail names its head, and the plan has a feedback
+edge from one to the other, from subtask i to subtask i. Both operators only forward records. The runtime makes a loop of
+them: it feeds returning records into the head, logs them between a marker and that marker's return, counts laps, and
+forwards the end when no record is in flight any more.
 
-Event time comes from outside: the head passes the watermarks of its input on, the tail keeps those of the body to itself.
+Event time comes from outside: the head forwards the watermarks of its input, and the tail drops those of the body.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidegate.state.sections import StateInfo
 
 @dataclass(frozen=True, slots=True)
 class IterationHeadSpec:
-    """Where a loop begins. Its state, the log of what came back, is kept by the runtime."""
+    """The beginning of a loop. The runtime keeps its state, which is the log of returning records."""
 
     kind: str = "iterate"
     stateful: bool = True
@@ -39,7 +39,7 @@ class IterationHeadSpec:
 
 @dataclass(frozen=True, slots=True)
 class IterationTailSpec:
-    """Where a loop goes back to its head, which is the node of that id."""
+    """The end of a loop, which sends records back to the head: the node with that id."""
 
     head: int
     kind: str = "feedback"
@@ -53,28 +53,28 @@ class IterationTailSpec:
 
 
 class IterationHeadOperator(Operator):
-    """Takes the loop's input and what comes back alike."""
+    """Forwards the loop's input and the returning records alike."""
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         self.emit(_of_schema(batch, self.node.input_schemas[0]))
 
 
 class IterationTailOperator(Operator):
-    """Sends records back, and nothing else. Its consumer is the writer of the feedback edge."""
+    """Sends records back, and nothing but records. Its consumer is the writer of the feedback edge."""
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         self.emit(_of_schema(batch, self.node.input_schemas[0]))
 
     def on_watermark(self, at_ms: int) -> None:
-        """Event time doesn't go round."""
+        """Drop it: event time doesn't return to the head."""
 
     def on_idle(self) -> None:
-        """Nor does the lack of it."""
+        """Drop it, too."""
 
     def on_end(self) -> None:
-        """The head has ended already: that is why this has come."""
+        """Drop it: the head has already ended, or the end would not have come here."""
 
 
 def _of_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """United streams may come with columns that are nullable in one and not in the other: all leave as one."""
+    """Return the batch under one schema. Of united streams, one may have a nullable column where the other has not."""
     return batch if batch.schema.equals(schema) else pa.record_batch(batch.columns, schema=schema)

@@ -1,16 +1,16 @@
 """Process operators: the user's function with state, timers and side outputs, record by record.
 
-`ProcessOperator` binds a function to its state; the kinds of function differ in their inputs only. The loop over the
-records of a batch is the hottest of the system: it sets the cursor to the record's key and calls the function, nothing
-else. Columns are converted to Python values once, for records and keys alike, and records are made one by one as the
-loop gets to them, so that each is gone before the next needs its memory. Between portions of the records it looks at the
-clock, and may keep the rest for later (stepwise.py).
+`ProcessOperator` binds a function to its state. The kinds of functions differ only in their inputs. The loop over the
+records of a batch is the hottest of the system: it sets the cursor to the record's key and calls the function, and does
+nothing else. Columns are converted to Python values once, for records and keys alike. Records are made one by one as the
+loop reaches them, so that each is freed before the next needs its memory. Between portions of the records the operator
+looks at the clock, and may keep the rest for later (stepwise.py).
 
-Timers fire in steps, too. Those that haven't fired when the state is frozen are state like any other. They are due by the
+Timers fire in steps, too. Timers that have not fired when the state is frozen are part of the state. They are due by the
 operator's own event time, so after a restore they fire first, whether or not a watermark comes.
 
-Wherever there is no key (in `open`, on a broadcast side…) the cursor is at `NO_KEY`, so that keyed state can't be used
-by mistake.
+If there is no key (in `open`, on a broadcast side, and so on), the cursor is at `NO_KEY`, so that keyed state can't be
+used by mistake.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tidegate.types import row_class, to_list
 
 Method: TypeAlias = Callable[[Any, Any], Iterable[Any] | None]
 
-# A step ends when so many timers have fired, however fast: what is downstream may be full.
+# A step ends when this many timers have fired, however fast: an output may be full.
 MOST_TIMERS = 8192
 
 
@@ -84,7 +84,7 @@ class KeyedProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class CoProcessSpec:
-    """A `CoProcess`: two streams, port 0 and 1, sharing state; keyed where `keys` has a key for each."""
+    """A `CoProcess`: two streams, on ports 0 and 1, that share state. `keys` has the key of each, if they are keyed."""
 
     function: Any
     keys: tuple[tuple[str, ...], tuple[str, ...]] | None
@@ -121,7 +121,7 @@ class UserTimers:
 
 
 class TimersWithoutEventTime(UserTimers):
-    """Where event time never moves. The first timer of event time is reported."""
+    """`ctx.timers` if event time never moves: the first timer of event time is reported."""
 
     __slots__ = ("_on_first",)
 
@@ -179,7 +179,7 @@ class ProcessOperator(StepwiseOperator):
 
     def __init__(self, node: Node, function: Any, *, keys: tuple[tuple[str, ...], ...]) -> None:
         super().__init__(node)
-        # Its own, since the states are put on it: the slots of a test may share a process, and the plan.
+        # A copy, since the states are set on it: the slots of a test may share a process, and with it the plan.
         self._function = copy.copy(function)
         self._keys = keys
         self._keyed = bool(keys[0])
@@ -242,7 +242,8 @@ class ProcessOperator(StepwiseOperator):
             self._do(self._fire_by_the_clock(now_ms if self._batch_now_ms is None else self._batch_now_ms()))
 
     def deadline_ms(self) -> int | None:
-        """In a micro-batch a timer is due from the beginning, or not in this batch. While work is left, none is due."""
+        """Return when the next timer is due. In a micro-batch it is due from the beginning, or not in this batch. While work
+        is left, no timer is due."""
         at_ms = None if self._processing is None or self.has_work() else self._processing.next_ms()
         if at_ms is None or self._batch_now_ms is None:
             return at_ms
@@ -254,7 +255,7 @@ class ProcessOperator(StepwiseOperator):
             self._finish()
 
     def fire_due(self) -> None:
-        """A timer that a record has set for a time that the micro-batch has reached belongs to the batch."""
+        """Fire timers that a record has set for a time that the micro-batch has reached. They belong to this batch."""
         if self._event is not None and self._processing is not None and self._batch_now_ms is not None:
             self._do(self._fire_reached(self._event, self._processing, self._batch_now_ms()))
 
@@ -282,7 +283,7 @@ class ProcessOperator(StepwiseOperator):
         return [self._function.process_left, self._function.process_right]
 
     def _process(self, method: Method, records: Iterable[Any], keys: Sequence[Any] | None, count: int) -> Steps:
-        """Calls the function with each record, and emits the rows it gave."""
+        """Call the function with each record, and emit the rows that it returns."""
         context, cursor, pace = self._context, self._cursor, self._pace
         done = 0
         calls: Iterator[Any] = iter(records) if keys is None else zip(keys, records, strict=True)
@@ -318,7 +319,7 @@ class ProcessOperator(StepwiseOperator):
             self._backend.begin_batch(keys)
 
     def _end_batch(self, keys: Sequence[Any] | None, out: list[Any]) -> None:
-        """The batch is done, or has a pause, in which other keys may be called."""
+        """End the batch, or pause it: other keys may be processed during the pause."""
         self._cursor.key = NO_KEY
         self._context.watermark_ms = self._time.at_ms
         if keys is not None and self._backend is not None:
@@ -327,7 +328,7 @@ class ProcessOperator(StepwiseOperator):
         out.clear()
 
     def _each_at_its_time(self, records: Iterable[Any], at_ms: Sequence[int]) -> Iterator[Any]:
-        """The records; when the function sees one, the context has the watermark of its key."""
+        """Yield the records. When the function receives one, the context has the watermark of its key."""
         context = self._context
         for context.watermark_ms, record in zip(at_ms, records, strict=True):
             yield record
@@ -358,7 +359,7 @@ class ProcessOperator(StepwiseOperator):
                 self._backend.load(state, rows, known=known)
 
     def _key_list(self, batch: pa.RecordBatch, columns: Sequence[list[Any]], port: int) -> Sequence[Any]:
-        """The records' keys; `columns` are the batch's, as Python values already."""
+        """Return the records' keys. `columns` are the batch's columns, already as Python values."""
         parts = []
         for name in self._keys[port]:
             index = batch.schema.get_field_index(name)
@@ -367,7 +368,7 @@ class ProcessOperator(StepwiseOperator):
         return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
 
     def _fire(self, timers: TimerQueue, now_ms: int) -> Steps:
-        """Fires what is due, in order of time, with what is set meanwhile and due as well."""
+        """Fire the due timers in order of time, including those that are set meanwhile."""
         due, pace = timers.due(now_ms), self._timer_pace
         fired = 0  # in this step
         out: list[Any] = []
@@ -387,7 +388,7 @@ class ProcessOperator(StepwiseOperator):
             fired = 0
 
     def _call_on_timer(self, timers: TimerQueue, due: Iterable[int], take: Callable[[Any], None]) -> int:
-        """Calls the function with each timer, and returns their number. The cursor is at a timer's key when it comes."""
+        """Call the function with each timer, and return their number. The cursor is at the timer's key at each call."""
         context, count, latest_ms = self._context, 0, MIN_WATERMARK_MS
         at_ms: int | None = None
         try:
@@ -413,20 +414,20 @@ class ProcessOperator(StepwiseOperator):
         yield from self._fire_at_the_end()
 
     def _fire_reached(self, event: TimerQueue, processing: TimerQueue, now_ms: int) -> Steps:
-        """Timers of either kind may set timers of the other."""
+        """Fire timers of both kinds. Each may set timers of the other."""
         reached = (event, self._time.at_ms), (processing, now_ms)
         while any(_is_due(timers, at_ms) for timers, at_ms in reached):
             for timers, at_ms in reached:
                 yield from self._fire(timers, at_ms)
 
     def _fire_at_the_end(self) -> Steps:
-        """At the end of event time no watermark follows for which a timer could wait. Records may still: of inputs without
-        event time, and from a loop."""
+        """Fire what is due at the end of event time, when no watermark follows that a timer could wait for. Records may
+        still follow: from inputs without event time, and from a loop."""
         if self._time.at_ms == MAX_WATERMARK_MS and self._event is not None and self._event.next_ms() is not None:
             yield from self._fire(self._event, MAX_WATERMARK_MS)
 
     def _watermark_of_key(self) -> int:
-        """Of the key that the cursor is at."""
+        """Return the watermark of the key that the cursor is at."""
         kind = key_type(self.node.input_schemas[0], self._keys[0])
         return int(self._time.of_keys([keys_to_arrow([self._cursor.key], kind)])[0])
 
@@ -439,7 +440,7 @@ class ProcessOperator(StepwiseOperator):
                 rows.clear()
 
     def _call(self, method: Callable[..., Any], *arguments: Any, at: str | None = None) -> None:
-        """Calls a method of the function that has to do with no key. With `at`, an error that comes twice is known again."""
+        """Call a method of the function that has no key. With `at`, an error that happens twice is recognised."""
         self._cursor.key = NO_KEY
         try:
             method(*arguments)
@@ -453,18 +454,18 @@ def _is_due(timers: TimerQueue, now_ms: int) -> bool:
 
 
 def key_type(schema: pa.Schema, key: tuple[str, ...]) -> pa.DataType:
-    """The Arrow type of a key: the column's own for one column, a struct for several."""
+    """Return the Arrow type of a key: the column's own type for one column, a struct for several."""
     fields = [_without_dictionary(schema.field(name)) for name in key]
     return fields[0].type if len(fields) == 1 else pa.struct(fields)
 
 
 def _without_dictionary(field: pa.Field) -> pa.Field:
-    """How a column is encoded is no part of a key, and not kept in a snapshot."""
+    """Return the type without dictionary encoding, which is not part of a key and not kept in a snapshot."""
     return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
 
 
 def function_states(node: Node, function: Any, key: tuple[str, ...]) -> tuple[StateInfo, ...]:
-    """The states of a function under a key (empty: not keyed), its timers and its event time included."""
+    """Return the states of a function, including its timers and its event time. `key` is empty if it is not keyed."""
     of_key = key_type(node.input_schemas[0], key) if key else None
     declared = list(descriptors_of(function).values())
     if key:

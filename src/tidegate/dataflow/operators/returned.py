@@ -1,12 +1,11 @@
-"""What a user's function returned: rows to take, or an error that says what it should have been.
+"""The rows that a user's function returns, or an error that says what it should have returned.
 
-Of a generator function everything is taken as it comes, since what it yields are rows or doesn't fit the declared schema
-(user_code.fit). What it returns beside them would be lost, so that is an error. To look for it costs time for each record,
-so it is looked for only if the function's code has a `return` with a value.
+Everything that a generator function yields is taken as it comes: either it is a row, or it doesn't fit the declared schema
+(user_code.fit). A value that a generator function returns would be lost, so that is an error. Checking for it costs time for
+each record, so it is checked only if the function's code has a `return` with a value.
 
-A function that returns something may have returned one row instead of a list of them, a text (whose letters would be rows)
-or a dict (whose keys would be); then nothing of it is taken. What is in a list is looked at when the rows become columns
-(user_code.fit).
+Any other function may have returned one row instead of a list of rows, a text (whose letters would be rows) or a dict (whose
+keys would be rows). Then nothing of it is taken. What is in a list is checked when the rows become columns (user_code.fit).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 from tidegate.errors import SchemaError
 from tidegate.types import shown
 
-# Libraries and their classes of which one object is a whole table, and gives no rows if it is iterated over.
+# Classes of libraries whose objects are whole tables, and yield no rows when they are iterated over.
 FRAMES = {
     ("pandas", "DataFrame"),
     ("pyspark", "DataFrame"),
@@ -32,7 +31,7 @@ FRAMES = {
 
 
 def taker(function: Callable[..., Any], out: list[Any], *, item: str = "row") -> Callable[[Any], None]:
-    """What puts into `out` that which the function returned, if that isn't None."""
+    """Return a callable that appends what the function returned to `out`. It is not called with None."""
     extend = out.extend
     if inspect.isgeneratorfunction(function):
         return functools.partial(_take_checked, function, extend, item) if _may_return(function) else extend
@@ -62,16 +61,17 @@ def _take_checked(
 
 
 def _may_return(function: Callable[..., Any]) -> bool:
-    """Whether the function's code has a `return` with something else than None."""
+    """Return whether the function's code has a `return` with a value other than None."""
     while isinstance(function, functools.partial):
         function = function.func
     code: CodeType | None = getattr(inspect.unwrap(function), "__code__", None)
     return code is not None and _returns_something(code)
 
 
-@functools.lru_cache(maxsize=256)  # Spark's processes live long, and get other code with every job
+# The answer takes some hundred microseconds, and is needed for every batch. Spark's processes live long, and receive new
+# code with every job, so the cache is bounded.
+@functools.lru_cache(maxsize=256)
 def _returns_something(code: CodeType) -> bool:
-    """It takes some hundred microseconds, and is asked for every batch."""
     before = None
     for each in dis.get_instructions(code):
         if each.opname == "RETURN_CONST" and each.argval is not None:
@@ -101,13 +101,13 @@ def _shown(given: Any) -> str:
 
 
 def _is_one(given: Any) -> bool:
-    """Whether there are no rows in it, or it is a single DataFrame, which would be taken for the names of its columns."""
+    """Return whether it has no rows, or is a single DataFrame, whose column names would be taken for rows."""
     return _is_value(given) or _is_frame(given)
 
 
 def _is_frame(given: Any) -> bool:
-    """By its class, since none of the libraries may be imported for this. What else has columns may well be rows: the result
-    of a query to a database."""
+    """Return whether it is a DataFrame, by its class, since none of the libraries may be imported for this. Other objects
+    with columns may well be rows, such as the result of a database query."""
     return hasattr(given, "columns") and any(
         (each.__module__.partition(".")[0], each.__name__) in FRAMES for each in type(given).__mro__
     )

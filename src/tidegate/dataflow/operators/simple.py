@@ -24,7 +24,7 @@ from tidegate.types import ddl_of, rows_of
 
 
 class _RecordOperator(StepwiseOperator):
-    """Calls a function with each record: `_call` with some at a time."""
+    """Calls a function with each record."""
 
     def __init__(self, node: Node, function: Callable[[Any], Any]) -> None:
         super().__init__(node)
@@ -52,11 +52,11 @@ class _RecordOperator(StepwiseOperator):
         self._emit_of(batch.slice(start), out)
 
     def _call(self, out: list[Any]) -> Callable[[Iterable[Any]], None]:
-        """Return what calls the function with records, and puts what comes of it into `out`."""
+        """Return a callable that calls the function with each of some records, and appends the results to `out`."""
         raise AssertionError("a kind of operator calls its function in its own way")
 
     def _emit_of(self, batch: pa.RecordBatch, out: list[Any]) -> None:
-        """Emit what came of a batch."""
+        """Emit the results of a batch."""
         if out:
             self.emit(fit(self.name, out, self.node.schema))
 
@@ -150,7 +150,7 @@ def _is_several(given: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _FunctionSpec:
-    """What the specs of these operators have in common: a function, and no state."""
+    """A function and no state: what the specs of these operators have in common."""
 
     function: Callable[[Any], Any]
     stateful: bool = False

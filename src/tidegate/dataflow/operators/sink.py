@@ -1,12 +1,12 @@
 """The sink operator: two-phase commit driven by snapshots.
 
-At a marker the writer pre-commits; what it promises to be able to commit is part of the snapshot. When the snapshot is
-complete it is committed. Output of an aborted epoch stays pending and goes out with the next complete one. After a
-restore the restored committables are committed again, which writers take as idempotent, before anything else happens.
-What older attempts left behind is discarded when the first snapshot of this one is complete: by then every subtask has
-committed what it restored.
+At a marker the writer pre-commits, and the resulting committables become part of the snapshot. They are committed when the
+snapshot is complete. Output of an aborted epoch stays pending and is committed with the next complete epoch. After a restore
+the restored committables are committed again before anything else happens; a writer's commits are idempotent. What older
+attempts left behind is discarded when the first snapshot of this attempt is complete: by then every subtask has committed
+what it restored.
 
-A pre-commit that fails, in the background, fails the job: its records are in no other epoch.
+A pre-commit that fails in the background fails the job, because its records are in no other epoch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMMITTABLES = StateInfo("__committables", StateKind.WHOLE, COMMITTABLES_SHAPE, 
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """Writes to a sink; has no output."""
+    """A sink: it has no output."""
 
     sink: Sink
     kind: str = "sink"
@@ -77,7 +77,7 @@ class SinkOperator(Operator):
             )
             if again:
                 writer.commit(self._pending.restored(again))
-        # Not now: the other subtasks may not have committed what they restored. No epoch ends before all are open.
+        # Later, because other subtasks may not have committed what they restored. No epoch ends before all are open.
         self._leftovers_due = context.subtask == 0
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
@@ -111,7 +111,7 @@ class SinkOperator(Operator):
                 self._writer.close()
 
     def _take_finished(self) -> None:
-        """Moves what the background thread has finished preparing to the pending commits, in the order of epochs."""
+        """Move what the background thread has prepared to the pending commits, in the order of epochs."""
         for epoch in sorted(self._prepared):
             if self._prepared[epoch].committables is None:
                 break
@@ -119,7 +119,7 @@ class SinkOperator(Operator):
 
 
 class _Prepared:
-    """One epoch's pre-commit, finished by a background thread: once, whatever comes of it."""
+    """One epoch's pre-commit. A background thread finishes it once, whether it succeeds or fails."""
 
     def __init__(self, sink: str, finish: Callable[[], Sequence[Committable]]) -> None:
         self._sink = sink
@@ -132,14 +132,14 @@ class _Prepared:
             try:
                 self.committables = tuple(finish())
             except RAISED as error:
-                blame(self._sink, error)  # also where it is a StoreError: that would only abort the epoch
+                blame(self._sink, error)  # even a StoreError, which by itself would only abort the epoch
         if self.committables is None:
             raise CommitError(f"sink {self._sink!r} failed to pre-commit an epoch before this one")
         return self.committables
 
 
 class FrozenCommittables:
-    """What a sink has pending at a marker. Reading it finishes the pre-commits, in the background."""
+    """The committables of a sink that are pending at a marker. Reading them finishes the pre-commits, in the background."""
 
     complete = True
     states = (COMMITTABLES,)

@@ -1,25 +1,24 @@
 """The source operator and the watermark operator.
 
-A source's state is the offset of every split it owns, as operator state that goes to everyone at a restore (`union`):
-the reader takes what it owns at the present parallelism. Offsets and emitted records move together in one thread, so the
-offsets at a marker are exactly those behind the last record before it (docs/promises.md, row 7).
+The state of a source is the offset of every split it owns. It is operator state that every subtask receives at a restore
+(`union`): the reader takes what it owns at the present parallelism. Offsets and emitted records advance together in one
+thread, so the offsets at a marker are exactly those behind the last record before it (docs/promises.md, row 7).
 
-If the source is in a time group, it reads nothing while it is too far ahead of the others (protocol/time_groups.py): its
-watermark operator knows, and the reader asks through `Splits`, split by split or as a whole. Only reading stops. Markers,
-snapshots and the end of the job don't wait.
+If the source is in a time group, it reads nothing while it is too far ahead of the other sources
+(protocol/time_groups.py). Its watermark operator knows this, and the reader asks through `Splits`, for one split or for the
+whole source. Only reading stops. Markers, snapshots and the end of the job don't wait.
 
-A watermark operator begins a stream's event time: of what comes from above only the end of time passes it. In the chain of a
-source whose reader reports its splits, each split has a watermark of its own (protocol/watermarks.py): everything in a chain
-is called while the source polls, so the split of the batch at hand is the one that the reader named last. Elsewhere (behind
-a rebalance, a union) the records of a subtask are taken for one split.
+A watermark operator begins a stream's event time: of the watermarks from upstream it forwards only the end of time. In the
+chain of a source whose reader reports its splits, each split has a watermark of its own (protocol/watermarks.py). Everything
+in a chain is called while the source polls, so a batch belongs to the split that the reader named last. Elsewhere (behind a
+rebalance or a union) the records of a subtask count as one split.
 
-Where time moves `by_epoch`, between Spark's DataFrames, records come in an order that says nothing: the watermark moves when
-an epoch ends, and what comes in one epoch is never late against one another. A subtask without records in an epoch is idle
-in that epoch; it says so at the end. In a plan with loops time moves by order, before the marker
-(driver/moving_time.py).
+If time moves `by_epoch`, between Spark's DataFrames, the order of records means nothing. The watermark moves when an epoch
+ends, and no record is late compared with another of its epoch. A subtask without records in an epoch is idle in that epoch,
+and reports that at the end. In a plan with loops time moves by order, before the marker (driver/moving_time.py).
 
-The latest event time of each split is operator state (`union`). A row has the sources and the column that it is of, since a
-generated name may come to mean another operator when the program changes; rows of other streams are left alone.
+The latest event time of each split is operator state (`union`). A row names the sources and the column that it belongs to,
+because a generated name may mean another operator after the program has changed. Rows of other streams are ignored.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ from tidegate.types import ddl_of
 _SPLIT = pa.struct([pa.field("split", pa.string()), pa.field("offset", pa.string())])
 OFFSETS = StateInfo("__offsets", StateKind.UNION, "offsets", pa.schema([pa.field("value", _SPLIT)]))
 
-# Of a batch: the watermark behind it, in epoch milliseconds or as a datetime, or None if it says nothing.
+# Returns the watermark behind a batch, in epoch milliseconds or as a datetime, or None if the batch doesn't change it.
 WatermarkFunction: TypeAlias = Callable[[pa.RecordBatch], int | datetime | None]
 
 ONE_SPLIT = ""
-# As a split: records that came when the time of their micro-batch had been held already, for the next one.
+# The split of records that came after the time of their micro-batch was held. They count for the next micro-batch.
 NEXT = "next micro-batch"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """Reads a source; has no input."""
+    """A source: it has no input."""
 
     source: Source
     kind: str = "source"
@@ -76,9 +75,9 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSpec:
-    """Event time from a column: no record is later than `delay_ms` behind the latest seen. Or from what a function makes of
-    a batch: `by`, if `column` is None. `sources` are those above. With a `group`, the source waits if it is more than
-    `max_ahead_ms` ahead of the others of that time group."""
+    """Event time comes from a column (no record is later than `delay_ms` behind the latest one), or from a function of the
+    batch: `by`, if `column` is None. `sources` are the sources upstream. With a `group`, the source waits if it is more than
+    `max_ahead_ms` ahead of the other sources of that time group."""
 
     column: str | None
     delay_ms: int
@@ -121,10 +120,11 @@ class SourceOperator(Operator):
             )
 
     def poll(self, max_rows: int) -> int:
-        """Reads and emits what is there; the number of records, 0 where there is none now or the source waits for others."""
+        """Read and emit what is there. Return the number of records: 0 if there are none now, or if the source waits for
+        other sources."""
         assert self._reader is not None and not self.ended
         count = self._poll_unless_ahead(max_rows)
-        # A batch is of one split, and others may have something, too. While the chain is at work, the split at hand stays.
+        # A batch belongs to one split, and other splits may have records, too. While the chain works, the split must stay.
         while (
             self.splits.is_followed
             and 0 < count < max_rows
@@ -162,7 +162,7 @@ class SourceOperator(Operator):
         return int(batch.num_rows)
 
     def settle(self) -> None:
-        """All of the batch has passed the chain. If the chain was busy after a poll, the subtask calls this later."""
+        """Note that the whole batch has passed the chain. After a poll that left the chain busy, the subtask calls this."""
         self.splits.tell_finished()
 
     @property
@@ -172,7 +172,7 @@ class SourceOperator(Operator):
             return self._reader.finished
 
     def end(self) -> None:
-        """Nothing follows: event time is over, and so are the records."""
+        """End the stream: no record follows, and event time is over."""
         assert not self.ended
         self.ended = True
         self.forward_watermark(MAX_WATERMARK_MS)
@@ -220,10 +220,10 @@ class WatermarkOperator(Operator):
         self._splits: Splits | None = None
         self._is_split_held: Callable[[str], bool] = lambda split: False
         self._last: tuple[str, int] | None = None  # the split of the last batch, and its latest event time
-        self._latest_ms: int | None = None  # in this epoch, where time moves by epochs
-        self._is_told = False  # whether that was passed on; the epoch may be aborted and end again
-        self._is_ordered = False  # whether time is moved by order, and not when an epoch ends
-        self._held_ms: int | None = None  # what an order to hold has found in `_latest_ms`
+        self._latest_ms: int | None = None  # in this epoch, if time moves by epochs
+        self._is_told = False  # whether that was forwarded; the epoch may be aborted and end again
+        self._is_ordered = False  # whether the driver moves time, instead of the end of an epoch
+        self._held_ms: int | None = None  # the value of `_latest_ms` when time was held
         self._is_held = False
         self._over = False
 
@@ -278,10 +278,10 @@ class WatermarkOperator(Operator):
             self.forward_watermark(at_ms)
 
     def on_idle(self) -> None:
-        """Whether this stream is idle is told by its own records."""
+        """Ignore it: the records of this stream decide whether it is idle."""
 
     def on_busy(self, now_ms: int) -> None:
-        """Nobody asks for more, so the split that came last isn't quiet."""
+        """Keep the split of the last batch awake: nobody asks it for more meanwhile."""
         if self._last is not None and not self._over:
             self._act(self._clock.on_batch(*self._last, now_ms))
 
@@ -308,7 +308,7 @@ class WatermarkOperator(Operator):
             self._move_to(self._latest_ms)
 
     def on_complete(self, epoch: int) -> None:
-        if self._is_told:  # else records of the next epoch have come before this message, by another way
+        if self._is_told:  # otherwise records of the next epoch have come before this message, on another way
             self._begin_epoch()
 
     def freeze(self, epoch: int) -> FrozenState:
@@ -331,7 +331,7 @@ class WatermarkOperator(Operator):
         )
         return frozen
 
-    # What the source says of its splits.
+    # What the source reports of its splits.
 
     def on_discovered(self, splits: Mapping[str, bool]) -> None:
         self._act(self._discover(splits))
@@ -344,11 +344,11 @@ class WatermarkOperator(Operator):
     def watermark_ms(self, split: str) -> int:
         return self._clock.watermark_ms(split)
 
-    # What its time group asks, and says.
+    # What its time group asks and reports.
 
     @property
     def first_record_ms(self) -> int:
-        """How long the other sources of the group wait for its first record."""
+        """Return how long the other sources of the group wait for its first record."""
         return self._idle_after_ms or FIRST_RECORD_MS
 
     @property
@@ -361,7 +361,7 @@ class WatermarkOperator(Operator):
         return None if self._over else self._clock.reached_ms()
 
     def on_least(self, at_ms: int | None) -> None:
-        """The least of the group; None if there is nobody to wait for."""
+        """Take the least time of the group, or None if there is no source to wait for."""
         self._limit_ms = MAX_WATERMARK_MS if at_ms is None else at_ms + self.max_ahead_ms
 
     def is_ahead(self, split: str) -> bool:
@@ -386,7 +386,7 @@ class WatermarkOperator(Operator):
             return None if at is None else min(instant_ms(at), MAX_WATERMARK_MS - 2) + 1
 
     def _move_to(self, latest_ms: int | None) -> None:
-        """By what the records of an epoch have shown; None: there were none. It is said in every epoch, moved or not."""
+        """Move time to the latest of an epoch's records, or report idleness if there were none. Called in every epoch."""
         if latest_ms is None:
             super().on_idle()
             return
@@ -401,8 +401,8 @@ class WatermarkOperator(Operator):
         return self._clock.on_discovered(splits, self._now_ms(), latest_ms=latest_ms)
 
     def _latest_restored(self, context: OperatorContext) -> dict[str, int]:
-        """By split. Of a stream that is one split, what this subtask had; at another parallelism, when nobody knows who gets
-        which records, the least that any had, if all had any."""
+        """Return the restored times by split. For a stream that is one split, that is what this subtask had. At another
+        parallelism nobody knows which subtask gets which records, so it is the least of all subtasks, if all had one."""
         rows = [
             row
             for rows in context.rows(SPLIT_WATERMARKS.name)
@@ -427,14 +427,14 @@ class WatermarkOperator(Operator):
 
 
 def _held_for(context: OperatorContext, rows: Sequence[dict[str, int]]) -> int | None:
-    """What this subtask held for the next micro-batch; at another parallelism the least that any held."""
+    """Return what this subtask held for the next micro-batch, or at another parallelism the least of all subtasks."""
     if any(row["parallelism"] != context.parallelism for row in rows):
         return min(row["latest_ms"] for row in rows)
     return next((row["latest_ms"] for row in rows if row["subtask"] == context.subtask), None)
 
 
 def follow_splits(chain: Sequence[Operator]) -> None:
-    """Lets the watermark operators of a source's chain follow its splits."""
+    """Let the watermark operators of a source's chain follow its splits."""
     if isinstance(chain[0], SourceOperator):
         for operator in chain:
             if isinstance(operator, WatermarkOperator):
@@ -442,7 +442,7 @@ def follow_splits(chain: Sequence[Operator]) -> None:
 
 
 def event_times_ms(column: pa.Array) -> pa.Array:
-    """A time column as milliseconds since the epoch."""
+    """Return a time column as milliseconds since 1970."""
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         return column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
     return column

@@ -1,13 +1,13 @@
 """Operators that do their work in bounded steps.
 
-What arrives is handled by a generator (`take_batch`, `take_watermark`), which pauses with `yield` when the budget of the
-step is spent (budget.py). Before it pauses it emits what it has. The subtask gives the operator steps (`work`) until
-nothing is left, and takes nothing from its inputs meanwhile (slot/subtask.py). Whatever else arrives waits behind the work,
-in order: an upstream operator of the chain may emit several times in one call.
+A generator (`take_batch`, `take_watermark`) processes what arrives, and pauses with `yield` when the budget of the step is
+spent (budget.py). Before it pauses, it emits its output. The subtask gives the operator steps (`work`) until nothing is
+left, and takes nothing from its inputs meanwhile (slot/subtask.py). Whatever else arrives waits behind the work, in order:
+an upstream operator of the chain may emit several times in one call.
 
-Between two steps the state may be frozen if no records are held (`holds_records`). So a generator for a watermark pauses
-only when the state is consistent: what is still to be done must follow from the state and the watermark. Records that are
-held are in no channel any more and not in the state either, so a snapshot waits for them.
+Between two steps the state may be frozen, unless the operator holds records (`holds_records`). So a generator for a
+watermark pauses only when the state is consistent: the rest of its work must follow from the state and the watermark. Held
+records are in no channel any more, and not in the state either, so a snapshot waits for them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tidegate.dataflow.operators.base import Operator, OperatorContext
 from tidegate.dataflow.operators.budget import Budget
 
 Steps: TypeAlias = Iterator[None]
-"""Work. Each item is a pause."""
+"""Work in steps. Each item is a pause."""
 
 
 class StepwiseOperator(Operator):
-    """The default passes everything on but records. Subclasses call `open` first."""
+    """Passes everything on except records, unless a subclass says otherwise. Subclasses call `open` first."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
@@ -72,7 +72,7 @@ class StepwiseOperator(Operator):
         works = self._works
         while works:
             for _ in works[0][0]:
-                return  # it pauses
+                return  # the work pauses
             works.popleft()
             if works and self._budget.is_spent:
                 return
@@ -80,7 +80,7 @@ class StepwiseOperator(Operator):
     # Inside.
 
     def _do(self, steps: Steps, *, holds_records: bool = False) -> None:
-        """Do this after what waits already, at once if there is time."""
+        """Do this after the work that waits already: at once, if there is time."""
         self._works.append((steps, holds_records))
         if not self._budget.is_spent:
             self.work()

@@ -1,14 +1,14 @@
-"""Calling a user's function: what went wrong is told in the user's terms.
+"""Errors of users' functions, reported in the user's terms.
 
-The error carries the operator's name, the record at hand and the traceback of the user's own frames, without the
-engine's; so do the errors that led to it (`raise … from …`).
+The error has the operator's name, the record, and the traceback of the user's own frames without the engine's. So do the
+errors that led to it (`raise … from …`).
 
-It also says what a restart can do about it. A module that isn't there is final, and so are errors of the system that last
-(system_errors.py) and `sys.exit()`. An error of the world outside (a service
-that is down, a network, a disk) may be over at the next attempt, however often it comes at the same record; any other
-error that does is the program's or the record's (protocol/restart.py). What counts as outside: `OSError`, of which
-`ConnectionError` and `TimeoutError` are kinds; `MemoryError`; classes that their libraries call so; and whatever has such
-an error among those that led to it.
+The error also says whether a restart can help. A missing module is final, and so are system errors that last
+(system_errors.py) and `sys.exit()`. An error of the outside world (a service that is down, a network, a disk) may be over at
+the next attempt, even if it happens again at the same record. Any other error that happens again at the same record is
+caused by the program or the record (protocol/restart.py). Errors of the outside world are `OSError` (including
+`ConnectionError` and `TimeoutError`), `MemoryError`, classes of libraries that have such a name, and every error that one of
+these led to.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from tidegate.types import batch_of, ddl_of
 
 _ENGINE = str(Path(__file__).resolve().parents[2]) + os.sep
 _RECORD_TEXT_LIMIT = 500
-# What may come out of a user's function: `sys.exit()`, too, and the panic of a library in Rust, which is no `Exception`.
+# What a user's function may raise: also `SystemExit`, and the panic of a library in Rust, which is not an `Exception`.
 RAISED = BaseException
-# What drivers and clients call their own errors of the world outside. All database drivers have an `OperationalError` for
-# errors that the program didn't cause (PEP 249).
 EXIT_ADVICE = (
     "A function must not end its process, which holds the state of other keys, too. To skip a record, return; to "
     "let the job fail, raise an exception; to end the job, call handle.stop() in the program.\n"
 )
+# The names that drivers and clients give to their own errors of the outside world. All database drivers have an
+# `OperationalError` for errors that the program didn't cause (PEP 249).
 _OUTSIDE = {"ConnectionError", "TimeoutError", "OperationalError", "InterfaceError", "RpcError"}
 
 
 def blame(operator: str, error: BaseException, record: Any = None, *, at: str | None = None) -> NoReturn:
-    """Raises `UserFunctionError` for an error that came out of a user's function.
+    """Raise `UserFunctionError` for an error that a user's function raised.
 
-    Where there is no record, `at` says what was being processed. What is raised from outside to end the process, or by
-    Python to end a generator, passes as it is.
+    If there is no record, `at` says what was being processed. Errors that end the process (`KeyboardInterrupt`) or a
+    generator (`GeneratorExit`) are raised unchanged.
     """
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         raise error
@@ -67,7 +67,7 @@ def blame(operator: str, error: BaseException, record: Any = None, *, at: str | 
 
 
 def final_advice(error: BaseException) -> str | None:
-    """What to do about an error that no restart cures, in lines; None for an error of another kind."""
+    """Return what to do about an error that no restart cures, as lines, or None for any other error."""
     if isinstance(error, SystemExit):
         return EXIT_ADVICE
     if isinstance(error, ImportError):
@@ -76,7 +76,7 @@ def final_advice(error: BaseException) -> str | None:
 
 
 def missing_module_advice(error: ImportError) -> str:
-    """For a module that a slot's process can't import, though the driver may."""
+    """Return what to do about a module that a slot's process can't import, even if the driver can."""
     module = (error.name or "the module").partition(".")[0]
     return (
         f"This process runs {sys.executable} on {socket.gethostname()}, which can't import it. If {module} is a file of "
@@ -87,7 +87,7 @@ def missing_module_advice(error: ImportError) -> str:
 
 
 def _is_outside(error: BaseException) -> bool:
-    """Whether it, or what led to it, is an error of the world outside."""
+    """Return whether the error, or one that led to it, is an error of the outside world."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
@@ -99,7 +99,8 @@ def _is_outside(error: BaseException) -> bool:
 
 
 def _signature(error: BaseException, told: traceback.TracebackException, at: str | None) -> str:
-    """By which the error is known again. Of `at` the message shows the beginning only; here all of it counts."""
+    """Return the text by which the same error is recognised. The message shows only the beginning of `at`; here all of it
+    counts."""
     place = f" at {told.stack[-1].filename}:{told.stack[-1].lineno}" if told.stack else ""
     text = f", {zlib.crc32(at.encode('utf-8', 'backslashreplace')):08x}" if at is not None else ""
     return f"{type(error).__module__}.{type(error).__qualname__}{place}{text}"
@@ -107,7 +108,7 @@ def _signature(error: BaseException, told: traceback.TracebackException, at: str
 
 @contextmanager
 def blaming(operator: str, *, at: str | None = None) -> Iterator[None]:
-    """Around a call of a connector. An error that is one of the engine's own passes as it is."""
+    """Blame an operator for errors of a call into a connector. The engine's own errors are raised unchanged."""
     try:
         yield
     except TidegateError:
@@ -117,7 +118,7 @@ def blaming(operator: str, *, at: str | None = None) -> Iterator[None]:
 
 
 def fit(operator: str, rows: list[Any], schema: pa.Schema, *, side: str | None = None) -> pa.RecordBatch:
-    """Rows that a user's function gave, under the schema declared for them: `returns`, or that of a side output."""
+    """Return the rows of a user's function as a batch of the declared schema: `returns`, or that of a side output."""
     try:
         return batch_of(rows, schema)
     except SchemaError as error:
@@ -129,7 +130,7 @@ def fit(operator: str, rows: list[Any], schema: pa.Schema, *, side: str | None =
 
 
 def _leave_engine_out(told: traceback.TracebackException | None, *, seen: set[int]) -> bool:
-    """Whether there is a frame of the user's. If there is none, the engine's are all that there is to show."""
+    """Remove the engine's frames, unless there are no others. Return whether there are frames of the user."""
     if told is None or id(told) in seen:
         return False
     seen.add(id(told))

@@ -33,8 +33,8 @@ def parquet(path: str | os.PathLike[str], *, row_group_rows: int = 65_536, compr
     `_tidegate`, which Spark and Arrow don't read; don't touch it. The path may be a URI that Arrow knows (`s3://…`,
     `hdfs://…`). `compression` is "zstd", "snappy" or another codec of Arrow's.
 
-    Upsert streams are refused, since a file can't replace a row of an earlier one: write `stream.as_append()` for a log of
-    updates.
+    Upserts and changes are refused, since a file can't replace or delete a row of an earlier one: write `stream.as_append()`
+    for a log of updates, or of changes with their `row_kind`.
     """
     return ParquetSink(address=address_of(path), row_group_rows=row_group_rows, compression=compression)
 
@@ -42,7 +42,8 @@ def parquet(path: str | os.PathLike[str], *, row_group_rows: int = 65_536, compr
 def collect() -> Sink:
     """Bring the records to the driver, each once, ordered by epoch and, within an epoch, by subtask.
 
-    Of an upsert stream (`keyed.aggregate`) it brings every update; the last one of a key is its result.
+    Of an upsert stream (`keyed.aggregate`) it brings every update; the last one of a key is its result. Of changes it
+    brings every insertion and deletion, with its `row_kind`.
 
     Use it in tests and for small results: more than 32 MB from one subtask in one epoch is an error, because the records
     are part of the snapshot. Use `parquet` for more.
@@ -53,7 +54,8 @@ def collect() -> Sink:
 def print(*, limit: int = 1_000) -> Sink:
     """Print the records on the driver as `name> column=value, …`, when their snapshot is complete.
 
-    Of an upsert stream it prints every update. Of each epoch and subtask at most `limit` records are printed; the rest are
-    counted. After a restart of the program, the last lines may be printed again.
+    Of an upsert stream it prints every update, and of changes every insertion and deletion. Of each epoch and subtask at
+    most `limit` records are printed; the rest are counted. After a restart of the program, the last lines may be printed
+    again.
     """
     return PrintSink(limit)

@@ -43,7 +43,7 @@ class DeliveryId:
 class CollectSink(Sink):
     @property
     def changelogs(self) -> frozenset[Changelog]:
-        """Of upserts it delivers every update."""
+        """Of upserts and changes it delivers every one."""
         return ANY
 
     def open(self, context: SinkContext) -> SinkWriter:

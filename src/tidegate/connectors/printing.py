@@ -36,7 +36,7 @@ class PrintSink(Sink):
 
     @property
     def changelogs(self) -> frozenset[Changelog]:
-        """Of upserts it prints every update."""
+        """Of upserts and changes it prints every one."""
         return ANY
 
     def open(self, context: SinkContext) -> SinkWriter:

@@ -125,25 +125,25 @@ def no_such_column(where: str, column: str, schema: pa.Schema) -> SchemaError:
     )
 
 
-def check_key(where: str, columns: Sequence[object], schema: pa.Schema) -> tuple[str, ...]:
-    """Return the key columns given to `key_by`."""
+def check_key(where: str, columns: Sequence[object], schema: pa.Schema, *, method: str = "key_by") -> tuple[str, ...]:
+    """Return the key columns given to `key_by`, or to another method."""
     if not columns:
-        raise SchemaError(f"{where}: name at least one column, such as key_by({schema.names[0]!r})")
+        raise SchemaError(f"{where}: name at least one column, such as {method}({schema.names[0]!r})")
     for column in columns:
         if not isinstance(column, str):
             advice = (
-                "unpack them: key_by(*columns)"
+                f"unpack them: {method}(*columns)"
                 if isinstance(column, list | tuple)
                 else "compute the key into a column with map, then name that column"
                 if callable(column)
                 else "give the column's name"
             )
-            raise SchemaError(f"{where}: key_by takes names of columns, not {_shown(column)}; {advice}")
+            raise SchemaError(f"{where}: {method} takes names of columns, not {_shown(column)}; {advice}")
         if column not in schema.names:
             if not column.isidentifier():
                 raise SchemaError(
                     f"{where}: there is no column {column!r}; to key by an expression, make it a column first: "
-                    f'with_columns(key="{column}").key_by("key")'
+                    f'with_columns(key="{column}").{method}("key")'
                 )
             raise no_such_column(where, column, schema)
         if _has_map(schema.field(column).type):
@@ -153,7 +153,7 @@ def check_key(where: str, columns: Sequence[object], schema: pa.Schema) -> tuple
             )
     key = tuple(str(column) for column in columns)
     if len(set(key)) < len(key):
-        raise SchemaError(f"{where}: key_by names a column twice: {_listed(key)}; name each once")
+        raise SchemaError(f"{where}: {method} names a column twice: {_listed(key)}; name each once")
     return key
 
 

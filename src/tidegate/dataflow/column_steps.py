@@ -1,19 +1,32 @@
 """Make the steps of select, filter, with_columns and explode from what the user wrote, and derive their schemas.
 
-A stream of upserts stays one if an operator keeps the columns of its key as they are. A filter and explode take appended
-records only: a row that is left out would not undo the one before.
+A stream of upserts stays one if an operator keeps the columns of its key as they are. A filter and explode don't take
+upserts: a row that is left out would not undo the one before. They take changes, since what they make of a deletion is the
+deletion of what they have made of the insertion; `select` keeps the row kind in front.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 
+from tidegate.dataflow.changelog import (
+    APPEND_ONLY,
+    APPEND_OR_RETRACT,
+    Changelog,
+    Meaning,
+    check_no_row_kind,
+    check_reads_no_row_kind,
+)
 from tidegate.dataflow.operators.columns import Explode, Filter, Select, WithColumns
+from tidegate.dataflow.row_kinds import ROW_KIND
 from tidegate.errors import SchemaError
 from tidegate.expressions import Compiled, compile_expression
 from tidegate.types import ddl_of
+
+AnyStep: TypeAlias = Select | WithColumns | Filter | Explode
 
 
 def compiled(operator: str, text: str, schema: pa.Schema) -> Compiled:
@@ -80,9 +93,42 @@ def explode(operator: str, text: str, schema: pa.Schema, *, keep_empty: bool) ->
     return Explode(lists, made.name, pa.schema(fields), keep_empty)
 
 
-def kept(step: Select | WithColumns, key: Sequence[str]) -> bool:
+def keeping(operator: str, step: AnyStep, given: Meaning) -> tuple[AnyStep, frozenset[Changelog], Meaning]:
+    """Return the step for records that mean this, what records may mean for it, and what those of its output mean."""
+    if given.retracts:
+        for each in expressions_of(step):
+            check_reads_no_row_kind(f"operator {operator!r}", given, each.columns, each.text)
+        if isinstance(step, WithColumns):
+            check_no_row_kind(f"operator {operator!r}", step.names)
+        elif isinstance(step, Explode):
+            check_no_row_kind(f"operator {operator!r}", [step.name])
+        elif isinstance(step, Select):
+            check_no_row_kind(f"operator {operator!r}", step.schema.names)
+            kind = compile_expression(ROW_KIND, step.expressions[0].schema)
+            step = Select((kind, *step.expressions), pa.schema([kind.field, *step.schema]))
+    is_kept = bool(given.key) and kept(step, given.key)
+    if given.changelog is Changelog.UPSERT:
+        takes = frozenset(Changelog) if is_kept and isinstance(step, Select | WithColumns) else APPEND_OR_RETRACT
+        return step, takes, given
+    key = given.key if is_kept and not isinstance(step, Explode) else ()
+    return step, APPEND_OR_RETRACT if given.retracts else APPEND_ONLY, Meaning(given.changelog, key)
+
+
+def expressions_of(step: AnyStep) -> tuple[Compiled, ...]:
+    match step:
+        case Select() | WithColumns():
+            return step.expressions
+        case Filter():
+            return (step.condition,)
+        case Explode():
+            return (step.expression,)
+
+
+def kept(step: AnyStep, key: Sequence[str]) -> bool:
     """Return whether the columns of a key come out as they went in, under their names."""
     if isinstance(step, WithColumns):
         return not set(step.names) & set(key)
+    if not isinstance(step, Select):
+        return True
     plain = {each.name for each in step.expressions if each.is_column and each.columns == (each.name,)}
     return set(key) <= plain

@@ -201,7 +201,8 @@ Committable = str
 class SinkContext:
     """Which subtask writes. `attempt` makes names unique: an older attempt may still be alive and writing. `snapshots` is
     the address of the job's snapshots, without secrets: two jobs with one name and different folders count their attempts
-    separately, and must leave each other's output alone."""
+    separately, and must leave each other's output alone. `key` is the key of upserts, or of changes that leave one row for
+    each key; it is empty for other records."""
 
     job: str
     sink: str
@@ -211,6 +212,7 @@ class SinkContext:
     schema: pa.Schema
     deliver: Callable[[Committable], None]  # hands a committable to the driver, for sinks that end there (collect)
     snapshots: str = ""
+    key: tuple[str, ...] = ()
 
 
 class SinkWriter(ABC):
@@ -252,8 +254,12 @@ class Sink(ABC):
 
     @property
     def changelogs(self) -> frozenset[Changelog]:
-        """What the records may mean: appended only, unless a sink declares more. One that takes upserts gets the updates of
-        a key in their order, on one subtask, and must let the later replace the earlier."""
+        """What the records may mean: appended only, unless a sink declares more.
+
+        A sink that takes `UPSERT` gets the updates of a key in their order, on one subtask, and must let the later replace
+        the earlier. One that takes `RETRACT` gets batches with the column `row_kind`: "+I" inserts the row, and "-D" deletes
+        one row that is equal to it. If there is a `SinkContext.key`, a "-D" deletes the row of its key, and the changes of a
+        key arrive in their order, on one subtask."""
         return APPEND_ONLY
 
     def check(self, schema: pa.Schema) -> None:  # noqa: B027  (optional)

@@ -117,7 +117,10 @@ def _facts(graph: LogicalGraph, node: Node, loops: Sequence[LogicalLoop]) -> Ite
         yield "state", f"{state.name!s:{width}}  {_state_type(state)}"
     if node.schema.names:
         yield "output", _wrappable(node.schema)
-    if node.upserts_by:
+    if node.retracts:
+        by = f", one row for each {', '.join(node.upserts_by)}" if node.upserts_by else ""
+        yield "emits", f"insertions and deletions{by}"
+    elif node.upserts_by:
         yield "emits", f"upserts by {', '.join(node.upserts_by)}"
     for tag, schema in node.side_schemas.items():
         yield "side", f"{tag}: {_wrappable(schema)}"

@@ -37,7 +37,8 @@ class Edge:
     partitioning: Partitioning
     key: tuple[str, ...] = ()
     refuses_nulls: bool = False  # in the key
-    as_append: bool = False  # updates of a key travel as records of their own
+    as_append: bool = False  # updates and changes travel as records of their own
+    upserts_by: tuple[str, ...] = ()  # records replace one another by this key, as the user says
 
 
 class Spec(Protocol):
@@ -70,6 +71,7 @@ class Node:
     named_by_user: bool = False
     aliases: tuple[str, ...] = ()  # names under which older snapshots may have its state
     upserts_by: tuple[str, ...] = ()  # the key by which a record replaces the one before (changelog.py)
+    retracts: bool = False  # whether its records have a row kind, and may take earlier ones back (changelog.py)
 
     # Properties of the spec, so that callers needn't know its class.
 

@@ -12,12 +12,15 @@ from tidegate.arguments import Duration
 from tidegate.dataflow import checks
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import Aggregate
+from tidegate.dataflow.changelog import check_no_row_kind, check_reads_no_row_kind, meaning
 from tidegate.dataflow.contracts import Sink
 from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes, columns_text, connectable
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess
 from tidegate.dataflow.graph import Edge, Spec
-from tidegate.dataflow.operators.aggregate import AggregateSpec, RunningSpec
+from tidegate.dataflow.operators.aggregate import AggregateSpec, AggregatingSpec, RunningSpec
+from tidegate.dataflow.operators.aggregate_changes import AggregateOfChangesSpec
 from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
+from tidegate.dataflow.operators.changelog import changes_schema
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
 from tidegate.dataflow.windowed_stream import WindowedStream
 from tidegate.dataflow.windows import Assigner
@@ -83,6 +86,9 @@ class KeyedStream(Flow):
         The columns of the result are the key's and one for each aggregate. Whenever records of a key come, its new result is
         emitted, once for each batch: an upsert by key, which replaces the one before. Sinks must take upserts; use
         `.as_append()` to write every update. A key that has no record for the `ttl` begins again.
+
+        Of a stream of changes, the result is changes too: the former result is deleted and the new one inserted. A key of
+        which every record was deleted has no result any more.
 
         Aggregates may be added, which then start empty, and removed. To keep the state of one that gets another name, say
         which it had: `renamed={"bids": "n"}`.
@@ -159,7 +165,7 @@ class KeyedStream(Flow):
     def _aggregate(
         self,
         name: str,
-        kind: type[AggregateSpec] | type[RunningSpec],
+        kind: type[AggregatingSpec],
         aggregates: Mapping[str, Aggregate],
         ttl: Duration | None,
         renamed: Mapping[str, str],
@@ -169,20 +175,28 @@ class KeyedStream(Flow):
         name = self._pipeline._new_name("operator", name)
         aliases = self._pipeline._new_aliases("operator", name, alias)
         where = f"operator {name!r}"
-        aggregation = Aggregation(where, aggregates, self._schema)
-        ttl_ms = None if ttl is None else checks.duration_ms(name, "ttl", ttl)
         is_upsert = kind is AggregateSpec
+        given = meaning(self._pipeline._nodes, *self._edges)
+        retracts = is_upsert and given.retracts
+        aggregation = Aggregation(where, aggregates, self._schema, retracting=retracts)
+        ttl_ms = None if ttl is None else checks.duration_ms(name, "ttl", ttl)
         before = [self._schema.field(column) for column in self._key] if is_upsert else list(self._schema)
         checks.check_new_columns(where, [field.name for field in before], aggregates)
+        schema = pa.schema([*before, *aggregation.fields])
+        if retracts:
+            check_reads_no_row_kind(where, given, sorted(aggregation.columns), aggregation.text)
+            check_no_row_kind(where, schema.names)
+            kind, schema = AggregateOfChangesSpec, changes_schema(schema)
         return self._pipeline._add(
             kind(aggregation, self._key, ttl_ms, checks.check_renamed(where, renamed, aggregates)),
             name=name,
-            schema=pa.schema([*before, *aggregation.fields]),
+            schema=schema,
             inputs=(self,),
             parallelism=parallelism,
             named_by_user=True,
             aliases=aliases,
             upserts_by=self._key if is_upsert else (),
+            retracts=retracts,
         )
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.dataflow import checks
-from tidegate.dataflow.changelog import APPEND_ONLY, check_input
+from tidegate.dataflow.changelog import APPEND_ONLY, check_input, meaning
 from tidegate.dataflow.contracts import Sink, Source
 from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning, Spec
@@ -109,9 +109,10 @@ class Pipeline:
         named_by_user: bool,
         aliases: tuple[str, ...] = (),
         upserts_by: tuple[str, ...] = (),
+        retracts: bool = False,
     ) -> Stream:
-        """Add a node whose `inputs` are by port, and return the stream of its output: of upserts by a key if there is one
-        in `upserts_by`."""
+        """Add a node whose `inputs` are by port, and return the stream of its output: of changes if it `retracts`, or else
+        of upserts by a key if there is one in `upserts_by`."""
         parallelism = checks.check_parallelism(name, parallelism)
         is_sink, takes = isinstance(spec, SinkSpec), getattr(spec, "changelogs", APPEND_ONLY)
         for flow in inputs:
@@ -128,6 +129,7 @@ class Pipeline:
             named_by_user=named_by_user,
             aliases=aliases,
             upserts_by=upserts_by,
+            retracts=retracts,
         )
         self._nodes.append(node)
         self._names[name] = node
@@ -177,7 +179,7 @@ class Pipeline:
         aliases = self._new_aliases("sink", name, alias)
         checks.check_sink(name, sink, flow._input().schema)
         self._add(
-            SinkSpec(sink),
+            SinkSpec(sink, meaning(self._nodes, *flow._edges).key),
             name=name,
             schema=NO_OUTPUT,
             inputs=(flow,),

@@ -16,14 +16,15 @@ import pyarrow as pa
 
 from tidegate.arguments import Duration
 from tidegate.dataflow import checks, column_steps
-from tidegate.dataflow.changelog import ANY, APPEND_ONLY, check_ordered, upserts_by
+from tidegate.dataflow.changelog import check_ordered, meaning
+from tidegate.dataflow.changing import as_changelog, as_upserts
 from tidegate.dataflow.contracts import Sink
 from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes, called, check_same_pipeline, columns_text, connectable
 from tidegate.dataflow.functions import Process
 from tidegate.dataflow.graph import Partitioning, Spec, sources_above
 from tidegate.dataflow.keyed_stream import BroadcastStream, ConnectedStreams, KeyedStream
 from tidegate.dataflow.null_keys import check_nulls
-from tidegate.dataflow.operators.columns import ColumnsSpec, Explode, Filter, Select, WithColumns
+from tidegate.dataflow.operators.columns import ColumnsSpec, Filter
 from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
 from tidegate.dataflow.operators.process import ProcessSpec
 from tidegate.dataflow.operators.simple import FilterSpec, FlatMapSpec, MapBatchesSpec, MapSpec
@@ -318,14 +319,34 @@ class Stream(Flow):
 
             bids.key_by("auction").aggregate("bids", n=tg.count()).as_append().to("log", tg.sinks.parquet("updates/"))
 
-        A stream that is appended to stays as it is.
+        Of a stream of changes, `row_kind` becomes a column like any other. A stream that is appended to stays as it is.
         """
-        return Stream(self._pipeline, tuple(replace(edge, as_append=True) for edge in self._edges), self._schema)
+        edges = tuple(replace(edge, as_append=True, upserts_by=()) for edge in self._edges)
+        return Stream(self._pipeline, edges, self._schema)
+
+    def as_upserts(self, *key: str) -> Stream:
+        """Take each record of an appended stream for the new row of its key, which replaces the one before. The records of
+        a key must arrive in their order: from one split, or behind an operator that is keyed alike."""
+        return as_upserts(self, key)
+
+    def as_changelog(
+        self, name: str, /, *, ttl: Duration | None = None, parallelism: int | None = None, alias: Names = ()
+    ) -> Stream:
+        """Turn upserts into changes: the deletion of a key's former row, if there was one, and the insertion of the new one.
+
+            counts = bids.key_by("auction").aggregate("counts", n=tg.count())
+            counts.as_changelog("changed counts").filter("n > 10").key_by("n").aggregate("auctions", auctions=tg.count())
+
+        The output has the column `row_kind` in front, which is "+I" or "-D" (docs/columns.md). Its state is the last row of
+        each key, kept under `name`. A row that isn't replaced within the `ttl` is forgotten, and not deleted.
+        """
+        return as_changelog(self, name, ttl, parallelism, alias)
 
     def rebalance(self) -> Stream:
         """Spread the records evenly over the next operator's subtasks. The order of records is lost."""
         reason = "rebalance brings records out of order"
-        check_ordered(self._pipeline._nodes, f"rebalance after {self._origin()}", self._edges, reason)
+        where = f"rebalance after {self._origin()}"
+        check_ordered(self._pipeline._nodes, where, self._edges, reason, retracts_too=True)
         return Stream(self._pipeline, self._input()._repartitioned(Partitioning.REBALANCE), self._schema)
 
     def broadcast(self) -> BroadcastStream:
@@ -398,26 +419,23 @@ class Stream(Flow):
     def _columns(
         self,
         method: str,
-        make: Callable[[str], Select | WithColumns | Filter | Explode],
+        make: Callable[[str], column_steps.AnyStep],
         name: str | None,
         parallelism: int | None,
     ) -> Stream:
         """Add an operator of one step, which `make` returns for the operator's name."""
         input = self._input()
         given, name = name is not None, self._pipeline._new_name(method, name)
-        step = make(name)
-        # A stream of upserts stays one if its key stays.
-        keys = {upserts_by(self._pipeline._nodes, edge) for edge in input._edges}
-        key = keys.pop() if len(keys) == 1 else ()
-        keeps = bool(key) and isinstance(step, Select | WithColumns) and column_steps.kept(step, key)
+        step, takes, made = column_steps.keeping(name, make(name), meaning(self._pipeline._nodes, *input._edges))
         return self._pipeline._add(
-            ColumnsSpec(method, step, ANY if keeps else APPEND_ONLY),
+            ColumnsSpec(method, step, takes),
             name=name,
             schema=input.schema if isinstance(step, Filter) else step.schema,
             inputs=(input,),
             parallelism=parallelism,
             named_by_user=given,
-            upserts_by=key if keeps else (),
+            upserts_by=made.key,
+            retracts=made.retracts,
         )
 
     def _simple(

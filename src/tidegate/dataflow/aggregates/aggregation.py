@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, IntArray, Vectors
+from tidegate.dataflow.aggregates.collecting import CollectSet, CountDistinct
+from tidegate.dataflow.aggregates.retracting import retractable
 from tidegate.errors import ExpressionError, GraphError, SchemaError
 from tidegate.expressions import Compiled, compile_expression
 
@@ -47,8 +49,9 @@ class _Part:
 class Aggregation:
     """Aggregates by the names of their results, over records of one schema."""
 
-    def __init__(self, where: str, named: Mapping[str, object], schema: pa.Schema) -> None:
-        """Raise `GraphError` or `SchemaError`, beginning with `where`, if one of them can't be computed."""
+    def __init__(self, where: str, named: Mapping[str, object], schema: pa.Schema, *, retracting: bool = False) -> None:
+        """Raise `GraphError` or `SchemaError`, beginning with `where`, if one of them can't be computed; with `retracting`,
+        also if one can't take records back."""
         if not named:
             raise GraphError(f"{where}: name at least one aggregate, such as n=tg.count()")
         texts: dict[str, int] = {}
@@ -67,6 +70,8 @@ class Aggregation:
             inputs = tuple(texts[text] for text in aggregate.inputs)
             try:
                 aggregate = aggregate.bound([types[index] for index in inputs])
+                if retracting:
+                    aggregate = _retracting(f"{where}, {name}={aggregate.label}", aggregate)
                 own = tuple(aggregate.accumulators)
             except SchemaError as error:
                 raise SchemaError(f"{where}, {name}: {error}") from error
@@ -81,6 +86,11 @@ class Aggregation:
                 accumulators[there] = Accumulator(there, each.type, each.default)
             self._parts.append(_Part(name, aggregate, inputs, names))
         self.accumulators = tuple(accumulators.values())
+        self._columns = frozenset(
+            name
+            for each in self._expressions
+            for name in ((schema.names[each.index],) if isinstance(each, Column) else each.columns)
+        )
 
     @property
     def fields(self) -> tuple[pa.Field, ...]:
@@ -91,6 +101,11 @@ class Aggregation:
     def text(self) -> str:
         """What is computed, in one line: n=count(), total=sum(price)."""
         return ", ".join(f"{part.name}={part.aggregate.label}" for part in self._parts)
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the input that the aggregates read."""
+        return self._columns
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -124,6 +139,11 @@ class Aggregation:
         """Add a batch, of which `inputs` has the inputs. `rows[i]` is the row of record i."""
         for part in self._parts:
             part.aggregate.add(part.of(vectors), rows, [inputs[index] for index in part.inputs])
+
+    def change(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], signs: IntArray) -> None:
+        """Add the records of a batch whose sign is 1, and take those back whose sign is -1."""
+        for part in self._parts:
+            part.aggregate.change(part.of(vectors), rows, [inputs[index] for index in part.inputs], signs)
 
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
         """Add what rows of another table have accumulated later. No row repeats in `rows`."""
@@ -159,6 +179,22 @@ def _check(where: str, name: str, given: object) -> Aggregate:
     if not isinstance(given, Aggregate):
         raise GraphError(f"{where}: {name}={given!r} is not an aggregate; give one such as tg.count() or tg.sum('price')")
     return given
+
+
+def _retracting(where: str, aggregate: Aggregate) -> Aggregate:
+    found = retractable(aggregate)
+    if found is None:
+        distinct = isinstance(aggregate, CountDistinct | CollectSet)
+        advice = (
+            f"aggregate by the value first, key_by(…, {aggregate.inputs[0]!r}), and count or collect what that emits"
+            if distinct
+            else "use count, sum, mean, variance, stddev, any, all or collect_list"
+        )
+        raise GraphError(
+            f"{where}: it can't take a record back, and the stream has deletions; {advice}, or use .as_append() if every "
+            f"change shall be a record of its own"
+        )
+    return found
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

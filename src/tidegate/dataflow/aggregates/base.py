@@ -124,7 +124,19 @@ class Aggregate(ABC):
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         """Return the result of each of these rows, of the result type."""
 
+    def retract(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
+        """Take records back that were added before, in any order. Define it if the aggregate can do that: then it can be
+        used on streams of changes."""
+        raise AssertionError(f"{self.label} can't take records back")
+
     # What the engine calls.
+
+    def change(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], signs: IntArray) -> None:
+        """Add the records of a batch whose sign is 1, and take those back whose sign is -1."""
+        for call, sign in ((self.add, 1), (self.retract, -1)):
+            here = signs == sign
+            if here.any():
+                call(vectors, rows[here], [each.filter(pa.array(here)) for each in inputs])
 
     @property
     def label(self) -> str:

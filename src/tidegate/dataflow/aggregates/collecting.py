@@ -90,9 +90,9 @@ class Collected(np.ndarray[Any, Any]):
         one = self.owned()
         members = one.buffer.members
         if members is None:
-            members = one.buffer.members = set(_identities(np.asarray(one)))
+            members = one.buffer.members = set(identities_of(np.asarray(one)))
         new = []
-        for index, identity in enumerate(_identities(values)):
+        for index, identity in enumerate(identities_of(values)):
             if identity not in members:
                 members.add(identity)
                 new.append(index)
@@ -136,21 +136,22 @@ class _Collecting(Aggregate):
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
         source = only(other)
         there = is_set(source, other_rows)
-        kind = self._dtype
+        kind = self.dtype
         self._extend(vectors, rows[there], [_array(each, kind) for each in source.values[other_rows[there]]])
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
-        empty = np.empty(0, self._dtype)
+        empty = np.empty(0, self.dtype)
         found = only(vectors).values[rows]
         return from_list([empty if each is None else np.asarray(each) for each in found], self._list_type)
 
     @property
-    def _dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[Any]:
+        """What collected values are in numpy."""
         return _collected_dtype(self.types[0])
 
     def _extend(self, vectors: Vectors, rows: IntArray, pieces: Iterable[npt.NDArray[Any]]) -> None:
         held = only(vectors).values
-        kind = self._dtype
+        kind = self.dtype
         nothing = np.empty(0, kind)
         for row, piece in zip(rows.tolist(), pieces, strict=True):
             before = Collected.of(nothing if held[row] is None else held[row], kind)
@@ -203,7 +204,7 @@ def _array(values: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
     return objects_of(values) if kind.kind == "O" else np.array(values, kind)
 
 
-def _identities(values: npt.NDArray[Any]) -> list[Hashable]:
+def identities_of(values: npt.NDArray[Any]) -> list[Hashable]:
     """Return what is equal for equal values. NaN equals NaN, and -0.0 equals 0.0, as in Spark."""
     if values.dtype.kind == "f":
         found: list[Hashable] = order_of(values).tolist()

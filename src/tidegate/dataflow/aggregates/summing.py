@@ -39,9 +39,9 @@ from tidegate.dataflow.aggregates.numpy_columns import (
 )
 from tidegate.types import ddl_of
 
-_LONG_MAX = 2**63 - 1
+LONG_MAX = 2**63 - 1
 _MAX_DIGITS = 38
-_EXACT = Context(prec=2 * _MAX_DIGITS)
+EXACT = Context(prec=2 * _MAX_DIGITS)
 
 
 class Count(Aggregate):
@@ -81,7 +81,7 @@ class Sum(Aggregate):
 
     @property
     def result_type(self) -> pa.DataType:
-        return _sum_type(self)
+        return sum_type(self)
 
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         rows, (values,) = without_nulls(rows, *inputs)
@@ -119,7 +119,7 @@ class Mean(Aggregate):
 
     @property
     def _sum_type(self) -> pa.DataType:
-        kind = _sum_type(self)
+        kind = sum_type(self)
         return pa.float64() if pa.types.is_int64(kind) else kind
 
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
@@ -145,7 +145,7 @@ class Mean(Aggregate):
             return pa.array(sums / np.maximum(counts, 1), kind, mask=~there)
         unit = Decimal(1).scaleb(-kind.scale)
         means = [
-            _EXACT.divide(total, int(count)).quantize(unit, ROUND_HALF_UP, _EXACT) if count else None
+            EXACT.divide(total, int(count)).quantize(unit, ROUND_HALF_UP, EXACT) if count else None
             for total, count in zip(sums, counts.tolist(), strict=True)
         ]
         return column_of(objects_of(means), None, kind)
@@ -174,14 +174,14 @@ class Variance(Aggregate):
 
     @property
     def result_type(self) -> pa.DataType:
-        _sum_type(self)
+        sum_type(self)
         return pa.float64()
 
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         rows, (column,) = without_nulls(rows, *inputs)
         groups = grouped(rows)
         size = len(groups.rows)
-        values = _doubles(column)
+        values = doubles(column)
         counts = np.bincount(groups.of, minlength=size)
         means = np.bincount(groups.of, values, size) / counts
         distances = values - means[groups.of]
@@ -212,7 +212,7 @@ class Variance(Aggregate):
         had[rows] = both
 
 
-def _sum_type(aggregate: Aggregate) -> pa.DataType:
+def sum_type(aggregate: Aggregate) -> pa.DataType:
     """Return the type of a sum of the aggregate's input."""
     (kind,) = aggregate.types
     if pa.types.is_integer(kind):
@@ -225,7 +225,7 @@ def _sum_type(aggregate: Aggregate) -> pa.DataType:
     raise wrong_type(aggregate, "a number", f"; convert it, such as CAST({text} AS DOUBLE)")
 
 
-def _doubles(column: pa.Array) -> npt.NDArray[np.float64]:
+def doubles(column: pa.Array) -> npt.NDArray[np.float64]:
     if pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
     return numbers_of(column).astype(np.float64)
@@ -239,7 +239,7 @@ def _add_to(vector: Vector, rows: IntArray, column: pa.Array, kind: pa.DataType)
         _add_decimals(vector.values, rows, column.to_pylist(), kind)
     elif pa.types.is_floating(kind):
         vector.values[fresh] = 0.0
-        np.add.at(vector.values, rows, _doubles(column))
+        np.add.at(vector.values, rows, doubles(column))
     else:
         vector.values[fresh] = 0
         _add_longs(vector.values, rows, numbers_of(column))
@@ -250,18 +250,18 @@ def _add_to(vector: Vector, rows: IntArray, column: pa.Array, kind: pa.DataType)
 def _add_longs(sums: npt.NDArray[Any], rows: IntArray, values: IntArray) -> None:
     held = sums[rows]
     highest = max(int(held.max()), -int(held.min())) + len(rows) * max(int(values.max()), -int(values.min()), 0)
-    if highest > _LONG_MAX:  # perhaps: no single sum need be that large
+    if highest > LONG_MAX:  # perhaps: no single sum need be that large
         exact: dict[int, int] = {}
         for row, value in zip(rows.tolist(), values.tolist(), strict=True):
             total = exact[row] = exact.get(row, int(sums[row])) + value
-            if not -_LONG_MAX <= total + 1 <= _LONG_MAX + 1:
+            if not -LONG_MAX <= total + 1 <= LONG_MAX + 1:
                 raise SumTooLarge(row, f"the sum {total} doesn't fit into a long; sum a decimal(38, 0) or a double")
     np.add.at(sums, rows, values.astype(np.int64, copy=False))
 
 
 def _add_decimals(sums: npt.NDArray[Any], rows: IntArray, values: Sequence[Decimal], kind: pa.DataType) -> None:
     limit = Decimal(1).scaleb(kind.precision - kind.scale)
-    add = _EXACT.add
+    add = EXACT.add
     for row, value in zip(rows.tolist(), values, strict=True):
         total = sums[row] = add(sums[row], value)
         if abs(total) >= limit:

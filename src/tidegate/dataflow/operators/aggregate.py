@@ -7,10 +7,8 @@ Running aggregates of a batch are a scan. Each record begins as an accumulator o
 accumulated before the batch. Then each takes in the accumulators 1, 2, 4, … places before it in its key, so that after
 log2(n) merges of whole columns, n being the most records that a key has in the batch, each has all before it.
 
-A ttl counts from the last record of a key, by the slot's clock. When it has run out, the key begins again at its next
-record; what is left of it is removed in small steps between batches.
-
-Not here: windows, and what an aggregate computes (dataflow/aggregates).
+Not here: the table and its ttl (keyed_table.py), windows, records that take others back (aggregate_changes.py), and what an
+aggregate computes (dataflow/aggregates).
 """
 
 from __future__ import annotations
@@ -25,31 +23,32 @@ import pyarrow as pa
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import IntArray, SumTooLarge, Vectors
 from tidegate.dataflow.aggregates.numpy_columns import Groups, copy_rows, grouped, held_vectors
+from tidegate.dataflow.changelog import APPEND_OR_RETRACT, Changelog
 from tidegate.dataflow.graph import Node
-from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
+from tidegate.dataflow.operators.base import Operator
+from tidegate.dataflow.operators.keyed_table import KeyedTableOperator, touched_fields
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.user_code import RAISED, blame
 from tidegate.errors import ExpressionError, JobError, TidegateError
 from tidegate.state.column_table import ColumnTable
 from tidegate.state.descriptors import Columns
-from tidegate.state.sections import FrozenState, StateInfo
+from tidegate.state.sections import StateInfo
 from tidegate.state.vectors import VectorField
 from tidegate.types import rows_of, to_list
 
 STATE = "aggregates"
-TOUCHED = "__touched_ms"
-NEVER = 0  # of a key from before there was a ttl: its time begins when the key is seen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _AggregatingSpec:
+class AggregatingSpec:
     aggregation: Aggregation
     key: tuple[str, ...]
     ttl_ms: int | None
     renamed: Mapping[str, str] = field(default_factory=dict)  # results, by their names now
     stateful: bool = True
     in_columns: ClassVar[bool] = True
-    operator: ClassVar[type[_AggregatingOperator]]
+    kind: ClassVar[str]
+    operator: ClassVar[type[AggregatingOperator]]
 
     def create(self, node: Node) -> Operator:
         return self.operator(node, self)
@@ -60,8 +59,7 @@ class _AggregatingSpec:
     @property
     def descriptors(self) -> tuple[Columns, ...]:
         fields = [VectorField(each.name, each.type, each.default) for each in self.aggregation.accumulators]
-        if self.ttl_ms is not None:
-            fields.append(VectorField(TOUCHED, pa.int64(), NEVER))
+        fields += touched_fields(self.ttl_ms)
         return (Columns(STATE, fields, renamed=self.aggregation.renamed(self.renamed)),)
 
     @property
@@ -69,31 +67,17 @@ class _AggregatingSpec:
         return self.aggregation.text
 
 
-class _AggregatingOperator(Operator):
-    """What both have in common: the table, and its ttl."""
+class AggregatingOperator(KeyedTableOperator):
+    """What all of them have in common: the table, and errors."""
 
-    def __init__(self, node: Node, spec: _AggregatingSpec) -> None:
-        super().__init__(node)
+    def __init__(self, node: Node, spec: AggregatingSpec) -> None:
+        super().__init__(node, spec.key, spec.descriptors[0], spec.ttl_ms)
         self._aggregation = spec.aggregation
-        self._key = spec.key
-        self._descriptor = spec.descriptors[0]
-        self._ttl_ms = spec.ttl_ms
-        self._swept = 0
-        self._backend: KeyedBackend | None = None
-
-    def open(self, context: OperatorContext) -> None:
-        self._backend = backend = context.make_backend(key_type(self.node.input_schemas[0], self._key))
-        self._table = backend.column_state(self._descriptor).table()
-        self._now_ms = context.user_now_ms
-        for state, batches in context.restored.items():
-            for rows in batches:
-                backend.load(state, rows, known=context.goes_on)
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
-        keys = [_plain(batch.column(name)) for name in self._key]
         inputs = inputs_of(self.name, self._aggregation, batch)
         try:
-            rows = self._rows_of(keys)
+            rows = self.rows_of(self.keys_of(batch))
             self._take(batch, rows, inputs)
         except TidegateError:
             raise
@@ -102,60 +86,11 @@ class _AggregatingOperator(Operator):
         except RAISED as error:
             blame(self.name, error, at=f"a batch of {batch.num_rows} records")
 
-    def maintain(self, budget: int) -> None:
-        assert self._backend is not None
-        if self._ttl_ms is not None:
-            self._sweep(budget)
-        self._backend.maintain(budget)
-
-    def freeze(self, epoch: int) -> FrozenState | None:
-        assert self._backend is not None
-        return self._backend.freeze()
-
-    def close(self) -> None:
-        if self._backend is not None:
-            self._backend.close()
-
-    # Inside.
-
     def _take(self, batch: pa.RecordBatch, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         raise AssertionError("the operators below say what they emit")
 
-    def _rows_of(self, keys: Sequence[pa.Array]) -> IntArray:
-        """Return the row of each record, without what the ttl has ended."""
-        table = self._table
-        rows = table.rows_of(keys)
-        if self._ttl_ms is None:
-            return rows
-        now_ms = self._now_ms()
-        touched = table.vectors[TOUCHED].values[rows]
-        ended = (touched != NEVER) & (touched <= now_ms - self._ttl_ms)
-        if ended.any():
-            table.delete(rows[ended])
-            rows = table.rows_of(keys)
-        table.change(rows)
-        table.vectors[TOUCHED].values[rows] = now_ms
-        return rows
 
-    def _sweep(self, budget: int) -> None:
-        """Remove keys that ended, among the next `budget` rows."""
-        assert self._ttl_ms is not None
-        table = self._table
-        if self._swept >= table.top:
-            self._swept = 0
-        some = np.arange(self._swept, min(self._swept + budget, table.top))
-        self._swept += budget
-        some = some[table.stamps[some] >= 0]
-        now_ms, touched = self._now_ms(), table.vectors[TOUCHED].values
-        unknown = some[touched[some] == NEVER]
-        table.change(unknown)
-        touched[unknown] = now_ms
-        ended = some[touched[some] <= now_ms - self._ttl_ms]
-        if len(ended):
-            table.delete(ended)
-
-
-class AggregateOperator(_AggregatingOperator):
+class AggregateOperator(AggregatingOperator):
     """Emits the new result of each key that a batch has, once for each batch."""
 
     def _take(self, batch: pa.RecordBatch, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
@@ -169,7 +104,7 @@ class AggregateOperator(_AggregatingOperator):
         self.emit(pa.RecordBatch.from_arrays([*keys, *results], schema=self.node.schema))
 
 
-class RunningOperator(_AggregatingOperator):
+class RunningOperator(AggregatingOperator):
     """Emits every record with the aggregates of its key so far."""
 
     def _take(self, batch: pa.RecordBatch, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
@@ -235,15 +170,16 @@ def inputs_of(operator: str, aggregation: Aggregation, batch: pa.RecordBatch) ->
         blame(operator, error, record)
 
 
-class AggregateSpec(_AggregatingSpec):
+class AggregateSpec(AggregatingSpec):
     """The results by key, as upserts."""
 
     __slots__ = ()
     kind: ClassVar[str] = "aggregate"
     operator = AggregateOperator
+    changelogs: ClassVar[frozenset[Changelog]] = APPEND_OR_RETRACT  # for changes there is AggregateOfChangesSpec
 
 
-class RunningSpec(_AggregatingSpec):
+class RunningSpec(AggregatingSpec):
     """Every record with the results so far."""
 
     __slots__ = ()
@@ -264,7 +200,3 @@ def _places(groups: IntArray) -> IntArray:
     begins = np.flatnonzero(np.diff(groups)) + 1
     starts[begins] = begins
     return numbers - np.maximum.accumulate(starts)
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column

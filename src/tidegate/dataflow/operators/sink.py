@@ -36,6 +36,7 @@ class SinkSpec:
     """A sink: it has no output."""
 
     sink: Sink
+    key: tuple[str, ...] = ()  # of the records, if they are upserts, or changes with one row for each key
     kind: str = "sink"
     stateful: bool = True
     in_columns: ClassVar[bool] = True
@@ -45,15 +46,16 @@ class SinkSpec:
         return self.sink.changelogs
 
     def create(self, node: Node) -> Operator:
-        return SinkOperator(node, self.sink)
+        return SinkOperator(node, self.sink, self.key)
 
     def states(self, node: Node) -> tuple[StateInfo, ...]:
         return (COMMITTABLES,)
 
 
 class SinkOperator(Operator):
-    def __init__(self, node: Node, sink: Sink) -> None:
+    def __init__(self, node: Node, sink: Sink, key: tuple[str, ...] = ()) -> None:
         super().__init__(node)
+        self._key = key
         self._sink = sink
         self._writer: SinkWriter | None = None
         self._pending: PendingCommits[Committable] = PendingCommits()
@@ -73,6 +75,7 @@ class SinkOperator(Operator):
                     schema=self.node.input_schemas[0],
                     deliver=lambda committable: context.deliver(self.name, committable),
                     snapshots=context.snapshots,
+                    key=self._key,
                 )
             )
             if again:

@@ -1,0 +1,325 @@
+"""Aggregates that can take a record back: count, sum, mean, variance, any, all and collect_list.
+
+`retractable(aggregate)` returns the form of an aggregate that also knows what it needs for that, such as how many values
+are in a sum, so that the sum is null again when the last one is taken back. NaN and infinite values are counted, and not
+added up, so that they go away again too. The rest of a sum of floating-point numbers may keep differences in its last
+digits from numbers that were taken back; it is 0 again when no number is left.
+
+An aggregate that keeps only one value of many, such as `max`, can't know which one is next, and has no such form.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, BoolArray, IntArray, SumTooLarge, Vectors
+from tidegate.dataflow.aggregates.choosing import Logical
+from tidegate.dataflow.aggregates.collecting import Collected, CollectList, identities_of
+from tidegate.dataflow.aggregates.numpy_columns import column_of, grouped, numbers_of, objects_of, without_nulls
+from tidegate.dataflow.aggregates.summing import EXACT, LONG_MAX, Count, Mean, Sum, Variance, doubles, sum_type
+from tidegate.types import ddl_of
+
+_LONG, _DOUBLE = pa.int64(), pa.float64()
+_ODD = ("nans", "infinite", "negative_infinite")
+
+
+def retractable(aggregate: Aggregate) -> Aggregate | None:
+    """Return the form of a bound aggregate that can take records back, or None if there is none."""
+    form = _FORMS.get(type(aggregate))
+    if form is not None:
+        return form(aggregate)
+    return aggregate if type(aggregate).retract is not Aggregate.retract else None
+
+
+class _Form(Aggregate):
+    """An aggregate with another state and the same results."""
+
+    def __init__(self, of: Aggregate) -> None:
+        super().__init__(*of.inputs)
+        self.types = of.types
+        self._of = of
+
+    @property
+    def label(self) -> str:
+        return self._of.label
+
+    @property
+    def function(self) -> str:
+        return self._of.function
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return self._of.result_type
+
+    def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
+        self.change(vectors, rows, inputs, np.ones(len(rows), np.int64))
+
+    def retract(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
+        self.change(vectors, rows, inputs, np.full(len(rows), -1))
+
+
+class _CountForm(_Form):
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        return self._of.accumulators
+
+    def change(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], signs: IntArray) -> None:
+        if inputs:
+            rows, signs, _ = _known(rows, signs, inputs[0])
+        np.add.at(vectors["count"].values, rows, signs)
+
+    def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
+        self._of.merge(vectors, rows, other, other_rows)
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        return self._of.result(vectors, rows)
+
+
+class _SumForm(_Form):
+    """The sum, and of how many values. `Mean` has the same state."""
+
+    @property
+    def _sum_type(self) -> pa.DataType:
+        kind = sum_type(self)
+        return _DOUBLE if isinstance(self._of, Mean) and pa.types.is_int64(kind) else kind
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        kind = self._sum_type
+        zero = Decimal(0) if pa.types.is_decimal(kind) else 0.0 if pa.types.is_floating(kind) else 0
+        odd = _ODD if pa.types.is_floating(kind) else ()
+        return (
+            Accumulator("sum", kind, zero),
+            Accumulator("count", _LONG, 0),
+            *(Accumulator(name, _LONG, 0) for name in odd),
+        )
+
+    def change(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], signs: IntArray) -> None:
+        rows, signs, column = _known(rows, signs, inputs[0])
+        if not len(rows):
+            return
+        kind, sums, counts = self._sum_type, vectors["sum"].values, vectors["count"].values
+        np.add.at(counts, rows, signs)
+        if pa.types.is_decimal(kind):
+            _change_decimals(sums, rows, column.to_pylist(), signs, kind)
+        elif pa.types.is_floating(kind):
+            values = _change_odd(vectors, rows, doubles(column), signs)
+            np.add.at(sums, rows, values * signs)
+            sums[rows[counts[rows] == 0]] = 0.0
+        else:
+            _change_longs(sums, rows, numbers_of(column), signs)
+
+    def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
+        kind = self._sum_type
+        sums, others = vectors["sum"].values, other["sum"].values[other_rows]
+        ones = np.ones(len(rows), np.int64)
+        if pa.types.is_decimal(kind):
+            _change_decimals(sums, rows, others.tolist(), ones, kind)
+        elif pa.types.is_floating(kind):
+            sums[rows] += others
+        else:
+            _change_longs(sums, rows, others, ones)
+        for name in vectors.keys() - {"sum"}:
+            vectors[name].values[rows] += other[name].values[other_rows]
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        counts, sums = vectors["count"].values[rows], vectors["sum"].values[rows]
+        kind = self._sum_type
+        if pa.types.is_floating(kind):
+            sums = _with_odd(sums, vectors, rows)
+        if isinstance(self._of, Mean):
+            return self._of.result({"sum": _Values(sums), "count": _Values(counts)}, np.arange(len(rows)))
+        if pa.types.is_decimal(kind):
+            return column_of(
+                objects_of([each if count else None for each, count in zip(sums, counts, strict=True)]), None, kind
+            )
+        return column_of(sums, counts > 0, kind)
+
+
+class _VarianceForm(_Form):
+    """Count, mean and squares of the finite values, as in summing.py. A value is taken out as it was put in, backwards."""
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        return (*self._of.accumulators, *(Accumulator(name, _LONG, 0) for name in _ODD))
+
+    def change(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], signs: IntArray) -> None:
+        rows, signs, column = _known(rows, signs, inputs[0])
+        values = doubles(column)
+        _change_odd(vectors, rows, values, signs)
+        finite = np.isfinite(values)
+        rows, signs, values = rows[finite], signs[finite], values[finite]
+        added, taken = signs > 0, signs < 0
+        if added.any():
+            self._of.add(self._inner(vectors), rows[added], [pa.array(values[added])])
+        if taken.any():
+            self._take_out(vectors, rows[taken], values[taken])
+
+    def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
+        self._of.merge(self._inner(vectors), rows, self._inner(other), other_rows)
+        for name in _ODD:
+            vectors[name].values[rows] += other[name].values[other_rows]
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        odd = sum(vectors[name].values[rows] for name in _ODD)
+        counts = vectors["count"].values[rows]
+        squares = np.where(odd > 0, np.nan, np.maximum(vectors["squares"].values[rows], 0.0))
+        held = {"count": _Values(counts + odd), "squares": _Values(squares)}
+        return self._of.result(held, np.arange(len(rows)))
+
+    def _inner(self, vectors: Vectors) -> Vectors:
+        return {each.name: vectors[each.name] for each in self._of.accumulators}
+
+    def _take_out(self, vectors: Vectors, rows: IntArray, values: npt.NDArray[np.float64]) -> None:
+        groups = grouped(rows)
+        size = len(groups.rows)
+        counts = np.bincount(groups.of, minlength=size)
+        means = np.bincount(groups.of, values, size) / counts
+        distances = values - means[groups.of]
+        squares = np.bincount(groups.of, distances * distances, size)
+        held, mean, total = (vectors[name].values for name in ("count", "mean", "squares"))
+        both, both_mean = held[groups.rows], mean[groups.rows]
+        left = both - counts
+        some = np.maximum(left, 1)
+        left_mean = np.where(left > 0, (both_mean * both - means * counts) / some, 0.0)
+        apart = means - left_mean
+        with np.errstate(divide="ignore", invalid="ignore"):
+            left_squares = total[groups.rows] - squares - apart * apart * left * counts / np.maximum(both, 1)
+        held[groups.rows] = left
+        mean[groups.rows] = left_mean
+        total[groups.rows] = np.where(left > 1, np.maximum(left_squares, 0.0), 0.0)
+
+
+class _LogicalForm(_Form):
+    """How many values are true, and how many false."""
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        return Accumulator("true", _LONG, 0), Accumulator("false", _LONG, 0)
+
+    def change(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], signs: IntArray) -> None:
+        rows, signs, column = _known(rows, signs, inputs[0])
+        is_true = numbers_of(column).astype(bool)
+        np.add.at(vectors["true"].values, rows[is_true], signs[is_true])
+        np.add.at(vectors["false"].values, rows[~is_true], signs[~is_true])
+
+    def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
+        for name, vector in vectors.items():
+            vector.values[rows] += other[name].values[other_rows]
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        has_true, has_false = (vectors[name].values[rows] > 0 for name in ("true", "false"))
+        return pa.array(has_true if self.function == "any" else ~has_false, mask=~(has_true | has_false))
+
+
+class _CollectListForm(_Form):
+    """All values. The first of those that are equal is taken out, in a time that grows with the list."""
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        return self._of.accumulators
+
+    def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
+        self._of.add(vectors, rows, inputs)
+
+    def retract(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
+        taken: Vectors = {"collect_list": _Values(np.full(int(rows.max(initial=-1)) + 1, None, object))}
+        self._of.add(taken, rows, inputs)  # by row, what is to be taken out
+        held = vectors["collect_list"].values
+        assert isinstance(self._of, CollectList)
+        kind = self._of.dtype
+        for row in np.unique(rows).tolist():
+            if taken["collect_list"].values[row] is None or held[row] is None:
+                continue
+            values = np.asarray(Collected.of(held[row], kind))
+            left = Counter(identities_of(np.asarray(taken["collect_list"].values[row])))
+            keep = np.ones(len(values), bool)
+            for place, identity in enumerate(identities_of(values)):
+                if left[identity]:
+                    left[identity] -= 1
+                    keep[place] = False
+            held[row] = Collected.made(values[keep])
+
+    def change(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], signs: IntArray) -> None:
+        Aggregate.change(self, vectors, rows, inputs, signs)
+
+    def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
+        self._of.merge(vectors, rows, other, other_rows)
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        return self._of.result(vectors, rows)
+
+
+_FORMS: Mapping[type[Aggregate], Callable[[Any], Aggregate]] = {
+    Count: _CountForm,
+    Sum: _SumForm,
+    Mean: _SumForm,
+    Variance: _VarianceForm,
+    Logical: _LogicalForm,
+    CollectList: _CollectListForm,
+}
+
+
+class _Values:
+    """A vector outside any state."""
+
+    __slots__ = ("valid", "values")
+
+    def __init__(self, values: npt.NDArray[Any]) -> None:
+        self.values = values
+        self.valid: BoolArray | None = None
+
+
+def _known(rows: IntArray, signs: IntArray, column: pa.Array) -> tuple[IntArray, IntArray, pa.Array]:
+    """Return the records in which the value is not null."""
+    places, (column,) = without_nulls(np.arange(len(rows)), column)
+    return rows[places], signs[places], column
+
+
+def _change_odd(
+    vectors: Vectors, rows: IntArray, values: npt.NDArray[np.float64], signs: IntArray
+) -> npt.NDArray[np.float64]:
+    """Count NaN and infinite values, and return the values with zeros in their places."""
+    finite = np.isfinite(values)
+    if finite.all():
+        return values
+    for name, here in zip(_ODD, (np.isnan(values), np.isposinf(values), np.isneginf(values)), strict=True):
+        np.add.at(vectors[name].values, rows[here], signs[here])
+    return np.where(finite, values, 0.0)
+
+
+def _with_odd(sums: npt.NDArray[np.float64], vectors: Vectors, rows: IntArray) -> npt.NDArray[np.float64]:
+    nans, above, below = (vectors[name].values[rows] > 0 for name in _ODD)
+    sums = np.where(above, np.inf, np.where(below, -np.inf, sums))
+    return np.where(nans | (above & below), np.nan, sums)
+
+
+def _change_longs(sums: npt.NDArray[Any], rows: IntArray, values: IntArray, signs: IntArray) -> None:
+    held = sums[rows]
+    highest = max(int(held.max()), -int(held.min())) + len(rows) * max(int(values.max()), -int(values.min()))
+    if highest > LONG_MAX:  # perhaps: no single sum need be that large
+        exact: dict[int, int] = {}
+        for row, value, sign in zip(rows.tolist(), values.tolist(), signs.tolist(), strict=True):
+            exact[row] = exact.get(row, int(sums[row])) + sign * value
+        for row, total in exact.items():
+            if not -LONG_MAX - 1 <= total <= LONG_MAX:
+                raise SumTooLarge(row, f"the sum {total} doesn't fit into a long; sum a decimal(38, 0) or a double")
+    np.add.at(sums, rows, values.astype(np.int64, copy=False) * signs)  # modulo 2**64, as the sums in between
+
+
+def _change_decimals(
+    sums: npt.NDArray[Any], rows: IntArray, values: Sequence[Decimal], signs: IntArray, kind: pa.DataType
+) -> None:
+    for row, value, sign in zip(rows.tolist(), values, signs.tolist(), strict=True):
+        sums[row] = EXACT.add(sums[row], value) if sign > 0 else EXACT.subtract(sums[row], value)
+    limit = Decimal(1).scaleb(kind.precision - kind.scale)
+    for row in np.unique(rows).tolist():
+        if abs(sums[row]) >= limit:
+            raise SumTooLarge(row, f"the sum {sums[row]} doesn't fit into a {ddl_of(kind)}; sum a double")

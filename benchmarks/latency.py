@@ -2,6 +2,9 @@
 
 Records are created by the clock (open loop): record i exists from the moment i / rate, whether or not the job is ready
 for it, so a stall counts against every record that had to wait.
+
+There are two jobs: the running sum record by record, and the keyed sum in columns. What the second one emits are updates,
+one for each key that a batch has, so its figure is the age of the newest record of each update.
 """
 
 from __future__ import annotations
@@ -17,32 +20,99 @@ import numpy as np
 import pyarrow as pa
 
 import tidegate as tg
-from benchmarks.workloads import KEYS, Records, measure, session
+from benchmarks.workloads import KEYS, Discard, Records, measure, session
 
-CAPACITY_ROWS = 8_000_000
 SECONDS = 15
 WARM_UP_S = 4
+BIN_NS = 10_000  # ages are counted in bins of this width
+BIN_COUNT = 500_000  # the last one has everything that is older
+SHOWN_S = 5  # of the picture
+SPAN_MS = 10  # the picture has the oldest record of each such span
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the two jobs: its name, the records that its capacity is measured with, and the goal of its 99th percentile."""
+
+    name: str
+    capacity_rows: int
+    goal_ms: int
+
+
+PATHS = (Kind("record-wise", 8_000_000, 20), Kind("vectorised", 80_000_000, 10))
 
 
 def run(scale: float) -> Iterator[dict[str, Any]]:
-    rows = int(CAPACITY_ROWS * scale)
-    unpaced = Clocked(rate=1e12, seconds=rows / 1e12)
-    capacity = measure(_job(unpaced, tempfile.mkdtemp(prefix="tidegate-latency-")), rows).records_per_s
-    rate = capacity / 2
-    latencies_ms = _latencies_ms(rate, SECONDS * max(1.0, scale))
-    p50, p99 = (float(np.percentile(latencies_ms, at)) for at in (50, 99))
-    yield {
-        "name": "latency",
-        "against": "20 ms",
-        "ratio": round(p99 / 20, 3),
-        "p50_ms": round(p50, 2),
-        "p99_ms": round(p99, 2),
-        "p999_ms": round(float(np.percentile(latencies_ms, 99.9)), 2),
-        "records_per_s": round(rate),
-        "capacity_records_per_s": round(capacity),
-        "records": len(latencies_ms),
-        "what": f"running sum over {KEYS:,} keys, 2 slots, hash exchange, snapshots every second, half of the capacity",
-    }
+    """Yield a line for each job."""
+    for path in PATHS:
+        rows = int(path.capacity_rows * scale)
+        unpaced = Clocked(rate=1e12, seconds=rows / 1e12)
+        capacity = measure(_job(path.name, unpaced, Discard()), rows).records_per_s
+        rate = capacity / 2
+        found = measured(path.name, rate, SECONDS * max(1.0, scale))
+        p50, p99, p999 = (found.percentile_ms(at) for at in (50, 99, 99.9))
+        yield {
+            "name": "latency",
+            "path": path.name,
+            "against": f"{path.goal_ms} ms",
+            "ratio": round(p99 / path.goal_ms, 3),
+            "p50_ms": p50,
+            "p99_ms": p99,
+            "p999_ms": p999,
+            "records_per_s": round(rate),
+            "capacity_records_per_s": round(capacity),
+            "records": found.count,
+            "what": f"keyed sum over {KEYS:,} keys, {path.name}, 2 slots, hash exchange, snapshots every second, half of "
+            f"the capacity",
+            "over_time": found.over_time(),
+        }
+
+
+@dataclass(frozen=True)
+class Ages:
+    """How old records were at the sink, in bins; the oldest of each batch, with its time; and when there were snapshots."""
+
+    bins: np.ndarray[Any, Any]
+    batches: np.ndarray[Any, Any]  # rows of: when it came, in ns; its oldest record's age, in ns
+    snapshots_ms: list[tuple[int, int]]  # when each was triggered, and complete
+
+    @property
+    def count(self) -> int:
+        return int(self.bins.sum())
+
+    def percentile_ms(self, percentile: float) -> float:
+        below = np.cumsum(self.bins)
+        at = int(np.searchsorted(below, percentile / 100 * below[-1]))
+        return round((at + 0.5) * BIN_NS / 1e6, 2)
+
+    def over_time(self) -> dict[str, Any]:
+        """Return the oldest record of each span of the first seconds, in ms, and the snapshots, in ms from the beginning."""
+        begin_ms = int(self.batches[:, 0].min()) // 1_000_000
+        spans = (self.batches[:, 0] // 1_000_000 - begin_ms) // SPAN_MS
+        oldest = np.zeros(SHOWN_S * 1000 // SPAN_MS)
+        shown = spans < len(oldest)
+        np.maximum.at(oldest, spans[shown], self.batches[shown, 1] / 1e6)
+        return {
+            "span_ms": SPAN_MS,
+            "oldest_ms": [round(age, 1) for age in oldest.tolist()],
+            "snapshots_ms": [
+                [start - begin_ms, end - begin_ms]
+                for start, end in self.snapshots_ms
+                if 0 <= start - begin_ms < SHOWN_S * 1000
+            ],
+        }
+
+
+def measured(path: str, rate: float, seconds: float, *, every: str | None = "1 s") -> Ages:
+    """Run a job at this rate, and return the ages of its records."""
+    folder = tempfile.mkdtemp(prefix="tidegate-latency-")
+    handle = _job(path, Clocked(rate=rate, seconds=seconds + WARM_UP_S), Stopwatch(folder), every=every).start()
+    handle.wait("10 minutes")
+    return Ages(
+        sum(np.load(file) for file in sorted(Path(folder).glob("*.bins.npy"))),
+        np.concatenate([np.load(file) for file in sorted(Path(folder).glob("*.batches.npy"))]),
+        [(each.triggered_ms, each.completed_ms) for each in handle.epochs if each.completed_ms is not None],
+    )
 
 
 class Latest(tg.KeyedProcess):
@@ -54,23 +124,19 @@ class Latest(tg.KeyedProcess):
         yield record.key, total, record.created_ns
 
 
-def _latencies_ms(rate: float, seconds: float) -> np.ndarray[Any, Any]:
-    folder = tempfile.mkdtemp(prefix="tidegate-latency-")
-    _job(Clocked(rate=rate, seconds=seconds + WARM_UP_S), folder).start().wait("10 minutes")
-    return np.concatenate([np.load(file) for file in sorted(Path(folder).glob("*.npy"))])
-
-
-def _job(source: Clocked, folder: str) -> tg.Job:
+def _job(path: str, source: Clocked, sink: tg.Sink, *, every: str | None = "1 s") -> tg.Job:
     job = tg.Job(
         "latency",
         session(),
         slots=2,
         restart=tg.NoRestart(),
-        snapshots=tg.Snapshots(every="1 s", to=tempfile.mkdtemp(prefix="tidegate-bench-")),
+        snapshots=tg.Snapshots(every=every, to=tempfile.mkdtemp(prefix="tidegate-bench-")),
     )
-    job.source("records", source).key_by("key").process("sum", Latest(), returns="key long, total long, created_ns long").to(
-        "out", Stopwatch(folder)
-    )
+    keyed = job.source("records", source).key_by("key")
+    if path == "record-wise":
+        keyed.process("sum", Latest(), returns="key long, total long, created_ns long").to("out", sink)
+    else:
+        keyed.aggregate("totals", total=tg.sum("amount"), created_ns=tg.last("created_ns")).to("out", sink)
     return job
 
 
@@ -126,29 +192,37 @@ class _ClockedReader(tg.SourceReader):
 
 @dataclass(frozen=True)
 class Stopwatch(tg.Sink):
-    """Writes how old each record was when it came, leaving out the warm-up."""
+    """Counts how old each record was when it came, leaving out the warm-up."""
 
     folder: str
 
+    @property
+    def changelogs(self) -> frozenset[tg.Changelog]:
+        return frozenset(tg.Changelog)
+
     def open(self, context: tg.SinkContext) -> tg.SinkWriter:
-        return _StopwatchWriter(Path(self.folder) / f"{context.subtask}.npy")
+        return _StopwatchWriter(Path(self.folder) / str(context.subtask))
 
 
 class _StopwatchWriter(tg.SinkWriter):
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._first_ns: int | None = None
-        self._ages: list[np.ndarray[Any, Any]] = []
+        self._bins = np.zeros(BIN_COUNT, np.int64)
+        self._batches: list[tuple[int, int]] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         now_ns = time.time_ns()
         if self._first_ns is None:
             self._first_ns = now_ns
         if now_ns - self._first_ns > WARM_UP_S * 1e9:
-            self._ages.append((now_ns - batch.column("created_ns").to_numpy()) / 1e6)
+            ages_ns = now_ns - batch.column("created_ns").to_numpy()
+            np.add.at(self._bins, np.minimum(ages_ns // BIN_NS, BIN_COUNT - 1), 1)
+            self._batches.append((now_ns, int(ages_ns.max())))
 
     def pre_commit(self, epoch: int) -> Callable[[], tuple[str, ...]]:
         return lambda: ()
 
     def close(self) -> None:
-        np.save(self._file, np.concatenate([np.zeros(0), *self._ages]))
+        np.save(f"{self._path}.bins.npy", self._bins)
+        np.save(f"{self._path}.batches.npy", np.array(self._batches, np.int64).reshape(-1, 2))

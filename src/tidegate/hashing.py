@@ -42,6 +42,7 @@ SEED = 42
 _PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
 _P1, _P2, _P3, _P4, _P5 = map(np.uint64, _PRIMES)
 _MASK = (1 << 64) - 1
+_LANES = np.array([[sum(_PRIMES[:2]) & _MASK], [_PRIMES[1]], [0], [-_PRIMES[0] & _MASK]], dtype=np.uint64)
 _MAX_LONG_DIGITS = 18
 _US_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -153,17 +154,28 @@ def _stored(array: pa.Array, element: Any, *, extra: int = 0) -> np.ndarray[Any,
 
 
 def _rotate(words: Words, bits: int) -> Words:
-    return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
+    rotated: Words = words << np.uint64(bits)
+    rotated |= words >> np.uint64(64 - bits)
+    return rotated
 
 
-def _round(words: Words) -> Words:
-    return _rotate(words * _P2, 31) * _P1
+def _round(words: Words, lanes: Words | None = None) -> Words:
+    mixed = words * _P2
+    if lanes is not None:
+        mixed += lanes
+    mixed = _rotate(mixed, 31)
+    mixed *= _P1
+    return mixed
 
 
 def _finish(hashes: Words) -> Words:
-    hashes = (hashes ^ (hashes >> np.uint64(33))) * _P2
-    hashes = (hashes ^ (hashes >> np.uint64(29))) * _P3
-    return hashes ^ (hashes >> np.uint64(32))
+    """Return the hashes, for which the given array is overwritten."""
+    hashes ^= hashes >> np.uint64(33)
+    hashes *= _P2
+    hashes ^= hashes >> np.uint64(29)
+    hashes *= _P3
+    hashes ^= hashes >> np.uint64(32)
+    return hashes
 
 
 def _hash_ints(values: Words, seeds: Words) -> Words:
@@ -172,8 +184,12 @@ def _hash_ints(values: Words, seeds: Words) -> Words:
 
 
 def _hash_longs(values: Words, seeds: Words | np.uint64) -> Words:
-    hashes = (seeds + np.uint64(_PRIMES[4] + 8)) ^ _round(values)
-    return _finish(_rotate(hashes, 27) * _P1 + _P4)
+    hashes = _round(values)
+    hashes ^= seeds + np.uint64(_PRIMES[4] + 8)
+    hashes = _rotate(hashes, 27)
+    hashes *= _P1
+    hashes += _P4
+    return _finish(hashes)
 
 
 def _hash_decimals(array: pa.Array, seeds: Words) -> Words:
@@ -202,7 +218,10 @@ def _hash_texts(array: pa.Array, seeds: Words) -> Words:
     offsets = _stored(array, _OFFSETS_OF_TEXTS[array.type.id], extra=1).astype(np.int64)
     buffer = array.buffers()[2]
     data = np.frombuffer(b"" if buffer is None else buffer, dtype=np.uint8)[offsets[0] : offsets[-1]]
-    return _hash_bytes(data, offsets[:-1] - offsets[0], np.diff(offsets), seeds)
+    lengths = np.diff(offsets)
+    if len(lengths) > _FEW_ROWS and lengths[0] and (lengths == lengths[0]).all():
+        return _hash_even(data, int(lengths[0]), seeds)
+    return _hash_bytes(data, offsets[:-1] - offsets[0], lengths, seeds)
 
 
 def _hash_bytes(data: np.ndarray[Any, Any], starts: Ints, lengths: Ints, seeds: Words) -> Words:
@@ -219,6 +238,31 @@ def _hash_bytes(data: np.ndarray[Any, Any], starts: Ints, lengths: Ints, seeds: 
         start = int(starts[row])
         hashes[row] = _hash_one(data[start : start + int(lengths[row])].tobytes(), int(seeds[row]))
     return hashes
+
+
+def _hash_even(data: np.ndarray[Any, Any], length: int, seeds: Words) -> Words:
+    """Return XXH64 of bytes that are cut into rows of one length, at a third of the general cost: nothing is gathered."""
+
+    def at(start: int, element: Any) -> Words:
+        return np.ndarray(len(seeds), element, data, offset=start, strides=(length,)).astype(np.uint64, copy=False)
+
+    start = length & ~31
+    if start:
+        lanes = list(seeds + _LANES)
+        for stripe in range(0, start, 32):
+            for lane in range(4):
+                lanes[lane] = _round(at(stripe + 8 * lane, np.uint64), lanes[lane])
+        hashes = _joined(lanes)
+    else:
+        hashes = seeds + _P5
+    hashes += np.uint64(length)
+    for word in range(start, length & ~7, 8):
+        hashes = _rotate(hashes ^ _round(at(word, np.uint64)), 27) * _P1 + _P4
+    if length & 4:
+        hashes = _rotate(hashes ^ (at(length & ~7, np.uint32) * _P1), 23) * _P2 + _P3
+    for byte in range(length & ~3, length):
+        hashes = _rotate(hashes ^ (at(byte, np.uint8) * _P5), 11) * _P1
+    return _finish(hashes)
 
 
 def _few_much_longer(lengths: Ints) -> Ints:
@@ -257,13 +301,17 @@ def _hash_many(data: np.ndarray[Any, Any], starts: Ints, lengths: Ints, seeds: W
 
 def _hash_stripes(words: Words, starts: Ints, stripe_counts: Ints, seeds: Words) -> Words:
     """Compute the first part of XXH64, for rows of 32 bytes and more: four lanes, each over every fourth word."""
-    lanes = seeds + np.array([[sum(_PRIMES[:2]) & _MASK], [_PRIMES[1]], [0], [-_PRIMES[0] & _MASK]], dtype=np.uint64)
+    lanes = seeds + _LANES
     shortest = int(stripe_counts.min())
     for stripe in range(int(stripe_counts.max())):
         rows = slice(None) if stripe < shortest else np.flatnonzero(stripe_counts > stripe)
         at = starts[rows] + 32 * stripe
         for lane in range(4):
-            lanes[lane, rows] = _rotate(lanes[lane, rows] + words[at + 8 * lane] * _P2, 31) * _P1
+            lanes[lane, rows] = _round(words[at + 8 * lane], lanes[lane, rows])
+    return _joined(list(lanes))
+
+
+def _joined(lanes: list[Words]) -> Words:
     hashes = _rotate(lanes[0], 1) + _rotate(lanes[1], 7) + _rotate(lanes[2], 12) + _rotate(lanes[3], 18)
     for lane in lanes:
         hashes = (hashes ^ _round(lane)) * _P1 + _P4

@@ -99,6 +99,24 @@ def test_golden_hashes_hold_within_large_batches_and_slices_of_them(ddl: str) ->
         assert hash_columns([array[start:stop]]).tolist() == expected[start:stop]
 
 
+@pytest.mark.parametrize("value", [value for ddl, value, _ in GOLDEN if ddl == "string" and value is not None])
+def test_golden_hashes_hold_for_texts_of_one_length(value: str) -> None:
+    expected = next(hash_ for ddl, text, hash_ in GOLDEN if (ddl, text) == ("string", value))
+    array = pa.array([value] * 40)
+    assert hash_columns([array]).tolist() == [expected] * 40
+    assert hash_columns([array[3:]]).tolist() == [expected] * 37
+
+
+@given(st.integers(1, 100), st.integers(17, 40), st.binary(min_size=400, max_size=400), st.integers(0, 9))
+def test_texts_of_one_length_hash_as_each_alone(length: int, count: int, noise: bytes, start: int) -> None:
+    values = [(noise * 11)[place * length : (place + 1) * length] for place in range(count + start)]
+    column, seeds = pa.array(values, pa.binary()), pa.array(range(count + start))
+    one_by_one = [
+        hash_columns([seeds[place : place + 1], column[place : place + 1]])[0] for place in range(start, len(values))
+    ]
+    assert hash_columns([seeds[start:], column[start:]]).tolist() == one_by_one
+
+
 def test_golden_hashes_of_keys_of_several_columns() -> None:
     a, b, c = pa.array([7]), pa.array(["a"]), pa.array([1.5])
     assert hash_columns([a, b, c]).tolist() == [-6153498008827818204]

@@ -84,8 +84,10 @@ def column_of(values: npt.NDArray[Any], valid: BoolArray | None, kind: pa.DataTy
 
 def result_of(vector: Vector, rows: IntArray, kind: pa.DataType) -> pa.Array:
     """Return what a vector holds at these rows."""
-    valid = vector.valid
-    return column_of(vector.values[rows], None if valid is None else valid[rows], kind)
+    valid = None if vector.valid is None else vector.valid.take(rows)
+    if valid is not None and valid.all():
+        valid = None
+    return column_of(vector.values.take(rows), valid, kind)
 
 
 def order_of(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -143,15 +145,24 @@ class Groups:
 
 def grouped(rows: IntArray) -> Groups:
     """Group a batch by row, in time that depends on the batch alone."""
-    numbers = np.arange(len(rows))
-    if not len(rows):
-        return Groups(rows, numbers, numbers)
-    at = np.empty(int(rows.max()) + 1, np.int64)  # read only where it is written
+    first, at = _firsts(rows)
+    distinct = rows.take(first)
+    at[distinct] = np.arange(len(first), dtype=np.int32)
+    return Groups(distinct, at.take(rows).astype(np.int64), first)
+
+
+def distinct_of(rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the distinct rows of a batch in the order of their first record, and the index of that record."""
+    first, _ = _firsts(rows)
+    return rows.take(first), first
+
+
+def _firsts(rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
+    """Return the index of the first record of each row, and an array that has it by row, and anything elsewhere."""
+    numbers = np.arange(len(rows), dtype=np.int32)
+    at = np.empty(int(rows.max(initial=-1)) + 1, np.int32)  # read only where it is written
     at[rows[::-1]] = numbers[::-1]  # of an index that repeats, the last value stays
-    first = np.flatnonzero(at[rows] == numbers)
-    distinct = rows[first]
-    at[distinct] = numbers[: len(first)]
-    return Groups(distinct, at[rows], first)
+    return np.flatnonzero(at.take(rows) == numbers), at
 
 
 def last_of(groups: IntArray, count: int) -> IntArray:

@@ -233,22 +233,22 @@ def doubles(column: pa.Array) -> npt.NDArray[np.float64]:
 
 def _add_to(vector: Vector, rows: IntArray, column: pa.Array, kind: pa.DataType) -> None:
     """Add values without nulls to a vector of sums that is null where nothing was added."""
-    fresh = rows[~is_set(vector, rows)]
+    there = is_set(vector, rows)
+    if not there.all():
+        fresh = rows[~there]
+        vector.values[fresh] = Decimal(0) if pa.types.is_decimal(kind) else 0
+        if vector.valid is not None:
+            vector.valid[fresh] = True
     if pa.types.is_decimal(kind):
-        vector.values[fresh] = Decimal(0)
         _add_decimals(vector.values, rows, column.to_pylist(), kind)
     elif pa.types.is_floating(kind):
-        vector.values[fresh] = 0.0
         np.add.at(vector.values, rows, doubles(column))
     else:
-        vector.values[fresh] = 0
         _add_longs(vector.values, rows, numbers_of(column))
-    if vector.valid is not None:
-        vector.valid[rows] = True
 
 
 def _add_longs(sums: npt.NDArray[Any], rows: IntArray, values: IntArray) -> None:
-    held = sums[rows]
+    held = sums.take(rows)
     highest = max(int(held.max()), -int(held.min())) + len(rows) * max(int(values.max()), -int(values.min()), 0)
     if highest > LONG_MAX:  # perhaps: no single sum need be that large
         exact: dict[int, int] = {}

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import IntArray, SumTooLarge, Vectors
-from tidegate.dataflow.aggregates.numpy_columns import Groups, copy_rows, grouped, held_vectors
+from tidegate.dataflow.aggregates.numpy_columns import Groups, copy_rows, distinct_of, grouped, held_vectors
 from tidegate.dataflow.changelog import APPEND_OR_RETRACT, Changelog
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
@@ -97,10 +97,10 @@ class AggregateOperator(AggregatingOperator):
         table = self._table
         table.change(rows)
         self._aggregation.add(table.vectors, rows, inputs)
-        groups = grouped(rows)
-        first = pa.array(groups.first)
+        distinct, places = distinct_of(rows)
+        first = pa.array(places)
         keys = [batch.column(name).take(first) for name in self._key]
-        results = self._aggregation.results(table.vectors, groups.rows)
+        results = self._aggregation.results(table.vectors, distinct)
         self.emit(pa.RecordBatch.from_arrays([*keys, *results], schema=self.node.schema))
 
 

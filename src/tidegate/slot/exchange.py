@@ -46,7 +46,9 @@ class EdgeWriter:
         self._refuses_nulls_for = refuses_nulls_for
         self._key_group_count = key_group_count
         if partitioning is Partitioning.HASH:
-            owners = owners_of(np.arange(key_group_count), parallelism=len(self._outlets), key_group_count=key_group_count)
+            owners = owners_of(
+                np.arange(key_group_count, dtype=np.int32), parallelism=len(outlets), key_group_count=key_group_count
+            )
             self._owners = owners.astype(np.uint8 if len(self._outlets) <= 256 else np.uint16)  # by key-group
         self._next = first % len(self._outlets)  # where this subtask's round-robin starts
 

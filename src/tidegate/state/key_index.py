@@ -151,7 +151,11 @@ class KeyIndex:
                 self._rehash(len(self._table) // 4)
                 continue
             some, missing = missing[:room], missing[room:]
-            added += self._add(some, codes, given, rows)
+            new = self._add(some, codes, given, rows)
+            added += new
+            if len(missing) and 2 * sum(map(len, new)) < len(some):
+                # Keys repeat. Those of the rest may be there by now, however many records each of them has.
+                rows[missing], missing = self._probed(codes, given, missing)
         return rows, added
 
     def _found(self, codes: Array, given: list[Any]) -> tuple[IntArray, IntArray]:

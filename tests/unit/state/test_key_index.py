@@ -155,3 +155,21 @@ def test_a_slice_of_a_column_has_the_keys_of_the_slice() -> None:
         rows, _ = index.rows_of([column])
         assert index.keys(rows)[0].equals(column)
         assert (index.find([column.slice(2)]) == rows[2:]).all()
+
+
+@pytest.mark.parametrize("kind", ["long", "string"])
+def test_many_records_of_few_new_keys_take_few_rounds(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = 0
+    add = KeyIndex._add
+
+    def counted(self: KeyIndex, *arguments: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        return add(self, *arguments)
+
+    monkeypatch.setattr(KeyIndex, "_add", counted)
+    values = [number * number % 11 for number in range(20_000)]
+    column = pa.array(values if kind == "long" else list(map(str, values)), parse_type(kind))
+    rows, added = KeyIndex(column.type).rows_of([column])
+    assert len(added) == len(set(values)) == len(set(rows.tolist())) == len(set(zip(rows.tolist(), values, strict=True)))
+    assert rounds <= 8, "each round adds as many records as there is room for keys in a table that is still small"

@@ -20,6 +20,7 @@ from tidegate.dataflow.aggregates.declaring import (
     any_ as _any,
 )
 from tidegate.dataflow.aggregates.declaring import (
+    approx_count_distinct,
     collect_list,
     collect_set,
     count,
@@ -202,6 +203,7 @@ __all__ = [
     "Vectors",
     "WindowedStream",
     "aggregating",
+    "approx_count_distinct",
     "broadcast_map",
     "collect_list",
     "collect_set",

@@ -106,6 +106,15 @@ def test_a_query_emits_each_window_once_over_its_restarts(
     assert run(15, 80, 150) == [(0, 3, 3), (1, 2, 2)], "what comes for a window that was emitted is late"
 
 
+def test_windows_without_a_watermark_are_refused_when_a_query_is_built(spark: SparkSession, tmp_path: Path) -> None:
+    def pipeline(stream: Any) -> Any:
+        return stream.key_by("value").window(tg.tumbling("timestamp", "1 min")).aggregate("minutes", n=tg.count())
+
+    rate = spark.readStream.format("rate").load()
+    with pytest.raises(tg.GraphError, match=r"'minutes' has windows of event time, and event time doesn't move"):
+        tg.transform(rate, pipeline, name="no time", snapshots=tg.Snapshots(to=str(tmp_path / "snapshots")))
+
+
 def test_the_state_of_windows_is_a_table(spark: SparkSession, tmp_path: Path) -> None:
     to = str(tmp_path / "savepoint")
     emitted = tg.transform(at(spark, 5, 20, 75, 75, 100), minutes, name="minutes", slots=2, savepoint_to=to)

@@ -99,11 +99,13 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskMetrics:
-    """What a subtask has read so far, its longest freeze, and how long it has waited for the event time of other sources."""
+    """What a subtask has read so far, its longest freeze, how long it has waited for the event time of other sources, and
+    how many late records it has dropped."""
 
     records_in: int = 0
     pause_ms: float = 0.0
     waited_ms: int = 0
+    late_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

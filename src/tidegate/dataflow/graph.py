@@ -120,6 +120,11 @@ class Node:
         return getattr(self.spec, "in_columns", False)
 
     @property
+    def needs_event_time(self) -> bool:
+        """Whether it emits nothing before event time moves."""
+        return getattr(self.spec, "needs_event_time", False)
+
+    @property
     def descriptors(self) -> tuple[Descriptor, ...]:
         """The states that the operator itself declares, and not a user's function."""
         return getattr(self.spec, "descriptors", ())

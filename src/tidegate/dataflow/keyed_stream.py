@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
-from tidegate.arguments import Duration
+from tidegate.arguments import ClockDuration, Duration
 from tidegate.dataflow import checks
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import Aggregate
@@ -119,7 +119,7 @@ class KeyedStream(Flow):
         *,
         allowed_lateness: Duration | None = None,
         late: str | None = None,
-        early: Duration | None = None,
+        early: ClockDuration | None = None,
     ) -> WindowedStream:
         """Put each key's records into windows: `.window(tg.tumbling("ts", "10 s")).aggregate("per window", n=tg.count())`.
 

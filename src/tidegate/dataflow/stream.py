@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import pyarrow as pa
 
-from tidegate.arguments import Duration
+from tidegate.arguments import ClockDuration, Duration
 from tidegate.dataflow import checks, column_steps
 from tidegate.dataflow.changelog import check_ordered, meaning
 from tidegate.dataflow.changing import as_changelog, as_upserts
@@ -360,7 +360,7 @@ class Stream(Flow):
         *,
         allowed_lateness: Duration | None = None,
         late: str | None = None,
-        early: Duration | None = None,
+        early: ClockDuration | None = None,
     ) -> WindowedStream:
         """Put all records into windows, whatever their key: one subtask computes the aggregates. The rest is as in
         `KeyedStream.window`."""

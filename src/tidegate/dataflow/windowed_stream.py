@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from tidegate.arguments import Duration
+from tidegate import arguments
+from tidegate.arguments import ClockDuration, Duration
 from tidegate.dataflow import checks
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import Aggregate
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class WindowedStream(Flow):
     """Records by key and window."""
 
-    __slots__ = ("_allowed_lateness", "_assigner", "_early", "_key", "_late")
+    __slots__ = ("_allowed_lateness", "_assigner", "_early_ms", "_key", "_late")
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class WindowedStream(Flow):
         assigner: object,
         allowed_lateness: Duration | None,
         late: Any,
-        early: Duration | None,
+        early: ClockDuration | None,
     ) -> None:
         super().__init__(pipeline, edges, schema)
         where = f"window after {self._origin()}"
@@ -58,7 +59,7 @@ class WindowedStream(Flow):
                 f"{where}: early={early!r} needs windows whose bounds are known before they end, which are tumbling, "
                 f"sliding and cumulating windows of event time: omit it"
             )
-        self._early = early
+        self._early_ms = None if early is None else arguments.clock_ms("window", "early", early, at_least_ms=1)
         self._key = key
         self._assigner = assigner
         self._allowed_lateness = allowed_lateness
@@ -99,7 +100,7 @@ class WindowedStream(Flow):
             aggregation,
             lateness_ms=checks.duration_ms(name, "allowed_lateness", lateness),
             late=self._late,
-            early_ms=self._early_ms(name),
+            early_ms=self._early_ms,
             renamed=checks.check_renamed(where, renamed or {}, aggregates),
         )
         return self._pipeline._add(
@@ -120,14 +121,6 @@ class WindowedStream(Flow):
 
     def _called(self) -> str:
         return "a windowed stream"
-
-    def _early_ms(self, name: str) -> int | None:
-        if self._early is None:
-            return None
-        early_ms = checks.duration_ms(name, "early", self._early)
-        if not early_ms:
-            raise GraphError(f"operator {name!r}: early={self._early!r}; give at least a millisecond, such as '10 seconds'")
-        return early_ms
 
     def _time_type(self) -> pa.DataType:
         column = self._assigner.column if isinstance(self._assigner, Paned | Sessions) else None

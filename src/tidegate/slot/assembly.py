@@ -266,7 +266,7 @@ class Assembly:
             is_restored=restored is not None,
             goes_on=chain is not None,
             is_native=bool(files),
-            on_timer_without_event_time=partial(self._world.tell, Noticed(self.index, warning_of(node.name)))
+            on_timer_without_event_time=partial(self._world.tell, Noticed(self.index, warning_of(node)))
             if node.name in self._without_event_time
             else None,
             snapshots=shown(self._world.store.address),

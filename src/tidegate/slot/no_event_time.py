@@ -1,14 +1,17 @@
-"""Find the operators at which event time never moves, so that a timer of event time never fires.
+"""Find the operators at which event time never moves, so that timers of event time never fire and windows never complete.
 
 Event time moves below a watermark operator, and at the end of all input. Only when a function sets a timer is it known that
-it does. The first such timer is logged as a warning. It is not an error, since the timer fires if the job is drained.
+it does. The first such timer is logged as a warning, and so is the first record in a window. It is not an error, since the
+timer fires if the job is drained. A streaming query can't be drained, so there windows without event time are an error.
 """
 
 from __future__ import annotations
 
 from tidegate.connectors.handover import HandedSource
 from tidegate.dataflow.contracts import Source
+from tidegate.dataflow.graph import Node
 from tidegate.dataflow.plan import Plan
+from tidegate.errors import GraphError
 
 
 def operators_without_event_time(plan: Plan, *, micro_batches: bool) -> frozenset[str]:
@@ -29,9 +32,27 @@ def _ends(source: Source, micro_batches: bool) -> bool:
     return not micro_batches if isinstance(source, HandedSource) else source.bounded
 
 
-def warning_of(operator: str) -> str:
+def check_windows(plan: Plan) -> None:
+    """Raise `GraphError` if a streaming query with this plan has windows that would never be complete."""
+    without = operators_without_event_time(plan, micro_batches=True)
+    for node in plan.nodes:
+        if node.needs_event_time and node.name in without:
+            raise GraphError(
+                f"operator {node.name!r} has windows of event time, and event time doesn't move in this query, so that no "
+                f"window would ever be complete and its state would only grow: call .with_watermark(column, delay) on the "
+                f"input. A watermark of the DataFrame's own (withWatermark) is not used here"
+            )
+
+
+def warning_of(node: Node) -> str:
+    if node.needs_event_time:
+        return (
+            f"operator {node.name!r} has windows of event time, and event time doesn't move there: no with_watermark is "
+            f"above it, and its input has no end, so the windows are complete only when the job is drained. Use "
+            f".with_watermark(column, delay) behind the source."
+        )
     return (
-        f"operator {operator!r} has set a timer of event time, and event time doesn't move there: no with_watermark is "
+        f"operator {node.name!r} has set a timer of event time, and event time doesn't move there: no with_watermark is "
         f"above it, and its input has no end, so the timer doesn't fire. Use .with_watermark(column, delay) behind the "
         f"source, or set the timer with ctx.timers.processing_time(at)."
     )

@@ -196,6 +196,7 @@ class Slot:
             self._world.tell(Heartbeat(self.index, self._metrics()))
             self._log.look_at_alignments(self._subtasks, monotonic_ms)
             self._log.look_at_writes(self._writing, monotonic_ms)
+            self._log.look_at_late(self._subtasks, monotonic_ms)
             self._log.look_at_waits(self._time_groups.stuck(monotonic_ms), monotonic_ms)
             for subtask in self._subtasks:
                 subtask.maintain()  # even if nothing arrives, state may expire
@@ -203,7 +204,10 @@ class Slot:
     def _metrics(self) -> dict[str, SubtaskMetrics]:
         return {
             str(each.id): SubtaskMetrics(
-                each.counters.records_in, round(each.counters.snapshot_pause_ms, 3), each.counters.waited_ms
+                each.counters.records_in,
+                round(each.counters.snapshot_pause_ms, 3),
+                each.counters.waited_ms,
+                sum(operator.late_dropped for operator in each.operators),
             )
             for each in self._subtasks
         }

@@ -1,8 +1,8 @@
 """What a slot logs, on the logger `tidegate.slot`: in Spark, into the log of its executor.
 
 A line when it is deployed, with what it has restored, and one when an error ends it, with the traceback. In between nothing,
-unless an alignment or the writing of a snapshot is slow, or a source waits for another one whose event time doesn't move:
-then a line a minute at most of each, with the subtask that waits and what it waits for.
+unless an alignment or the writing of a snapshot is slow, a source waits for another one whose event time doesn't move, or an
+operator drops late records: then a line a minute at most of each.
 
 `speak` is given (`logs.Speak`), so that nothing here does I/O. Nothing is called by record or by batch.
 """
@@ -38,6 +38,8 @@ class SlotLog:
         self._slow = OncePer()
         self._stuck = OncePer()
         self._slow_write = OncePer()
+        self._late = OncePer()
+        self._late_reported: dict[str, int] = {}  # records, by operator
         self._since_ms: dict[tuple[SubtaskId, int], int] = {}  # by the alignments that are under way
 
     def deployed(self, epoch: int | None, cost: RestoreStats | None) -> None:
@@ -137,6 +139,22 @@ class SlotLog:
                     subtask=str(member.subtask.id),
                     duration_ms=took_ms,
                 )
+
+    def look_at_late(self, subtasks: Iterable[Subtask], now_ms: int) -> None:
+        """Called now and then, to find operators that have dropped late records since the last line."""
+        dropped = {operator.name: operator.late_dropped for each in subtasks for operator in each.operators}
+        new = {name: count for name, count in dropped.items() if count > self._late_reported.get(name, 0)}
+        if not new or self._late.take(now_ms) is None:
+            return
+        counts = ", ".join(f"{count} in operator {name!r}" for name, count in new.items())
+        self._late_reported.update(new)
+        self._say(
+            logging.WARNING,
+            "late-records",
+            "has dropped late records: %s since the attempt began. Give the window late='…' to get them as a side output, "
+            "or give with_watermark a larger delay.",
+            counts,
+        )
 
     def _sender(self, channel: ChannelId) -> str:
         return f"{self._plan.vertices[self._plan.edges[channel.edge].source_vertex].name}[{channel.upstream}]"

@@ -39,6 +39,7 @@ from tidegate.dataframes.transforming import Bounded, TransformJob
 from tidegate.driver.attempts import Restore
 from tidegate.errors import JobError, JobFailed, TidegateError
 from tidegate.protocol.alignment import AlignmentMode
+from tidegate.slot.no_event_time import check_windows
 from tidegate.snapshots.finding import find_snapshot, resolved
 from tidegate.snapshots.savepoints import check_empty
 from tidegate.spark.alarm import alarm_of
@@ -190,9 +191,11 @@ def _streaming(
     transform_id = uuid.uuid4().hex
     observed = _observed_in(inputs, job.name, shown(snapshots.to))
     observed_as = f"{observed}{transform_id[:8]}"
+    plan = job.plan()
+    check_windows(plan)
     store = open_store(job_address(snapshots.to, job.name))
     check_writable(store)
-    alarm = alarm_of(job.plan(), store, restore, spark)
+    alarm = alarm_of(plan, store, restore, spark)
     tenant = MicroBatches(
         job,
         transform=transform_id,

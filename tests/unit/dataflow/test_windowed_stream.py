@@ -86,8 +86,12 @@ MISTAKES: dict[str, tuple[Callable[[Stream], Any], str]] = {
         "window after 'bids': early='1 s' needs windows whose bounds are known before they end",
     ),
     "no time between early results": (
-        lambda bids: windows(bids, early=0).aggregate("counts", n=tg.count()),
-        "operator 'counts': early=0; give at least a millisecond",
+        lambda bids: windows(bids, early=0),
+        "window(early=0): give a duration of at least 1 ms",
+    ),
+    "a time between early results without its unit": (
+        lambda bids: windows(bids, early=10),
+        "window(early=10): give the unit, too: '10 s' or '10 ms'",
     ),
     "a lateness that is no duration": (
         lambda bids: windows(bids, allowed_lateness="late").aggregate("counts", n=tg.count()),

@@ -17,7 +17,7 @@ from tests.unit.jobs.test_job_backends import BACKENDS
 from tidegate.connectors.handover import HandedSource, Handover
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.pipeline import Pipeline
-from tidegate.slot.no_event_time import operators_without_event_time
+from tidegate.slot.no_event_time import check_windows, operators_without_event_time
 from tidegate.testing.processes import ProcessJob
 from tidegate.types import parse_schema
 
@@ -120,3 +120,30 @@ def test_which_operators_these_are() -> None:
     plan = make_plan(handed.build(), slots=2, key_group_count=8)
     assert operators_without_event_time(plan, micro_batches=False) == set(), "a batch ends, and event time with it"
     assert "sets" in operators_without_event_time(plan, micro_batches=True)
+
+
+@pytest.mark.parametrize(
+    ("window", "with_watermark", "settings", "is_refused"),
+    [
+        (tg.tumbling("at", 10), False, {}, True),
+        (tg.sessions("at", 10), False, {}, True),
+        (tg.tumbling("at", 10), True, {}, False),
+        (tg.tumbling("at", 10), False, {"early": "10 s"}, False),
+        (tg.tumbling(None, 10, time="processing"), False, {}, False),
+        (tg.global_window(count=10), False, {}, False),
+    ],
+)
+def test_a_query_whose_windows_would_never_be_complete_is_refused(
+    window: Any, with_watermark: bool, settings: dict[str, Any], is_refused: bool
+) -> None:
+    pipeline, schema = Pipeline(), parse_schema(RECORD)
+    stream = pipeline.source("in", HandedSource(Handover([schema]), 0, schema))
+    stream = stream.with_watermark("at", 0) if with_watermark else stream
+    counts = stream.key_by("key").window(window, **settings).aggregate("windows", n=tg.count())
+    counts.as_append().to("out", Nowhere())
+    plan = make_plan(pipeline.build(), slots=2, key_group_count=8)
+    if not is_refused:
+        check_windows(plan)
+        return
+    with pytest.raises(tg.GraphError, match=r"'windows' has windows of event time.*call \.with_watermark"):
+        check_windows(plan)

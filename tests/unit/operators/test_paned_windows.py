@@ -73,6 +73,17 @@ def test_a_record_in_flight_does_not_open_a_window_again_that_a_snapshot_found_h
     assert late == [in_flight]
 
 
+@pytest.mark.parametrize("assigner", [tumbling("ts", 10), sessions("ts", 10)], ids=lambda each: each.text)
+@pytest.mark.parametrize("late", [None, "late"])
+def test_late_records_that_go_nowhere_are_counted(assigner: Assigner, late: str | None) -> None:
+    windows = Windows(spec_of(assigner, late=late))
+    windows.feed([(1, 5, 1)])
+    windows.watermark(0, 100)
+    windows.feed([(1, 5, 1), (2, 6, 1), (1, 105, 1)])
+    assert windows.operator(0).late_dropped == (2 if late is None else 0)
+    assert len(windows.taken()[1]) == (0 if late is None else 2)
+
+
 class Sizes(Collected):
     """Notes how large the batches are, and not what is in them."""
 

@@ -27,6 +27,11 @@ class Aligning:
     aligning: tuple[int, frozenset[ChannelId]]
 
 
+@dataclass
+class Dropping:
+    operators: list[Any]
+
+
 def logged(lines: Lines, causes: list[BaseException | None]) -> SlotLog:
     job = ProcessJob("m", slots=2, snapshots=Snapshots(to="unused"))
     source = job.source("in", tg.sources.rows([(1,)], "n long", splits=2))
@@ -114,6 +119,34 @@ def test_a_source_that_waits_for_one_that_does_not_move_is_logged_once_a_minute(
         "Job 'm', attempt 3, slot 1 doesn't read source bids[1]: for 30 s it has waited for asks[0] of time group 'events', "
         "which is more than max_ahead behind in event time. If that source may be without records for long, give its "
         "with_watermark an idle_after."
+    )
+
+
+@dataclass
+class Late:
+    """As much of an operator as the log looks at."""
+
+    name: str
+    late_dropped: int = 0
+
+
+def test_late_records_that_were_dropped_are_logged_once_a_minute_as_long_as_there_are_more() -> None:
+    lines = Lines()
+    log = logged(lines, [])
+    subtasks = [Dropping([Late("fine"), operator := Late("windows")])]
+    for at_ms in range(0, 200_000, 1_000):
+        operator.late_dropped = min(at_ms // 1_000, 100)
+        log.look_at_late(cast(Any, subtasks), at_ms)
+    assert [text.partition("records: ")[2].partition(" since")[0] for _, _, text in lines.all] == [
+        "1 in operator 'windows'",
+        "61 in operator 'windows'",
+        "100 in operator 'windows'",
+    ]
+    level, fields, text = lines.all[0]
+    assert (level, fields["event"]) == (logging.WARNING, "late-records")
+    assert text == (
+        "Job 'm', attempt 3, slot 1 has dropped late records: 1 in operator 'windows' since the attempt began. Give the "
+        "window late='…' to get them as a side output, or give with_watermark a larger delay."
     )
 
 

@@ -119,6 +119,7 @@ class Operator:
         self.name = node.name
         self.consumers: list[Consumer] = []
         self.side_consumers: dict[str, list[Consumer]] = {tag: [] for tag in node.side_schemas}
+        self.late_dropped = 0  # late records that went to no output, in this attempt
 
     # What the subtask calls, in the order of a life.
 

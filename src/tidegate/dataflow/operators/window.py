@@ -196,8 +196,10 @@ class WindowOperator(StepwiseOperator):
             self._aggregation.merge(table.vectors, rows, other.vectors, other_rows)
 
     def _emit_late(self, batch: pa.RecordBatch, is_late: Any) -> pa.RecordBatch:
-        """Emit the late records, and return the others."""
-        if self._settings.late is not None:
+        """Emit the late records, or count them if there is no output for them, and return the others."""
+        if self._settings.late is None:
+            self.late_dropped += int(np.count_nonzero(is_late))
+        else:
             self.emit_side(self._settings.late, batch.filter(pa.array(is_late)))
         return batch.filter(pa.array(~is_late))
 

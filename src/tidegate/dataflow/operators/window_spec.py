@@ -28,6 +28,11 @@ class WindowSpec:
     stateful: bool = True
     in_columns: ClassVar[bool] = True
 
+    @property
+    def needs_event_time(self) -> bool:
+        """Early results need none, as in Spark's update mode."""
+        return not isinstance(self.assigner, Global) and self.assigner.column is not None and self.settings.early_ms is None
+
     def create(self, node: Node) -> Operator:
         if isinstance(self.assigner, Sessions):
             return SessionWindowOperator(node, self.assigner, self.settings)

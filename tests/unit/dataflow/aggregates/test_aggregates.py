@@ -54,6 +54,11 @@ of_column = {
     ),
     "collect_list": (tg.collect_list, plain.present, [*COLUMNS]),
     "collect_set": (tg.collect_set, plain.distinct, ["whole", "real", "text", "flag", "money", "time"]),
+    "approx_count_distinct": (
+        tg.approx_count_distinct,
+        lambda values: len(plain.distinct(values)),
+        ["whole", "small", "text", "flag", "money", "time"],
+    ),
     "count_distinct": (tg.count_distinct, lambda values: len(plain.distinct(values)), ["whole", "text", "money", "time"]),
 }
 CASES = [

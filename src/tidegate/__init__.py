@@ -67,6 +67,7 @@ from tidegate.dataflow.functions import (
 )
 from tidegate.dataflow.keyed_stream import BroadcastStream, ConnectedStreams, KeyedStream
 from tidegate.dataflow.stream import Stream
+from tidegate.dataflow.triggers import AnyTrigger, Trigger, after, every_records
 from tidegate.dataflow.windowed_stream import WindowedStream
 from tidegate.dataflow.windows import cumulating, global_window, sessions, sliding, tumbling
 from tidegate.driver.handle import Handle
@@ -128,6 +129,7 @@ __all__ = [
     "Aggregate",
     "AggregatingState",
     "AlreadyExists",
+    "AnyTrigger",
     "AttemptReport",
     "Backend",
     "BroadcastProcess",
@@ -197,11 +199,13 @@ __all__ = [
     "Stream",
     "TidegateError",
     "Timers",
+    "Trigger",
     "Tuning",
     "UserFunctionError",
     "ValueState",
     "Vectors",
     "WindowedStream",
+    "after",
     "aggregating",
     "approx_count_distinct",
     "broadcast_map",
@@ -210,6 +214,7 @@ __all__ = [
     "count",
     "count_distinct",
     "cumulating",
+    "every_records",
     "first",
     "global_window",
     "last",

@@ -22,6 +22,7 @@ from tidegate.dataflow.operators.aggregate_changes import AggregateOfChangesSpec
 from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.changelog import changes_schema
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
+from tidegate.dataflow.triggers import AnyTrigger
 from tidegate.dataflow.windowed_stream import WindowedStream
 from tidegate.dataflow.windows import Assigner
 from tidegate.errors import GraphError
@@ -120,6 +121,8 @@ class KeyedStream(Flow):
         allowed_lateness: Duration | None = None,
         late: str | None = None,
         early: ClockDuration | None = None,
+        trigger: AnyTrigger | None = None,
+        purge: bool = False,
     ) -> WindowedStream:
         """Put each key's records into windows: `.window(tg.tumbling("ts", "10 s")).aggregate("per window", n=tg.count())`.
 
@@ -128,7 +131,9 @@ class KeyedStream(Flow):
         record is counted and the window's result is emitted again, so that the newest row of a key and window is the right
         one. Records without a time are in no window.
 
-        `early="10 s"` emits the results so far of open windows, ten seconds (of processing time) after they have changed.
+        `trigger` says when the results so far of open windows are emitted: `tg.after("10 s")`, ten seconds (of processing
+        time) after they have changed; `tg.every_records(100)`; both, joined by `|`; or one of your own (`tg.Trigger`).
+        `early="10 s"` is short for the first. With `purge`, what was shown is dropped: every record is in one result.
         """
         return WindowedStream(
             self._pipeline,
@@ -139,6 +144,8 @@ class KeyedStream(Flow):
             allowed_lateness=allowed_lateness,
             late=late,
             early=early,
+            trigger=trigger,
+            purge=purge,
         )
 
     def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams:

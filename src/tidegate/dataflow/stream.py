@@ -29,6 +29,7 @@ from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTa
 from tidegate.dataflow.operators.process import ProcessSpec
 from tidegate.dataflow.operators.simple import FilterSpec, FlatMapSpec, MapBatchesSpec, MapSpec
 from tidegate.dataflow.operators.source import WatermarkFunction
+from tidegate.dataflow.triggers import AnyTrigger
 from tidegate.dataflow.watermarking import watermark_spec
 from tidegate.dataflow.windowed_stream import WindowedStream
 from tidegate.dataflow.windows import Assigner
@@ -361,6 +362,8 @@ class Stream(Flow):
         allowed_lateness: Duration | None = None,
         late: str | None = None,
         early: ClockDuration | None = None,
+        trigger: AnyTrigger | None = None,
+        purge: bool = False,
     ) -> WindowedStream:
         """Put all records into windows, whatever their key: one subtask computes the aggregates. The rest is as in
         `KeyedStream.window`."""
@@ -374,6 +377,8 @@ class Stream(Flow):
             allowed_lateness=allowed_lateness,
             late=late,
             early=early,
+            trigger=trigger,
+            purge=purge,
         )
 
     def connect(self, other: Stream | BroadcastStream) -> ConnectedStreams:

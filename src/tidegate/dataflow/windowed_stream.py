@@ -16,6 +16,7 @@ from tidegate.dataflow.flow import Flow, Names, columns_text
 from tidegate.dataflow.graph import Edge
 from tidegate.dataflow.operators.window import END, START, WindowSettings, time_type
 from tidegate.dataflow.operators.window_spec import WindowSpec
+from tidegate.dataflow.triggers import After, AnyOf, AnyTrigger, parts
 from tidegate.dataflow.windows import Assigner, Global, Paned, Sessions
 from tidegate.errors import GraphError, SchemaError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class WindowedStream(Flow):
     """Records by key and window."""
 
-    __slots__ = ("_allowed_lateness", "_assigner", "_early_ms", "_key", "_late")
+    __slots__ = ("_allowed_lateness", "_assigner", "_key", "_late", "_purges", "_trigger")
 
     def __init__(
         self,
@@ -40,6 +41,8 @@ class WindowedStream(Flow):
         allowed_lateness: Duration | None,
         late: Any,
         early: ClockDuration | None,
+        trigger: AnyTrigger | None,
+        purge: bool,
     ) -> None:
         super().__init__(pipeline, edges, schema)
         where = f"window after {self._origin()}"
@@ -54,12 +57,9 @@ class WindowedStream(Flow):
             )
         if late is not None and (not isinstance(late, str) or not late):
             raise GraphError(f"{where}: late={late!r}; give a name for the side output of late records, such as late='late'")
-        if early is not None and (column is None or not isinstance(assigner, Paned)):
-            raise GraphError(
-                f"{where}: early={early!r} needs windows whose bounds are known before they end, which are tumbling, "
-                f"sliding and cumulating windows of event time: omit it"
-            )
-        self._early_ms = None if early is None else arguments.clock_ms("window", "early", early, at_least_ms=1)
+        self._trigger = _triggers(early, trigger)
+        self._purges = arguments.flag("window", "purge", purge)
+        _check_trigger(where, assigner, self._trigger, purges=purge, has_lateness=allowed_lateness is not None)
         self._key = key
         self._assigner = assigner
         self._allowed_lateness = allowed_lateness
@@ -78,15 +78,15 @@ class WindowedStream(Flow):
         """Compute aggregates of the records of each window: `.aggregate("per window", n=tg.count(), total=tg.sum("price"))`.
 
         The output has the key columns, `window_start` and `window_end` (of the time column's type), and a column for each
-        aggregate. A row is emitted when the watermark has passed the window's end. With an allowed lateness or early
-        results, the output is upserts by key and window: a window's row is emitted again with each new result.
+        aggregate. A row is emitted when the watermark has passed the window's end. With an allowed lateness or a trigger
+        that doesn't purge, the output is upserts by key and window: a window's row is emitted again with each new result.
 
         Aggregates may be added, which then start empty, and removed; `renamed` is as in `KeyedStream.aggregate`.
         """
         name = self._pipeline._new_name("window", name)
         aliases = self._pipeline._new_aliases("window", name, alias)
         where = f"operator {name!r}"
-        aggregation = Aggregation(where, aggregates, self._schema)
+        aggregation = Aggregation(where, aggregates, self._schema, triggers=self._trigger.by_records)
         before = [self._schema.field(column) for column in self._key]
         if not isinstance(self._assigner, Global):
             before += [pa.field(bound, self._time_type(), nullable=False) for bound in (START, END)]
@@ -100,7 +100,8 @@ class WindowedStream(Flow):
             aggregation,
             lateness_ms=checks.duration_ms(name, "allowed_lateness", lateness),
             late=self._late,
-            early_ms=self._early_ms,
+            early_ms=self._trigger.after_ms,
+            purges=self._purges,
             renamed=checks.check_renamed(where, renamed or {}, aggregates),
         )
         return self._pipeline._add(
@@ -112,7 +113,7 @@ class WindowedStream(Flow):
             parallelism=parallelism if self._key else 1,
             named_by_user=True,
             aliases=aliases,
-            upserts_by=tuple(names) if settings.lateness_ms or settings.early_ms else (),
+            upserts_by=tuple(names) if settings.lateness_ms or (self._trigger.of and not self._purges) else (),
         )
 
     def __repr__(self) -> str:
@@ -130,3 +131,42 @@ class WindowedStream(Flow):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(f"a windowed stream has no {name!r}: call .aggregate(name, n=tg.count(), …) on it")
+
+
+def _triggers(early: ClockDuration | None, trigger: AnyTrigger | None) -> AnyOf:
+    given = () if trigger is None else parts(trigger)
+    if early is not None:
+        given = (*given, After(arguments.clock_ms("window", "early", early, at_least_ms=1)))
+    return AnyOf(given)
+
+
+def _check_trigger(where: str, assigner: Assigner, trigger: AnyOf, *, purges: bool, has_lateness: bool) -> None:
+    """Check that windows of this kind can show results before they are complete."""
+    if isinstance(assigner, Global):
+        if assigner.count is None and not trigger.of:
+            raise GraphError(
+                f"{where}: a global window has no end: give it count=, or a trigger such as trigger=tg.after('10 s')"
+            )
+        if assigner.count is not None and trigger.of:
+            raise GraphError(
+                f"{where}: a window of {assigner.count} records is emitted when it is full: omit count=, or the trigger"
+            )
+    elif trigger.of and not (isinstance(assigner, Paned) and assigner.column is not None):
+        raise GraphError(
+            f"{where}: early results need windows whose bounds are known before they end, which are tumbling, sliding and "
+            f"cumulating windows of event time, and the global window: omit early= and trigger="
+        )
+    elif trigger.by_records and isinstance(assigner, Paned) and not assigner.is_one_pane:
+        raise GraphError(
+            f"{where}: trigger {trigger.by_records[0].label!r} goes by the records, and a record is in several of these "
+            f"windows; use trigger=tg.after('10 s'), or tumbling windows"
+        )
+    if not purges:
+        return
+    if not trigger.of:
+        raise GraphError(f"{where}: purge=True drops what a trigger has shown: give a trigger, or omit it")
+    if has_lateness or (isinstance(assigner, Paned) and not assigner.is_one_pane):
+        raise GraphError(
+            f"{where}: purge=True is for tumbling windows without allowed_lateness and for the global window, because other "
+            f"windows need their records again"
+        )

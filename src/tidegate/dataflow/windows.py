@@ -127,13 +127,14 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """A window for each `count` records of a key, in the order in which they arrive."""
+    """A window for each `count` records of a key, in the order in which they arrive. Without `count`, one window of all
+    records of a key, which has no end: triggers show its results."""
 
-    count: int
+    count: int | None = None
 
     @property
     def text(self) -> str:
-        return f"global({self.count} records)"
+        return "global" if self.count is None else f"global({self.count} records)"
 
 
 Assigner: TypeAlias = Paned | Sessions | Global
@@ -187,9 +188,11 @@ def sessions(ts: str, gap: Duration) -> Sessions:
     return Sessions(_column("sessions", ts), _size("sessions", "gap", gap))
 
 
-def global_window(*, count: int) -> Global:
-    """A window for each `count` records of a key, in the order in which they arrive: `tg.global_window(count=100)`."""
-    return Global(arguments.whole_number("global_window", "count", count, at_least=1))
+def global_window(*, count: int | None = None) -> Global:
+    """A window for each `count` records of a key, in the order in which they arrive: `tg.global_window(count=100)`. Without
+    `count`, one window of all records of a key, whose results a trigger shows:
+    `.window(tg.global_window(), trigger=tg.after("10 s"))`."""
+    return Global(None if count is None else arguments.whole_number("global_window", "count", count, at_least=1))
 
 
 def _column(where: str, ts: Any) -> str:

@@ -54,6 +54,16 @@ def test_with_an_allowed_lateness_or_early_results_the_result_is_upserts_by_key_
     assert upserts_by("no lateness", allowed_lateness=0) == ()
     assert upserts_by("lateness", allowed_lateness="1 min") == ("auction", "window_start", "window_end")
     assert upserts_by("early", early="1 min") == ("auction", "window_start", "window_end")
+    assert upserts_by("trigger", trigger=tg.every_records(5)) == ("auction", "window_start", "window_end")
+    assert upserts_by("purging", trigger=tg.every_records(5), purge=True) == ()
+
+
+def test_results_of_a_global_window_are_upserts_by_key_unless_it_purges(bids: Stream) -> None:
+    for purge in (False, True):
+        window = bids.key_by("auction").window(tg.global_window(), trigger=tg.after("1 s"), purge=purge)
+        result = window.aggregate(f"purge {purge}", n=tg.count())
+        assert ddl_of(result.schema) == "auction long, n long"
+        assert bids._pipeline._nodes[-1].upserts_by == (() if purge else ("auction",))
 
 
 MISTAKES: dict[str, tuple[Callable[[Stream], Any], str]] = {
@@ -83,7 +93,7 @@ MISTAKES: dict[str, tuple[Callable[[Stream], Any], str]] = {
     ),
     "early results of sessions": (
         lambda bids: bids.window(tg.sessions("ts", "10 s"), early="1 s"),
-        "window after 'bids': early='1 s' needs windows whose bounds are known before they end",
+        "window after 'bids': early results need windows whose bounds are known before they end",
     ),
     "no time between early results": (
         lambda bids: windows(bids, early=0),
@@ -92,6 +102,38 @@ MISTAKES: dict[str, tuple[Callable[[Stream], Any], str]] = {
     "a time between early results without its unit": (
         lambda bids: windows(bids, early=10),
         "window(early=10): give the unit, too: '10 s' or '10 ms'",
+    ),
+    "a trigger that is none": (
+        lambda bids: windows(bids, trigger=100),
+        "100 is not a trigger; give one such as tg.every_records(100) or tg.after('10 s')",
+    ),
+    "a trigger by records of no records": (
+        lambda bids: tg.every_records(0),
+        "every_records(count=0): give a whole number from 1 up",
+    ),
+    "a trigger by records where a record is in several windows": (
+        lambda bids: bids.window(tg.sliding("ts", "10 s", "5 s"), trigger=tg.after("1 s") | tg.every_records(5)),
+        "window after 'bids': trigger 'every 5 records' goes by the records, and a record is in several of these windows",
+    ),
+    "a trigger of windows of processing time": (
+        lambda bids: bids.window(tg.tumbling(None, "10 s", time="processing"), trigger=tg.every_records(5)),
+        "window after 'bids': early results need windows whose bounds are known",
+    ),
+    "a global window that never shows anything": (
+        lambda bids: bids.window(tg.global_window()),
+        "window after 'bids': a global window has no end: give it count=, or a trigger",
+    ),
+    "a global window with a number of records and a trigger": (
+        lambda bids: bids.window(tg.global_window(count=3), early="1 s"),
+        "window after 'bids': a window of 3 records is emitted when it is full",
+    ),
+    "nothing to purge": (
+        lambda bids: windows(bids, purge=True),
+        "window after 'bids': purge=True drops what a trigger has shown: give a trigger",
+    ),
+    "purging what late records need": (
+        lambda bids: windows(bids, early="1 s", purge=True, allowed_lateness="1 s"),
+        "window after 'bids': purge=True is for tumbling windows without allowed_lateness",
     ),
     "a lateness that is no duration": (
         lambda bids: windows(bids, allowed_lateness="late").aggregate("counts", n=tg.count()),
@@ -110,7 +152,11 @@ def test_a_mistake_is_found_when_the_job_is_built(bids: Stream, mistake: tuple[C
 
 def test_explain_shows_the_windows_and_their_aggregates(bids: Stream) -> None:
     windows(bids).aggregate("counts", n=tg.count(), total=tg.sum("price")).as_append().to("out", Nowhere())
-    assert "tumbling(ts, 10000 ms): n=count(), total=sum(price)" in explain_logical(bids._pipeline.build())
+    purging = windows(bids, trigger=tg.every_records(5) | tg.after("1 s"), purge=True)
+    purging.aggregate("purging", n=tg.count()).to("out 2", Nowhere())
+    text = explain_logical(bids._pipeline.build())
+    assert "tumbling(ts, 10000 ms): n=count(), total=sum(price)" in text
+    assert "tumbling(ts, 10000 ms), shown every 5 records or after 1000 ms, purging: n=count()" in text
 
 
 def test_a_windowed_stream_says_what_to_call_on_it(bids: Stream) -> None:

@@ -16,6 +16,7 @@ from tidegate.dataflow.aggregates.base import Aggregate
 from tidegate.dataflow.aggregates.declaring import count, sum_
 from tidegate.dataflow.operators.window import WindowOperator, WindowSettings
 from tidegate.dataflow.operators.window_spec import WindowSpec
+from tidegate.dataflow.triggers import Trigger
 from tidegate.dataflow.windows import Assigner
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, key_groups_of, owner_of
@@ -32,10 +33,13 @@ def spec_of(
     records: str = RECORDS,
     key: tuple[str, ...] = ("key",),
     aggregates: Mapping[str, Aggregate] | None = None,
+    triggers: Sequence[Trigger] = (),
     **settings: Any,
 ) -> WindowSpec:
     named = {"count": count(), "total": sum_("n")} if aggregates is None else aggregates
-    return WindowSpec(assigner, WindowSettings(key, Aggregation("here", named, parse_schema(records)), **settings))
+    return WindowSpec(
+        assigner, WindowSettings(key, Aggregation("here", named, parse_schema(records), triggers=triggers), **settings)
+    )
 
 
 class Windows:

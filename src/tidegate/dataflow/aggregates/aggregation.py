@@ -1,8 +1,8 @@
 """Named aggregates of one input: what `keyed.aggregate("…", n=tg.count(), total=tg.sum("price"))` computes.
 
 An `Aggregation` knows the aggregates' inputs, their accumulators under the names that they have in a table (`total_sum`, or
-`average_mean_sum` and `average_mean_count`), and their results. It can be pickled. It doesn't know keys, windows or state:
-its callers pass it vectors and rows.
+`average_mean_sum` and `average_mean_count`), and their results. It may have triggers beside them, which have accumulators
+but no results. It can be pickled. It doesn't know keys, windows or state: its callers pass it vectors and rows.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
-from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, IntArray, Vectors
+from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, BoolArray, IntArray, Vectors
 from tidegate.dataflow.aggregates.collecting import CollectSet, CountDistinct
+from tidegate.dataflow.aggregates.numpy_columns import copy_rows, held_vectors
 from tidegate.dataflow.aggregates.retracting import retractable
+from tidegate.dataflow.triggers import Trigger
 from tidegate.errors import ExpressionError, GraphError, SchemaError
 from tidegate.expressions import Compiled, compile_expression
+
+TRIGGER = "trigger"
+"""What the accumulators of triggers are named by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +55,27 @@ class _Part:
 class Aggregation:
     """Aggregates by the names of their results, over records of one schema."""
 
-    def __init__(self, where: str, named: Mapping[str, object], schema: pa.Schema, *, retracting: bool = False) -> None:
+    def __init__(
+        self,
+        where: str,
+        named: Mapping[str, object],
+        schema: pa.Schema,
+        *,
+        retracting: bool = False,
+        triggers: Sequence[Trigger] = (),
+    ) -> None:
         """Raise `GraphError` or `SchemaError`, beginning with `where`, if one of them can't be computed; with `retracting`,
         also if one can't take records back."""
+        assert not (retracting and triggers), "windows take no records back"
         if not named:
             raise GraphError(f"{where}: name at least one aggregate, such as n=tg.count()")
         texts: dict[str, int] = {}
         self._expressions: list[Column | Compiled] = []
-        self._parts: list[_Part] = []
+        parts: list[_Part] = []
         types: list[pa.DataType] = []
         accumulators: dict[str, Accumulator] = {}
-        for name, given in named.items():
+        own_triggers = {f"{TRIGGER}{number or ''}": each for number, each in enumerate(triggers)}
+        for name, given in [*named.items(), *own_triggers.items()]:
             aggregate = _check(where, name, given)
             for text in aggregate.inputs:
                 if text not in texts:
@@ -84,7 +100,8 @@ class Aggregation:
                         f"aggregate: rename one of them"
                     )
                 accumulators[there] = Accumulator(there, each.type, each.default)
-            self._parts.append(_Part(name, aggregate, inputs, names))
+            parts.append(_Part(name, aggregate, inputs, names))
+        self._parts, self._triggers = parts[: len(named)], parts[len(named) :]
         self.accumulators = tuple(accumulators.values())
         self._columns = frozenset(
             name
@@ -137,7 +154,7 @@ class Aggregation:
 
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         """Add a batch, of which `inputs` has the inputs. `rows[i]` is the row of record i."""
-        for part in self._parts:
+        for part in (*self._parts, *self._triggers):
             part.aggregate.add(part.of(vectors), rows, [inputs[index] for index in part.inputs])
 
     def change(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], signs: IntArray) -> None:
@@ -149,6 +166,28 @@ class Aggregation:
         """Add what rows of another table have accumulated later. No row repeats in `rows`."""
         for part in self._parts:
             part.aggregate.merge(part.of(vectors), rows, part.of(other), other_rows)
+
+    @property
+    def has_triggers(self) -> bool:
+        return bool(self._triggers)
+
+    @property
+    def trigger_labels(self) -> list[str]:
+        return [part.aggregate.label for part in self._triggers]
+
+    def fires(self, vectors: Vectors, rows: IntArray) -> BoolArray:
+        """Return for each of these rows whether one of the triggers fires."""
+        fires = np.zeros(len(rows), bool)
+        for part in self._triggers:
+            assert isinstance(part.aggregate, Trigger)
+            fires |= part.aggregate.fires(part.of(vectors), rows)
+        return fires
+
+    def begin_triggers(self, vectors: Vectors, rows: IntArray) -> None:
+        """Let the triggers begin again at these rows."""
+        own = {there for part in self._triggers for there in part.names.values()}
+        begun = held_vectors([each for each in self.accumulators if each.name in own], len(rows))
+        copy_rows({name: vectors[name] for name in begun}, rows, begun, np.arange(len(rows)))
 
     def results(self, vectors: Vectors, rows: IntArray) -> list[pa.Array]:
         """Return the columns of the results at these rows."""

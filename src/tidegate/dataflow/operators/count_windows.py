@@ -28,6 +28,7 @@ from tidegate.dataflow.windows import Global
 class CountWindowOperator(WindowOperator):
     def __init__(self, node: Node, assigner: Global, settings: WindowSettings) -> None:
         super().__init__(node, assigner, settings)
+        assert assigner.count is not None
         self._size = assigner.count
 
     def open(self, context: OperatorContext) -> None:

@@ -1,13 +1,21 @@
-"""Windows that show their results so far: every now and then, by the clock, those of the keys that have changed since.
+"""Windows that show their results before they are complete, when a trigger fires (dataflow/triggers.py).
 
-Which keys have changed is no state. After a restore all of them count as changed: what was shown before the failure may not
-have been committed. So a result may be shown twice, and the result at the end of the window is emitted in any case.
+Triggers by records are asked after each batch, for the rows that it has changed. They have accumulators in the state, beside
+those of the aggregates. They are for windows of one pane: in others, each window would need accumulators of its own.
+
+By the clock, the results of the keys that have changed are shown some time after the first change. Which keys these are is
+not in the state. After a restore all of them count as changed: what was shown before the failure may not have been
+committed. So a result may be shown twice, and the result at the end of the window is emitted in any case.
+
+If windows purge, a row is deleted in the call that shows it. So every record is in one result, whenever a snapshot is taken.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.dataflow.graph import Node
@@ -22,7 +30,8 @@ from tidegate.state.column_table import ColumnTable
 class EarlyWindowOperator(PanedWindowOperator):
     def __init__(self, node: Node, assigner: Paned, settings: WindowSettings) -> None:
         super().__init__(node, assigner, settings)
-        assert settings.early_ms is not None
+        assert assigner.is_one_pane or not (settings.aggregation.has_triggers or settings.purges)
+        assert not (settings.purges and settings.lateness_ms)
         self._early_ms = settings.early_ms
         self._changed: dict[int, ColumnTable] = {}  # the keys, by pane
         self._due_ms: int | None = None  # when to show them
@@ -30,10 +39,10 @@ class EarlyWindowOperator(PanedWindowOperator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._now_ms = context.user_now_ms
-        for pane in self._state.windows():
+        for pane in self._state.windows() if self._early_ms is not None else ():
             table = self._state.window(pane)
             for rows in slices(table.rows()):
-                self._on_added(pane, table.keys(rows))
+                self._note_changed(pane, table.keys(rows))
 
     def on_time(self, now_ms: int) -> None:
         changed, self._changed, self._due_ms = self._changed, {}, None
@@ -47,7 +56,34 @@ class EarlyWindowOperator(PanedWindowOperator):
 
     # Inside.
 
-    def _on_added(self, pane: int, keys: list[pa.Array]) -> None:
+    def _on_added(self, pane: int, table: ColumnTable, changed: Any) -> None:
+        rows = np.unique(changed)
+        if self._aggregation.has_triggers:
+            rows = self._fire_by_records(pane, table, rows)
+        if self._early_ms is not None and len(rows):
+            self._note_changed(pane, table.keys(rows))
+
+    def _fire_by_records(self, pane: int, table: ColumnTable, rows: Any) -> Any:
+        """Show the windows whose triggers fire, and return the rows that weren't shown."""
+        with self._blaming(table):
+            fires = self._aggregation.fires(table.vectors, rows)
+        end_ms = self._assigner.last_end(pane)
+        if self._lateness_ms:  # a window that has fired already fires again in any case
+            fires &= self._times_of_keys(table.keys(rows)) < end_ms - 1
+        shown = rows[fires]
+        if len(shown):
+            self._give_rows(end_ms, table, shown)
+            self._begin_again(table, shown)
+        return rows[~fires]
+
+    def _begin_again(self, table: ColumnTable, rows: Any) -> None:
+        if self._settings.purges:
+            table.delete(rows)
+        elif self._aggregation.has_triggers:
+            self._aggregation.begin_triggers(table.vectors, rows)
+
+    def _note_changed(self, pane: int, keys: list[pa.Array]) -> None:
+        assert self._early_ms is not None
         if self._due_ms is None:
             self._due_ms = self._now_ms() + self._early_ms
         if pane not in self._changed:
@@ -69,9 +105,21 @@ class EarlyWindowOperator(PanedWindowOperator):
             for rows in slices(of_window.rows()):
                 keys = self._open_for(end_ms, of_window.keys(rows))
                 if len(keys[0]):
-                    self._fire_again(end_ms, [keys])
+                    self._show_keys(end_ms, keys)
                 if self._is_spent(len(rows)):
                     yield
+
+    def _show_keys(self, end_ms: int, keys: list[pa.Array]) -> None:
+        if not self._assigner.is_one_pane:
+            self._fire_again(end_ms, [keys])
+            return
+        table = self._state.window(self._assigner.window(end_ms).start_ms)
+        found = table.find(keys)
+        rows = found[found >= 0]  # others were shown and purged meanwhile
+        if len(rows):
+            table.change(rows)
+            self._give_rows(end_ms, table, rows)
+            self._begin_again(table, rows)
 
     def _open_for(self, end_ms: int, keys: list[pa.Array]) -> list[pa.Array]:
         """Return the keys for which a window has not fired. After a restore at another parallelism some may be ahead."""

@@ -68,16 +68,17 @@ class PanedWindowOperator(WindowOperator):
         for pane, rows in split(batch, self._assigner.panes_of(times_ms)):
             keys = self._keys(rows)
             table = self._state.window(pane)
-            self._accumulate(table, table.rows_of(keys), rows)
-            self._on_added(pane, keys)
+            changed = table.rows_of(keys)
+            self._accumulate(table, changed, rows)
+            self._on_added(pane, table, changed)
             if self._lateness_ms:
                 for end_ms, of_window in self._fired(pane, keys):
                     again[end_ms].append(of_window)
         for end_ms in sorted(again):
             self._fire_again(end_ms, again[end_ms])
 
-    def _on_added(self, pane: int, keys: list[pa.Array]) -> None:
-        """Records of these keys were added to a pane."""
+    def _on_added(self, pane: int, table: ColumnTable, changed: Any) -> None:
+        """Records were added to a pane, at these rows of its table, which may repeat."""
 
     def _fired(self, pane: int, keys: list[pa.Array]) -> Iterator[tuple[int, list[pa.Array]]]:
         """Yield the ends of a pane's windows that have fired and are not over, with the keys for which that is so."""

@@ -84,6 +84,7 @@ class WindowSettings:
     lateness_ms: int = 0
     late: str | None = None
     early_ms: int | None = None  # after which time a change is shown before its window is complete
+    purges: bool = False  # whether what was shown is dropped, so that the next result begins from nothing
     renamed: Mapping[str, str] = field(default_factory=dict)  # results, by their names now
 
 
@@ -302,7 +303,8 @@ def window_key_type(schema: pa.Schema, key: tuple[str, ...]) -> pa.DataType:
 
 def window_state(assigner: Assigner, settings: WindowSettings) -> Columns:
     """Return the state of aggregates by key and window."""
-    own = (START, END) if isinstance(assigner, Sessions) else (COUNT,) if isinstance(assigner, Global) else ()
+    counts = isinstance(assigner, Global) and assigner.count is not None
+    own = (START, END) if isinstance(assigner, Sessions) else (COUNT,) if counts else ()
     fields = [*(VectorField(name, pa.int64(), 0) for name in own), *fields_of(settings.aggregation)]
     renamed = settings.aggregation.renamed(settings.renamed)
     return Columns("windows", fields, windowed=not isinstance(assigner, Global), renamed=renamed)

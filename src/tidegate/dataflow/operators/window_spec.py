@@ -9,6 +9,7 @@ from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
 from tidegate.dataflow.operators.count_windows import CountWindowOperator
 from tidegate.dataflow.operators.early_windows import EarlyWindowOperator
+from tidegate.dataflow.operators.global_windows import GlobalWindowOperator
 from tidegate.dataflow.operators.paned_windows import PanedWindowOperator, ProcessingTimeWindowOperator
 from tidegate.dataflow.operators.session_windows import SessionWindowOperator
 from tidegate.dataflow.operators.window import WindowSettings, window_key_type, window_state
@@ -30,17 +31,22 @@ class WindowSpec:
 
     @property
     def needs_event_time(self) -> bool:
-        """Early results need none, as in Spark's update mode."""
-        return not isinstance(self.assigner, Global) and self.assigner.column is not None and self.settings.early_ms is None
+        """Results of a trigger need none, as in Spark's update mode."""
+        return not isinstance(self.assigner, Global) and self.assigner.column is not None and not self._has_triggers
+
+    @property
+    def _has_triggers(self) -> bool:
+        return self.settings.early_ms is not None or self.settings.aggregation.has_triggers
 
     def create(self, node: Node) -> Operator:
         if isinstance(self.assigner, Sessions):
             return SessionWindowOperator(node, self.assigner, self.settings)
         if isinstance(self.assigner, Global):
-            return CountWindowOperator(node, self.assigner, self.settings)
+            kind_of_global = GlobalWindowOperator if self.assigner.count is None else CountWindowOperator
+            return kind_of_global(node, self.assigner, self.settings)
         if self.assigner.column is None:
             return ProcessingTimeWindowOperator(node, self.assigner, self.settings)
-        kind = PanedWindowOperator if self.settings.early_ms is None else EarlyWindowOperator
+        kind = EarlyWindowOperator if self._has_triggers else PanedWindowOperator
         return kind(node, self.assigner, self.settings)
 
     def states(self, node: Node) -> tuple[StateInfo, ...]:
@@ -54,4 +60,7 @@ class WindowSpec:
     @property
     def text(self) -> str:
         """What `explain` shows."""
-        return f"{self.assigner.text}: {self.settings.aggregation.text}"
+        early = [] if self.settings.early_ms is None else [f"after {self.settings.early_ms} ms"]
+        triggers = " or ".join([*self.settings.aggregation.trigger_labels, *early])
+        shown = f", shown {triggers}{', purging' if self.settings.purges else ''}" if triggers else ""
+        return f"{self.assigner.text}{shown}: {self.settings.aggregation.text}"

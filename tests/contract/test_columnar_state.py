@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.state import column_freezing, column_table
+from tidegate.state import column_freezing, versioned_table
 from tidegate.state.column_freezing import rows_of_table
 from tidegate.state.column_table import ColumnState, ColumnTable, VectorField
 from tidegate.state.columns import key_list
@@ -249,8 +249,8 @@ def test_what_is_frozen_stays_as_it_was_whatever_follows(
 ) -> None:
     arrow, spelled = _KEYS[key_type]
     world = World(name, arrow, windowed)
-    limit = column_table.MIN_RENUMBERED_ROWS
-    column_table.MIN_RENUMBERED_ROWS = 2
+    limit = versioned_table.MIN_RENUMBERED_ROWS
+    versioned_table.MIN_RENUMBERED_ROWS = 2
     try:
         for step in steps:
             _do(world, step, spelled)
@@ -264,7 +264,7 @@ def test_what_is_frozen_stays_as_it_was_whatever_follows(
             version.check()
         world.backend.close()
     finally:
-        column_table.MIN_RENUMBERED_ROWS = limit
+        versioned_table.MIN_RENUMBERED_ROWS = limit
 
 
 def _do(world: World, step: tuple[Any, ...], spelled: Sequence[Any]) -> None:

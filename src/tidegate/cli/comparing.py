@@ -19,7 +19,7 @@ from tidegate.snapshots.manifest import ROWS, StateEntry
 from tidegate.snapshots.savepoints import export_snapshot
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.state_changes import ADDED, CHANGED, REMOVED, Changes, ItemChanges, KeyedChanges
-from tidegate.state.sections import WINDOW
+from tidegate.state.sections import by_text, row_identity
 from tidegate.store.local import LocalStore
 from tidegate.types import to_list
 
@@ -60,8 +60,8 @@ class StateDifference:
         self.unchanged += changes.unchanged
         shown = slice(0, most - len(self.examples))
         keys = [None] * len(changes.kinds) if changes.keys is None else to_list(changes.keys[shown])
-        if changes.windows is not None:
-            keys = list(zip(keys, to_list(changes.windows[shown]), strict=True))
+        if changes.beside:
+            keys = list(zip(keys, *(to_list(column[shown]) for column in changes.beside), strict=True))
         for kind, key, was, now in zip(
             changes.kinds[shown], keys, to_list(changes.before[shown]), to_list(changes.after[shown]), strict=False
         ):
@@ -93,8 +93,8 @@ def compare(
                 difference.add(ItemChanges(*sides, operator, was, now).compare(()), examples)
             elif was.arrow_schema().field("key").type != now.arrow_schema().field("key").type:
                 difference.note = "not compared: the type of the key differs"
-            elif (WINDOW in was.arrow_schema().names) != (WINDOW in now.arrow_schema().names):
-                difference.note = "not compared: only one side is by key and window"
+            elif (one_by := row_identity(was.arrow_schema())) != (other_by := row_identity(now.arrow_schema())):
+                difference.note = f"not compared: only one side is {by_text(max(one_by, other_by))}"
             else:
                 changes = KeyedChanges(*sides, operator, was, now)
                 parts = changes.parts(None)

@@ -1,7 +1,8 @@
 """What changed in a state from one snapshot to another, as a table.
 
 Keyed state: a row for each key that was *added*, *removed* or *changed*, with the key's columns, the values `before` and
-`after` (lists and maps as a whole) and the `key_group`. Columnar state with windows has a row for each key and `window`.
+`after` (lists and maps as a whole) and the `key_group`. Columnar state with windows has a row for each key and `window`, and
+records have one for each `position`.
 Values are compared, not bytes: the order of a map's entries and expiry times don't count, and NaN equals NaN. State without
 keys is compared as a bag of values: a changed value is one that was removed and one that was added.
 
@@ -37,7 +38,7 @@ from tidegate.snapshots.state_tables import (
     table_schema,
 )
 from tidegate.state.merging import key_codes
-from tidegate.state.sections import WINDOW
+from tidegate.state.sections import by_text, row_identity
 from tidegate.types import ddl_of, to_list
 
 CHANGE, BEFORE, AFTER = "change", "before", "after"
@@ -56,7 +57,7 @@ class Changes:
     before: pa.Array
     after: pa.Array
     unchanged: int
-    windows: pa.Array | None = None  # of the keys, in state by key and window
+    beside: Sequence[pa.Array] = ()  # windows and positions, in state that has them
 
 
 class KeyedChanges:
@@ -77,9 +78,10 @@ class KeyedChanges:
             raise SchemaError(
                 f"state {now.name!r} can't be compared: its key was {ddl_of(key_types[0])} and is {ddl_of(key_types[1])}"
             )
-        self._windowed = [WINDOW in state.arrow_schema().names for state in (was, now)]
-        if self._windowed[0] != self._windowed[1]:
-            raise SchemaError(f"state {now.name!r} can't be compared: only one side is by key and window")
+        beside = [row_identity(state.arrow_schema()) for state in (was, now)]
+        if beside[0] != beside[1]:
+            raise SchemaError(f"state {now.name!r} can't be compared: only one side is {by_text(max(beside))}")
+        self._beside = beside[1]
         self._before = KeyedRows(before, operator, was)
         self._after = KeyedRows(after, operator, now)
         self._group_counts = before.manifest.key_group_count, after.manifest.key_group_count
@@ -88,7 +90,7 @@ class KeyedChanges:
             [
                 pa.field(CHANGE, pa.string()),
                 *self.keys.fields(),
-                *([now.arrow_schema().field(WINDOW)] if self._windowed[1] else []),
+                *map(now.arrow_schema().field, self._beside),
                 pa.field(BEFORE, was.arrow_schema().field("value").type),
                 pa.field(AFTER, now.arrow_schema().field("value").type),
                 pa.field(KEY_GROUP, pa.int32()),
@@ -108,8 +110,7 @@ class KeyedChanges:
         found = self.compare(part)
         if found.kinds:
             groups = pa.array(groups_of(hash_columns([found.keys]), self._group_counts[1]))
-            windows = [] if found.windows is None else [found.windows]
-            of_key = [*self.keys.columns(found.keys), *windows]
+            of_key = [*self.keys.columns(found.keys), *found.beside]
             columns = [pa.array(found.kinds), *of_key, found.before, found.after, groups]
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -118,8 +119,8 @@ class KeyedChanges:
         keys = pa.concat_arrays([before.column("key"), after.column("key")])
         if not len(keys):
             return Changes([], keys, before.column("value"), after.column("value"), 0)
-        windows = pa.concat_arrays([before.column(WINDOW), after.column(WINDOW)]) if self._windowed[1] else None
-        codes = key_codes(keys if windows is None else pa.StructArray.from_arrays([keys, windows], ["key", WINDOW]))
+        beside = [pa.concat_arrays([before.column(name), after.column(name)]) for name in self._beside]
+        codes = key_codes(pa.StructArray.from_arrays([keys, *beside], ["key", *self._beside]) if beside else keys)
         place_before, place_after = _places(codes[: before.num_rows], codes), _places(codes[before.num_rows :], codes)
         both = np.flatnonzero((place_before >= 0) & (place_after >= 0))
         same = _same(
@@ -136,7 +137,7 @@ class KeyedChanges:
             before.column("value").take(_or_null(place_before[which])),
             after.column("value").take(_or_null(place_after[which])),
             int(same.sum()),
-            None if windows is None else windows.take(found),
+            [column.take(found) for column in beside],
         )
 
 

@@ -31,7 +31,7 @@ from tidegate.keygroups import groups_of, overlap
 from tidegate.snapshots.manifest import ROWS, Manifest, PieceEntry, StateEntry
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.state.evolution import described
-from tidegate.state.sections import WINDOW
+from tidegate.state.sections import row_identity
 from tidegate.state.ttl import COLLECTIONS, EXPIRES
 from tidegate.types import ddl_of
 
@@ -165,8 +165,8 @@ class _Entries:
         kind = self.schema.field("value").type
         name = AT_MS if self.shape == "timers" else VALUE
         fields = [pa.field(name, kind)]
-        if WINDOW in self.schema.names:
-            fields = [self.schema.field(WINDOW), *fields]
+        if beside := row_identity(self.schema):
+            fields = [*map(self.schema.field, beside), *fields]
         elif self.split and self.shape == "map":
             fields = [pa.field(MAP_KEY, kind.key_type), pa.field(VALUE, kind.item_type)]
         elif self.split:
@@ -180,8 +180,8 @@ class _Entries:
         """Return the columns, and for each of their rows the index of the row it comes from (None: the same index)."""
         values = rows.column("value")
         ends = _moments(rows.column(EXPIRES)) if EXPIRES in rows.schema.names else None
-        if WINDOW in rows.schema.names:
-            return None, [rows.column(WINDOW), values]
+        if beside := row_identity(rows.schema):
+            return None, [*map(rows.column, beside), values]
         if not self.split:
             return None, [values] if ends is None else [values, ends]
         bounds = values.offsets.to_numpy()

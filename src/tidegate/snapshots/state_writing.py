@@ -31,7 +31,7 @@ from tidegate.snapshots.state_tables import listed
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.evolution import described
 from tidegate.state.merging import key_codes
-from tidegate.state.sections import WINDOW, Section, StateInfo, StateKind, deleted_schema
+from tidegate.state.sections import Section, StateInfo, StateKind, deleted_schema, row_identity
 from tidegate.state.timers import TimeKind, timers_descriptor
 from tidegate.state.ttl import expires_field
 from tidegate.store.layout import state_file_name
@@ -263,10 +263,10 @@ def _known(base: Snapshot | None, operator: str, state: str) -> StateInfo | None
     return None if entry is None else next((each.info for each in entry.states if each.name == state), None)
 
 
-def is_windowed(base: Snapshot | None, operator: str, state: str) -> bool:
-    """Return whether the base has the state by key and window, so that rows need a column `window`."""
+def columns_beside_key(base: Snapshot | None, operator: str, state: str) -> list[str]:
+    """Return which columns rows need beside the key to be identified: `window` and `position`, as the base has the state."""
     known = _known(base, operator, state)
-    return known is not None and WINDOW in known.schema.names
+    return [] if known is None else row_identity(known.schema)
 
 
 def _check_key(operator: str, info: StateInfo, entry: OperatorEntry | None) -> None:

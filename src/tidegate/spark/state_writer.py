@@ -35,14 +35,14 @@ from tidegate.snapshots.state_tables import AT_MS, EPOCH, KEY_GROUP, MAP_KEY, MO
 from tidegate.snapshots.state_writing import (
     StateWriting,
     check_rows,
+    columns_beside_key,
     declared_info,
-    is_windowed,
     nullable,
     planned_writing,
 )
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.handles import KeyedState
-from tidegate.state.sections import WINDOW, StateInfo
+from tidegate.state.sections import StateInfo, row_identity
 from tidegate.state.ttl import COLLECTIONS, EXPIRES
 from tidegate.store import layout
 from tidegate.store.opening import open_store
@@ -146,11 +146,11 @@ def _prepared(
 ) -> tuple[DataFrame, StateInfo]:
     """Return one row for each key, with the key's columns, `value` and perhaps `expires`, and what state the rows are."""
     names = _key_names(df, base, operator, key)
-    windowed = isinstance(state, str) and is_windowed(base, operator, state)
+    beside = columns_beside_key(base, operator, state) if isinstance(state, str) else []
     if AT_MS in df.columns and VALUE not in df.columns:
         df = df.withColumnRenamed(AT_MS, VALUE)
-    _check_columns(df, names, windowed=windowed)
-    whole, shape_of_entries = _whole(df, names)
+    _check_columns(df, names, beside)
+    whole, shape_of_entries = (df.drop(KEY_GROUP, EPOCH), None) if POSITION in beside else _whole(df, names)
     schema = parse_schema(whole.schema)
     fields = [pa.field(name, nullable(schema.field(name).type)) for name in names]
     key_type = fields[0].type if len(fields) == 1 else pa.struct(fields)
@@ -180,9 +180,9 @@ def _prepared(
             )
     if info.shape == "timers":
         whole = whole.withColumn(COMPLAINT, _complaint(whole[VALUE], "the timer at"))
-    if windowed:
-        names.append(WINDOW)
-        whole = whole.withColumn(WINDOW, whole[WINDOW].cast("long"))
+    for name in beside:
+        names.append(name)
+        whole = whole.withColumn(name, whole[name].cast("long"))
     return whole.select(*names, VALUE, *(name for name in (EXPIRES, COMPLAINT) if name in whole.columns)), info
 
 
@@ -196,8 +196,8 @@ def _key_names(df: DataFrame, base: Snapshot | None, operator: str, key: str | S
     return ["key"]
 
 
-def _check_columns(df: DataFrame, names: Sequence[str], *, windowed: bool) -> None:
-    needed = [*names, *([WINDOW] if windowed else []), VALUE]
+def _check_columns(df: DataFrame, names: Sequence[str], beside: Sequence[str]) -> None:
+    needed = [*names, *beside, VALUE]
     known = {*needed, MAP_KEY, POSITION, EXPIRES, KEY_GROUP, EPOCH}
     missing = [name for name in needed if name not in df.columns]
     unknown = [name for name in df.columns if name not in known]
@@ -267,9 +267,9 @@ def _write_pieces(rows: DataFrame, writing: StateWriting) -> list[tuple[str, Pie
     """Write the operator's pieces, except those without rows if Spark starts no task for them."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    windowed = WINDOW in writing.info.schema.names
+    beside = row_identity(writing.info.schema)
     # A column of the key may have the same name.
-    names = rows.columns[: rows.columns.index(VALUE) - windowed]
+    names = rows.columns[: rows.columns.index(VALUE) - len(beside)]
     group = F.pmod(F.xxhash64(*names), F.lit(writing.key_group_count)).cast("int")
     stops = F.array(*(F.lit(piece.key_groups[1]) for piece in writing.pieces))
     piece = F.size(F.filter(stops, lambda stop: stop <= F.col(GROUP)))
@@ -277,7 +277,7 @@ def _write_pieces(rows: DataFrame, writing: StateWriting) -> list[tuple[str, Pie
         rows.withColumn(GROUP, group)
         .withColumn(PIECE, piece)
         .repartitionById(len(writing.pieces), PIECE)
-        .sortWithinPartitions(GROUP, *names, *([WINDOW] if windowed else []))
+        .sortWithinPartitions(GROUP, *names, *beside)
     )
     return _done(cut.mapInArrow(_piece_task(writing, names), "operator string, piece string"))
 
@@ -314,8 +314,8 @@ def _as_state(batch: pa.RecordBatch, info: StateInfo, names: Sequence[str], subt
     )
     if COMPLAINT in batch.schema.names:
         _refuse(batch.column(COMPLAINT), key)
-    windows = [batch.column(WINDOW)] if WINDOW in info.schema.names else []
-    made = [key.cast(kind), *windows, batch.column(VALUE).cast(info.schema.field("value").type)]
+    beside = [batch.column(name) for name in row_identity(info.schema)]
+    made = [key.cast(kind), *beside, batch.column(VALUE).cast(info.schema.field("value").type)]
     if EXPIRES in info.schema.names:
         wanted = info.schema.field(EXPIRES).type
         in_ms = pa.timestamp("ms", tz="UTC")

@@ -20,8 +20,9 @@ from tidegate.state.cells import AnyCells, Cursor
 from tidegate.state.column_table import ColumnState
 from tidegate.state.columns import key_list
 from tidegate.state.cutting import cut_by_group
-from tidegate.state.descriptors import Columns, Descriptor
+from tidegate.state.descriptors import Columns, Descriptor, Records
 from tidegate.state.expiring import Expiring, ExpiringEntries, ExpiringItems, ExpiringThings
+from tidegate.state.record_table import RecordState
 from tidegate.state.sections import FrozenState, Section, StateInfo, deleted_schema
 from tidegate.state.shapes import SHAPES, Row, Shape
 from tidegate.state.ttl import EXPIRES, put_together, soonest_ends, split_by_end, stored_info, taken_apart, with_ends
@@ -46,7 +47,7 @@ class CellBackend(ABC):
         self.key_group_count = key_group_count
         self._now_ms = now_ms
         self.cells: dict[str, Any] = {}  # what `make_cells` returned, by the states' names
-        self.columns: dict[str, ColumnState] = {}  # what `make_columns` returned
+        self.columns: dict[str, ColumnState | RecordState] = {}  # what `make_columns` and `make_records` returned
         self._infos: dict[str, StateInfo] = {}  # as they are in a manifest
         self._expiring: dict[str, Expiring] = {}
 
@@ -71,6 +72,13 @@ class CellBackend(ABC):
 
     def make_columns(self, info: StateInfo, fields: Sequence[VectorField]) -> ColumnState:
         """Make the tables of a columnar state. Rows of them are loaded, returned and frozen with those of the cells."""
+        raise JobError(
+            f"state {info.name!r} is columnar, and {type(self).__name__} has no columnar state: use the heap backend, "
+            f"or an operator that works on one record at a time"
+        )
+
+    def make_records(self, info: StateInfo, columns: Sequence[pa.Field], fields: Sequence[VectorField]) -> RecordState:
+        """Make the tables of a state of records. Rows of them are loaded, returned and frozen with those of the cells."""
         raise JobError(
             f"state {info.name!r} is columnar, and {type(self).__name__} has no columnar state: use the heap backend, "
             f"or an operator that works on one record at a time"
@@ -122,6 +130,14 @@ class CellBackend(ABC):
         assert info.name not in self._infos, f"two states are named {info.name!r}"
         self._infos[info.name] = info
         state = self.columns[info.name] = self.make_columns(info, descriptor.fields)
+        return state
+
+    def record_state(self, descriptor: Records) -> RecordState:
+        """Return the state object for a state of records, which operators use (record_table.py)."""
+        info = descriptor.info(self.key_type)
+        assert info.name not in self._infos, f"two states are named {info.name!r}"
+        self._infos[info.name] = info
+        state = self.columns[info.name] = self.make_records(info, descriptor.columns, descriptor.fields)
         return state
 
     def load(self, state: str, rows: pa.RecordBatch, *, known: bool = False) -> None:

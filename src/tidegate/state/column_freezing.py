@@ -32,11 +32,11 @@ from tidegate.errors import SchemaError
 from tidegate.state.cutting import REST, Pace
 from tidegate.state.key_index import KeyIndex
 from tidegate.state.key_store import Array, IntArray
-from tidegate.state.sections import WINDOW, StateInfo, deleted_schema
+from tidegate.state.sections import POSITION, WINDOW, StateInfo, deleted_schema
 from tidegate.state.vectors import VectorField, column_from, structs
 
 if TYPE_CHECKING:
-    from tidegate.state.column_table import ColumnTable
+    from tidegate.state.versioned_table import VersionedTable
 
 TURN_ROWS = 1 << 14
 # If more than this share of the rows changed, all are written.
@@ -60,7 +60,7 @@ class FrozenTable:
     needed any more. If values are lists or dictionaries, that is so when they have become columns, since the loop changes
     them in place from then on."""
 
-    def __init__(self, table: ColumnTable, *, changed: list[IntArray], deleted: list[list[pa.Array]]) -> None:
+    def __init__(self, table: VersionedTable, *, changed: list[IntArray], deleted: list[list[pa.Array]]) -> None:
         self.table = table
         self.top = table.top
         self.entry_count = table.row_count
@@ -78,9 +78,11 @@ class FrozenTable:
         self._undo(rows, alive, values)
         keep = np.flatnonzero(alive)
         self.complete = len(keep) == self.entry_count
-        taken = Taken([], values, keep, self._deleted)
+        taken = Taken([], [], values, keep, self._deleted)
         for start in range(0, len(keep), TURN_ROWS):
-            taken.keys.append(self.table.keys(rows[keep[start : start + TURN_ROWS]]))
+            some = rows[keep[start : start + TURN_ROWS]]
+            taken.keys.append(self.table.keys(some))
+            taken.kept.append(self.table.kept(some))
             pace.rest_if_due()
         self.read = not any(vector.field.type.num_fields for vector in self.table.vectors.values())
         self._changed, self._deleted = [], []
@@ -136,9 +138,11 @@ class FrozenTable:
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """What a version holds: keys in parts of `TURN_ROWS`, the values of all rows, which of those count, and deleted keys."""
+    """What a version holds: keys, and fields that never change, in parts of `TURN_ROWS`; the values of all rows, which of
+    those count, and deleted keys."""
 
     keys: list[list[pa.Array]]
+    kept: list[Mapping[str, pa.Array]]
     values: dict[str, Values]
     keep: IntArray
     deleted: list[list[pa.Array]]
@@ -153,7 +157,7 @@ class FrozenColumns:
         info: StateInfo,
         fields: Sequence[VectorField],
         versions: Mapping[int | None, FrozenTable],
-        dropped: Sequence[tuple[int | None, ColumnTable]],
+        dropped: Sequence[tuple[int | None, VersionedTable]],
         *,
         has_all_tables: bool,
     ) -> None:
@@ -187,8 +191,9 @@ class FrozenColumns:
             version.read = True
 
     def _rows(self, at: int | None, taken: Taken, pace: Pace) -> Iterator[pa.RecordBatch]:
-        step = OBJECT_ROWS if any(field.has_objects for field in self._fields) else TURN_ROWS
-        for number, keys in enumerate(taken.keys):
+        has_objects = any(field.has_objects and field.name in taken.values for field in self._fields)
+        step = OBJECT_ROWS if has_objects else TURN_ROWS
+        for number, (keys, kept) in enumerate(zip(taken.keys, taken.kept, strict=True)):
             part = taken.keep[number * TURN_ROWS : (number + 1) * TURN_ROWS]
             for start in range(0, len(part), step):
                 some = part[start : start + step]
@@ -197,23 +202,25 @@ class FrozenColumns:
                     for name, (found, valid) in taken.values.items()
                 }
                 here = [column.slice(start, step) for column in keys]
-                yield snapshot_rows(here, values, self._fields, self.info.schema, at)
+                same = {name: column.slice(start, step) for name, column in kept.items()}
+                yield snapshot_rows(here, same, values, self._fields, self.info.schema, at)
                 pace.rest_if_due()
 
 
 def rows_of_table(
-    table: ColumnTable, rows: IntArray, fields: Sequence[VectorField], schema: pa.Schema, window: int | None
+    table: VersionedTable, rows: IntArray, fields: Sequence[VectorField], schema: pa.Schema, window: int | None
 ) -> pa.RecordBatch:
     """Return rows of a table as those of a snapshot."""
     values = {
         name: (vector.values[rows], None if vector.valid is None else vector.valid[rows])
         for name, vector in table.vectors.items()
     }
-    return snapshot_rows(table.keys(rows), values, fields, schema, window)
+    return snapshot_rows(table.keys(rows), table.kept(rows), values, fields, schema, window)
 
 
 def snapshot_rows(
     keys: list[pa.Array],
+    kept: Mapping[str, pa.Array],
     values: Mapping[str, Values],
     fields: Sequence[VectorField],
     schema: pa.Schema,
@@ -221,7 +228,7 @@ def snapshot_rows(
 ) -> pa.RecordBatch:
     """Return rows in the schema of the state."""
     try:
-        columns = [column_from(field, *values[field.name]) for field in fields]
+        columns = [kept[field.name] if field.name in kept else column_from(field, *values[field.name]) for field in fields]
     except SchemaError as error:
         raise SchemaError(f"state {schema.field('value').type} holds a value that can't be written: {error}") from error
     value = structs(columns, schema.field("value").type, len(keys[0]))
@@ -237,6 +244,11 @@ def deleted_taken(
 ) -> Iterator[pa.RecordBatch]:
     """Return deleted keys, each once, without those that are set again in `set_rows`."""
     if not deleted:
+        return
+    if POSITION in schema.names:  # a position is given once: what was deleted comes once, and is not set again
+        for keys in deleted:
+            yield pa.RecordBatch.from_arrays(identity(keys, window, schema), schema=deleted_schema(schema))
+            pace.rest_if_due()
         return
     key_type = schema.field("key").type
     index = KeyIndex(key_type)
@@ -259,7 +271,8 @@ def deleted_taken(
 def identity(keys: list[pa.Array], window: int | None, schema: pa.Schema) -> list[pa.Array]:
     """Return the columns that identify a row of a snapshot."""
     key_type = schema.field("key").type
+    positions = keys[-1:] if POSITION in schema.names else []
+    keys = keys[: len(keys) - len(positions)]
     key = pa.StructArray.from_arrays(keys, fields=list(key_type)) if pa.types.is_struct(key_type) else keys[0]
-    if window is None:
-        return [key]
-    return [key, pa.repeat(pa.scalar(window, schema.field(WINDOW).type), len(key))]
+    windows = [] if window is None else [pa.repeat(pa.scalar(window, schema.field(WINDOW).type), len(key))]
+    return [key, *windows, *positions]

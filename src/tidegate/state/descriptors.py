@@ -20,7 +20,7 @@ from tidegate.arguments import Duration
 from tidegate.errors import JobError, SchemaError
 from tidegate.state.evolution import MAP_KEY, Changes, check_changes
 from tidegate.state.pickled import Pickled
-from tidegate.state.sections import WINDOW, StateInfo, StateKind
+from tidegate.state.sections import POSITION, WINDOW, StateInfo, StateKind
 from tidegate.state.ttl import declared_ttl, expires_field
 from tidegate.state.values import Form, form_of
 from tidegate.state.vectors import VectorField
@@ -209,6 +209,44 @@ class Columns(Descriptor):
             return info
         assert key is not None
         return StateInfo(info.name, info.kind, info.shape, info.schema.insert(1, pa.field(WINDOW, pa.int64())))
+
+
+class Records(Descriptor):
+    """A state of records by key, or by key and window if `windowed`: many for each key, in the order of their arrival.
+    `columns` are those of the records, `fields` are values beside them that may change. Operators declare it, and work on it
+    in whole batches (record_table.py)."""
+
+    def __init__(
+        self,
+        name: str,
+        columns: Sequence[pa.Field],
+        fields: Sequence[VectorField] = (),
+        *,
+        windowed: bool = False,
+        alias: Names = (),
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            kind=StateKind.KEYED,
+            shape="records",
+            item=pa.struct([*(pa.field(each.name, each.type) for each in columns), *(field.arrow for field in fields)]),
+            name=name,
+            alias=alias,
+            added={field.name: field.default for field in fields if field.default is not None},
+            renamed=renamed,
+        )
+        self.columns = tuple(columns)
+        self.fields = tuple(fields)
+        self.windowed = windowed
+
+    def info(self, key: pa.DataType | None = None) -> StateInfo:
+        info = super().info(key)
+        assert key is not None
+        own = [WINDOW, POSITION] if self.windowed else [POSITION]
+        schema = info.schema
+        for place, name in enumerate(own, 1):
+            schema = schema.insert(place, pa.field(name, pa.int64()))
+        return StateInfo(info.name, info.kind, info.shape, schema)
 
 
 def _refused(text: str, given: Any) -> SchemaError:

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from tidegate.errors import JobError, RestoreError, SchemaError
 from tidegate.state.pickled import Pickled, pickled_version, shown, unreadable
-from tidegate.state.sections import WINDOW, StateInfo, StateKind
+from tidegate.state.sections import StateInfo, StateKind, by_text, row_identity
 from tidegate.state.ttl import EXPIRES
 from tidegate.types import ddl_of, from_list
 
@@ -100,8 +100,9 @@ def evolve(was: StateInfo, now: DeclaredState) -> Evolved:
     new = now.info
     if (was.kind, was.shape) != (new.kind, new.shape):
         raise RestoreError(f"a {was.kind.value} {was.shape} can't become a {new.kind.value} {new.shape}")
-    if (WINDOW in was.schema.names) != (WINDOW in new.schema.names):
-        raise RestoreError("state by key and window can't become state by key, nor the other way round")
+    beside, now_beside = row_identity(was.schema), row_identity(new.schema)
+    if beside != now_beside:
+        raise RestoreError(f"state {by_text(beside)} can't become state {by_text(now_beside)}")
     version = pickled_version(was.schema)
     if (version is None) != (now.pickled is None):
         raise RestoreError("values that were pickled can't become others, nor the other way round")
@@ -203,8 +204,7 @@ def described(kind: str, shape: str, schema: pa.Schema) -> str:
     if version is not None:
         value = f"{value} of {shown(version)}" if value != "binary" else shown(version)
     of_key = f" by {ddl_of(schema.field('key').type)}" if kind == StateKind.KEYED.value else ""
-    if WINDOW in schema.names:
-        of_key += " and window"
+    of_key += "".join(f" and {name}" for name in row_identity(schema))
     return f"{kind} {shape} {value}{of_key}"
 
 

@@ -36,6 +36,7 @@ from tidegate.state.heap_cells import (
     HeapValues,
 )
 from tidegate.state.heap_layers import MAX_MISSING_SHARE, MAX_REUSED_ENTRIES, HeapTable, nearly_covers
+from tidegate.state.record_table import RecordState
 from tidegate.state.sections import Section, StateInfo, deleted_schema
 from tidegate.state.shapes import Row, Shape, Value
 from tidegate.state.vectors import VectorField
@@ -57,6 +58,9 @@ class HeapBackend(CellBackend):
 
     def make_columns(self, info: StateInfo, fields: Sequence[VectorField]) -> ColumnState:
         return ColumnState(info, fields)
+
+    def make_records(self, info: StateInfo, columns: Sequence[pa.Field], fields: Sequence[VectorField]) -> RecordState:
+        return RecordState(info, columns, fields)
 
     def load_rows(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
         if state in self.columns:

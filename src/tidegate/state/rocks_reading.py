@@ -39,7 +39,7 @@ class StateReader:
         self._spelling = spelling
         self._rest_factor = rest_factor
         self._value_type = info.schema.field("value").type
-        self._columnar = RowSpelling(info.schema, prefix, spelling) if info.shape == "columns" else None
+        self._columnar = RowSpelling(info.schema, prefix, spelling) if info.shape in ("columns", "records") else None
 
     def sections(self, groups: range) -> Iterator[Section]:
         """Return the rows of these key-groups. A section is whole groups, or a part of one large group."""

@@ -1,8 +1,9 @@
 """How the RocksDB backend spells the rows of columnar state: keys with windows, and values that numpy packs and unpacks.
 
 A key is the state (2 bytes), the key-group (2 bytes), the window if the state has windows (8 bytes, in the order of their
-numbers), and the key (rocks_keys.py). So the rows of a key-group are together, as the snapshots want them, and within a
-key-group the rows of a window, which are found by their prefix when the window is dropped.
+numbers), the key (rocks_keys.py), and the position if the state is of records (8 bytes, likewise). So the rows of a
+key-group are together, as the snapshots want them, within a key-group the rows of a window, which are found by their prefix
+when the window is dropped, and within these the records of a key, in the order of arrival.
 
 A value is a bit for each field of fixed width that says whether it is not null, these fields, and then the other fields as a
 JSON list (rocks_values.py). All rows are packed at once.
@@ -11,23 +12,35 @@ JSON list (rocks_values.py). All rows are packed at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import add
 
 import numpy as np
 import pyarrow as pa
 
-from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, Spelled, as_list
+from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, Matrix, Spelled, as_list
 from tidegate.state.rocks_values import value_spelling
-from tidegate.state.sections import WINDOW
+from tidegate.state.sections import POSITION, WINDOW
 from tidegate.state.vectors import VectorField, column_from, stored, structs
 from tidegate.types import from_list, to_list
 
-WINDOW_BYTES = 8
+WINDOW_BYTES = POSITION_BYTES = 8
 _SIGN = np.uint64(1 << 63)
 
 
 def window_bytes(at: int) -> bytes:
     """Return a window's number as bytes that are in the order of the numbers."""
     return (at + (1 << 63)).to_bytes(WINDOW_BYTES)
+
+
+def _in_order(numbers: pa.Array) -> Matrix:
+    """Return numbers of 64 bits as bytes that are in their order."""
+    bits = numbers.to_numpy().view(np.uint64) ^ _SIGN
+    rows: Matrix = bits.astype(">u8").view(np.uint8).reshape(-1, WINDOW_BYTES)
+    return rows
+
+
+def _numbers(spelled: Sequence[bytes]) -> pa.Array:
+    return pa.array((np.frombuffer(b"".join(spelled), ">u8").astype(np.uint64) ^ _SIGN).view(np.int64))
 
 
 class RowSpelling:
@@ -37,6 +50,7 @@ class RowSpelling:
         fields = [VectorField(field.name, field.type) for field in schema.field("value").type]
         self.schema = schema
         self.windowed = WINDOW in schema.names
+        self.positioned = POSITION in schema.names
         self._prefix = prefix
         self._keys = keys
         self._fixed = [field for field in fields if not field.has_objects]
@@ -52,12 +66,19 @@ class RowSpelling:
         """Return what the keys of a window in a key-group begin with."""
         return self._prefix + group.to_bytes(GROUP_BYTES) + (b"" if at is None else window_bytes(at))
 
+    def row_keys(self, rows: pa.RecordBatch) -> list[bytes]:
+        """Return the keys of rows of a snapshot, or of what identifies deleted ones."""
+        keys = self.keys(rows.column("key"), rows.column(WINDOW) if self.windowed else None)
+        if not self.positioned:
+            return keys
+        return list(map(add, keys, as_list(_in_order(rows.column(POSITION)))))
+
     def keys(self, keys: pa.Array, windows: pa.Array | None) -> list[bytes]:
+        """Return what the keys of all rows with these keys and windows begin with."""
         spelled: Spelled = self._keys.spelled(keys, prefix=self._prefix)
         if windows is None:
             return as_list(spelled)
-        numbers = windows.to_numpy().view(np.uint64) ^ _SIGN
-        places = numbers.astype(">u8").view(np.uint8).reshape(-1, WINDOW_BYTES)
+        places = _in_order(windows)
         head = len(self._prefix) + GROUP_BYTES
         if isinstance(spelled, list):
             rows = as_list(np.ascontiguousarray(places))
@@ -67,11 +88,12 @@ class RowSpelling:
     def read_keys(self, spelled: Sequence[bytes]) -> list[pa.Array]:
         """Return the columns that identify these rows."""
         head = len(self._prefix) + GROUP_BYTES
-        if not self.windowed:
-            return [self._keys.read(spelled, skip=head)[0]]
-        whole = b"".join([key[head : head + WINDOW_BYTES] for key in spelled])
-        windows = (np.frombuffer(whole, ">u8").astype(np.uint64) ^ _SIGN).view(np.int64)
-        return [self._keys.read(spelled, skip=head + WINDOW_BYTES)[0], pa.array(windows)]
+        windows = []
+        if self.windowed:
+            windows = [_numbers([key[head : head + WINDOW_BYTES] for key in spelled])]
+            head += WINDOW_BYTES
+        positions = [_numbers([key[-POSITION_BYTES:] for key in spelled])] if self.positioned else []
+        return [self._keys.read(spelled, skip=head)[0], *windows, *positions]
 
     # Values.
 

@@ -24,9 +24,9 @@ from typing import Any
 
 from tidegate.state.cutting import REST, Pace
 from tidegate.state.rocks_cells import RocksTable, delete_all, put_all
-from tidegate.state.rocks_columns import FrozenRocksColumns
 from tidegate.state.rocks_db import link_files, rocksdict
 from tidegate.state.rocks_folder import Folder
+from tidegate.state.rocks_tables import FrozenRocksTables
 
 # Entries that are sorted together are written faster. A batch takes about half a millisecond.
 CHUNK_ENTRIES, BATCH_ENTRIES = 16_384, 1024
@@ -40,7 +40,7 @@ class Settling:
         self,
         db: Any,
         tables: Sequence[RocksTable],
-        columns: Sequence[FrozenRocksColumns],
+        columns: Sequence[FrozenRocksTables],
         last: Any,
         place: Path,
         folder: Folder,
@@ -67,7 +67,7 @@ class Settling:
         self._needed = False
         self._folder.discard(self._place)
 
-    def _run(self, db: Any, tables: Sequence[RocksTable], columns: Sequence[FrozenRocksColumns], last: Any) -> None:
+    def _run(self, db: Any, tables: Sequence[RocksTable], columns: Sequence[FrozenRocksTables], last: Any) -> None:
         try:
             self._folder.remove_discarded()
             for table in tables:

@@ -31,7 +31,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,6 +42,7 @@ from tidegate.arguments import Size
 from tidegate.state.backend import CellBackend
 from tidegate.state.column_table import ColumnState
 from tidegate.state.columns import key_list, keys_to_arrow
+from tidegate.state.record_table import RecordState
 from tidegate.state.rocks_cells import RocksTable, RocksThings, RocksValue
 from tidegate.state.rocks_collections import RocksEntries, RocksItems
 from tidegate.state.rocks_columns import RocksColumns
@@ -58,6 +59,7 @@ from tidegate.state.rocks_folder import Folder
 from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, Spelled, as_list
 from tidegate.state.rocks_meta import PREFIX_BYTES, Meta
 from tidegate.state.rocks_reading import REST, StateReader
+from tidegate.state.rocks_records import RocksRecords
 from tidegate.state.rocks_settling import Settling
 from tidegate.state.sections import NativeFile, Section, StateInfo
 from tidegate.state.shapes import Shape, Value
@@ -146,8 +148,8 @@ class RocksBackend(CellBackend):
         self._close_db = weakref.finalize(self, _close, self.db, folder)
         self.key_spelling = KeySpelling(key_type, key_group_count)
         self._meta = Meta.read(self.db, key_type=key_type, key_group_count=key_group_count, native=native)
-        self._numbers = count(self._meta.number)
-        self._columns: dict[str, RocksColumns] = {}
+        self._next_number = self._meta.number
+        self._columns: dict[str, RocksColumns | RocksRecords] = {}
         self._prefetched: list[RocksTable] = []
         self._batch: Sequence[Any] = ()  # keys that are not spelled yet
         self._spelled: dict[Any, bytes] = {}
@@ -166,6 +168,10 @@ class RocksBackend(CellBackend):
 
     def make_columns(self, info: StateInfo, fields: Sequence[VectorField]) -> ColumnState:
         state = self._columns[info.name] = RocksColumns(info, fields, self, self._meta.prefix(info))
+        return state
+
+    def make_records(self, info: StateInfo, columns: Sequence[pa.Field], fields: Sequence[VectorField]) -> RecordState:
+        state = self._columns[info.name] = RocksRecords(info, columns, fields, self, self._meta.prefix(info))
         return state
 
     def load_rows(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
@@ -228,7 +234,7 @@ class RocksBackend(CellBackend):
         place = self._folder.path / f"frozen-{self._frozen_count}"
         last = rocksdict.WriteBatch(raw_mode=True)
         # After the flush, which takes numbers.
-        self._meta.write(last, [*self.cells, *self._columns], number=next(self._numbers))
+        self._meta.write(last, [*self.cells, *self._columns], number=self.next_number())
         for table in tables:
             table.hand_over()
         columns = [state.freeze_rows() for state in self._columns.values()]
@@ -297,7 +303,17 @@ class RocksBackend(CellBackend):
 
     def next_number(self) -> int:
         """Return a number that is larger than all before, including those of earlier runs that wrote this state."""
-        return next(self._numbers)
+        return self.take_numbers(1)
+
+    def take_numbers(self, count: int) -> int:
+        """Return the first of so many such numbers."""
+        first = self._next_number
+        self._next_number += count
+        return first
+
+    def reached_number(self, number: int) -> None:
+        """Note that state that is loaded has this number."""
+        self._next_number = max(self._next_number, number + 1)
 
     # Inside.
 

@@ -10,7 +10,7 @@ together are the state; the newer layer wins (merging.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -22,12 +22,17 @@ from tidegate.keygroups import groups_of
 from tidegate.protocol.recovery import StateKind as StateKind
 
 WINDOW = "window"
-"""The column of columnar state that says which window a row belongs to. Key and window identify the row."""
+"""The column of columnar state that says which window a row belongs to."""
+POSITION = "position"
+"""The column of a state of records that says where a record is among those of its key, in the order of arrival."""
+IDENTITY = ("key", WINDOW, POSITION)
+"""The columns that identify a row of keyed state, as far as the state has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateInfo:
-    """What a manifest holds about one state. `shape` is value, list, map, reducing, aggregating, timers, offsets…"""
+    """What a manifest holds about one state. `shape` is value, list, map, reducing, aggregating, timers, columns,
+    records, offsets…"""
 
     name: str
     kind: StateKind
@@ -39,7 +44,7 @@ class StateInfo:
 class Section:
     """Rows of one state, in some consecutive key-groups if the state is keyed (otherwise `groups` is None).
 
-    `deleted`: the rows have only the column `key`, and these keys were deleted.
+    `deleted`: the rows have only the columns that identify them, and were deleted.
     """
 
     state: str
@@ -50,7 +55,17 @@ class Section:
 
 def deleted_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema of the deleted keys of a keyed state: of what identifies a row."""
-    return pa.schema([schema.field(name) for name in ("key", WINDOW) if name in schema.names])
+    return pa.schema([schema.field(name) for name in IDENTITY if name in schema.names])
+
+
+def row_identity(schema: pa.Schema) -> list[str]:
+    """Return the columns that identify a row beside its key."""
+    return [name for name in IDENTITY[1:] if name in schema.names]
+
+
+def by_text(beside: Sequence[str]) -> str:
+    """Return what state is by, for messages: key, perhaps window, perhaps position."""
+    return "by " + " and ".join(["key", *beside])
 
 
 def within(section: Section, groups: range, *, key_group_count: int) -> Section:

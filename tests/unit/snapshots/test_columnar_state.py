@@ -20,7 +20,7 @@ from tidegate.snapshots.manifest import Manifest, OperatorEntry, PieceEntry, Sta
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.state_changes import changes_table
 from tidegate.snapshots.state_tables import Table, state_table
-from tidegate.snapshots.state_writing import declared_info, is_windowed, planned_writing
+from tidegate.snapshots.state_writing import columns_beside_key, declared_info, planned_writing
 from tidegate.snapshots.writing import PieceWriter
 from tidegate.state.column_table import VectorField
 from tidegate.state.descriptors import Columns
@@ -198,7 +198,7 @@ def test_state_by_key_can_t_become_state_by_key_and_window() -> None:
 
 def test_rows_by_key_and_window_are_written_once_each(folder: Path, tmp_path: Path) -> None:
     base = snapshot_of(folder, 3)
-    assert is_windowed(base, "op", "panes") and not is_windowed(base, "op", "sums")
+    assert columns_beside_key(base, "op", "panes") == ["window"] and not columns_beside_key(base, "op", "sums")
     info = declared_info(base, "op", "panes", key=pa.int64(), value=WINDOWED.type, shape=None, expiring=False)
     writing = planned_writing(
         target=str(tmp_path / "target"),

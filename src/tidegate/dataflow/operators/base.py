@@ -17,7 +17,8 @@ import pyarrow as pa
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.budget import Budget
 from tidegate.state.column_table import ColumnState
-from tidegate.state.descriptors import Columns, Descriptor
+from tidegate.state.descriptors import Columns, Descriptor, Records
+from tidegate.state.record_table import RecordState
 from tidegate.state.sections import FrozenState
 
 AT_ONCE_MS = 0
@@ -51,6 +52,9 @@ class KeyedBackend(Protocol):
 
     def column_state(self, descriptor: Columns) -> ColumnState:
         """Return the tables of a columnar state, which operators work on in whole batches."""
+
+    def record_state(self, descriptor: Records) -> RecordState:
+        """The tables of a state of records, which operators work on in whole batches."""
 
     def load(self, state: str, rows: pa.RecordBatch, *, known: bool) -> None:
         """Load rows of a snapshot, before the first record. `known`: the next snapshot builds on that one, so the rows are

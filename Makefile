@@ -46,8 +46,13 @@ demo: $(READY) java  ## Live game analytics that kills one of its own slots and 
 # What needs no Spark. `test` begins with the rest, whose tests wait more than they compute and so run beside these.
 QUICK := tests/test_tidy.py tests/test_links.py tests/typing tests/unit tests/contract tests/simulation
 
+# The first tests wait for Spark more than they compute, so lint runs beside them.
 .PHONY: test
-test: lint java jars  ## Lint, then every test: unit, contract, simulation, Spark, faults
+test: $(READY) java jars  ## Lint, and every test: unit, contract, simulation, Spark, faults
+	@$(MAKE) --no-print-directory -j 2 lint tests-beside-lint
+
+.PHONY: tests-beside-lint
+tests-beside-lint:
 	$(BIN)/python -m pytest tests/faults tests/spark $(QUICK) -n 3 --dist loadgroup -m "not long"
 
 .PHONY: quick
@@ -85,7 +90,7 @@ coverage: $(READY)  ## The share of src/ that `make quick` runs, in all its proc
 
 .PHONY: long
 long: $(READY) java jars  ## The tests that `make test` leaves out because they take long
-	$(BIN)/python -m pytest tests -n 2 --dist loadgroup -m long --timeout 900
+	$(BIN)/python -m pytest tests -n 3 --dist loadgroup -m long --timeout 900
 
 .PHONY: bench
 bench: $(READY) java  ## Every benchmark, as JSON lines, and its picture in docs/img where it has one

@@ -69,6 +69,8 @@ def column_of(values: Sequence[Any], arrow: pa.DataType, *, as_tuples: bool = Fa
             return pa.Array.from_buffers(arrow, len(values), [None, pa.py_buffer(array(code, values))])
         except (TypeError, OverflowError):
             pass  # there is a null, or one is too large
+    if pa.types.is_list(arrow) and (lists := _lists_of_numbers(values, arrow)) is not None:
+        return lists
     if pa.types.is_struct(arrow) and arrow.num_fields and not any(field.type.num_fields for field in arrow):
         # If there are lists in it, an accumulator may have been changed in place: `from_list` checks everything.
         try:
@@ -76,6 +78,20 @@ def column_of(values: Sequence[Any], arrow: pa.DataType, *, as_tuples: bool = Fa
         except TypeError:
             pass  # there is a null
     return from_list(values, arrow)
+
+
+def _lists_of_numbers(values: Sequence[Any], arrow: pa.DataType) -> pa.Array | None:
+    """Return the column if all lists are numpy's arrays of the numbers that the type says: they are copied as they are."""
+    kind = arrow.value_type
+    lists = [value for value in values if value is not None]
+    if kind.id not in _NUMBERS or not lists or not all(isinstance(value, np.ndarray) for value in lists):
+        return None
+    ends = np.cumsum([0 if value is None else len(value) for value in values])
+    if ends[-1] > _MOST_ITEMS or any(value.dtype != kind.to_pandas_dtype() for value in lists):
+        return None
+    items = pa.array(np.concatenate(lists))
+    mask = pa.array([value is None for value in values]) if len(lists) < len(values) else None
+    return pa.ListArray.from_arrays(pa.array(np.append(0, ends), pa.int32()), items, type=arrow, mask=mask)
 
 
 def held_list(column: pa.Array, *, as_tuples: bool = False) -> list[Any]:
@@ -110,6 +126,8 @@ def _struct_of(columns: Iterable[Sequence[Any]], arrow: pa.DataType) -> pa.Array
         [column_of(column, field.type) for column, field in zip(columns, fields, strict=True)], fields=fields
     )
 
+
+_MOST_ITEMS = 2**31 - 1
 
 # The codes of Python's arrays.
 _NUMBERS = {pa.int8().id: "b", pa.int16().id: "h", pa.int32().id: "i", pa.int64().id: "q", pa.float64().id: "d"}

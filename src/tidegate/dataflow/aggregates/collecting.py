@@ -8,7 +8,7 @@ a row, one finds its place taken and copies.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, IntArray, Vectors, check_input, wrong_type
 from tidegate.dataflow.aggregates.numpy_columns import (
+    distinct_of,
     dtype_of,
     grouped,
     is_set,
@@ -26,20 +27,46 @@ from tidegate.dataflow.aggregates.numpy_columns import (
     order_of,
     without_nulls,
 )
-from tidegate.types import from_list, to_list
+from tidegate.state.columns import column_of as held_column
+from tidegate.state.key_index import KeyIndex
+from tidegate.types import to_list
 
 _FIRST_ROOM = 4
+MANY = 512  # from as many values of a key at once, an index takes less time than a set to find the new ones
 
 
 class _Buffer:
-    """Room for values, the first `used` of which are taken; with the same values as a set, once someone asked for it."""
+    """Room for values, the first `used` of which are taken. Once `new_among` was called they are in a set as well, or in an
+    index if many came at once."""
 
-    __slots__ = ("members", "room", "used")
+    __slots__ = ("index", "members", "room", "used")
 
     def __init__(self, room: npt.NDArray[Any]) -> None:
         self.room = room
         self.used = 0
         self.members: set[Hashable] | None = None
+        self.index: KeyIndex | None = None
+
+    def new_among(self, values: npt.NDArray[Any], identities: Sequence[Hashable]) -> npt.NDArray[Any]:
+        """Return the values that are not there, each once. The caller adds them."""
+        if self.index is None and len(values) >= MANY and values.dtype.kind in "if":
+            self.index, self.members = KeyIndex(pa.from_numpy_dtype(values.dtype)), None
+            self.index.rows_of([pa.array(self.room[: self.used])])
+        if self.index is not None:
+            known = self.index.top
+            rows, _ = self.index.rows_of([pa.array(values)])
+            unknown = np.flatnonzero(rows >= known)
+            _, first = distinct_of(rows[unknown])
+            return values[unknown[first]]
+        members = self.members
+        if members is None:
+            members = self.members = set(identities_of(self.room[: self.used]))
+        new = []
+        for place, identity in enumerate(identities):
+            if identity not in members:
+                members.add(identity)
+                new.append(place)
+        return values if len(new) == len(values) else values[new]
 
 
 class Collected(np.ndarray[Any, Any]):
@@ -64,7 +91,7 @@ class Collected(np.ndarray[Any, Any]):
     @classmethod
     def _view(cls, buffer: _Buffer, end: int) -> Self:
         buffer.used = end
-        view = buffer.room[:end].view(cls)
+        view = np.ndarray.__new__(cls, end, buffer.room.dtype, buffer.room)  # in half of the time of `room[:end].view(cls)`
         view.buffer = buffer
         return view
 
@@ -80,23 +107,18 @@ class Collected(np.ndarray[Any, Any]):
             room = np.empty(2 * end, buffer.room.dtype)
             room[: len(one)] = buffer.room[: len(one)]
             grown = _Buffer(room)
-            grown.members, buffer.members = buffer.members, None
+            grown.members, grown.index = buffer.members, buffer.index
+            buffer.members = buffer.index = None
             buffer = grown
         buffer.room[len(one) : end] = values
         return self._view(buffer, end)
 
-    def united(self, values: npt.NDArray[Any]) -> Self:
-        """Return these values and those of the others that are not among them. These are distinct already."""
+    def united(self, values: npt.NDArray[Any], identities: Sequence[Hashable]) -> Self:
+        """Return these values, which are distinct, and those of the others that are not among them. `identities` are those
+        of the others."""
         one = self.owned()
-        members = one.buffer.members
-        if members is None:
-            members = one.buffer.members = set(identities_of(np.asarray(one)))
-        new = []
-        for index, identity in enumerate(identities_of(values)):
-            if identity not in members:
-                members.add(identity)
-                new.append(index)
-        return one.extended(values[new]) if new else self
+        new = one.buffer.new_among(values, identities)
+        return one.extended(new) if len(new) else self
 
 
 class _Collecting(Aggregate):
@@ -131,31 +153,40 @@ class _Collecting(Aggregate):
         groups = grouped(rows)
         values = _collectable(column)[groups.order()]
         ends = np.cumsum(np.bincount(groups.of, minlength=len(groups.rows))).tolist()
-        self._extend(vectors, groups.rows, [values[start:end] for start, end in zip([0, *ends], ends, strict=False)])
+        self._extend(vectors, groups.rows, values, ends)
 
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
         source = only(other)
         there = is_set(source, other_rows)
         kind = self.dtype
-        self._extend(vectors, rows[there], [_array(each, kind) for each in source.values[other_rows[there]]])
+        pieces = [_array(each, kind) for each in source.values[other_rows[there]]]
+        if pieces:
+            self._extend(vectors, rows[there], np.concatenate(pieces), np.cumsum(list(map(len, pieces))).tolist())
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         empty = np.empty(0, self.dtype)
         found = only(vectors).values[rows]
-        return from_list([empty if each is None else np.asarray(each) for each in found], self._list_type)
+        return held_column([empty if each is None else np.asarray(each) for each in found], self._list_type)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """What collected values are in numpy."""
         return _collected_dtype(self.types[0])
 
-    def _extend(self, vectors: Vectors, rows: IntArray, pieces: Iterable[npt.NDArray[Any]]) -> None:
+    def _extend(self, vectors: Vectors, rows: IntArray, values: npt.NDArray[Any], ends: Sequence[int]) -> None:
+        """Add values to what these rows have collected. Those of a row end at its place in `ends`, and begin at the end
+        before that."""
         held = only(vectors).values
         kind = self.dtype
         nothing = np.empty(0, kind)
-        for row, piece in zip(rows.tolist(), pieces, strict=True):
-            before = Collected.of(nothing if held[row] is None else held[row], kind)
-            held[row] = before.united(piece) if self.distinct else before.extended(piece)
+        identities = identities_of(values) if self.distinct else []
+        start = 0
+        for row, end in zip(rows.tolist(), ends, strict=True):
+            found = held[row]
+            before = found if type(found) is Collected else Collected.of(nothing if found is None else found, kind)
+            piece = values[start:end]
+            held[row] = before.united(piece, identities[start:end]) if self.distinct else before.extended(piece)
+            start = end
 
 
 class CollectList(_Collecting):

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.dataflow.aggregates import plain
+from tidegate.dataflow.aggregates import collecting
 from tidegate.dataflow.aggregates import declaring as tg
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import Aggregate, SumTooLarge
@@ -111,6 +112,10 @@ def same(one: Any, other: Any) -> bool:
 def test_an_aggregate_is_what_plain_python_computes_however_records_are_cut_and_merged(
     aggregate: Aggregate, columns: list[str], plainly: Callable[[list[Any]], Any], data: st.DataObject
 ) -> None:
+    check(aggregate, columns, plainly, data)
+
+
+def check(aggregate: Aggregate, columns: list[str], plainly: Callable[[list[Any]], Any], data: st.DataObject) -> None:
     record = st.tuples(st.integers(0, KEYS - 1), *(st.none() | COLUMNS[column][1] for column in columns))
     parts = data.draw(st.lists(st.lists(st.lists(record, max_size=8), max_size=3), min_size=1, max_size=3))
     aggregation = Aggregation("test", {"x": aggregate}, SCHEMA)
@@ -127,6 +132,20 @@ def test_an_aggregate_is_what_plain_python_computes_however_records_are_cut_and_
     for key, value in enumerate(found.to_pylist()):
         expected = plainly([tuple(row[1:]) for row in in_order if row[0] == key])
         assert same(value, expected), (key, value, expected)
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "columns", "plainly"),
+    [case for case in CASES if str(case.id).startswith(("collect_set", "count_distinct"))],
+)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_distinct_values_are_the_same_if_an_index_finds_them(
+    aggregate: Aggregate, columns: list[str], plainly: Callable[[list[Any]], Any], data: st.DataObject
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(collecting, "MANY", data.draw(st.sampled_from([1, 3])))
+        check(aggregate, columns, plainly, data)
 
 
 def one_key(aggregate: Aggregate, column: pa.Array) -> Any:
@@ -158,7 +177,9 @@ def test_a_variance_keeps_its_digits_when_the_mean_is_large() -> None:
     assert one_key(tg.variance("x"), pa.array([1e9 + 4, 1e9 + 7, 1e9 + 13, 1e9 + 16])) == 30.0
 
 
-def test_nan_is_one_value_and_so_is_zero_with_any_sign() -> None:
+@pytest.mark.parametrize("many", [1, collecting.MANY])
+def test_nan_is_one_value_and_so_is_zero_with_any_sign(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "MANY", many)
     column = pa.array([math.nan, 0.0, None, math.nan, -0.0])
     assert one_key(tg.count_distinct("x"), column) == 2
     assert math.isnan(one_key(tg.max_("x"), column)) and one_key(tg.min_("x"), column) == 0

@@ -55,10 +55,15 @@ from tidegate.dataflow.contracts import (
     Splits,
 )
 from tidegate.dataflow.functions import (
+    BatchContext,
+    Batches,
+    BatchTimers,
     BroadcastProcess,
     Context,
     CoProcess,
     Instant,
+    Instants,
+    KeyedBatchProcess,
     KeyedProcess,
     Process,
     Row,
@@ -101,12 +106,14 @@ from tidegate.spark.state_writer import write_state
 from tidegate.spark.stateful_processor import transform_with_state, transform_with_state_in_pandas
 from tidegate.spark.tables import read_state, register
 from tidegate.spark.transform import Outputs, transform
-from tidegate.state.declaring import aggregating, broadcast_map, operator_list, reducing, value
+from tidegate.state.batch_keys import Keys
+from tidegate.state.declaring import aggregating, broadcast_map, columns, operator_list, reducing, value
 from tidegate.state.declaring import list_ as _list
 from tidegate.state.declaring import map_ as _map
 from tidegate.state.handles import (
     AggregatingState,
     BroadcastState,
+    ColumnsState,
     ListState,
     MapState,
     OperatorListState,
@@ -132,10 +139,14 @@ __all__ = [
     "AnyTrigger",
     "AttemptReport",
     "Backend",
+    "BatchContext",
+    "BatchTimers",
+    "Batches",
     "BroadcastProcess",
     "BroadcastState",
     "BroadcastStream",
     "CoProcess",
+    "ColumnsState",
     "CommitError",
     "Changelog",
     "Committable",
@@ -157,12 +168,15 @@ __all__ = [
     "HandshakeError",
     "Heap",
     "Instant",
+    "Instants",
     "IntArray",
     "Job",
     "JobError",
     "JobFailed",
+    "KeyedBatchProcess",
     "KeyedProcess",
     "KeyedStream",
+    "Keys",
     "ListState",
     "MapState",
     "NoRestart",
@@ -211,6 +225,7 @@ __all__ = [
     "broadcast_map",
     "collect_list",
     "collect_set",
+    "columns",
     "count",
     "count_distinct",
     "cumulating",

@@ -39,6 +39,16 @@ class Wrong(tg.KeyedProcess):
         return None
 
 
+class WrongOnColumns(tg.KeyedBatchProcess):
+    totals = tg.columns("n long", defaults=["n"])  # error: arg-type
+
+    def process(self, batch: Any, ctx: tg.BatchContext) -> tg.Batches:
+        self.totals.get_many([1, 2])  # error: arg-type
+        self.totals.get(ctx.keys)  # error: attr-defined
+        ctx.timers.event_time(5)  # error: call-arg, arg-type
+        return None
+
+
 class NotAll(tg.SinkWriter):
     def pre_commit(self, epoch: str) -> Any:  # error: override
         return None

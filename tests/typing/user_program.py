@@ -93,6 +93,30 @@ class CountBids(tg.KeyedProcess):
         print(epoch)
 
 
+class Totals(tg.KeyedBatchProcess):
+    totals = tg.columns("n long, total double", defaults={"n": 0}, ttl="1 day", alias="sums", renamed={"n": "count"})
+
+    def open(self, ctx: tg.BatchContext) -> None:
+        self.first = ctx.subtask == 0
+
+    def process(self, batch: pa.RecordBatch, ctx: tg.BatchContext) -> Iterator[pa.RecordBatch]:
+        assert_type(self.totals, tg.ColumnsState)
+        keys = ctx.keys
+        assert_type(keys, tg.Keys)
+        n = self.totals.get_many(keys)["n"].to_numpy() + np.bincount(keys.of)
+        self.totals.set_many(keys, n=n, total=pa.nulls(len(keys), pa.float64()))
+        self.totals.set_many(keys, {"n": n}, total=1.0)
+        self.totals.delete_many(keys.where(~self.totals.contains_many(keys)))
+        ctx.timers.event_time(keys.where(n > 1), ctx.watermark_ms + 1_000)
+        ctx.timers.delete_processing_time(keys, np.full(len(keys), ctx.now_ms()))
+        ctx.side("late", batch)
+        yield batch.take(pa.array(keys.last))
+
+    def on_timers(self, at: Any, ctx: tg.BatchContext) -> tg.Batches:
+        self.totals.delete_many(ctx.keys)
+        return None
+
+
 class InHundreds(tg.Process):
     waiting = tg.operator_list("long", redistribute="union")
 
@@ -237,6 +261,7 @@ def bid_counts(spark: SparkSession | None) -> tg.Job:
         "count", CountBids(), returns="auction long, n long", side_outputs={"late": "auction long, ts long"}
     )
     counts.to("out", tg.sinks.parquet("counts/"))
+    keyed.process("totals", Totals(), returns="auction long, n long").to("totals", tg.sinks.print())
     counts.side_output("late").to("late", tg.sinks.print(limit=10))
     rules = job.source("rules", tg.sources.rows([("bid", 100.0)], "kind string, limit double")).broadcast()
     assert_type(rules, tg.BroadcastStream)

@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.dataflow.contracts import Sink, Source
-from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedProcess, Process
+from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedBatchProcess, KeyedProcess, Process
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node
 from tidegate.dataflow.loops import entered_sideways, reached_from, unfinished_loops
 from tidegate.errors import GraphError, JobError, SchemaError
-from tidegate.state.descriptors import Descriptor, descriptors_of
+from tidegate.state.descriptors import DeclaredColumns, Descriptor, descriptors_of
 from tidegate.state.sections import StateKind
 from tidegate.types import ddl_of, parse_duration_ms, parse_schema
 
@@ -30,6 +30,7 @@ _NAME = re.compile(r"\w[^/\\\x00-\x1f\x7f]*")
 # Where each kind of function belongs, for errors about one in another place.
 _BELONGS: dict[type[Function], str] = {
     KeyedProcess: "after key_by: stream.key_by(…).process(…)",
+    KeyedBatchProcess: "after key_by: stream.key_by(…).process(…)",
     Process: "on a stream without key: stream.process(…)",
     CoProcess: "on two connected streams: left.connect(right).process(…)",
     BroadcastProcess: "on a stream connected with a broadcast one: stream.connect(rules.broadcast()).process(…)",
@@ -45,6 +46,7 @@ _METHODS: dict[str, tuple[str, ...]] = {
     "process_right": ("record", "ctx"),
     "process_broadcast": ("record", "ctx"),
     "on_timer": ("at", "ctx"),
+    "on_timers": ("at", "ctx"),
 }
 _WITHOUT_ROWS = ("open", "close", "on_snapshot_complete")  # methods that emit no rows
 
@@ -324,6 +326,12 @@ def check_states(operator: str, function: Function, *, keyed: bool) -> None:
             raise GraphError(
                 f"{where}: the state {attribute!r} is named {descriptor.name!r}; names beginning with "
                 f"'__' are the engine's: give it another name="
+            )
+        if isinstance(descriptor, DeclaredColumns) is not isinstance(function, KeyedBatchProcess):
+            raise GraphError(
+                f"{where}: {type(function).__name__} declares the state {descriptor.name!r} as tg.{descriptor.shape}(…). A "
+                f"KeyedBatchProcess has state that tg.columns(…) declares, and no other function has: change the "
+                f"declaration, or the base class"
             )
         if descriptor.kind is StateKind.KEYED and not keyed:
             raise GraphError(

@@ -1,11 +1,12 @@
 """The classes that users subclass, and the contexts that their methods get.
 
     KeyedProcess      after `key_by`; keyed state and timers
+    KeyedBatchProcess after `key_by`; whole batches, with columns of keyed state and timers
     Process           on a stream without key; operator state
     CoProcess         on two connected streams, both keyed or neither
     BroadcastProcess  on a stream connected with a broadcast one; broadcast state
 
-Every method that handles a record may be a generator, return an iterable of rows, or return None. A row is a tuple (a
+Every method that handles one record may be a generator, return an iterable of rows, or return None. A row is a tuple (a
 named one or not) or list with the values of the schema declared as `returns`, in its order.
 
 An instance is built on the driver, pickled, and unpickled once for each subtask. What `__init__` sets is pickled with it;
@@ -23,7 +24,12 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from tidegate.errors import JobError
+from tidegate.state.batch_keys import Keys
 
 # The values of one record in the order of its schema. Records come in as named tuples: `bid.price`, `bid[1]`.
 Row: TypeAlias = tuple[Any, ...]
@@ -31,6 +37,10 @@ Row: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = Iterable[Any] | None
 # Epoch milliseconds, or a datetime (a naive one is taken as UTC).
 Instant: TypeAlias = int | datetime
+# An instant for each of some keys, in epoch milliseconds, or one instant for all of them.
+Instants: TypeAlias = "Instant | npt.NDArray[np.int64] | pa.Array"
+# What a function on columns emits.
+Batches: TypeAlias = "pa.RecordBatch | Iterable[pa.RecordBatch] | None"
 
 
 class Timers(Protocol):
@@ -91,10 +101,63 @@ class Context(Protocol):
         """How many parallel instances there are."""
 
 
-class Function(ABC):  # noqa: B024  (the abstract methods are in the four kinds)
-    """What the four kinds of process function have in common. Subclass one of those, not this class."""
+class BatchTimers(Protocol):
+    """Sets and deletes timers of many keys. They are the same timers as those of a `KeyedProcess`, and cost as much: a few
+    microseconds each, so set one for each key and window rather than for each record.
 
-    def open(self, ctx: Context) -> None:  # noqa: B027  (optional)
+    `at` is an array of epoch milliseconds with an instant for each key, or one instant for all of them.
+    """
+
+    def event_time(self, keys: Keys, at: Instants) -> None:
+        """Set timers that fire when the watermark reaches them. See `Timers.event_time`."""
+
+    def processing_time(self, keys: Keys, at: Instants) -> None:
+        """Set timers that fire when processing time reaches them. See `Timers.processing_time`."""
+
+    def delete_event_time(self, keys: Keys, at: Instants) -> None:
+        """Delete timers that `event_time` has set. Nothing happens if there are none."""
+
+    def delete_processing_time(self, keys: Keys, at: Instants) -> None:
+        """Delete timers that `processing_time` has set. Nothing happens if there are none."""
+
+
+class BatchContext(Protocol):
+    """What a `KeyedBatchProcess` can use while it handles a batch or timers. It is valid only during that call.
+
+    In `open` only `subtask`, `parallelism` and `now_ms` are meaningful.
+    """
+
+    @property
+    def keys(self) -> Keys:
+        """The distinct keys of the batch, or of the timers, and which of them each record has."""
+
+    @property
+    def watermark_ms(self) -> int:
+        """The event time up to which no more records of these keys are expected. See `Context.watermark_ms`."""
+
+    def now_ms(self) -> int:
+        """Return processing time. See `Context.now_ms`."""
+
+    @property
+    def timers(self) -> BatchTimers:
+        """The timers of the keys."""
+
+    def side(self, tag: str, batch: pa.RecordBatch) -> None:
+        """Emit a batch to the side output `tag`, which `process(…, side_outputs={tag: ddl})` must have declared."""
+
+    @property
+    def subtask(self) -> int:
+        """Which parallel instance this is: 0 ≤ subtask < parallelism."""
+
+    @property
+    def parallelism(self) -> int:
+        """How many parallel instances there are."""
+
+
+class Function(ABC):  # noqa: B024  (the abstract methods are in the kinds below)
+    """What the kinds of process function have in common. Subclass one of those, not this class."""
+
+    def open(self, ctx: Any) -> None:  # noqa: B027  (optional)
         """Called once per subtask, before the first record, with the state restored. For connections, models…"""
 
     def close(self) -> None:  # noqa: B027  (optional)
@@ -134,6 +197,40 @@ class KeyedProcess(Function):
     def on_timer(self, at: int, ctx: Context) -> Rows:
         """Handle a timer that this function has set and that is due. May emit, use state and set timers like `process`."""
         raise _no_on_timer(self)
+
+
+class KeyedBatchProcess(Function):
+    """Handles the records of a keyed stream a batch at a time, as Arrow columns, with columns of state for each key.
+
+    A batch has records of many keys, some of them several times. `ctx.keys` are its distinct keys; state is read and written
+    once for each of them, and `ctx.keys.of` says which key each record has.
+
+        class Totals(tg.KeyedBatchProcess):
+            totals = tg.columns("n long, total double", defaults={"n": 0, "total": 0.0})
+
+            def process(self, batch, ctx):
+                keys = ctx.keys
+                before = self.totals.get_many(keys)
+                n = before["n"].to_numpy() + np.bincount(keys.of)
+                total = before["total"].to_numpy() + np.bincount(keys.of, weights=batch["price"].to_numpy())
+                self.totals.set_many(keys, n=n, total=total)
+                yield pa.record_batch([keys.columns["auction"], n, total], schema=RESULT)
+
+        bids.key_by("auction").process("totals", Totals(), returns="auction long, n long, total double")
+
+    State is declared by `tg.columns`. How records are cut into batches has no meaning.
+    """
+
+    @abstractmethod
+    def process(self, batch: pa.RecordBatch, ctx: BatchContext) -> Batches:
+        """Handle a batch. Records of one key come in the order in which an upstream subtask sent them. Return record batches
+        of the declared schema: one, an iterable or generator of them, or None."""
+
+    def on_timers(self, at: npt.NDArray[np.int64], ctx: BatchContext) -> Batches:
+        """Handle timers that this function has set and that are due, some at a time and in order. Timer i fires at `at[i]`,
+        in epoch milliseconds, for the key `ctx.keys.of[i]`."""
+        name = type(self).__name__
+        raise JobError(f"{name} has set timers but has no on_timers: define on_timers(self, at, ctx) in {name}")
 
 
 class Process(Function):

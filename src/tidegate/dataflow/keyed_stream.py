@@ -15,12 +15,13 @@ from tidegate.dataflow.aggregates.base import Aggregate
 from tidegate.dataflow.changelog import check_no_row_kind, check_reads_no_row_kind, meaning
 from tidegate.dataflow.contracts import Sink
 from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes, columns_text, connectable
-from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess
+from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedBatchProcess, KeyedProcess
 from tidegate.dataflow.graph import Edge, Spec
 from tidegate.dataflow.operators.aggregate import AggregateSpec, AggregatingSpec, RunningSpec
 from tidegate.dataflow.operators.aggregate_changes import AggregateOfChangesSpec
 from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.changelog import changes_schema
+from tidegate.dataflow.operators.keyed_batch import KeyedBatchSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
 from tidegate.dataflow.triggers import AnyTrigger
 from tidegate.dataflow.windowed_stream import WindowedStream
@@ -50,17 +51,21 @@ class KeyedStream(Flow):
     def process(
         self,
         name: str,
-        function: KeyedProcess,
+        function: KeyedProcess | KeyedBatchProcess,
         returns: SchemaLike = None,
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
         parallelism: int | None = None,
         alias: Names = (),
     ) -> Stream:
-        """Run a `KeyedProcess`. The other arguments are as in `Stream.process`."""
-        takes = Takes(KeyedProcess, f"a stream keyed by {columns_text(self._key)}", keyed=True)
+        """Run a `KeyedProcess`, record by record, or a `KeyedBatchProcess`, on whole batches. The other arguments are as in
+        `Stream.process`."""
+        in_batches = isinstance(function, KeyedBatchProcess)
+        expected = KeyedBatchProcess if in_batches else KeyedProcess
+        takes = Takes(expected, f"a stream keyed by {columns_text(self._key)}", keyed=True)
+        spec: Spec = KeyedBatchSpec(function, self._key) if in_batches else KeyedProcessSpec(function, self._key)
         return self._pipeline._add_process(
-            KeyedProcessSpec(function, self._key),
+            spec,
             function,
             takes=takes,
             name=name,

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, U
 
 from tidegate import arguments
 from tidegate.arguments import Duration
-from tidegate.state.descriptors import Descriptor, ItemType, KeyType, Names
+from tidegate.state.descriptors import DeclaredColumns, Descriptor, ItemType, KeyType, Names
 from tidegate.state.handles import (
     AggregatingState,
     BroadcastState,
+    ColumnsState,
     ListState,
     MapState,
     OperatorListState,
@@ -320,6 +321,26 @@ def aggregating(
         ttl=ttl,
         ttl_refresh=ttl_refresh,
     )
+
+
+def columns(
+    columns: Any,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    alias: Names = (),
+    renamed: Mapping[str, str] | None = None,
+    ttl: Duration | None = None,
+) -> ColumnsState:
+    """Declare columns of state for each key of a `KeyedBatchProcess`: `totals = tg.columns("n long, total double")`.
+
+    A key without state has the `defaults`, such as `defaults={"n": 0}`, and nulls in the other columns. A column with a
+    default is never null. `ttl`, `alias` and `renamed` are as in `tg.value`; a new column has its default, or null, for keys
+    that a snapshot has without it.
+    """
+    declared: Any = DeclaredColumns(columns, defaults=defaults, name=name, alias=alias, renamed=renamed, ttl=ttl)
+    found: ColumnsState = declared
+    return found
 
 
 @overload

@@ -18,13 +18,14 @@ import pyarrow as pa
 from tidegate import arguments
 from tidegate.arguments import Duration
 from tidegate.errors import JobError, SchemaError
+from tidegate.state.column_ttl import TOUCHED_FIELD
 from tidegate.state.evolution import MAP_KEY, Changes, check_changes
 from tidegate.state.pickled import Pickled
 from tidegate.state.sections import POSITION, WINDOW, StateInfo, StateKind
 from tidegate.state.ttl import declared_ttl, expires_field
 from tidegate.state.values import Form, form_of
 from tidegate.state.vectors import VectorField
-from tidegate.types import ddl_of, parse_type
+from tidegate.types import ddl_of, from_list, parse_schema, parse_type
 
 # Spark DDL text such as "long" or "struct<a: long>", a pyarrow or pyspark type, or what `tg.pickled()` returns.
 ItemType: TypeAlias = "str | pa.DataType | Pickled"
@@ -184,7 +185,7 @@ class Columns(Descriptor):
 
     def __init__(
         self,
-        name: str,
+        name: str | None,
         fields: Sequence[VectorField],
         *,
         windowed: bool = False,
@@ -197,7 +198,11 @@ class Columns(Descriptor):
             item=pa.struct([field.arrow for field in fields]),
             name=name,
             alias=alias,
-            added={field.name: field.default for field in fields if field.default is not None},
+            added={
+                field.name: field.default
+                for field in fields
+                if field.default is not None and field.name not in (renamed or {})
+            },
             renamed=renamed,
         )
         self.fields = tuple(fields)
@@ -247,6 +252,51 @@ class Records(Descriptor):
         for place, name in enumerate(own, 1):
             schema = schema.insert(place, pa.field(name, pa.int64()))
         return StateInfo(info.name, info.kind, info.shape, schema)
+
+
+class DeclaredColumns(Columns):
+    """What `tg.columns` declares: a columnar state of a user's function. `declared` are the user's columns; with a ttl there
+    is one more field, the time of the last write."""
+
+    def __init__(
+        self,
+        columns: Any,
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        alias: Names = (),
+        renamed: Mapping[str, str] | None = None,
+        ttl: Duration | None = None,
+    ) -> None:
+        schema = parse_schema(columns)
+        if defaults is not None and not isinstance(defaults, Mapping):
+            arguments.refuse("columns", "defaults", defaults, "a dict by the names of columns")
+        given = dict(defaults or {})
+        _check_columns(schema, given)
+        self.declared = tuple(VectorField(field.name, field.type, given.get(field.name)) for field in schema)
+        declared = declared_ttl(ttl, "write")
+        self.ttl_ms = None if declared is None else declared.ms
+        touched = () if self.ttl_ms is None else (TOUCHED_FIELD,)
+        super().__init__(name, [*self.declared, *touched], alias=alias, renamed=renamed)
+
+
+def _check_columns(schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
+    for column, default in defaults.items():
+        if column not in schema.names:
+            there = ", ".join(map(repr, schema.names))
+            raise JobError(f"columns: defaults has {column!r}, which is not declared; the columns are {there}")
+        kind = schema.field(column).type
+        try:
+            from_list([default], kind)
+        except SchemaError as error:
+            raise SchemaError(
+                f"columns: {column!r} is declared with {ddl_of(kind)!r}, and its default doesn't fit: {error}"
+            ) from error
+    for field in schema:
+        if field.name.startswith("__"):
+            raise JobError(f"columns: names beginning with '__' are the engine's: give {field.name!r} another name")
+        if not field.nullable and defaults.get(field.name) is None:
+            raise JobError(f"columns: {field.name!r} is NOT NULL: give what a new key has, defaults={{{field.name!r}: …}}")
 
 
 def _refused(text: str, given: Any) -> SchemaError:

@@ -6,13 +6,19 @@
 `self.count` is the state of the current key. Values are checked against the declared type when they are given to a state.
 To change an object that a state returned doesn't change the state.
 
-These are protocols. The classes are in shapes.py and operator_state.py.
+These are protocols. The classes are in shapes.py, operator_state.py and column_handles.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.state.batch_keys import Keys
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -103,6 +109,24 @@ class AggregatingState(Protocol[In_contra, Out_co]):
 class ReducingState(AggregatingState[T, T], Protocol[T]):
     """All items added for the present key, merged by a function, declared by `tg.reducing`. `get` returns the merged
     item."""
+
+
+class ColumnsState(Protocol):
+    """Columns of state for each key, read and written for many keys at once, declared by `tg.columns`. The keys are those of
+    the present batch: `ctx.keys`, or a part of them such as `ctx.keys.where(mask)`."""
+
+    def get_many(self, keys: Keys) -> pa.RecordBatch:
+        """Return the columns, with a row for each key in order. A key without state has the declared defaults, or nulls."""
+
+    def contains_many(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Return for each key whether it has state."""
+
+    def set_many(self, keys: Keys, columns: Mapping[str, Any] | pa.RecordBatch | None = None, /, **named: Any) -> None:
+        """Set columns, `counts.set_many(keys, n=n, total=total)`: each is an Arrow or numpy array with a value for each key,
+        or one value for all keys. Columns that are not given stay as they are, and in new keys have their defaults."""
+
+    def delete_many(self, keys: Keys) -> None:
+        """Delete the state of these keys, if they have any."""
 
 
 # The types of keyed states' declarations for a type checker.

@@ -495,7 +495,7 @@ def test_a_timer_without_on_timer_is_an_error_that_says_so() -> None:
 
 def test_the_optional_methods_of_a_function_do_nothing() -> None:
     function: Function = Plain()
-    function.open(None)  # type: ignore[arg-type]
+    function.open(None)
     function.on_snapshot_complete(1)
     function.close()
 

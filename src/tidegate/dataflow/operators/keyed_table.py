@@ -3,31 +3,28 @@
 A ttl counts from the last record of a key, by the slot's clock. When it has run out, the key begins again at its next
 record; what is left of it is removed in small steps between batches.
 
-Not here: what an operator does with the rows of a batch.
+Not here: what an operator does with the rows of a batch, and how rows end (state/column_ttl.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 
 from tidegate.dataflow.aggregates.base import IntArray
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.process import key_type
+from tidegate.state.column_ttl import TOUCHED_FIELD, ColumnTtl
 from tidegate.state.descriptors import Columns
 from tidegate.state.sections import FrozenState
 from tidegate.state.vectors import VectorField
 
-TOUCHED = "__touched_ms"
-NEVER = 0  # of a key from before there was a ttl: its time begins when the key is seen
-
 
 def touched_fields(ttl_ms: int | None) -> tuple[VectorField, ...]:
     """Return the fields that a table needs for its ttl, if it has one."""
-    return () if ttl_ms is None else (VectorField(TOUCHED, pa.int64(), NEVER),)
+    return () if ttl_ms is None else (TOUCHED_FIELD,)
 
 
 class KeyedTableOperator(Operator):
@@ -38,21 +35,22 @@ class KeyedTableOperator(Operator):
         self._key = key
         self._descriptor = descriptor
         self._ttl_ms = ttl_ms
-        self._swept = 0
+        self._ttl: ColumnTtl | None = None
         self._backend: KeyedBackend | None = None
 
     def open(self, context: OperatorContext) -> None:
         self._backend = backend = context.make_backend(key_type(self.node.input_schemas[0], self._key))
         self._table = backend.column_state(self._descriptor).table()
-        self._now_ms = context.user_now_ms
+        if self._ttl_ms is not None:
+            self._ttl = ColumnTtl(self._table, self._ttl_ms, context.user_now_ms)
         for state, batches in context.restored.items():
             for rows in batches:
                 backend.load(state, rows, known=context.goes_on)
 
     def maintain(self, budget: int) -> None:
         assert self._backend is not None
-        if self._ttl_ms is not None:
-            self._sweep(budget)
+        if self._ttl is not None:
+            self._ttl.sweep(budget)
         self._backend.maintain(budget)
 
     def freeze(self, epoch: int) -> FrozenState | None:
@@ -71,36 +69,15 @@ class KeyedTableOperator(Operator):
 
     def rows_of(self, keys: Sequence[pa.Array]) -> IntArray:
         """Return the row of each record, without what the ttl has ended."""
-        table = self._table
-        rows = table.rows_of(keys)
-        if self._ttl_ms is None:
+        rows = self._table.rows_of(keys)
+        if self._ttl is None:
             return rows
-        now_ms = self._now_ms()
-        touched = table.vectors[TOUCHED].values[rows]
-        ended = (touched != NEVER) & (touched <= now_ms - self._ttl_ms)
+        ended = self._ttl.ended(rows)
         if ended.any():
-            table.delete(rows[ended])
-            rows = table.rows_of(keys)
-        table.change(rows)
-        table.vectors[TOUCHED].values[rows] = now_ms
+            self._table.delete(rows[ended])
+            rows = self._table.rows_of(keys)
+        self._ttl.touch(rows)
         return rows
-
-    def _sweep(self, budget: int) -> None:
-        """Remove keys that ended, among the next `budget` rows."""
-        assert self._ttl_ms is not None
-        table = self._table
-        if self._swept >= table.top:
-            self._swept = 0
-        some = np.arange(self._swept, min(self._swept + budget, table.top))
-        self._swept += budget
-        some = some[table.stamps[some] >= 0]
-        now_ms, touched = self._now_ms(), table.vectors[TOUCHED].values
-        unknown = some[touched[some] == NEVER]
-        table.change(unknown)
-        touched[unknown] = now_ms
-        ended = some[touched[some] <= now_ms - self._ttl_ms]
-        if len(ended):
-            table.delete(ended)
 
 
 def plain(column: pa.Array) -> pa.Array:

@@ -35,7 +35,7 @@ from tidegate.dataflow.operators.user_code import RAISED, blame, fit
 from tidegate.errors import GraphError, JobError
 from tidegate.state.cells import NO_KEY, Cursor
 from tidegate.state.columns import held_as_it_is, key_list, keys_to_arrow
-from tidegate.state.descriptors import descriptors_of
+from tidegate.state.descriptors import Descriptor, descriptors_of
 from tidegate.state.event_time import WATERMARK
 from tidegate.state.operator_state import FrozenTogether, OperatorStates
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
@@ -196,14 +196,10 @@ class ProcessOperator(StepwiseOperator):
         self._pace, self._timer_pace = Pace(context.budget), Pace(context.budget)
         self._operator_states = OperatorStates(attempt=context.attempt, subtask=context.subtask)
         timers = self._open_keyed(context) if self._keyed else None
-        self._context = UserContext(context, self._cursor, timers, self._sides)
+        self._context = self._context_for(context, timers)
         self._batch_now_ms = context.batch_now_ms
         for attribute, descriptor in descriptors_of(self._function).items():
-            owner: Any = self._operator_states.state
-            if descriptor.kind is StateKind.KEYED:
-                assert self._backend is not None, f"{self.name}: keyed state {descriptor.name!r} without a key"
-                owner = self._backend.table
-            setattr(self._function, attribute, owner(descriptor))
+            setattr(self._function, attribute, self._state_for(descriptor, context))
         self._time = OperatorTime(context, keyed=self._keyed)
         for state, batches in context.restored.items():
             self._load(state, batches, known=context.goes_on)
@@ -276,6 +272,17 @@ class ProcessOperator(StepwiseOperator):
             self._backend.close()
 
     # Inside.
+
+    def _context_for(self, context: OperatorContext, timers: UserTimers | None) -> Any:
+        """Return what the function is called with as `ctx`."""
+        return UserContext(context, self._cursor, timers, self._sides)
+
+    def _state_for(self, descriptor: Descriptor, context: OperatorContext) -> Any:
+        """Return what the function calls on a state that it declares."""
+        if descriptor.kind is not StateKind.KEYED:
+            return self._operator_states.state(descriptor)
+        assert self._backend is not None, f"{self.name}: keyed state {descriptor.name!r} without a key"
+        return self._backend.table(descriptor)
 
     def _ports(self) -> list[Method]:
         if len(self._keys) == 1:

@@ -5,7 +5,7 @@ Those that call a function for each record process a batch in several steps if t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -15,12 +15,12 @@ import pyarrow as pa
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator, OperatorContext
 from tidegate.dataflow.operators.budget import MOST_ROWS, Pace
+from tidegate.dataflow.operators.given_batches import batches_of, checked_batch
 from tidegate.dataflow.operators.returned import taker
 from tidegate.dataflow.operators.stepwise import Steps, StepwiseOperator
 from tidegate.dataflow.operators.user_code import RAISED, blame, fit
-from tidegate.errors import SchemaError
 from tidegate.state.sections import StateInfo
-from tidegate.types import ddl_of, rows_of
+from tidegate.types import rows_of
 
 
 class _RecordOperator(StepwiseOperator):
@@ -128,24 +128,13 @@ class MapBatchesOperator(Operator):
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         try:
-            given = self._function(batch)
-            batches = () if given is None else tuple(given) if _is_several(given) else (given,)
+            batches = tuple(batches_of(self._function(batch)))
         except RAISED as error:
             blame(self.name, error, at=f"a batch of {batch.num_rows} records")
-        for out in batches:
-            if not isinstance(out, pa.RecordBatch) or not out.schema.equals(self.node.schema):
-                got = ddl_of(out.schema) if isinstance(out, pa.RecordBatch) else f"a {type(out).__name__}"
-                raise SchemaError(
-                    f"operator {self.name!r} is declared with returns={ddl_of(self.node.schema)!r}, and "
-                    f"its function gave {got!r}. Give record batches of the declared schema "
-                    f"(RecordBatch.cast may help), or change returns=."
-                )
+        for each in batches:
+            out = checked_batch(self.name, each, self.node.schema)
             if out.num_rows:
                 self.emit(out)
-
-
-def _is_several(given: Any) -> bool:
-    return isinstance(given, Iterable) and not isinstance(given, pa.RecordBatch | pa.Table | Mapping | str)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def draw(name: str, lines: Lines, folder: Path) -> Path | None:
     if name not in DRAWINGS:
         return None
     matplotlib.use("agg")  # draws to files; needs no display
-    path = folder / f"{name}.png"
+    path = folder / f"{FILES.get(name, name)}.png"
     with plt.rc_context(STYLE):
         figure = DRAWINGS[name](lines)
         figure.savefig(path, dpi=130)
@@ -142,9 +142,39 @@ def _bars(axes: Axes, lines: Lines, value: Callable[[Mapping[str, Any]], float],
     axes.set_xlabel(label)
 
 
+# Latency.
+
+
+def _over_time(lines: Lines) -> Figure:
+    """The oldest record of each span of time, in a panel for each line, and when snapshots were taken."""
+    shown = [line for line in lines if "over_time" in line]
+    figure, panels = plt.subplots(len(shown), 1, figsize=(9, 1.2 + 1.9 * len(shown)), sharex=True, squeeze=False)
+    for axes, line in zip(panels[:, 0], shown, strict=True):
+        over_time = line["over_time"]
+        span_ms, oldest_ms = over_time["span_ms"], over_time["oldest_ms"]
+        for start_ms, end_ms in over_time["snapshots_ms"]:
+            axes.axvspan(start_ms / 1e3, end_ms / 1e3, color=WATER, alpha=0.5, linewidth=0)
+        axes.plot([place * span_ms / 1e3 for place in range(len(oldest_ms))], oldest_ms, color=DEEP, linewidth=0.9)
+        axes.set_xlim(0, len(oldest_ms) * span_ms / 1e3)
+        axes.set_ylim(0, max(25.0, 1.1 * max(oldest_ms)))
+        axes.set_ylabel("ms")
+        axes.set_title(f"{line['path']}: 99th percentile {line['p99_ms']:.1f} ms", loc="left", fontsize=11, color=INK)
+    panels[-1][0].set_xlabel("time (s)")
+    span_ms = shown[0]["over_time"]["span_ms"]
+    _titled(
+        figure,
+        "Latency over time, at half of the capacity",
+        f"the oldest record of each {span_ms} ms; shaded: from the trigger of a snapshot until it is complete",
+    )
+    return figure
+
+
+FILES = {"latency": "latency-over-time"}  # where a picture isn't named as its benchmark
+
 DRAWINGS: dict[str, Callable[[Lines], Figure]] = {
     "alignment-vs-state": _against_state,
     "alignment-vs-parallelism": _against_parallelism,
     "alignment-vs-shuffles": _against_shuffles,
     "snapshot-protocols": _protocols,
+    "latency": _over_time,
 }

@@ -31,7 +31,8 @@ from tidegate.keygroups import groups_of
 from tidegate.state.sections import Section
 
 TURN_S = 0.001  # how long the writer works before it rests
-REST = 1.0  # times as long as the work before it
+REST, MOST_REST = 1.0, 4.0  # times as long as the work before it: beside an idle loop, and beside a busy one
+SMOOTHING = 0.25  # the weight of the newest turn in the estimate of how busy the loop is
 MIN_CHUNK_ENTRIES, MAX_CHUNK_ENTRIES = 64, 8192
 BATCH_ROWS = 1 << 14
 SECTION_ROWS = 1 << 12
@@ -44,6 +45,7 @@ SortedRows: TypeAlias = tuple[pa.RecordBatch, np.ndarray[Any, Any]]
 
 class _Thread(threading.local):
     rests = True
+    busy = 0.5  # how much of a processor the other threads of the process use: nearly all of that is the loop's
 
 
 _thread = _Thread()
@@ -60,7 +62,9 @@ def without_rests() -> Iterator[None]:
 
 
 class Pace:
-    """Short turns of work with rests between them, which are `rest_factor` times as long as the turns.
+    """Short turns of work with rests between them. The thread takes no more than half of the time that the loop leaves free,
+    but a fifth of all time even if the loop is never idle, so that the work ends (docs/adr/036). `rest_factor` is how long a
+    rest lasts at least, in times of the turn before it; 0 means that the thread doesn't rest.
 
     `entries` is the number of entries for the next chunk, estimated from the chunks before.
     """
@@ -69,6 +73,7 @@ class Pace:
         self.entries = 1024
         self._rest_factor = rest_factor
         self._started_s = time.thread_time()
+        self._looked = time.perf_counter(), time.process_time(), self._started_s
 
     def rest_if_due(self) -> None:
         """Rest if the turn is over; to be called after every chunk. Time spent waiting for the lock doesn't count."""
@@ -79,8 +84,17 @@ class Pace:
         if spent_s > TURN_S:
             self.entries = max(MIN_CHUNK_ENTRIES, self.entries // 2)
         if _thread.rests:
-            time.sleep(spent_s * self._rest_factor)
+            time.sleep(spent_s * (max(self._rest_factor, self._wanted_rest()) if self._rest_factor else 0))
         self._started_s = time.thread_time()
+
+    def _wanted_rest(self) -> float:
+        now = time.perf_counter(), time.process_time(), time.thread_time()
+        wall_s, all_s, own_s = (end - start for end, start in zip(now, self._looked, strict=True))
+        if wall_s > 0:
+            self._looked = now
+            _thread.busy += SMOOTHING * (min(max((all_s - own_s) / wall_s, 0.0), 1.0) - _thread.busy)
+        free = 1 - _thread.busy
+        return min(2 / free - 1, MOST_REST) if free > 0 else MOST_REST
 
 
 def rested(things: Iterable[T]) -> Iterator[T]:

@@ -16,6 +16,7 @@ from tidegate.state import cutting
 from tidegate.state.cutting import (
     MAX_CHUNK_ENTRIES,
     MIN_CHUNK_ENTRIES,
+    MOST_REST,
     REST,
     TURN_S,
     Pace,
@@ -99,12 +100,15 @@ def test_no_rows_are_no_sections() -> None:
 
 
 class Clock:
-    """The thread's time, moved by hand; sleeps are noted."""
+    """The thread's time, moved by hand; sleeps are noted. The loop beside it uses `busy` of a processor."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, busy: float = 0.0) -> None:
         self.now_s = 0.0
         self.slept_s: list[float] = []
+        monkeypatch.setattr(cutting._thread, "busy", busy)
         monkeypatch.setattr(time, "thread_time", lambda: self.now_s)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now_s + sum(self.slept_s))
+        monkeypatch.setattr(time, "process_time", lambda: self.now_s + busy * (self.now_s + sum(self.slept_s)))
         monkeypatch.setattr(time, "sleep", self.slept_s.append)
 
 
@@ -115,6 +119,28 @@ def test_a_rest_is_a_multiple_of_the_work_before_it(monkeypatch: pytest.MonkeyPa
         clock.now_s += TURN_S
         pace.rest_if_due()
     assert clock.slept_s == pytest.approx([3 * TURN_S, 3 * TURN_S])
+
+
+@pytest.mark.parametrize(("busy", "share"), [(0.0, 0.5), (0.2, 0.4), (0.5, 0.25), (0.6, 0.2), (0.9, 0.2), (1.0, 0.2)])
+def test_the_writer_takes_half_of_what_the_loop_leaves_and_at_least_a_fifth(
+    monkeypatch: pytest.MonkeyPatch, busy: float, share: float
+) -> None:
+    clock = Clock(monkeypatch, busy=busy)
+    pace = Pace(rest_factor=REST)
+    for _ in range(100):
+        clock.now_s += TURN_S
+        pace.rest_if_due()
+    assert clock.now_s / (clock.now_s + sum(clock.slept_s)) == pytest.approx(share)
+
+
+def test_the_writer_notices_that_the_loop_has_become_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, busy=0.9)
+    cutting._thread.busy = 0.0
+    for _ in range(20):
+        pace = Pace(rest_factor=REST)  # a thread's estimate lasts longer than one piece of work
+        clock.now_s += TURN_S
+        pace.rest_if_due()
+    assert clock.slept_s[0] < 2 * TURN_S and clock.slept_s[-1] == pytest.approx(MOST_REST * TURN_S)
 
 
 def test_little_work_needs_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,9 +63,15 @@ def result(name: str, folder: Path, schema: pa.Schema) -> Rows:
 
 def written(folder: Path, schema: pa.Schema, key: Sequence[str] = ()) -> Rows:
     """Return the rows that a Parquet sink has written. With a key, a later row replaces an earlier one with the same key:
-    the rows of a key are of one subtask, and their epochs are in the files' names."""
+    the rows of a key are of one subtask, and their epochs are in the files' names. Of changes, return the rows that are
+    left."""
     files = sorted(folder.glob("part-*.parquet"), key=_epoch)
     found = [pq.read_table(file, schema=schema) for file in files]
+    if schema.names[0] == "row_kind":
+        left: Rows = Counter()
+        for kind, *row in _rows(found):
+            left[tuple(row)] += 1 if kind == "+I" else -1
+        return Counter({row: count for row, count in left.items() if count})
     if not key:
         return _counted(found)
     places = [schema.get_field_index(name) for name in key]

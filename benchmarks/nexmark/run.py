@@ -22,7 +22,7 @@ from benchmarks.workloads import Discard, measure, session
 from tidegate.connectors.generator import GeneratorSource
 from tidegate.dataflow.contracts import Source, SourceContext
 
-COUNT, COUNT_BY_RECORD = 20_000_000, 2_000_000  # events
+COUNT, FEW = 20_000_000, 2_000_000  # events; few, if a query is slow or keeps all bids
 CHECKED = Events(50_000, rate=200)  # 250 seconds of event time
 BATCH = 65_536
 
@@ -50,7 +50,8 @@ def run(scale: float, queries: Sequence[str] = QUERIES) -> Iterator[dict[str, An
 
 def _measured(spark: Any, name: str, scale: float) -> dict[str, Any]:
     by_record = getattr(query(name), "BY_RECORD", False)
-    events = Events(int((COUNT_BY_RECORD if by_record else COUNT) * scale) // CYCLE * CYCLE)
+    count = FEW if by_record or getattr(query(name), "KEEPS_BIDS", False) else COUNT
+    events = Events(int(count * scale) // CYCLE * CYCLE)
     job = _job(spark, name)
     build(job, name, events, Discard())
     sources = [node.source for node in job._nodes if node.source is not None]

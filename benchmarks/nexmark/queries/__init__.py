@@ -5,5 +5,8 @@ A module has
 - `SQL`, over the tables `bid`, `auction`, `person` and `side_input`: what the result is;
 - `program(nexmark)`, which returns the stream of results;
 - `KEY`, if that is a stream of upserts by this key: then the last one of each key counts;
-- `BY_RECORD = True`, if a Python function is called for each record.
+- `BY_RECORD = True`, if a Python function is called for each record;
+- `KEEPS_BIDS = True`, if every bid is kept in the state.
+
+A stream of changes is compared by the rows that are left.
 """

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import tidegate as tg
-from benchmarks.nexmark.queries.winning import AUCTION, COLUMNS, WINNERS, WinningBid
+from benchmarks.nexmark.queries.winning import WINNERS
 from benchmarks.nexmark.streams import Nexmark
 
 SQL = f"""
 SELECT category, AVG(price) AS final FROM ({WINNERS}) GROUP BY category
 """
-KEY = ("category",)
-BY_RECORD = True
+KEEPS_BIDS = True
 
 
 def program(nexmark: Nexmark) -> tg.Stream:
-    """Find the winning bids, and average them."""
-    auctions = nexmark.auction(*AUCTION, timed=True).key_by("id")
-    bids = nexmark.bid("auction", "price", "date_time", timed=True).key_by("auction")
-    winners = auctions.connect(bids).process("winners", WinningBid(), returns=COLUMNS)
-    return winners.key_by("category").aggregate("average", final=tg.mean("price"))
+    """Join bids and auctions, and average the highest bids. A higher bid takes the one before out of the average."""
+    auctions = nexmark.auction("id", "category", "date_time", "expires").select(
+        "id AS auction", "category", "date_time AS begun", "expires"
+    )
+    bids = nexmark.bid("auction", "price", "date_time")
+    return (
+        bids.key_by("auction")
+        .join("bids of auctions", auctions.key_by("auction"))
+        .filter("date_time BETWEEN begun AND expires")
+        .key_by("auction", "category")
+        .aggregate("winners", price=tg.max("price"))
+        .as_changelog("changes of winners")
+        .key_by("category")
+        .aggregate("average", final=tg.mean("price"))
+    )

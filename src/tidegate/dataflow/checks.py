@@ -148,7 +148,7 @@ def check_key(where: str, columns: Sequence[object], schema: pa.Schema, *, metho
                     f'with_columns(key="{column}").{method}("key")'
                 )
             raise no_such_column(where, column, schema)
-        if _has_map(schema.field(column).type):
+        if has_map(schema.field(column).type):
             raise SchemaError(
                 f"{where}: column {column!r} is of type {ddl_of(schema.field(column).type)}, and a map "
                 f"has no order, so it can't be a key; take the entries that matter into columns with map"
@@ -223,10 +223,10 @@ def check_time_column(where: str, column: object, schema: pa.Schema) -> str:
     return column
 
 
-def _has_map(kind: pa.DataType) -> bool:
+def has_map(kind: pa.DataType) -> bool:
     if pa.types.is_map(kind):
         return True
-    return any(_has_map(kind.field(index).type) for index in range(kind.num_fields))
+    return any(has_map(kind.field(index).type) for index in range(kind.num_fields))
 
 
 # ----------------------------------------------------------------------------------------------- sources and sinks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.changelog import changes_schema
 from tidegate.dataflow.operators.keyed_batch import KeyedBatchSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
+from tidegate.dataflow.regular_joins import regular_join
 from tidegate.dataflow.triggers import AnyTrigger
 from tidegate.dataflow.windowed_stream import WindowedStream
 from tidegate.dataflow.windows import Assigner
@@ -32,6 +33,8 @@ from tidegate.types import ddl_of
 if TYPE_CHECKING:
     from tidegate.dataflow.pipeline import Pipeline
     from tidegate.dataflow.stream import Stream
+
+JoinKind: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 
 class KeyedStream(Flow):
@@ -169,6 +172,28 @@ class KeyedStream(Flow):
                 right=[right._schema.field(column) for column in right._key],
             )
         return ConnectedStreams(self, right)
+
+    def join(
+        self,
+        name: str,
+        other: KeyedStream,
+        /,
+        *,
+        how: JoinKind = "inner",
+        ttl: Duration | None = None,
+        parallelism: int | None = None,
+        alias: Names = (),
+    ) -> Stream:
+        """Join two streams by key: `bids.key_by("auction").join("sold", auctions.key_by("id"), how="left", ttl="1 day")`.
+
+        The result is, at any time, the join of all records that have arrived. `how` is inner, left, right, full, semi or
+        anti. The columns are those of the left side, then those of the right; columns of the key that have one name on both
+        sides are one column. Null equals nothing.
+
+        Inner and semi joins of appended records are appended records. All other results are changes, with a `row_kind`.
+        Both sides are kept under `name`, or if there is a `ttl`, what came within it.
+        """
+        return regular_join(self, name, other, how=how, ttl=ttl, parallelism=parallelism, alias=alias)
 
     def to(self, name: str, sink: Sink, *, parallelism: int | None = None, alias: Names = ()) -> None:
         """Write the records to a sink. The records of a key go to one subtask of the sink, in their order."""

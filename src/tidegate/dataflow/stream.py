@@ -48,7 +48,7 @@ _INSTEAD = {
     "agg": "call key_by(…).aggregate(…)",
     "groupBy": "call key_by(…)",
     "group_by": "call key_by(…)",
-    "join": "key both streams alike, and call left.key_by(…).connect(right.key_by(…)).process(…) with a CoProcess",
+    "join": "key both streams alike, and call left.key_by(…).join(name, right.key_by(…))",
     "where": "call filter(…)",
     "withColumn": "call with_columns(…)",
     "withColumns": "call with_columns(…)",

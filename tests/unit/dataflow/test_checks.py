@@ -621,7 +621,7 @@ def test_methods_that_a_broadcast_stream_lacks_say_where_to_go(bids: Stream) -> 
     ("name", "advice"),
     [
         ("aggregate", "call key_by(…) before it"),
-        ("join", "a CoProcess"),
+        ("join", "left.key_by(…).join(name"),
         ("groupBy", "call key_by(…)"),
         ("withWatermark", "call with_watermark(…)"),
     ],

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contract.test_columnar_state import BACKENDS, GROUPS, NO_MEMORY
-from tidegate.state import versioned_table
+from tidegate.state import rocks_records, versioned_table
 from tidegate.state.columns import key_list
 from tidegate.state.descriptors import Records
 from tidegate.state.merging import LayerInMemory, resolved_rows
@@ -369,3 +369,33 @@ def test_positions_grow_after_a_restore_from_native_files_or_rows() -> None:
     frozen.release()
     for each in (backend, first, second):
         each.close()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_records_stay_in_order_when_rows_that_were_reused_get_new_numbers(name: str) -> None:
+    backend = BACKENDS[name](pa.int64())
+    table = backend.record_state(Records("state", [pa.field("n", pa.int64())])).table()
+    many = 2 * versioned_table.MIN_RENUMBERED_ROWS
+    others = table.append([pa.array(np.zeros(many, np.int64))], [pa.array(np.zeros(many, np.int64))])
+    table.append([pa.array([7])], [pa.array([1])])
+    table.delete(others[:10])
+    table.append([pa.array([7, 7])], [pa.array([2, 3])])
+    table.delete(others[10:])
+    backend.maintain(1000)
+    assert table.top == 3
+    assert [table.column("n", rows).to_pylist() for _, rows in table.matches([pa.array([7])])] == [[1, 2, 3]]
+    backend.close()
+
+
+def test_a_hot_key_is_read_from_rocksdb_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rocks_records, "READ_ENTRIES", 7)
+    backend = BACKENDS["rocksdb"](pa.int64())
+    table = backend.record_state(Records("state", [pa.field("n", pa.int64())])).table()
+    table.append([pa.array([1] * 50)], [pa.array(range(50))])
+    backend._memory = NO_MEMORY
+    backend.maintain(1000)
+    assert not table.row_count
+    table.append([pa.array([2, 1])], [pa.array([0, 50])])
+    assert [table.column("n", rows).to_pylist() for _, rows in table.matches([pa.array([1])])] == [list(range(51))]
+    assert len(table) == 52
+    backend.close()

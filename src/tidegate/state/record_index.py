@@ -176,7 +176,8 @@ class RecordIndex:
         self._starts, self._lengths, self._gaps, self._rooms = (np.zeros(len(order), np.int64) for _ in range(4))
         self.whole = whole
         self._reusable, self.top = [], self.count
-        self._relink_all(np.arange(len(rows)))
+        # Rows are reused, so their numbers are not in the order of arrival.
+        self._relink_all(np.argsort(self.positions, kind="stable"))
 
     @property
     def nbytes(self) -> int:

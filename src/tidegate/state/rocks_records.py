@@ -78,23 +78,27 @@ class RocksRecordTable(RocksTable, RecordTable):
         entries = (
             entry for start in self._state.starts(asked, self._at) for entry in scan_prefix(self._state.host.db, start)
         )
+        here = self._identities(index.rows_of(index.numbers(asked)))
         while some := list(islice(entries, READ_ENTRIES)):
-            self._take_in(some)
+            self._take_in(some, here)
         found = index.numbers(asked)
         found = found[found >= 0]
         index.relink(found)
         index.whole[found] = True
 
-    def _take_in(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Load entries of RocksDB that are not here, and were not deleted."""
+    def _identities(self, rows: IntArray) -> KeyIndex:
+        """Return what identifies these rows."""
+        here = KeyIndex(self._gone_type)
+        here.rows_of(self.keys(rows))
+        return here
+
+    def _take_in(self, entries: list[tuple[bytes, bytes]], here: KeyIndex) -> None:
+        """Load entries of RocksDB that were neither here before the first ones were read, nor deleted."""
         spelling = self._state.spelling
         rows = spelling.batch([key for key, _ in entries], [value for _, value in entries])
         key = rows.column("key")
         keys = key.flatten() if pa.types.is_struct(key.type) else [key]
         identity = [*keys, rows.column(POSITION)]
-        known = self._index.rows_of(self._index.numbers(keys))
-        here = KeyIndex(self._gone_type)
-        here.rows_of(self.keys(known))
         wanted = np.flatnonzero(~self._is_gone(identity) & (here.find(identity) < 0))
         if len(wanted):
             rows = rows.take(pa.array(wanted))
@@ -105,8 +109,9 @@ class RocksRecordTable(RocksTable, RecordTable):
     def _fetch_all(self) -> None:
         if self.complete:
             return
+        here = self._identities(self._rows())
         for entries in self._state.entries_of(self._at):
-            self._take_in(entries)
+            self._take_in(entries, here)
         self._index.relink(self._index.numbers_in_use())
         self.complete = True
         self._index.whole[:] = True

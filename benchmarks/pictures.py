@@ -158,7 +158,8 @@ def _over_time(lines: Lines) -> Figure:
         axes.set_xlim(0, len(oldest_ms) * span_ms / 1e3)
         axes.set_ylim(0, max(25.0, 1.1 * max(oldest_ms)))
         axes.set_ylabel("ms")
-        axes.set_title(f"{line['path']}: 99th percentile {line['p99_ms']:.1f} ms", loc="left", fontsize=11, color=INK)
+        p99 = "" if line.get("p99_ms") is None else f": 99th percentile {line['p99_ms']:.1f} ms"
+        axes.set_title(f"{line['path']}{p99}", loc="left", fontsize=11, color=INK)
     panels[-1][0].set_xlabel("time (s)")
     span_ms = shown[0]["over_time"]["span_ms"]
     _titled(

@@ -292,7 +292,8 @@ def _split_part(call: Call) -> Typed:
     def part(value: pa.Array) -> pa.Array:
         if not delimiter:
             return value if number in (1, -1) else pc.if_else(pc.is_valid(value), "", value)
-        lists = pc.split_pattern(value, delimiter)
+        # Behind the part that is wanted, nothing is split.
+        lists = pc.split_pattern(value, delimiter, max_splits=number if number > 0 else None)
         starts, stops = lists.offsets.to_numpy()[:-1], lists.offsets.to_numpy()[1:]
         at = starts + number - 1 if number > 0 else stops + number
         outside = (at < starts) | (at >= stops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,3 +42,20 @@ def test_a_data_frame_takes_the_updates_of_an_aggregate_as_records_of_their_own(
     assert {key: max(row.n for row in rows if row.key == key) for key in range(7)} == {
         key: len(range(key, 600, 7)) for key in range(7)
     }
+
+
+def test_changes_of_data_frames_are_joined_and_aggregated(spark: SparkSession) -> None:
+    names = spark.createDataFrame([(key, f"key {key % 3}") for key in range(5)], "key long, name string")
+
+    def sizes(events: Any, names: Any) -> Any:
+        named = events.key_by("key").join("named", names.key_by("key"), how="left")
+        return named.key_by("name").aggregate("sizes", n=tg.count()).as_append()
+
+    rows = tg.transform({"events": events(spark), "names": names}, sizes).collect()
+    left = Counter[Any]()
+    for row in rows:
+        left[row.name, row.n] += 1 if row.row_kind == "+I" else -1
+    of_key = [len(range(key, 600, 7)) for key in range(7)]
+    assert +left == Counter(
+        [("key 0", of_key[0] + of_key[3]), ("key 1", of_key[1] + of_key[4]), ("key 2", of_key[2]), (None, sum(of_key[5:]))]
+    )

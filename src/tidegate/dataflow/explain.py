@@ -107,7 +107,8 @@ def _what(graph: LogicalGraph, node: Node) -> str:
 def _facts(graph: LogicalGraph, node: Node, loops: Sequence[LogicalLoop]) -> Iterator[tuple[str, str]]:
     yield from _in_loops(loop.head.name for loop in loops if node.id in loop.nodes)
     for edge in node.inputs:
-        yield _port(node, edge.port), f"{_output(graph, edge)}, {_way(edge.partitioning, edge.key)}"
+        way = _way(edge.partitioning, edge.key)
+        yield _port(node, edge.port), f"{_output(graph, edge)}, {way}{_taken_as(graph, edge)}"
     for loop in loops:
         if loop.head is node:
             yield _port(node, 0), f"[{loop.tail.id}] {loop.tail.name}, {_FEEDBACK}"
@@ -148,6 +149,14 @@ def _output(graph: LogicalGraph, edge: Edge) -> str:
 
 def _way(partitioning: Partitioning, key: Sequence[str]) -> str:
     return f"{partitioning.value} by {', '.join(key)}" if key else partitioning.value
+
+
+def _taken_as(graph: LogicalGraph, edge: Edge) -> str:
+    """Return what the records are taken for, if that isn't what the operator above emits."""
+    if edge.upserts_by:
+        return f", as upserts by {', '.join(edge.upserts_by)}"
+    above = graph.node(edge.source)
+    return ", as appended records" if edge.as_append and (above.retracts or above.upserts_by) else ""
 
 
 def _states_of(node: Node) -> list[Descriptor]:

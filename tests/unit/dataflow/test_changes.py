@@ -66,6 +66,7 @@ def test_filters_and_columns_and_aggregates_work_on_changes() -> None:
     assert "insertions and deletions, one row for each auction, bidder" in text
     assert "insertions and deletions, one row for each word" in text
     assert "insertions and deletions\n" in text, "after explode there may be several for each key"
+    assert "by word, forward, as appended records" in text
 
 
 def test_the_key_of_changes_is_known_as_long_as_its_rows_stay_together() -> None:
@@ -162,6 +163,7 @@ def test_appended_records_can_be_taken_for_upserts() -> None:
     with pytest.raises(GraphError, match="takes records that are appended"):
         latest.to("files", Nowhere())
     latest.as_append().to("log", Nowhere())
+    assert "[0] bids, hash by auction, as upserts by auction" in explain_logical(bids._pipeline.build())
 
 
 def test_changes_are_not_spread_over_another_number_of_subtasks() -> None:

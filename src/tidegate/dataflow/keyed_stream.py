@@ -24,6 +24,7 @@ from tidegate.dataflow.operators.changelog import changes_schema
 from tidegate.dataflow.operators.keyed_batch import KeyedBatchSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
 from tidegate.dataflow.regular_joins import regular_join
+from tidegate.dataflow.timed_joins import check_kind_of_join, interval_join, temporal_join
 from tidegate.dataflow.triggers import AnyTrigger
 from tidegate.dataflow.windowed_stream import WindowedStream
 from tidegate.dataflow.windows import Assigner
@@ -181,18 +182,41 @@ class KeyedStream(Flow):
         *,
         how: JoinKind = "inner",
         ttl: Duration | None = None,
+        between: tuple[Duration, Duration] | None = None,
+        times: str | tuple[str, str] | None = None,
+        as_of: str | tuple[str, str] | None = None,
+        late: tuple[str | None, str | None] | None = None,
         parallelism: int | None = None,
         alias: Names = (),
     ) -> Stream:
         """Join two streams by key: `bids.key_by("auction").join("sold", auctions.key_by("id"), how="left", ttl="1 day")`.
 
-        The result is, at any time, the join of all records that have arrived. `how` is inner, left, right, full, semi or
-        anti. The columns are those of the left side, then those of the right; columns of the key that have one name on both
-        sides are one column. Null equals nothing.
+        The columns are those of the left side, then those of the right; columns of the key that have one name on both
+        sides are one column. Null equals nothing. Both sides are kept under `name`.
 
-        Inner and semi joins of appended records are appended records. All other results are changes, with a `row_kind`.
-        Both sides are kept under `name`, or if there is a `ttl`, what came within it.
+        *Regular.* The result is, at any time, the join of all records that have arrived, or with a `ttl`, of what came
+        within it. `how` is inner, left, right, full, semi or anti. Inner and semi joins of appended records are appended
+        records. All other results are changes, with a `row_kind`.
+
+        *Within an interval* of event time: `between=("0 s", "1 hour"), times=("placed", "paid")`. A pair matches if the
+        right record's time is from and to so long after the left record's, bounds included; negative durations are before
+        it. `times` are the columns of event time. A record without a match is emitted when the watermark says that none can
+        come, so that all records of the result are appended.
+
+        *As of a version*: `as_of=("placed", "since")`. Each right record is a new version of its key, valid since its time.
+        A left record is joined with the version that was valid at its own time, when the watermark has passed that. `how`
+        is inner or left.
+
+        In joins by event time, records that come after the watermark has passed them are dropped, or go to the side outputs
+        that `late` names, for the left and the right side.
         """
+        check_kind_of_join(name, ttl=ttl, between=between, times=times, as_of=as_of, late=late)
+        if as_of is not None:
+            return temporal_join(self, name, other, how=how, as_of=as_of, late=late, parallelism=parallelism, alias=alias)
+        if between is not None:
+            return interval_join(
+                self, name, other, how=how, between=between, times=times, late=late, parallelism=parallelism, alias=alias
+            )
         return regular_join(self, name, other, how=how, ttl=ttl, parallelism=parallelism, alias=alias)
 
     def to(self, name: str, sink: Sink, *, parallelism: int | None = None, alias: Names = ()) -> None:

@@ -1,0 +1,92 @@
+"""The job with joins by event time: records of two sources that belong together, and those that have no partner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from tests.simulation.expected import expect_rows
+from tests.simulation.rows import keys_of_splits, rows_source
+from tidegate.dataflow.pipeline import Pipeline
+from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf
+
+KINDS = ("inner", "left", "right", "full", "semi", "anti")
+
+
+class IntervalJoins(SimulatedJob):
+    """Interval joins, of all kinds. No record is late, so that the result is determined."""
+
+    name = "interval joins"
+    can_drain = False
+
+    def __init__(self, rng: Random) -> None:
+        self._how = rng.choice(KINDS)
+        self._bounds = rng.choice(((0, 10), (-6, 6), (4, 30), (-20, -2)))
+        key_count = rng.choice((rng.randint(1, 4), 20))
+        self._rows: list[list[Row]] = []
+        self._sources = []
+        for names in ("key long, ts long, n long", "key long, at long, m long"):
+            count, splits = rng.randint(10, 60), rng.choice((1, 2))
+            keys = keys_of_splits(rng, count, splits=splits, keys=key_count)
+            rows = [(key, max(1, 5 + number * 2 - rng.randrange(5)), number) for number, key in enumerate(keys)]
+            self._rows.append(rows)
+            self._sources.append(rows_source(rows, names, splits))
+
+    def build(self, pipeline: Pipeline, site: Site) -> None:
+        trip = site.trip
+
+        def passes(record: Any) -> bool:
+            trip.at(record)
+            return True
+
+        left, right = (
+            pipeline.source(name, site.source(source), parallelism=site.parallelism(name))
+            .with_watermark(time, 8)
+            .filter(passes, name=f"trip {name}")
+            .key_by("key")
+            for name, time, source in zip(("left", "right"), ("ts", "at"), self._sources, strict=True)
+        )
+        joined = left.join(
+            "join",
+            right,
+            how=self._how,  # type: ignore[arg-type]
+            between=self._bounds,
+            times=("ts", "at"),
+            late=("late left", "late right"),
+            parallelism=site.parallelism("join"),
+        )
+        joined.to("out", site.sink(), parallelism=site.parallelism("out"))
+        for side in ("late left", "late right"):
+            joined.side_output(side).to(f"{side} out", site.sink(), parallelism=site.parallelism("late"))
+
+    def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
+        pairs, expected = self._results()
+        if not exact:
+            if self._how not in ("semi", "anti"):
+                missing = set(pairs) - set(rows("out"))
+                assert not missing, f"{missing} are missing"
+            return
+        assert not rows("late left out") and not rows("late right out"), "nothing is late"
+        expect_rows("joined", rows("out"), expected)
+
+    def _results(self) -> tuple[list[Row], list[Row]]:
+        """Return the pairs, and all rows of the result."""
+        lefts, rights = self._rows
+        lower, upper = self._bounds
+        found = [
+            (one, other) for one in lefts for other in rights if one[0] == other[0] and lower <= other[1] - one[1] <= upper
+        ]
+        with_match = {one for one, _ in found}, {other for _, other in found}
+        pairs = [(*one, *other[1:]) for one, other in found]
+        alone = [[each for each in side if each not in those] for side, those in zip(self._rows, with_match, strict=True)]
+        if self._how == "semi":
+            return pairs, list(with_match[0])
+        if self._how == "anti":
+            return pairs, alone[0]
+        results = list(pairs)
+        if self._how in ("left", "full"):
+            results += [(*each, None, None) for each in alone[0]]
+        if self._how in ("right", "full"):
+            results += [(key, None, None, *rest) for key, *rest in alone[1]]
+        return pairs, results

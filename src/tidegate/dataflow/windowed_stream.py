@@ -14,7 +14,8 @@ from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import Aggregate
 from tidegate.dataflow.flow import Flow, Names, columns_text
 from tidegate.dataflow.graph import Edge
-from tidegate.dataflow.operators.window import END, START, WindowSettings, time_type
+from tidegate.dataflow.operators.window import END, START, time_type
+from tidegate.dataflow.operators.window_aggregates import WindowSettings
 from tidegate.dataflow.operators.window_spec import WindowSpec
 from tidegate.dataflow.triggers import After, AnyOf, AnyTrigger, parts
 from tidegate.dataflow.windows import Assigner, Global, Paned, Sessions

@@ -14,7 +14,8 @@ from tests.unit.operators.window_oracle import Record, Result, group_of, oracle_
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import Aggregate
 from tidegate.dataflow.aggregates.declaring import count, sum_
-from tidegate.dataflow.operators.window import WindowOperator, WindowSettings
+from tidegate.dataflow.operators.window import WindowOperator
+from tidegate.dataflow.operators.window_aggregates import WindowSettings
 from tidegate.dataflow.operators.window_spec import WindowSpec
 from tidegate.dataflow.triggers import Trigger
 from tidegate.dataflow.windows import Assigner

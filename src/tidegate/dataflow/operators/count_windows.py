@@ -21,11 +21,12 @@ from tidegate.dataflow.aggregates.numpy_columns import copy_rows, held_vectors
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import OperatorContext
 from tidegate.dataflow.operators.stepwise import Steps
-from tidegate.dataflow.operators.window import COUNT, WindowOperator, WindowSettings
+from tidegate.dataflow.operators.window import COUNT
+from tidegate.dataflow.operators.window_aggregates import AggregatingWindowOperator, WindowSettings
 from tidegate.dataflow.windows import Global
 
 
-class CountWindowOperator(WindowOperator):
+class CountWindowOperator(AggregatingWindowOperator):
     def __init__(self, node: Node, assigner: Global, settings: WindowSettings) -> None:
         super().__init__(node, assigner, settings)
         assert assigner.count is not None
@@ -35,7 +36,7 @@ class CountWindowOperator(WindowOperator):
         super().open(context)
         self._on_first = None
 
-    def _add(self, batch: pa.RecordBatch) -> None:
+    def _add_all(self, batch: pa.RecordBatch) -> None:
         table, aggregation = self._state.table(), self._aggregation
         keys = self._keys(batch)
         rows_of_records = table.rows_of(keys)

@@ -22,7 +22,7 @@ from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import AT_ONCE_MS, OperatorContext
 from tidegate.dataflow.operators.paned_windows import PanedWindowOperator, slices
 from tidegate.dataflow.operators.stepwise import Steps
-from tidegate.dataflow.operators.window import WindowSettings
+from tidegate.dataflow.operators.window_aggregates import WindowSettings
 from tidegate.dataflow.windows import Paned
 from tidegate.state.column_table import ColumnTable
 

@@ -19,11 +19,11 @@ from tidegate.channels.elements import MAX_WATERMARK_MS
 from tidegate.dataflow.operators.base import AT_ONCE_MS, OperatorContext
 from tidegate.dataflow.operators.paned_windows import slices
 from tidegate.dataflow.operators.stepwise import Steps
-from tidegate.dataflow.operators.window import WindowOperator
+from tidegate.dataflow.operators.window_aggregates import AggregatingWindowOperator
 from tidegate.state.column_table import ColumnTable
 
 
-class GlobalWindowOperator(WindowOperator):
+class GlobalWindowOperator(AggregatingWindowOperator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._on_first = None
@@ -46,7 +46,7 @@ class GlobalWindowOperator(WindowOperator):
 
     # Inside.
 
-    def _add(self, batch: pa.RecordBatch) -> None:
+    def _add_all(self, batch: pa.RecordBatch) -> None:
         table = self._table
         changed = table.rows_of(self._keys(batch))
         self._accumulate(table, changed, batch)

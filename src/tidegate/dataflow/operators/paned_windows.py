@@ -1,6 +1,6 @@
 """Windows of fixed places: tumbling, sliding, cumulating (dataflow/windows.py).
 
-State is one table of accumulators for each pane, by key. A record is added to one pane. When a window fires, its panes are
+`PanesOperator` fires them, whatever is in their panes. `PanedWindowOperator` computes aggregates. Its state is one table of accumulators for each pane, by key. A record is added to one pane. When a window fires, its panes are
 merged, in a table of its own that is no state.
 
 Tumbling windows without lateness have one pane each, which nothing needs once its window has fired: its rows are emitted
@@ -13,29 +13,30 @@ Invariants:
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import groupby, takewhile
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.channels.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
-from tidegate.dataflow.operators.base import AT_ONCE_MS, OperatorContext
+from tidegate.dataflow.operators.base import AT_ONCE_MS, KeyedBackend, OperatorContext
 from tidegate.dataflow.operators.stepwise import Steps
 from tidegate.dataflow.operators.window import (
     MAX_ROWS,
     MAX_WINDOWS,
     WindowOperator,
-    WindowSettings,
     times_ms_of,
     times_of,
     with_times,
 )
+from tidegate.dataflow.operators.window_aggregates import AggregatingWindowOperator, WindowSettings
 from tidegate.dataflow.windows import Paned, Times
 from tidegate.state.column_table import ColumnTable
 
@@ -43,27 +44,101 @@ from tidegate.state.column_table import ColumnTable
 _OVERHEAD_ROWS = MAX_ROWS // MAX_WINDOWS
 
 
-class PanedWindowOperator(WindowOperator):
+class Panes(Protocol):
+    """State by pane."""
+
+    def windows(self) -> Sequence[int]:
+        """Return the panes that have state, in order."""
+
+    def drop(self, at: int) -> None:
+        """Forget a pane."""
+
+
+class PanesOperator(WindowOperator):
+    """Windows that are made of panes."""
+
+    _assigner: Paned
+    _panes: Panes
+    _keeps: bool  # whether panes stay when a window has fired
+
+    @abstractmethod
+    def _fire_window(self, end_ms: int) -> Steps:
+        """Fire the window that ends there for all keys for which it hasn't fired. If its panes don't stay, drop them."""
+
+    def _in_time(self, batch: pa.RecordBatch, column: str, port: int = 0) -> tuple[pa.RecordBatch, Times]:
+        """Return the records that are in a window and not late, and their times. Emit the late ones."""
+        batch = with_times(batch, column)
+        times_ms = times_ms_of(self.name, batch.column(column))
+        if self._assigner.has_gaps:
+            inside = self._assigner.in_windows(times_ms)
+            batch, times_ms = batch.filter(pa.array(inside)), times_ms[inside]
+        if not batch.num_rows:
+            return batch, times_ms
+        deadlines_ms = self._assigner.last_ends(times_ms) + (self._lateness_ms - 1)
+        late = deadlines_ms <= self._times_of_keys(self._keys(batch, port))
+        if late.any():
+            batch, times_ms = self._emit_late(batch, late, port), times_ms[~late]
+        return batch, times_ms
+
+    def _fired(self, pane: int, keys: list[pa.Array]) -> Iterator[tuple[int, list[pa.Array]]]:
+        """Yield the ends of a pane's windows that have fired and are not over, with the keys for which that is so."""
+        reached_ms = self._times_of_keys(keys)
+        for end_ms in self._assigner.ends(pane, after_ms=int(np.min(reached_ms)) + 1 - self._lateness_ms):
+            if end_ms - 1 > np.max(reached_ms):
+                return
+            if self._time.is_one:
+                yield end_ms, keys
+            else:
+                has_fired = (reached_ms >= end_ms - 1) & (reached_ms < end_ms - 1 + self._lateness_ms)
+                yield end_ms, [column.filter(pa.array(has_fired)) for column in keys]
+
+    def _fire(self, at_ms: int) -> Steps:
+        for end_ms in self._due(at_ms):
+            self._is_whole = not self._keeps
+            yield from self._fire_window(end_ms)
+            self._time.advance(end_ms - 1)
+            self._expire()
+            self._is_whole = True
+            if self._is_spent(_OVERHEAD_ROWS):
+                yield
+
+    def _due(self, at_ms: int) -> Iterator[int]:
+        """Yield the ends of the windows that have records, are complete and have not fired, in order. While they fire no
+        record is added. A pane may be in very many windows, so they are not all in memory."""
+        after_ms = self._time.at_ms + 1 if self._keeps else MIN_WATERMARK_MS
+        ends = [self._assigner.ends(pane, after_ms=after_ms) for pane in self._panes.windows()]
+        return (end_ms for end_ms, _ in groupby(takewhile(lambda end_ms: end_ms - 1 <= at_ms, merge(*ends))))
+
+    def _expire(self) -> None:
+        for pane in list(self._panes.windows()) if self._keeps else ():
+            if self._assigner.last_end(pane) - 1 + self._lateness_ms > self._time.at_ms:
+                break
+            self._panes.drop(pane)
+
+    def _panes_of(self, end_ms: int) -> Sequence[int]:
+        """Return the panes of a window that have records, in order."""
+        window = self._assigner.window(end_ms)
+        if not self._keeps:
+            return [window.start_ms]
+        panes = self._panes.windows()
+        return panes[bisect_left(panes, window.start_ms) : bisect_left(panes, window.end_ms)]
+
+
+class PanedWindowOperator(AggregatingWindowOperator, PanesOperator):
     def __init__(self, node: Node, assigner: Paned, settings: WindowSettings) -> None:
         super().__init__(node, assigner, settings)
         self._assigner = assigner
         self._keeps = not assigner.is_one_pane or settings.lateness_ms > 0
 
+    def _open_state(self, backend: KeyedBackend) -> None:
+        super()._open_state(backend)
+        self._panes = self._state
+
     # Records.
 
-    def _add(self, batch: pa.RecordBatch) -> None:
+    def _add_all(self, batch: pa.RecordBatch) -> None:
         assert self._assigner.column is not None
-        batch = with_times(batch, self._assigner.column)
-        times_ms = times_ms_of(self.name, batch.column(self._assigner.column))
-        if self._assigner.has_gaps:
-            inside = self._assigner.in_windows(times_ms)
-            batch, times_ms = batch.filter(pa.array(inside)), times_ms[inside]
-        if not batch.num_rows:
-            return
-        deadlines_ms = self._assigner.last_ends(times_ms) + (self._lateness_ms - 1)
-        late = deadlines_ms <= self._times_of_keys(self._keys(batch))
-        if late.any():
-            batch, times_ms = self._emit_late(batch, late), times_ms[~late]
+        batch, times_ms = self._in_time(batch, self._assigner.column)
         again: dict[int, list[list[pa.Array]]] = defaultdict(list)
         for pane, rows in split(batch, self._assigner.panes_of(times_ms)):
             keys = self._keys(rows)
@@ -80,18 +155,6 @@ class PanedWindowOperator(WindowOperator):
     def _on_added(self, pane: int, table: ColumnTable, changed: Any) -> None:
         """Records were added to a pane, at these rows of its table, which may repeat."""
 
-    def _fired(self, pane: int, keys: list[pa.Array]) -> Iterator[tuple[int, list[pa.Array]]]:
-        """Yield the ends of a pane's windows that have fired and are not over, with the keys for which that is so."""
-        reached_ms = self._times_of_keys(keys)
-        for end_ms in self._assigner.ends(pane, after_ms=int(np.min(reached_ms)) + 1 - self._lateness_ms):
-            if end_ms - 1 > np.max(reached_ms):
-                return
-            if self._time.is_one:
-                yield end_ms, keys
-            else:
-                has_fired = (reached_ms >= end_ms - 1) & (reached_ms < end_ms - 1 + self._lateness_ms)
-                yield end_ms, [column.filter(pa.array(has_fired)) for column in keys]
-
     def _fire_again(self, end_ms: int, keys: list[list[pa.Array]]) -> None:
         merged = self._new_table()
         for columns in keys:
@@ -104,25 +167,6 @@ class PanedWindowOperator(WindowOperator):
             known = found >= 0
             self._merge_rows(merged, rows[known], table, found[known])
         self._give_rows(end_ms, merged, rows)
-
-    # Windows.
-
-    def _fire(self, at_ms: int) -> Steps:
-        for end_ms in self._due(at_ms):
-            self._is_whole = not self._keeps
-            yield from self._fire_window(end_ms)
-            self._time.advance(end_ms - 1)
-            self._expire()
-            self._is_whole = True
-            if self._is_spent(_OVERHEAD_ROWS):
-                yield
-
-    def _due(self, at_ms: int) -> Iterator[int]:
-        """Yield the ends of the windows that have records, are complete and have not fired, in order. While they fire no
-        record is added. A pane may be in very many windows, so they are not all in memory."""
-        after_ms = self._time.at_ms + 1 if self._keeps else MIN_WATERMARK_MS
-        ends = [self._assigner.ends(pane, after_ms=after_ms) for pane in self._state.windows()]
-        return (end_ms for end_ms, _ in groupby(takewhile(lambda end_ms: end_ms - 1 <= at_ms, merge(*ends))))
 
     def _fire_window(self, end_ms: int) -> Steps:
         panes = self._panes_of(end_ms)
@@ -161,20 +205,6 @@ class PanedWindowOperator(WindowOperator):
             if self._is_spent(len(rows) + _OVERHEAD_ROWS):
                 yield
 
-    def _expire(self) -> None:
-        for pane in list(self._state.windows()) if self._keeps else ():
-            if self._assigner.last_end(pane) - 1 + self._lateness_ms > self._time.at_ms:
-                break
-            self._state.drop(pane)
-
-    def _panes_of(self, end_ms: int) -> Sequence[int]:
-        """Return the panes of a window that have records, in order."""
-        window = self._assigner.window(end_ms)
-        if not self._keeps:
-            return [window.start_ms]
-        panes = self._state.windows()
-        return panes[bisect_left(panes, window.start_ms) : bisect_left(panes, window.end_ms)]
-
     def _give_rows(self, end_ms: int, table: ColumnTable, rows: Any) -> None:
         if not len(rows):
             return
@@ -208,7 +238,7 @@ class ProcessingTimeWindowOperator(PanedWindowOperator):
             return end_ms
         return AT_ONCE_MS if end_ms <= self._now_ms() else None
 
-    def _add(self, batch: pa.RecordBatch) -> None:
+    def _add_all(self, batch: pa.RecordBatch) -> None:
         pane = int(self._assigner.panes_of(np.array([self._now_ms()], np.int64))[0])
         table = self._state.window(pane)
         self._accumulate(table, table.rows_of(self._keys(batch)), batch)

@@ -36,12 +36,11 @@ from tidegate.dataflow.operators.window import (
     END,
     MAX_ROWS,
     START,
-    WindowOperator,
-    WindowSettings,
     times_from,
     times_ms_of,
     with_times,
 )
+from tidegate.dataflow.operators.window_aggregates import AggregatingWindowOperator, WindowSettings
 from tidegate.dataflow.windows import Sessions, Times
 from tidegate.state.column_table import ColumnTable
 
@@ -70,7 +69,7 @@ class Intervals:
         return inside, np.cumsum(begins) - 1
 
 
-class SessionWindowOperator(WindowOperator):
+class SessionWindowOperator(AggregatingWindowOperator):
     def __init__(self, node: Node, assigner: Sessions, settings: WindowSettings) -> None:
         super().__init__(node, assigner, settings)
         self._column = assigner.column
@@ -81,7 +80,7 @@ class SessionWindowOperator(WindowOperator):
 
     # Records.
 
-    def _add(self, batch: pa.RecordBatch) -> None:
+    def _add_all(self, batch: pa.RecordBatch) -> None:
         batch = with_times(batch, self._column)
         if not batch.num_rows:
             return

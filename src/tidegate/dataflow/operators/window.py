@@ -1,7 +1,9 @@
-"""Window operators: aggregates of the records that each key has in each window.
+"""Window operators: what is computed of the records that each key has in each window.
 
 This module has what all kinds of windows share: event time, lateness, and the order of what arrives while windows fire.
-The kinds are in paned_windows.py (tumbling, sliding, cumulating), session_windows.py and count_windows.py.
+Aggregates of windows are in window_aggregates.py, and the kinds of windows in paned_windows.py (tumbling, sliding,
+cumulating), session_windows.py, count_windows.py and global_windows.py. What works on the records themselves, functions of
+whole windows and joins, is in record_windows.py.
 
 Theory of operation
 -------------------
@@ -30,32 +32,23 @@ Not here: which window a time is in (dataflow/windows.py), and what is computed 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.channels.elements import MAX_WATERMARK_MS
-from tidegate.dataflow.aggregates.aggregation import Aggregation
-from tidegate.dataflow.aggregates.base import SumTooLarge
 from tidegate.dataflow.graph import Node
-from tidegate.dataflow.operators.aggregate import blame_sum
-from tidegate.dataflow.operators.base import OperatorContext
+from tidegate.dataflow.operators.base import KeyedBackend, OperatorContext
 from tidegate.dataflow.operators.event_time import OperatorTime
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.stepwise import Steps, StepwiseOperator
-from tidegate.dataflow.operators.user_code import RAISED, blame
-from tidegate.dataflow.windows import Assigner, Global, Sessions, Times
-from tidegate.errors import JobError, TidegateError
-from tidegate.state.column_table import ColumnState, ColumnTable
-from tidegate.state.descriptors import Columns
+from tidegate.dataflow.windows import Times
+from tidegate.errors import JobError
 from tidegate.state.event_time import WATERMARK
 from tidegate.state.operator_state import FrozenTogether
 from tidegate.state.sections import FrozenState
-from tidegate.state.vectors import VectorField
 
 START, END = "window_start", "window_end"
 """Columns of the output, and of the state of sessions."""
@@ -74,30 +67,17 @@ FARTHEST_MS = 2**61
 """Times beyond this, and their windows, don't fit into 64 bits when they are added."""
 
 
-@dataclass(frozen=True, slots=True)
-class WindowSettings:
-    """What all kinds of windows have. Without `key` there is one window for all records of a time. `late` is the tag of the
-    side output for late records, or None."""
-
-    key: tuple[str, ...]
-    aggregation: Aggregation
-    lateness_ms: int = 0
-    late: str | None = None
-    early_ms: int | None = None  # after which time a change is shown before its window is complete
-    purges: bool = False  # whether what was shown is dropped, so that the next result begins from nothing
-    renamed: Mapping[str, str] = field(default_factory=dict)  # results, by their names now
-
-
 class WindowOperator(StepwiseOperator):
-    """Aggregates by key and window."""
+    """Windows by key. `keys` and `late`, the side outputs of late records, are by port."""
 
-    def __init__(self, node: Node, assigner: Assigner, settings: WindowSettings) -> None:
+    def __init__(
+        self, node: Node, *, keys: Sequence[tuple[str, ...]], lateness_ms: int = 0, late: Sequence[str | None] = (None,)
+    ) -> None:
         super().__init__(node)
-        self._descriptor = window_state(assigner, settings)
-        self._settings = settings
-        self._aggregation = settings.aggregation
-        self._lateness_ms = settings.lateness_ms
-        self._key_type = window_key_type(node.input_schemas[0], settings.key)
+        self._key_columns = tuple(keys)
+        self._late = tuple(late)
+        self._lateness_ms = lateness_ms
+        self._key_type = window_key_type(node.input_schemas[0], keys[0])
         self._is_whole = True  # whether the state agrees with the operator's time, so that it can be frozen
         self._out: list[pa.RecordBatch] = []
         self._spent_rows = 0  # in this step
@@ -105,7 +85,11 @@ class WindowOperator(StepwiseOperator):
     # What a kind of windows implements.
 
     @abstractmethod
-    def _add(self, batch: pa.RecordBatch) -> None:
+    def _open_state(self, backend: KeyedBackend) -> None:
+        """Make the state, which is empty."""
+
+    @abstractmethod
+    def _add(self, batch: pa.RecordBatch, port: int) -> Steps:
         """Add records to their windows, fire those again that had fired, and emit late records."""
 
     @abstractmethod
@@ -124,7 +108,7 @@ class WindowOperator(StepwiseOperator):
         self._on_first = context.on_timer_without_event_time
         self._time = OperatorTime(context, keyed=True)
         self._backend = context.make_backend(self._key_type)
-        self._state: ColumnState = self._backend.column_state(self._descriptor)
+        self._open_state(self._backend)
         for state, batches in context.restored.items():
             if state == WATERMARK.name:
                 self._time.load(batches)
@@ -140,9 +124,7 @@ class WindowOperator(StepwiseOperator):
         if self._on_first is not None:
             on_first, self._on_first = self._on_first, None
             on_first()
-        self._add(batch)
-        self._flush()
-        yield from ()
+        yield from self._steps(self._add(batch, port))
 
     def take_watermark(self, at_ms: int) -> Steps:
         yield from self._steps(self._fire(at_ms))
@@ -171,45 +153,24 @@ class WindowOperator(StepwiseOperator):
 
     # What the kinds of windows use.
 
-    def _keys(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        if not self._settings.key:
+    def _keys(self, batch: pa.RecordBatch, port: int = 0) -> list[pa.Array]:
+        if not self._key_columns[port]:
             return [pa.repeat(_NO_KEY, batch.num_rows)]
-        columns = [batch.column(name) for name in self._settings.key]
+        columns = [batch.column(name) for name in self._key_columns[port]]
         return [each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in columns]
 
     def _times_of_keys(self, keys: Sequence[pa.Array]) -> Any:
         """Return the operator's time for each of these keys, or one number if it is the same for all."""
         return self._time.at_ms if self._time.is_one else self._time.of_keys(keys)
 
-    def _new_table(self) -> ColumnTable:
-        """Return a table for accumulators that are no state."""
-        return ColumnTable(self._key_type, fields_of(self._aggregation))
-
-    def _accumulate(self, table: ColumnTable, rows: Any, records: pa.RecordBatch) -> None:
-        table.change(rows)
-        with self._blaming(table):
-            self._aggregation.add(table.vectors, rows, self._aggregation.inputs(records))
-
-    def _merge_rows(self, table: ColumnTable, rows: Any, other: ColumnTable, other_rows: Any) -> None:
-        """Merge rows of another table, which have accumulated later."""
-        table.change(rows)
-        with self._blaming(table):
-            self._aggregation.merge(table.vectors, rows, other.vectors, other_rows)
-
-    def _emit_late(self, batch: pa.RecordBatch, is_late: Any) -> pa.RecordBatch:
+    def _emit_late(self, batch: pa.RecordBatch, is_late: Any, port: int = 0) -> pa.RecordBatch:
         """Emit the late records, or count them if there is no output for them, and return the others."""
-        if self._settings.late is None:
+        late = self._late[port]
+        if late is None:
             self.late_dropped += int(np.count_nonzero(is_late))
         else:
-            self.emit_side(self._settings.late, batch.filter(pa.array(is_late)))
+            self.emit_side(late, batch.filter(pa.array(is_late)))
         return batch.filter(pa.array(~is_late))
-
-    def _results(self, table: ColumnTable, rows: Any, bounds: Sequence[pa.Array]) -> pa.RecordBatch:
-        """Return the results at these rows."""
-        with self._blaming(table):
-            results = self._aggregation.results(table.vectors, rows)
-        keys = table.keys(rows) if self._settings.key else []
-        return pa.RecordBatch.from_arrays([*keys, *bounds, *results], schema=self.node.schema)
 
     def _give(self, results: pa.RecordBatch) -> None:
         """Emit results when the step ends, together with others."""
@@ -221,18 +182,6 @@ class WindowOperator(StepwiseOperator):
         return self._spent_rows >= MAX_ROWS or self._budget.is_spent
 
     # Inside.
-
-    @contextmanager
-    def _blaming(self, table: ColumnTable) -> Iterator[None]:
-        """Say in errors of aggregates where they happened."""
-        try:
-            yield
-        except TidegateError:
-            raise
-        except SumTooLarge as error:
-            blame_sum(self.name, error, table)
-        except RAISED as error:
-            blame(self.name, error, at="aggregates of a window")
 
     def _steps(self, firing: Steps) -> Steps:
         """Emit what each step gave before it pauses."""
@@ -299,16 +248,3 @@ def times_of(at_ms: int, kind: pa.DataType, count: int) -> pa.Array:
 def window_key_type(schema: pa.Schema, key: tuple[str, ...]) -> pa.DataType:
     """Return the type of the key in the state: of no columns there is one key."""
     return key_type(schema, key) if key else _NO_KEY.type
-
-
-def window_state(assigner: Assigner, settings: WindowSettings) -> Columns:
-    """Return the state of aggregates by key and window."""
-    counts = isinstance(assigner, Global) and assigner.count is not None
-    own = (START, END) if isinstance(assigner, Sessions) else (COUNT,) if counts else ()
-    fields = [*(VectorField(name, pa.int64(), 0) for name in own), *fields_of(settings.aggregation)]
-    renamed = settings.aggregation.renamed(settings.renamed)
-    return Columns("windows", fields, windowed=not isinstance(assigner, Global), renamed=renamed)
-
-
-def fields_of(aggregation: Aggregation) -> list[VectorField]:
-    return [VectorField(each.name, each.type, each.default) for each in aggregation.accumulators]

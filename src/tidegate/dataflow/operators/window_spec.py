@@ -12,7 +12,8 @@ from tidegate.dataflow.operators.early_windows import EarlyWindowOperator
 from tidegate.dataflow.operators.global_windows import GlobalWindowOperator
 from tidegate.dataflow.operators.paned_windows import PanedWindowOperator, ProcessingTimeWindowOperator
 from tidegate.dataflow.operators.session_windows import SessionWindowOperator
-from tidegate.dataflow.operators.window import WindowSettings, window_key_type, window_state
+from tidegate.dataflow.operators.window import window_key_type
+from tidegate.dataflow.operators.window_aggregates import WindowSettings, window_state
 from tidegate.dataflow.windows import Assigner, Global, Sessions
 from tidegate.state.descriptors import Columns
 from tidegate.state.event_time import WATERMARK

@@ -58,7 +58,18 @@ def expected(spark: Any, query: str) -> Rows:
 
 def result(name: str, folder: Path, schema: pa.Schema) -> Rows:
     """Return the result of a query from what its Parquet sink has written."""
-    return written(folder, schema, getattr(query(name), "KEY", ()))
+    module = query(name)
+    rows = written(folder, schema, getattr(module, "KEY", ()))
+    return _totals(rows, schema, *module.TOTALS) if hasattr(module, "TOTALS") else rows
+
+
+def _totals(rows: Rows, schema: pa.Schema, key: str, number: str) -> Rows:
+    """Return a row for each key, with the sum of a column."""
+    key_place, place = schema.get_field_index(key), schema.get_field_index(number)
+    totals: Counter[Any] = Counter()
+    for row, count in rows.items():
+        totals[row[key_place]] += row[place] * count
+    return Counter(totals.items())
 
 
 def written(folder: Path, schema: pa.Schema, key: Sequence[str] = ()) -> Rows:

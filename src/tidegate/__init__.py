@@ -71,6 +71,7 @@ from tidegate.dataflow.functions import (
     Timers,
 )
 from tidegate.dataflow.keyed_stream import BroadcastStream, ConnectedStreams, KeyedStream
+from tidegate.dataflow.operators.window_results import KeyedWindow
 from tidegate.dataflow.stream import Stream
 from tidegate.dataflow.triggers import AnyTrigger, Trigger, after, every_records
 from tidegate.dataflow.windowed_stream import WindowedStream
@@ -177,6 +178,7 @@ __all__ = [
     "KeyedProcess",
     "KeyedStream",
     "Keys",
+    "KeyedWindow",
     "ListState",
     "MapState",
     "NoRestart",

@@ -24,6 +24,7 @@ from tests.simulation.loops import Bills, Components, NestedLoops, Retries
 from tests.simulation.random_graphs import RandomGraph, RandomLoops
 from tests.simulation.rows import keys_of_splits, rows_source
 from tests.simulation.time_groups import TimeGroup
+from tests.simulation.window_joins import WindowJoins
 from tests.simulation.windows import Windows
 from tidegate.connectors.collecting import CollectSink, delivered_rows
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedProcess, Process
@@ -388,7 +389,7 @@ class Sides(SimulatedJob):
 
 ACYCLIC = (RunningSums, Windows, Pairs, Rules, Hands, Sides, RandomGraph)
 CYCLIC = (Retries, Components, NestedLoops, Bills, RandomLoops)
-COLUMNAR = (Aggregates, ColumnWindows, Joins, IntervalJoins)
+COLUMNAR = (Aggregates, ColumnWindows, Joins, IntervalJoins, WindowJoins)
 DRAWN: dict[str, type[Any]] = {job.name: job for job in (*ACYCLIC, *CYCLIC)}
 # A seed draws none but those, as it always has: the mutants are caught with these seeds.
 JOBS: dict[str, type[Any]] = DRAWN | {job.name: job for job in (TimeGroup, Crowds, *COLUMNAR)}

@@ -258,7 +258,7 @@ def check_sink(name: str, sink: object, schema: pa.Schema) -> None:
 
 
 def check_callable(operator: str, method: str, function: object) -> None:
-    """Check a function given to map, flat_map, filter, map_batches or with_watermark, which call it with one argument."""
+    """Check a function given to a method of a stream. Most call it with one argument, a record or a batch."""
     where = f"operator {operator!r}"
     if isinstance(function, Function) or (isinstance(function, type) and issubclass(function, Function)):
         raise GraphError(
@@ -267,8 +267,12 @@ def check_callable(operator: str, method: str, function: object) -> None:
         )
     if not callable(function):
         raise GraphError(f"{where}: {method} takes a function, not {_shown(function)}")
-    argument = "record" if method in ("map", "flat_map", "filter") else "batch"
     _check_plain(where, function)
+    if method in ("apply", "cogroup"):
+        given = ("window", "records") if method == "apply" else ("window", "left", "right")
+        _check_arguments(where, function, given, f"{method} calls it as function({', '.join(given)})")
+        return
+    argument = "record" if method in ("map", "flat_map", "filter") else "batch"
     _check_arguments(where, function, (argument,), f"{method} calls it with one argument, the {argument}")
     if method in ("map", "filter") and inspect.isgeneratorfunction(function):
         advice = "return the row, or use flat_map" if method == "map" else "return True or False"

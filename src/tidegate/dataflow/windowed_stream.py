@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
 from tidegate import arguments
 from tidegate.arguments import ClockDuration, Duration
-from tidegate.dataflow import checks
+from tidegate.dataflow import checks, windowed_records
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import Aggregate
-from tidegate.dataflow.flow import Flow, Names, columns_text
+from tidegate.dataflow.flow import Flow, Names, SchemaLike, columns_text
 from tidegate.dataflow.graph import Edge
 from tidegate.dataflow.operators.window import END, START, time_type
 from tidegate.dataflow.operators.window_aggregates import WindowSettings
@@ -117,6 +117,58 @@ class WindowedStream(Flow):
             upserts_by=tuple(names) if settings.lateness_ms or (self._trigger.of and not self._purges) else (),
         )
 
+    def apply(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        returns: SchemaLike,
+        *,
+        rows: bool = False,
+        parallelism: int | None = None,
+        alias: Names = (),
+    ) -> Stream:
+        """Call a function with all records of each window, when it is complete:
+
+            def spread(window, records):
+                prices = records["price"]
+                yield window.key, window.start, pc.max(prices).as_py() - pc.min(prices).as_py()
+
+            bids.key_by("auction").window(tg.tumbling("ts", "10 s")).apply("spread", spread, returns=SPREAD)
+
+        The function gets a `tg.KeyedWindow` and an Arrow record batch, or with `rows` a list of named tuples, in the order
+        in which the records arrived. It returns rows, record batches of the declared schema, or None. For records within an
+        allowed lateness it is called again with all records of the window.
+        """
+        return windowed_records.add_function(self, name, function, returns, rows=rows, parallelism=parallelism, alias=alias)
+
+    def join(
+        self, name: str, right: WindowedStream, *, how: str = "inner", parallelism: int | None = None, alias: Names = ()
+    ) -> Stream:
+        """Join the records of each key and window with those of another stream in the same windows, when these are
+        complete. `how` is "inner", "left", "right", "full", "semi" or "anti".
+
+        The result has the columns of both, `window_start` and `window_end`. Columns of the key that have one name on both
+        sides come once; other columns must have different names. "semi" and "anti" have the left columns only.
+        """
+        return windowed_records.add_join(self, name, right, how=how, parallelism=parallelism, alias=alias)
+
+    def cogroup(
+        self,
+        name: str,
+        right: WindowedStream,
+        function: Callable[..., Any],
+        returns: SchemaLike,
+        *,
+        rows: bool = False,
+        parallelism: int | None = None,
+        alias: Names = (),
+    ) -> Stream:
+        """Call a function with the records that a key has in each window of this stream and of another one, either of
+        which may be empty: `function(window, left, right)`. The rest is as in `apply`."""
+        return windowed_records.add_cogroup(
+            self, name, right, function, returns, rows=rows, parallelism=parallelism, alias=alias
+        )
+
     def __repr__(self) -> str:
         by = f" keyed by {columns_text(self._key)}" if self._key else ""
         return f"<stream of {self._origin()}{by} in windows: {self._assigner}>"
@@ -131,7 +183,9 @@ class WindowedStream(Flow):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"a windowed stream has no {name!r}: call .aggregate(name, n=tg.count(), …) on it")
+            raise AttributeError(
+                f"a windowed stream has no {name!r}: call .aggregate(name, n=tg.count(), …), .apply or .join on it"
+            )
 
 
 def _triggers(early: ClockDuration | None, trigger: AnyTrigger | None) -> AnyOf:

@@ -63,9 +63,15 @@ class RecordTable(VersionedTable):
 
     # What operators call.
 
-    def append(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> IntArray:
-        """Add a record for each key, with these columns; return the rows. Fields have their defaults."""
-        return self._add(keys, columns, whole=True)
+    def append(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array], positions: IntArray | None = None) -> IntArray:
+        """Add a record for each key, with these columns; return the rows. Fields have their defaults. `positions`, in
+        ascending order, are those of `take_positions`, if the records of a batch go to several tables of a state."""
+        return self._add(keys, columns, positions, whole=True)
+
+    def take_positions(self, count: int) -> IntArray:
+        """Return so many positions that no record of the state had, for `append`."""
+        first = self._positions(count)
+        return np.arange(first, first + count)
 
     def matches(self, keys: Sequence[pa.Array], limit: int = MATCHES) -> Iterator[tuple[IntArray, IntArray]]:
         """Return pairs of an index in `keys` and the row of a record of this key, in the order of the indices and then of
@@ -116,10 +122,10 @@ class RecordTable(VersionedTable):
 
     # Inside.
 
-    def _add(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array], *, whole: bool) -> IntArray:
-        count = len(keys[0])
-        first = self._positions(count)
-        rows = self._index.append(keys, np.arange(first, first + count), whole=whole)
+    def _add(
+        self, keys: Sequence[pa.Array], columns: Sequence[pa.Array], positions: IntArray | None, *, whole: bool
+    ) -> IntArray:
+        rows = self._index.append(keys, self.take_positions(len(keys[0])) if positions is None else positions, whole=whole)
         self._begin(rows, self._epoch * 2 + 1)
         self._note(rows)
         self._store.put(rows, columns)

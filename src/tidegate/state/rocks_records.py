@@ -50,8 +50,8 @@ class RocksRecordTable(RocksTable, RecordTable):
         self._state = state
         self._at = at
 
-    def append(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> IntArray:
-        return self._add(keys, columns, whole=self.complete)
+    def append(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array], positions: IntArray | None = None) -> IntArray:
+        return self._add(keys, columns, positions, whole=self.complete)
 
     def matches(self, keys: Sequence[pa.Array], limit: int = MATCHES) -> Iterator[tuple[IntArray, IntArray]]:
         self._fetch(keys)

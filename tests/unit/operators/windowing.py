@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from random import Random
 from typing import Any
@@ -48,8 +48,11 @@ class Windows:
 
     def __init__(
         self,
-        spec: WindowSpec,
+        spec: Any,
         *,
+        inputs: Sequence[str] = (RECORDS,),
+        returns: str = RESULTS,
+        sides: Sequence[str] = ("late",),
         parallelism: int = 1,
         whole: Restored | None = None,
         resumed: bool = True,
@@ -57,13 +60,13 @@ class Windows:
     ) -> None:
         self.spec = spec
         self.parallelism = parallelism
-        self._make_backend = make_backend
+        self._rest: dict[str, Any] = dict(inputs=inputs, returns=returns, sides=sides, make_backend=make_backend)
         self.benches = [
             Bench(
                 spec,
-                RECORDS,
-                returns=RESULTS,
-                sides={"late": RECORDS} if spec.settings.late else {},
+                *inputs,
+                returns=returns,
+                sides=dict.fromkeys(sides, inputs[0]),
                 restored=None if whole is None else own_part(whole, subtask, parallelism),
                 subtask=subtask,
                 parallelism=parallelism,
@@ -86,11 +89,11 @@ class Windows:
     def groups(self, subtask: int) -> range:
         return key_groups_of(subtask, parallelism=self.parallelism, key_group_count=GROUPS)
 
-    def feed(self, records: Sequence[Record]) -> None:
+    def feed(self, records: Sequence[Record], port: int = 0) -> None:
         for subtask, bench in enumerate(self.benches):
             own = [each for each in records if subtask_of(each[0], self.parallelism) == subtask]
             if own:
-                bench.feed(*own)
+                bench.feed(*own, port=port)
             bench.operator.maintain(1000)
 
     def watermark(self, subtask: int, at_ms: int) -> None:
@@ -121,7 +124,7 @@ class Windows:
             for state, batches in bench.freeze().items():
                 whole.setdefault(state, []).extend(batches)
             bench.operator.close()
-        return Windows(self.spec, parallelism=parallelism, whole=whole, resumed=resumed, make_backend=self._make_backend)
+        return Windows(self.spec, parallelism=parallelism, whole=whole, resumed=resumed, **self._rest)
 
 
 def own_part(whole: Restored, subtask: int, parallelism: int) -> Restored:
@@ -156,13 +159,14 @@ def check_random_run(
     rescales: bool = True,
     stops_in_the_middle: bool = False,
     make_backend: Any = on_heap,
+    make_spec: Callable[..., Any] = spec_of,
     **settings: Any,
 ) -> None:
     """A run at random: disordered and late records, records without a time, subtasks whose watermarks differ, snapshots at
     any step, other numbers of subtasks."""
     rng = Random(seed)
     windows = Windows(
-        spec_of(assigner, lateness_ms=lateness_ms, late="late", **settings),
+        make_spec(assigner, lateness_ms=lateness_ms, late="late", **settings),
         parallelism=rng.choice((1, 2, 3)),
         make_backend=make_backend,
     )
@@ -180,6 +184,7 @@ def check_random_run(
             now += rng.choice((0, 1, 3, 30))
             expected, late = oracle.on_records(records)
             windows.feed(records)
+            windows.finish_work()
             found, found_late = windows.taken()
             assert sorted(found) == sorted(expected)
             assert sorted(found_late) == sorted(late)

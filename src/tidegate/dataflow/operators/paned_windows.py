@@ -1,7 +1,8 @@
 """Windows of fixed places: tumbling, sliding, cumulating (dataflow/windows.py).
 
-`PanesOperator` fires them, whatever is in their panes. `PanedWindowOperator` computes aggregates. Its state is one table of accumulators for each pane, by key. A record is added to one pane. When a window fires, its panes are
-merged, in a table of its own that is no state.
+`PanesOperator` fires them, whatever is in their panes. `PanedWindowOperator` computes aggregates: its state is one table of
+accumulators for each pane, by key. A record is added to one pane. When a window fires, its panes are merged, in a table of
+its own that is no state.
 
 Tumbling windows without lateness have one pane each, which nothing needs once its window has fired: its rows are emitted
 and dropped. All other panes stay until their last window has fired and the allowed lateness is over.

@@ -63,7 +63,7 @@ def test_a_join_goes_on_after_a_crash_and_at_another_number_of_slots(bench: Benc
     handle = run(bench, backend, source, 100, slots=2)
     assert len(handle.attempts) == 2
     assert left_of(bench.out) == expected(200, 100)
-    table = state_table(find_snapshot(str(bench.snapshots / "job")), "left", None)
+    table = state_table(find_snapshot(str(bench.snapshots / "job")), "left with matches", None)
     held = [row for part in table.parts(None) for batch in table.read(part) for row in batch.to_pylist()]
     assert sorted((row["key"], row["value"]["n"]) for row in held) == sorted(rows)
     rows += [(n % CUSTOMERS, n) for n in range(200, 300)]

@@ -280,3 +280,29 @@ def test_texts_of_two_kinds_may_meet_and_dictionaries_are_decoded() -> None:
         ("+I", "x", "one", "x", 1),
         ("+I", None, None, "y", 2),
     ]
+
+
+def test_a_semi_join_of_appended_records_keeps_what_it_still_needs() -> None:
+    bench = joined("semi", changes=(False, False))
+    feed(bench, 0, [(1, "a", 0.5), (2, "a", 0.5)])
+    assert feed(bench, 1, [(7, 1, "a", None), (8, 1, "a", None), (9, 3, "a", None)]) == [(1, "a", 0.5)]
+    assert feed(bench, 1, [(7, 3, "a", None)]) == []
+    assert feed(bench, 0, [(1, "a", 1.5), (3, "a", 1.5)]) == [(1, "a", 1.5), (3, "a", 1.5)]
+    state = bench.freeze()
+    held = {name: [key for rows in batches for key in rows.column("key").to_pylist()] for name, batches in state.items()}
+    assert held["left with matches"] == [{"k": 2, "k2": "a"}]
+    assert sorted(key["k"] for key in held["right"]) == [1, 3]
+
+
+def test_records_from_before_there_were_deletions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(side: Any, keys: Any, columns: Any) -> Any:
+        return np.full(len(keys[0]), join_sides.UNKNOWN)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(join_sides.StoredSide, "_hashes", unknown)
+        first = joined("inner")
+        feed(first, 0, [("+I", 1, "a", 0.5), ("+I", 1, "a", 1.5)])
+    bench = joined("inner", restored=first.freeze())
+    feed(bench, 1, [("+I", 7, 1, "a", None)])
+    assert feed(bench, 0, [("-D", 1, "a", 1.5)]) == [("-D", 1, "a", 1.5, 7, "a", None)]
+    assert feed(bench, 0, [("-D", 1, "a", 1.5)]) == []

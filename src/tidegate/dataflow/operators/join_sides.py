@@ -36,6 +36,7 @@ from tidegate.state.vectors import VectorField
 
 MATCHES = "__matches"
 HASH = "__hash"
+UNKNOWN = 0  # the hash of a record from before there were deletions
 NO_END = 0
 SPANS_IN_TTL = 4
 MATCHES_AT_A_TIME = 1 << 15
@@ -56,8 +57,11 @@ class JoinSide:
     def descriptor(self) -> Records:
         fields = [VectorField(MATCHES, pa.int64(), 0)] if self.counts else []
         if self.retracts:
-            fields.append(VectorField(HASH, pa.int64(), 0))
-        return Records(self.name, self.columns, fields, windowed=True)
+            fields.append(VectorField(HASH, pa.int64(), UNKNOWN))
+        # The matches of records that were kept without them are not known. So that is another state, and not a field that is
+        # added: to make an inner join an outer one loses the records, which has to be allowed by name.
+        name = f"{self.name} with matches" if self.counts else self.name
+        return Records(name, self.columns, fields, windowed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,7 @@ class StoredSide:
         self._ttl_ms = ttl_ms
         self._span_ms = 0 if ttl_ms is None else max(1, -(-ttl_ms // SPANS_IN_TTL))
         self._since_ms = now_ms
+        self._key_type = self._state.info.schema.field("key").type
         self._identity = pa.struct(
             [pa.field(str(number), field.type) for number, field in enumerate((*side.key, *side.columns))]
         )
@@ -136,6 +141,10 @@ class StoredSide:
         places = np.flatnonzero(ranks((ids * 2 + (arrived.signs > 0))[::-1])[::-1] < counts)
         signs = arrived.signs[places]
         return arrived.at(np.concatenate([places[signs < 0], places[signs > 0]]))
+
+    def numbers_of(self, keys: Sequence[pa.Array]) -> IntArray:
+        """Return numbers that are the same for equal keys."""
+        return KeyIndex(self._key_type).rows_of(keys)[0]
 
     def tables(self) -> list[RecordTable]:
         """Return the tables with the records that are kept."""
@@ -172,14 +181,14 @@ class StoredSide:
         index = KeyIndex(self._identity)
         ids, _ = index.rows_of([*gone.keys, *gone.columns])
         hashes = np.unique(self._hashes(gone.keys, gone.columns))
-        key = KeyIndex(self._state.info.schema.field("key").type)
+        key = KeyIndex(self._key_type)
         key.rows_of(gone.keys)
         parts: list[tuple[IntArray, IntArray, IntArray]] = []  # ids, tables and rows
         for number, table in enumerate(tables):
             for _, rows in table.matches(key.keys(np.arange(key.top)), MATCHES_AT_A_TIME):
                 held = table.vectors[HASH].values[rows]
                 near = np.minimum(np.searchsorted(hashes, held), len(hashes) - 1)
-                rows = rows[hashes[near] == held]
+                rows = rows[(hashes[near] == held) | (held == UNKNOWN)]
                 if len(rows):
                     columns = [table.column(field.name, rows) for field in self.side.columns]
                     same = index.find([*table.key_columns(rows), *columns])
@@ -211,4 +220,6 @@ class StoredSide:
                 table.delete(rows)
 
     def _hashes(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> IntArray:
-        return np.asarray(hash_columns([*keys, *columns]))
+        hashes = np.array(hash_columns([*keys, *columns]))
+        hashes[hashes == UNKNOWN] += 1
+        return hashes

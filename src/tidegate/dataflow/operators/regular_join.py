@@ -31,6 +31,7 @@ from tidegate.dataflow.aggregates.numpy_columns import grouped
 from tidegate.dataflow.changelog import APPEND_OR_RETRACT, Changelog
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
+from tidegate.dataflow.operators.count_windows import ranks
 from tidegate.dataflow.operators.join_sides import MATCHES, MATCHES_AT_A_TIME, Arrived, Found, JoinSide, StoredSide
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.stepwise import Steps, StepwiseOperator
@@ -100,6 +101,8 @@ class RegularJoinOperator(StepwiseOperator):
         super().__init__(node)
         self._spec = spec
         self._alone = ALONE[spec.how]
+        self._settles = spec.how == "semi" and not spec.retracts
+        self._settled: list[tuple[RecordTable, IntArray]] = []  # to be deleted when the batch is done
         self._backend: KeyedBackend | None = None
         self._sides: tuple[StoredSide, ...] = ()
 
@@ -164,8 +167,25 @@ class RegularJoinOperator(StepwiseOperator):
             table.keeps_rows = False
         if gone is not None:
             own.delete(gone, own_tables)
-        inserted = records.inserted
-        own.store(records.at(inserted), counts[inserted], now_ms)
+        stays = self._needed_later(port, records, counts, own_tables)
+        own.store(records.at(stays), counts[stays], now_ms)
+
+    def _needed_later(self, port: int, records: Arrived, counts: IntArray, own_tables: Sequence[RecordTable]) -> IntArray:
+        """Return which records to store. In a semi join of appended records, a left record that has a match is in the result
+        for good, and one right record of each key is enough."""
+        if not self._settles:
+            return records.inserted
+        if port == 0:
+            return np.flatnonzero(counts == 0)
+        for table, rows in self._settled:
+            table.delete(rows)
+        self._settled = []
+        if self._spec.ttl_ms is not None or not len(records):
+            return records.inserted  # each of them keeps the key for another ttl
+        known = np.zeros(len(records), bool)
+        for table in own_tables:
+            known |= table.counts(records.keys) > 0
+        return np.flatnonzero(~known & (ranks(self._sides[port].numbers_of(records.keys)) == 0))
 
     def _meet(self, port: int, records: Arrived, table: RecordTable, probes: IntArray, rows: IntArray) -> None:
         """Emit what comes and goes because of these pairs of a record of this port and a stored one of the other."""
@@ -182,6 +202,8 @@ class RegularJoinOperator(StepwiseOperator):
             if len(turned):
                 inserts = after[turned] != self._alone[1 - port]
                 stored = self._stored(1 - port, table, some[turned])
+                if self._settles:
+                    self._settled.append((table, some[turned]))
                 pieces.append((inserts, *_in_order(1 - port, stored, None)))
         if self._spec.how not in LEFT_ONLY:
             mine = self._of(port, records, probes)

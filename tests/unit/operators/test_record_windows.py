@@ -132,6 +132,29 @@ def test_a_slow_function_is_called_in_bounded_steps() -> None:
     assert steps > 3 and len(bench.out.rows) == 20
 
 
+def test_what_is_left_of_a_window_is_not_lost_when_a_subtask_gets_keys_of_another_one() -> None:
+    class OfSlowFunction:
+        portion = 1
+
+        def is_over(self) -> bool:
+            return True
+
+    windows = Windows(function_spec(tumbling("ts", 10)), parallelism=2)
+    windows.feed([(key, 1, 1) for key in range(30)])
+    operator = windows.operator(0)
+    assert isinstance(operator, record_windows.RecordWindowOperator)
+    operator._pace = OfSlowFunction()  # type: ignore[assignment]
+    windows.watermark(0, 9)
+    while len(windows.benches[0].out.rows) < 3:
+        operator.work()
+    assert operator.has_work() and not operator.holds_records()
+    rows: list[Any] = []
+    windows = restored_at(windows, 1, rows)
+    windows.watermark(0, MAX_WATERMARK_MS)
+    windows.finish_work()
+    assert sorted(row[0] for row in rows + windows.taken()[0]) == list(range(30))
+
+
 def test_what_a_function_raises_names_the_window() -> None:
     def fails(given: KeyedWindow, records: Any) -> None:
         raise ValueError("no such thing")

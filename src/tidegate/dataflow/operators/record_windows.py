@@ -130,7 +130,7 @@ class RecordWindowOperator(PanesOperator):
         for table in self._tables(self._panes_of(end_ms)):
             for rows in slices(table.rows()):
                 columns = table.key_columns(rows)
-                if not self._time.is_one:
+                if self._keeps and not self._time.is_one:  # otherwise what has fired is gone, key by key
                     to_fire = pa.array(self._time.of_keys(columns) < end_ms - 1)
                     columns = [column.filter(to_fire) for column in columns]
                 keys.rows_of(columns)

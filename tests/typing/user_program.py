@@ -261,6 +261,11 @@ def bid_counts(spark: SparkSession | None) -> tg.Job:
         "count", CountBids(), returns="auction long, n long", side_outputs={"late": "auction long, ts long"}
     )
     counts.to("out", tg.sinks.parquet("counts/"))
+    keyed.deduplicate("last", keep="last", order_by="ts", ttl="1 day").as_append().to("last bids", tg.sinks.print())
+    best = keyed.top("best", 10, by=["price", "ts"], descending=[True, False], rank="place")
+    assert_type(best, tg.Stream)
+    best.as_append().to("best bids", tg.sinks.print())
+    keyed.window(tg.tumbling("ts", "1 minute")).top("best of each", 3, by="price").to("each minute", tg.sinks.print())
     keyed.process("totals", Totals(), returns="auction long, n long").to("totals", tg.sinks.print())
     counts.side_output("late").to("late", tg.sinks.print(limit=10))
     rules = job.source("rules", tg.sources.rows([("bid", 100.0)], "kind string, limit double")).broadcast()

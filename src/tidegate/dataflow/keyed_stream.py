@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
@@ -23,6 +23,7 @@ from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.changelog import changes_schema
 from tidegate.dataflow.operators.keyed_batch import KeyedBatchSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
+from tidegate.dataflow.ranking import deduplicate_spec, ranked_schema, top_spec
 from tidegate.dataflow.regular_joins import regular_join
 from tidegate.dataflow.timed_joins import check_kind_of_join, interval_join, temporal_join
 from tidegate.dataflow.triggers import AnyTrigger
@@ -122,6 +123,67 @@ class KeyedStream(Flow):
         `aggregate`.
         """
         return self._aggregate(name, RunningSpec, aggregates, ttl, renamed or {}, parallelism, alias)
+
+    def deduplicate(
+        self,
+        name: str,
+        *,
+        keep: Literal["first", "last"] = "first",
+        order_by: str | None = None,
+        ttl: Duration | None = None,
+        parallelism: int | None = None,
+        alias: Names = (),
+    ) -> Stream:
+        """Keep one record of each key: `orders.key_by("id").deduplicate("orders")`.
+
+        The first one by arrival is emitted at once, and all later ones are dropped. With `keep="last"`, or if first and last
+        are by the order of a column, such as `order_by="ts"`, a record may be replaced later: the result is upserts by key.
+        The state of a key is forgotten `ttl` after a record of it was emitted.
+        """
+        name = self._pipeline._new_name("operator", name)
+        aliases = self._pipeline._new_aliases("operator", name, alias)
+        spec = deduplicate_spec(name, self._schema, self._key, keep=keep, order_by=order_by, ttl=ttl)
+        return self._pipeline._add(
+            spec,
+            name=name,
+            schema=self._schema,
+            inputs=(self,),
+            parallelism=parallelism,
+            named_by_user=True,
+            aliases=aliases,
+            upserts_by=self._key if spec.keep_last or spec.order_by is not None else (),
+        )
+
+    def top(
+        self,
+        name: str,
+        count: int,
+        *,
+        by: str | Sequence[str],
+        descending: bool | Sequence[bool] = False,
+        rank: str = "rank",
+        ttl: Duration | None = None,
+        parallelism: int | None = None,
+        alias: Names = (),
+    ) -> Stream:
+        """Keep the first `count` records of each key in an order: `.top("best", 10, by="price", descending=True)`.
+
+        The result has the columns of the records and their rank, from 1. Whenever the record at a rank changes, the new one
+        is emitted: an upsert by key and rank. Of records that are equal in order, the one that arrived first is first. A key
+        whose ranks haven't changed for the `ttl` begins again.
+        """
+        name = self._pipeline._new_name("operator", name)
+        aliases = self._pipeline._new_aliases("operator", name, alias)
+        return self._pipeline._add(
+            top_spec(name, self._schema, self._key, count=count, by=by, descending=descending, ttl=ttl),
+            name=name,
+            schema=ranked_schema(f"operator {name!r}", self._schema, rank),
+            inputs=(self,),
+            parallelism=parallelism,
+            named_by_user=True,
+            aliases=aliases,
+            upserts_by=(*self._key, rank),
+        )
 
     def window(
         self,

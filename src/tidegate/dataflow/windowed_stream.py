@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from tidegate.dataflow.graph import Edge
 from tidegate.dataflow.operators.window import END, START, time_type
 from tidegate.dataflow.operators.window_aggregates import WindowSettings
 from tidegate.dataflow.operators.window_spec import WindowSpec
+from tidegate.dataflow.ranking import ranked_schema, window_top_spec
 from tidegate.dataflow.triggers import After, AnyOf, AnyTrigger, parts
 from tidegate.dataflow.windows import Assigner, Global, Paned, Sessions
 from tidegate.errors import GraphError, SchemaError
@@ -169,6 +170,48 @@ class WindowedStream(Flow):
             self, name, right, function, returns, rows=rows, parallelism=parallelism, alias=alias
         )
 
+    def top(
+        self,
+        name: str,
+        count: int,
+        *,
+        by: str | Sequence[str],
+        descending: bool | Sequence[bool] = False,
+        rank: str = "rank",
+        parallelism: int | None = None,
+        alias: Names = (),
+    ) -> Stream:
+        """Keep the first `count` records of each key and window in an order: `.top("best", 3, by="price", descending=True)`.
+
+        The windows must be tumbling ones of event time. The output has the columns of the records, `window_start`,
+        `window_end` and their rank, from 1. A window's records are emitted when the watermark has passed its end, and are
+        appended.
+        """
+        name = self._pipeline._new_name("window", name)
+        aliases = self._pipeline._new_aliases("window", name, alias)
+        if self._allowed_lateness is not None or self._trigger.of:
+            raise GraphError(f"operator {name!r}: top emits each window once: omit allowed_lateness, early and trigger")
+        spec = window_top_spec(
+            name,
+            self._schema,
+            self._key,
+            assigner=self._assigner,
+            count=count,
+            by=by,
+            descending=descending,
+            late=self._late,
+        )
+        return self._pipeline._add(
+            spec,
+            name=name,
+            schema=ranked_schema(f"operator {name!r}", self._schema, rank, time_column=spec.assigner.column),
+            inputs=(self,),
+            side_schemas={} if self._late is None else {self._late: self._schema},
+            parallelism=parallelism if self._key else 1,
+            named_by_user=True,
+            aliases=aliases,
+        )
+
     def __repr__(self) -> str:
         by = f" keyed by {columns_text(self._key)}" if self._key else ""
         return f"<stream of {self._origin()}{by} in windows: {self._assigner}>"
@@ -184,7 +227,7 @@ class WindowedStream(Flow):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
-                f"a windowed stream has no {name!r}: call .aggregate(name, n=tg.count(), …), .apply or .join on it"
+                f"a windowed stream has no {name!r}: call .aggregate(name, n=tg.count(), …), .top, .apply or .join on it"
             )
 
 

@@ -22,9 +22,18 @@ TOUCHED_FIELD = VectorField(TOUCHED, pa.int64(), NEVER)
 
 
 class ColumnTtl:
-    """Of one table, which has the field `TOUCHED_FIELD`."""
+    """The ttl of one table, which has the field `TOUCHED_FIELD`. `remove` deletes rows that ended; by default from this
+    table alone."""
 
-    def __init__(self, table: ColumnTable, ttl_ms: int, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        table: ColumnTable,
+        ttl_ms: int,
+        now_ms: Callable[[], int],
+        *,
+        remove: Callable[[IntArray], None] | None = None,
+    ) -> None:
+        self._remove = table.delete if remove is None else remove
         self._table = table
         self._ttl_ms = ttl_ms
         self._now_ms = now_ms
@@ -53,4 +62,4 @@ class ColumnTtl:
             self.touch(unknown)
         ended = some[self.ended(some)]
         if len(ended):
-            table.delete(ended)
+            self._remove(ended)

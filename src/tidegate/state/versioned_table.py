@@ -288,6 +288,10 @@ class TableState(ABC, Generic[T]):
         assert self._windowed, f"state {self.info.name!r} has no windows"
         return self._table(at)
 
+    def has_window(self, at: int) -> bool:
+        """Return whether a window has a table."""
+        return at in self._tables
+
     def windows(self) -> Sequence[int]:
         """Return the windows that have a table, in ascending order."""
         return sorted(at for at in self._tables if at is not None)

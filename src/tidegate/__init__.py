@@ -71,6 +71,7 @@ from tidegate.dataflow.functions import (
     Timers,
 )
 from tidegate.dataflow.keyed_stream import BroadcastStream, ConnectedStreams, KeyedStream
+from tidegate.dataflow.operators.lookup import Lookup
 from tidegate.dataflow.operators.window_results import KeyedWindow
 from tidegate.dataflow.stream import Stream
 from tidegate.dataflow.triggers import AnyTrigger, Trigger, after, every_records
@@ -180,6 +181,7 @@ __all__ = [
     "Keys",
     "KeyedWindow",
     "ListState",
+    "Lookup",
     "MapState",
     "NoRestart",
     "NotFound",

@@ -95,5 +95,8 @@ def aggregates(stream: tg.Stream) -> None:
     stream.key_by("id").aggregate("counts", n="count")  # error: arg-type
     stream.key_by("id").running("counts", n=tg.sum(1))  # error: arg-type
     stream.aggregate("counts", n=tg.count())  # error: attr-defined
+    stream.lookup_join("rates", stream.broadcast(), on="id", how="full")  # error: arg-type
+    stream.lookup_join("rates", stream.broadcast())  # error: call-arg
+    stream.lookup("names", 5, "name string", on="id")  # error: arg-type
     stream.key_by("id").deduplicate("first", keep="newest")  # error: arg-type
     stream.key_by("id").top("best", 10)  # error: call-arg

@@ -235,6 +235,14 @@ class OutboxWriter(tg.SinkWriter):
         raise tg.CommitError("the outbox is away", final=True)
 
 
+class Customers(tg.Lookup):
+    def open(self) -> None:
+        self.names = {1: "Ada"}
+
+    def look_up(self, keys: pa.RecordBatch) -> pa.Table:
+        return pa.table({"bidder": list(self.names), "name": list(self.names.values())})
+
+
 # ------------------------------------------------------------------------------------------------------------ jobs
 
 SETTINGS = tg.Tuning(
@@ -261,6 +269,10 @@ def bid_counts(spark: SparkSession | None) -> tg.Job:
         "count", CountBids(), returns="auction long, n long", side_outputs={"late": "auction long, ts long"}
     )
     counts.to("out", tg.sinks.parquet("counts/"))
+    rated = bids.lookup_join("rates", pa.table({"code": [1]}), on={"bidder": "code"}, how="left")
+    assert_type(rated, tg.Stream)
+    named = rated.lookup("customers", Customers(), "name string", on=["bidder"], ttl="10 minutes", cache=1_000, retries=1)
+    named.lookup("again", lambda keys: keys, "other string", on="bidder", how="inner").to("named", tg.sinks.print())
     keyed.deduplicate("last", keep="last", order_by="ts", ttl="1 day").as_append().to("last bids", tg.sinks.print())
     best = keyed.top("best", 10, by=["price", "ts"], descending=[True, False], rank="place")
     assert_type(best, tg.Stream)
@@ -271,6 +283,7 @@ def bid_counts(spark: SparkSession | None) -> tg.Job:
     rules = job.source("rules", tg.sources.rows([("bid", 100.0)], "kind string, limit double")).broadcast()
     assert_type(rules, tg.BroadcastStream)
     events = job.source("events", tg.sources.json("events/", schema="player long, kind string, value double"))
+    events.lookup_join("limits", rules, on="kind").to("limits out", tg.sinks.print())
     connected = events.key_by("player").connect(rules)
     assert_type(connected, tg.ConnectedStreams)
     connected.process("apply rules", ApplyRules(), returns="player long, kind string").to("alarms", Outbox())

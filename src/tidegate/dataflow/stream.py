@@ -23,6 +23,7 @@ from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes, called, check
 from tidegate.dataflow.functions import Process
 from tidegate.dataflow.graph import Partitioning, Spec, sources_above
 from tidegate.dataflow.keyed_stream import BroadcastStream, ConnectedStreams, KeyedStream
+from tidegate.dataflow.lookup_stream import LookupFlow
 from tidegate.dataflow.null_keys import check_nulls
 from tidegate.dataflow.operators.columns import ColumnsSpec, Filter
 from tidegate.dataflow.operators.iteration import IterationHeadSpec, IterationTailSpec
@@ -57,7 +58,7 @@ _INSTEAD = {
 }
 
 
-class Stream(Flow):
+class Stream(LookupFlow):
     """A stream of records of one schema, without a key. `source` returns the first one."""
 
     __slots__ = ()
@@ -351,7 +352,7 @@ class Stream(Flow):
         return Stream(self._pipeline, self._input()._repartitioned(Partitioning.REBALANCE), self._schema)
 
     def broadcast(self) -> BroadcastStream:
-        """Send every record to every subtask, for the right side of `connect`."""
+        """Send every record to every subtask, for `connect` and `lookup_join`."""
         edges = self._input()._repartitioned(Partitioning.BROADCAST)
         return BroadcastStream(self._pipeline, edges, self._schema)
 

@@ -61,7 +61,7 @@ def blame(operator: str, error: BaseException, record: Any = None, *, at: str | 
         operator=operator,
         user_traceback=said + (what_to_do or ""),
         record=None if at is None else _shown(at),
-        signature=None if _is_outside(error) else _signature(error, told, at),
+        signature=None if is_outside(error) else _signature(error, told, at),
         final=what_to_do is not None or isinstance(error, JobError),
     ) from error
 
@@ -86,7 +86,7 @@ def missing_module_advice(error: ImportError) -> str:
     )
 
 
-def _is_outside(error: BaseException) -> bool:
+def is_outside(error: BaseException) -> bool:
     """Return whether the error, or one that led to it, is an error of the outside world."""
     seen: set[int] = set()
     each: BaseException | None = error

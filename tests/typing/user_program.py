@@ -269,6 +269,7 @@ def bid_counts(spark: SparkSession | None) -> tg.Job:
         "count", CountBids(), returns="auction long, n long", side_outputs={"late": "auction long, ts long"}
     )
     counts.to("out", tg.sinks.parquet("counts/"))
+    keyed.rate_limit("limit", 10, per="1 minute", burst=20, excess="too many").to("limited", tg.sinks.print())
     rated = bids.lookup_join("rates", pa.table({"code": [1]}), on={"bidder": "code"}, how="left")
     assert_type(rated, tg.Stream)
     named = rated.lookup("customers", Customers(), "name string", on=["bidder"], ttl="10 minutes", cache=1_000, retries=1)

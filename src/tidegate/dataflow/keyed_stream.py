@@ -23,7 +23,7 @@ from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.changelog import changes_schema
 from tidegate.dataflow.operators.keyed_batch import KeyedBatchSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
-from tidegate.dataflow.ranking import deduplicate_spec, ranked_schema, top_spec
+from tidegate.dataflow.ranking import deduplicate_spec, ranked_schema, rate_limit_spec, top_spec
 from tidegate.dataflow.regular_joins import regular_join
 from tidegate.dataflow.timed_joins import check_kind_of_join, interval_join, temporal_join
 from tidegate.dataflow.triggers import AnyTrigger
@@ -183,6 +183,36 @@ class KeyedStream(Flow):
             named_by_user=True,
             aliases=aliases,
             upserts_by=(*self._key, rank),
+        )
+
+    def rate_limit(
+        self,
+        name: str,
+        count: int,
+        *,
+        per: ClockDuration,
+        burst: int | None = None,
+        excess: str | None = None,
+        parallelism: int | None = None,
+        alias: Names = (),
+    ) -> Stream:
+        """Let at most `count` records of each key pass in a time: `.rate_limit("alerts", 10, per="1 minute")`.
+
+        Time is that of the clock. Every key has a bucket of `burst` tokens (by default `count`), which is full at first and
+        gets `count` tokens in that time, evenly. A record takes one. A record that finds none is dropped, or goes to the
+        side output that `excess` names.
+        """
+        name = self._pipeline._new_name("operator", name)
+        aliases = self._pipeline._new_aliases("operator", name, alias)
+        return self._pipeline._add(
+            rate_limit_spec(name, self._key, count=count, per=per, burst=burst, excess=excess),
+            name=name,
+            schema=self._schema,
+            inputs=(self,),
+            side_schemas={} if excess is None else {excess: self._schema},
+            parallelism=parallelism,
+            named_by_user=True,
+            aliases=aliases,
         )
 
     def window(

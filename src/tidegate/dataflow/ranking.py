@@ -1,4 +1,4 @@
-"""Build the operators that keep some records of each key: deduplicate, and top of keys or of windows."""
+"""Build the operators that keep some records of each key: deduplicate, top of keys or of windows, and rate limits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.arguments import Duration
+from tidegate.arguments import ClockDuration, Duration
 from tidegate.dataflow import checks
 from tidegate.dataflow.aggregates.numpy_columns import is_fixed
 from tidegate.dataflow.operators.deduplicate import DeduplicateSpec
 from tidegate.dataflow.operators.ordering import Ordering
+from tidegate.dataflow.operators.rate_limit import RateLimitSpec
 from tidegate.dataflow.operators.top import MAX_COUNT, TopSpec
 from tidegate.dataflow.operators.window import END, START, time_type
 from tidegate.dataflow.operators.window_top import WindowTopSpec
@@ -71,6 +72,23 @@ def window_top_spec(
         raise GraphError(f"{where}: top takes tumbling windows of event time, such as tg.tumbling('ts', '10 s')")
     ordering = _ordering(where, by, descending, schema)
     return WindowTopSpec(key, assigner, ordering, _count(where, count), late, _fields(schema, key))
+
+
+def rate_limit_spec(
+    name: str, key: tuple[str, ...], *, count: object, per: ClockDuration, burst: object, excess: object
+) -> RateLimitSpec:
+    where = f"operator {name!r}"
+    burst = count if burst is None else burst
+    for argument, number in (("rate_limit ", count), ("burst=", burst)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise GraphError(f"{where}: {argument}{number!r}; give how many records may pass, as a whole number from 1 on")
+    assert isinstance(count, int) and isinstance(burst, int)
+    per_ms = checks.duration_ms(name, "per", per)
+    if per_ms < 1:
+        raise GraphError(f"{where}: per={per!r}; give at least a millisecond, such as '1 second'")
+    if excess is not None and (not isinstance(excess, str) or not excess):
+        raise GraphError(f"{where}: excess={excess!r}; give a name for the side output, such as excess='too many'")
+    return RateLimitSpec(key, count, per_ms, burst, excess)
 
 
 def ranked_schema(where: str, schema: pa.Schema, rank: object, *, time_column: str | None = None) -> pa.Schema:

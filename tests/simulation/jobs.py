@@ -22,6 +22,7 @@ from tests.simulation.interval_joins import IntervalJoins
 from tests.simulation.joins import Joins
 from tests.simulation.loops import Bills, Components, NestedLoops, Retries
 from tests.simulation.random_graphs import RandomGraph, RandomLoops
+from tests.simulation.ranks import Ranks
 from tests.simulation.rows import keys_of_splits, rows_source
 from tests.simulation.time_groups import TimeGroup
 from tests.simulation.window_joins import WindowJoins
@@ -392,4 +393,4 @@ CYCLIC = (Retries, Components, NestedLoops, Bills, RandomLoops)
 COLUMNAR = (Aggregates, ColumnWindows, Joins, IntervalJoins, WindowJoins)
 DRAWN: dict[str, type[Any]] = {job.name: job for job in (*ACYCLIC, *CYCLIC)}
 # A seed draws none but those, as it always has: the mutants are caught with these seeds.
-JOBS: dict[str, type[Any]] = DRAWN | {job.name: job for job in (TimeGroup, Crowds, *COLUMNAR)}
+JOBS: dict[str, type[Any]] = DRAWN | {job.name: job for job in (TimeGroup, Crowds, Ranks, *COLUMNAR)}

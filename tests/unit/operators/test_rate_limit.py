@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,8 @@ def test_a_record_passes_if_its_key_has_a_token(backend: str, seed: int) -> None
         now += rng.choice((0, 10, 333, 334, 1000, 3000))
         subtasks.at(now)
         records = [(rng.randrange(6), 100 * number + i) for i in range(rng.choice((1, 5, 40)))]
-        passed, dropped = [], []
+        passed: list[Any] = []
+        dropped: list[Any] = []
         for key in {key for key, _ in records}:
             tokens, before = buckets.get(key, (Fraction(BURST), now))
             buckets[key] = min(Fraction(BURST), tokens + Fraction((now - before) * COUNT, PER_MS)), now
@@ -66,12 +68,13 @@ def test_mistakes_are_errors_when_the_job_is_built() -> None:
     def keyed() -> tg.KeyedStream:
         return Pipeline().source("in", tg.sources.rows([], RECORD)).key_by("key")
 
-    for build, message in (
+    mistakes: tuple[tuple[Any, str], ...] = (
         (lambda: keyed().rate_limit("op", 0, per="1 s"), "rate_limit 0; give how many"),
         (lambda: keyed().rate_limit("op", 1, per="0 s"), "per='0 s'; give at least a millisecond"),
         (lambda: keyed().rate_limit("op", 1, per="1 s", burst=0), "burst=0; give how many"),
         (lambda: keyed().rate_limit("op", 1, per="1 s", excess=""), "excess=''; give a name"),
-    ):
+    )
+    for build, message in mistakes:
         with pytest.raises(tg.GraphError, match=message):
             build()
     limited = keyed().rate_limit("op", 1, per="1 s", excess="too many")

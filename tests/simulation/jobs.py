@@ -18,13 +18,13 @@ from tests.simulation.aggregates import Aggregates
 from tests.simulation.column_windows import ColumnWindows
 from tests.simulation.crowds import Crowds
 from tests.simulation.expected import expect_order, expect_rows
-from tests.simulation.interval_joins import IntervalJoins
 from tests.simulation.joins import Joins
 from tests.simulation.loops import Bills, Components, NestedLoops, Retries
 from tests.simulation.random_graphs import RandomGraph, RandomLoops
 from tests.simulation.ranks import Ranks
 from tests.simulation.rows import keys_of_splits, rows_source
 from tests.simulation.time_groups import TimeGroup
+from tests.simulation.timed_joins import TimedJoins
 from tests.simulation.window_joins import WindowJoins
 from tests.simulation.windows import Windows
 from tidegate.connectors.collecting import CollectSink, delivered_rows
@@ -390,7 +390,7 @@ class Sides(SimulatedJob):
 
 ACYCLIC = (RunningSums, Windows, Pairs, Rules, Hands, Sides, RandomGraph)
 CYCLIC = (Retries, Components, NestedLoops, Bills, RandomLoops)
-COLUMNAR = (Aggregates, ColumnWindows, Joins, IntervalJoins, WindowJoins)
+COLUMNAR = (Aggregates, ColumnWindows, Joins, TimedJoins, WindowJoins)
 DRAWN: dict[str, type[Any]] = {job.name: job for job in (*ACYCLIC, *CYCLIC)}
 # A seed draws none but those, as it always has: the mutants are caught with these seeds.
 JOBS: dict[str, type[Any]] = DRAWN | {job.name: job for job in (TimeGroup, Crowds, Ranks, *COLUMNAR)}

@@ -121,7 +121,7 @@ class Node:
 
     @property
     def needs_event_time(self) -> bool:
-        """Whether it emits nothing before event time moves."""
+        """Whether it emits nothing, or keeps everything, before event time moves."""
         return getattr(self.spec, "needs_event_time", False)
 
     @property

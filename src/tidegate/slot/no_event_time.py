@@ -15,9 +15,11 @@ from tidegate.errors import GraphError
 
 
 def operators_without_event_time(plan: Plan, *, micro_batches: bool) -> frozenset[str]:
-    """Return the names of the operators that have no watermark operator above them and input that never ends."""
+    """Return the names of the operators that have no watermark operator above them and input that never ends. A join by
+    event time is one of them if that is so of either input, since its time is the lesser of both."""
     with_event_time: set[int] = set()
     endless: set[int] = set()
+    held_up: set[int] = set()
     nodes = sorted(plan.nodes, key=lambda node: node.id)  # what is above a node has a lower id
     for node in nodes:
         above = {edge.source for edge in node.inputs}
@@ -25,7 +27,11 @@ def operators_without_event_time(plan: Plan, *, micro_batches: bool) -> frozense
             with_event_time.add(node.id)
         if above & endless or (node.source is not None and not _ends(node.source, micro_batches)):
             endless.add(node.id)
-    return frozenset(node.name for node in nodes if node.id in endless - with_event_time)
+        for port in range(len(node.input_schemas)) if node.needs_event_time else ():
+            above = {edge.source for edge in node.inputs if edge.port == port}
+            if above & endless and not above & with_event_time:
+                held_up.add(node.id)
+    return frozenset(node.name for node in nodes if node.id in endless - with_event_time | held_up)
 
 
 def _ends(source: Source, micro_batches: bool) -> bool:
@@ -33,10 +39,17 @@ def _ends(source: Source, micro_batches: bool) -> bool:
 
 
 def check_windows(plan: Plan) -> None:
-    """Raise `GraphError` if a streaming query with this plan has windows that would never be complete."""
+    """Raise `GraphError` if a streaming query with this plan has windows that would never be complete, or joins whose state
+    would only grow."""
     without = operators_without_event_time(plan, micro_batches=True)
     for node in plan.nodes:
         if node.needs_event_time and node.name in without:
+            if len(node.input_schemas) > 1:
+                raise GraphError(
+                    f"operator {node.name!r} joins by event time, and event time doesn't move in both of its inputs in this "
+                    f"query, so that its state would only grow: call .with_watermark(column, delay) on both. A watermark of "
+                    f"the DataFrame's own (withWatermark) is not used here"
+                )
             raise GraphError(
                 f"operator {node.name!r} has windows of event time, and event time doesn't move in this query, so that no "
                 f"window would ever be complete and its state would only grow: call .with_watermark(column, delay) on the "
@@ -45,6 +58,12 @@ def check_windows(plan: Plan) -> None:
 
 
 def warning_of(node: Node) -> str:
+    if node.needs_event_time and len(node.input_schemas) > 1:
+        return (
+            f"operator {node.name!r} joins by event time, and event time doesn't move in both of its inputs: no "
+            f"with_watermark is above one of them, and it has no end, so what is kept for the join only grows. Use "
+            f".with_watermark(column, delay) behind both sources."
+        )
     if node.needs_event_time:
         return (
             f"operator {node.name!r} has windows of event time, and event time doesn't move there: no with_watermark is "

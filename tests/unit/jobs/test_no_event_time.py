@@ -122,6 +122,22 @@ def test_which_operators_these_are() -> None:
     assert "sets" in operators_without_event_time(plan, micro_batches=True)
 
 
+@pytest.mark.parametrize("timed", [0, 1, 2])
+def test_a_query_with_a_join_needs_watermarks_on_both_sides(timed: int) -> None:
+    pipeline = Pipeline()
+    sides = []
+    for number, schema in enumerate((parse_schema("key long, at long"), parse_schema("key long, since long"))):
+        side = pipeline.source(f"in {number}", HandedSource(Handover([schema]), 0, schema))
+        sides.append((side.with_watermark(schema.names[1], 0) if number < timed else side).key_by("key"))
+    sides[0].join("latest", sides[1], as_of=("at", "since")).to("out", Nowhere())
+    plan = make_plan(pipeline.build(), slots=2, key_group_count=8)
+    if timed == 2:
+        check_windows(plan)
+        return
+    with pytest.raises(tg.GraphError, match=r"'latest' joins by event time.*on both"):
+        check_windows(plan)
+
+
 @pytest.mark.parametrize(
     ("window", "with_watermark", "settings", "is_refused"),
     [

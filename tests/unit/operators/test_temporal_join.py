@@ -119,7 +119,7 @@ def test_versions_that_no_record_can_need_are_dropped() -> None:
         bench.operator.maintain(1000)
     state = bench.freeze()
     assert sum(batch.num_rows for batch in state["versions"]) < 10
-    assert sum(batch.num_rows for batch in state["left"]) < 10
+    assert sum(batch.num_rows for batch in state["waiting"]) < 10
     bench.operator.on_watermark(MAX_WATERMARK_MS)
     assert [row[4] for row in bench.out.rows] == list(range(0, 1000, 5))
 

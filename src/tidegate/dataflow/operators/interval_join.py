@@ -39,6 +39,7 @@ from tidegate.state.sections import StateInfo
 from tidegate.state.vectors import VectorField
 
 SETTLED = "__settled"
+SIDES = ("left", "right")
 
 ALONE = {
     "inner": (False, False),
@@ -66,6 +67,7 @@ class IntervalJoinSpec:
     kind: ClassVar[str] = "interval join"
     stateful: ClassVar[bool] = True
     in_columns: ClassVar[bool] = True
+    needs_event_time: ClassVar[bool] = True
 
     def create(self, node: Node) -> Operator:
         return IntervalJoinOperator(node, self)
@@ -78,7 +80,18 @@ class IntervalJoinSpec:
     def descriptors(self) -> tuple[Records, Records]:
         left, right = (
             Records(name, side.columns, [VectorField(SETTLED, pa.bool_(), False)] if settles else [], windowed=True)
-            for name, side, settles in zip(("left", "right"), self.sides, self.settles, strict=True)
+            for name, side, settles in zip(self.state_names, self.sides, self.settles, strict=True)
+        )
+        return left, right
+
+    @property
+    def state_names(self) -> tuple[str, str]:
+        """Return the names of the states. A kind of join that keeps other records, or knows less of them, has other names:
+        with the state of an inner join, an outer one would emit records alone that had matches."""
+        if self.how in LEFT_ONLY:
+            return "left_near_once", "right_near_times"
+        left, right = (
+            f"{side}_near_settled" if alone else f"{side}_near" for side, alone in zip(SIDES, self.settles, strict=True)
         )
         return left, right
 
@@ -176,10 +189,11 @@ class IntervalJoinOperator(TimedJoinOperator):
     def _settle_rows(self, table: RecordTable, rows: IntArray) -> None:
         """Note that stored records have a match; emit them now if that is the result."""
         settled = table.vectors[SETTLED].values
-        rows = np.unique(rows[~settled[rows]])
+        rows = rows[~settled[rows]]
         if not len(rows):
             return
         if self._spec.how == "semi":
+            rows = np.unique(rows)
             rows = rows[np.argsort(table.positions(rows))]
             self._give(self._stored(LEFT, table, rows), None, len(rows))
         table.change(rows)

@@ -55,6 +55,7 @@ class TemporalJoinSpec:
     kind: ClassVar[str] = "temporal join"
     stateful: ClassVar[bool] = True
     in_columns: ClassVar[bool] = True
+    needs_event_time: ClassVar[bool] = True
 
     def create(self, node: Node) -> Operator:
         return TemporalJoinOperator(node, self)
@@ -66,7 +67,7 @@ class TemporalJoinSpec:
     @property
     def descriptors(self) -> tuple[Records, Records]:
         left, right = self.sides
-        return Records("left", left.columns, windowed=True), Records("versions", right.columns)
+        return Records("waiting", left.columns, windowed=True), Records("versions", right.columns)
 
     @property
     def text(self) -> str:

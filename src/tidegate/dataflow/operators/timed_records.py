@@ -55,9 +55,16 @@ class TimedRecords:
         self, keys: Sequence[pa.Array], columns: Sequence[pa.Array], times_us: IntArray
     ) -> Iterator[tuple[RecordTable, IntArray, IntArray]]:
         """Keep records. Yield each table that got some, their rows in it, and their places among the given ones."""
+        if not len(times_us):
+            return
         places_in_time = times_us // 1000 >> self._bits
-        for place in np.unique(places_in_time).tolist():
+        first, last = int(places_in_time.min()), int(places_in_time.max())
+        # Usually the records of a batch are near one another, and there is nothing to sort.
+        many = last - first >= MOST_STRETCHES
+        for place in np.unique(places_in_time).tolist() if many else range(first, last + 1):
             here = np.flatnonzero(places_in_time == place)
+            if not len(here):
+                continue
             table = self._state.window(place << _BITS | self._bits)
             if len(here) == len(times_us):
                 yield table, table.append(keys, columns), here

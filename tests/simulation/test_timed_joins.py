@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.scenarios import scenario
 from tidegate.testing.simulation.simulation import MODES
 
-JOB = "interval joins"
+JOB = "timed joins"
 SEEDS_PER_TEST = 4
 FIRST_SEEDS = [0, *(pytest.param(first, marks=pytest.mark.long) for first in range(SEEDS_PER_TEST, 60, SEEDS_PER_TEST))]
 

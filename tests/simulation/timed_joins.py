@@ -11,13 +11,13 @@ from tests.simulation.rows import keys_of_splits, rows_source
 from tidegate.dataflow.pipeline import Pipeline
 from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf
 
-KINDS = ("inner", "left", "right", "full", "semi", "anti")
+KINDS = ("inner", "left", "right", "full", "semi", "anti", "latest")
 
 
-class IntervalJoins(SimulatedJob):
-    """Interval joins, of all kinds. No record is late, so that the result is determined."""
+class TimedJoins(SimulatedJob):
+    """Interval joins of all kinds, and joins as of a version. No record is late, so that the result is determined."""
 
-    name = "interval joins"
+    name = "timed joins"
     can_drain = False
 
     def __init__(self, rng: Random) -> None:
@@ -47,17 +47,16 @@ class IntervalJoins(SimulatedJob):
             .key_by("key")
             for name, time, source in zip(("left", "right"), ("ts", "at"), self._sources, strict=True)
         )
-        joined = left.join(
-            "join",
-            right,
-            how=self._how,  # type: ignore[arg-type]
-            between=self._bounds,
-            times=("ts", "at"),
-            late=("late left", "late right"),
-            parallelism=site.parallelism("join"),
+        is_temporal = self._how == "latest"
+        sides = ("late left",) if is_temporal else ("late left", "late right")
+        kind: dict[str, Any] = (
+            {"how": "left", "as_of": ("ts", "at"), "late": ("late left", None)}
+            if is_temporal
+            else {"how": self._how, "between": self._bounds, "times": ("ts", "at"), "late": sides}
         )
+        joined = left.join("join", right, **kind, parallelism=site.parallelism("join"))
         joined.to("out", site.sink(), parallelism=site.parallelism("out"))
-        for side in ("late left", "late right"):
+        for side in sides:
             joined.side_output(side).to(f"{side} out", site.sink(), parallelism=site.parallelism("late"))
 
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:
@@ -67,7 +66,8 @@ class IntervalJoins(SimulatedJob):
                 missing = set(pairs) - set(rows("out"))
                 assert not missing, f"{missing} are missing"
             return
-        assert not rows("late left out") and not rows("late right out"), "nothing is late"
+        assert not rows("late left out"), "nothing is late"
+        assert self._how == "latest" or not rows("late right out"), "nothing is late"
         expect_rows("joined", rows("out"), expected)
 
     def _results(self) -> tuple[list[Row], list[Row]]:
@@ -78,6 +78,8 @@ class IntervalJoins(SimulatedJob):
             (one, other) for one in lefts for other in rights if one[0] == other[0] and lower <= other[1] - one[1] <= upper
         ]
         with_match = {one for one, _ in found}, {other for _, other in found}
+        if self._how == "latest":
+            return [], [self._with_latest(left) for left in lefts]
         pairs = [(*one, *other[1:]) for one, other in found]
         alone = [[each for each in side if each not in those] for side, those in zip(self._rows, with_match, strict=True)]
         if self._how == "semi":
@@ -90,3 +92,8 @@ class IntervalJoins(SimulatedJob):
         if self._how in ("right", "full"):
             results += [(key, None, None, *rest) for key, *rest in alone[1]]
         return pairs, results
+
+    def _with_latest(self, left: Row) -> Row:
+        """Of versions with one time the last one counts: all records of a key are in one split, in their order."""
+        versions = [(at, m) for key, at, m in self._rows[1] if key == left[0] and at <= left[1]]
+        return (*left, *max(versions, default=(None, None)))

@@ -83,11 +83,14 @@ def column_of(values: Sequence[Any], arrow: pa.DataType, *, as_tuples: bool = Fa
 def _lists_of_numbers(values: Sequence[Any], arrow: pa.DataType) -> pa.Array | None:
     """Return the column if all lists are numpy's arrays of the numbers that the type says: they are copied as they are."""
     kind = arrow.value_type
+    if kind.id not in _NUMBERS:
+        return None
+    element = np.dtype(kind.to_pandas_dtype())
     lists = [value for value in values if value is not None]
-    if kind.id not in _NUMBERS or not lists or not all(isinstance(value, np.ndarray) for value in lists):
+    if not lists or not all(isinstance(value, np.ndarray) and value.dtype == element for value in lists):
         return None
     ends = np.cumsum([0 if value is None else len(value) for value in values])
-    if ends[-1] > _MOST_ITEMS or any(value.dtype != kind.to_pandas_dtype() for value in lists):
+    if ends[-1] > _MOST_ITEMS:
         return None
     items = pa.array(np.concatenate(lists))
     mask = pa.array([value is None for value in values]) if len(lists) < len(values) else None

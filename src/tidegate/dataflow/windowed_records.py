@@ -13,11 +13,15 @@ import pyarrow as pa
 
 from tidegate import arguments
 from tidegate.dataflow import checks
+from tidegate.dataflow.aggregates.aggregation import Aggregation
+from tidegate.dataflow.aggregates.declaring import count
 from tidegate.dataflow.flow import Names, SchemaLike, called, check_same_pipeline
+from tidegate.dataflow.operators.function_windows import FunctionWindowSpec
 from tidegate.dataflow.operators.record_windows import RecordWindowSpec, plain_schema
 from tidegate.dataflow.operators.window import END, START, time_type
+from tidegate.dataflow.operators.window_aggregates import WindowSettings
 from tidegate.dataflow.operators.window_results import CallFunction, JoinRecords, WindowResults
-from tidegate.dataflow.windows import Paned
+from tidegate.dataflow.windows import Global, Paned, Sessions
 from tidegate.errors import GraphError, SchemaError
 
 if TYPE_CHECKING:
@@ -42,6 +46,8 @@ def add_function(
     checks.check_callable(name, "apply", function)
     schema = checks.declared_schema(name, returns)
     results = CallFunction(function, arguments.flag("apply", "rows", rows))
+    if isinstance(windowed._assigner, Sessions | Global):
+        return _add_unpaned(name, windowed, schema, results, parallelism, alias)
     return _add(name, (windowed,), schema, results, "window function", parallelism, alias)
 
 
@@ -150,12 +156,49 @@ def _paned(where: str, windowed: WindowedStream) -> Paned:
     assigner = windowed._assigner
     if not isinstance(assigner, Paned) or assigner.column is None:
         raise GraphError(
-            f"{where}: works on the records of tumbling, sliding and cumulating windows of event time, and not of "
-            f"{assigner.text}; there, collect what you need with aggregate(…, values=tg.collect_list(…))"
+            f"{where}: it needs tumbling, sliding or cumulating windows of event time, and not {assigner.text}; collect "
+            f"what you need with aggregate(…, values=tg.collect_list(…))"
         )
     if windowed._trigger.of:
         raise GraphError(f"{where}: triggers are for aggregates; omit early= and trigger=")
     return assigner
+
+
+def _add_unpaned(
+    name: str,
+    windowed: WindowedStream,
+    schema: pa.Schema,
+    results: WindowResults,
+    parallelism: int | None,
+    alias: Names,
+) -> Stream:
+    """Add a function of sessions, or of windows of a number of records."""
+    where, assigner = f"operator {name!r}", windowed._assigner
+    assert isinstance(assigner, Sessions | Global)
+    if windowed._trigger.of:
+        raise GraphError(f"{where}: triggers are for aggregates; omit early= and trigger=, or give global_window a count")
+    if windowed._allowed_lateness is not None:
+        raise GraphError(
+            f"{where}: a function of sessions takes no late records: omit allowed_lateness, and give with_watermark a "
+            f"larger delay"
+        )
+    spec = FunctionWindowSpec(
+        assigner,
+        WindowSettings(windowed._key, Aggregation(where, {"records": count()}, windowed._schema), late=windowed._late),
+        results,
+        plain_schema(windowed._schema),
+        time_type(windowed._schema.field(assigner.column).type) if isinstance(assigner, Sessions) else pa.null(),
+    )
+    return windowed._pipeline._add(
+        spec,
+        name=name,
+        schema=schema,
+        inputs=(windowed,),
+        side_schemas={} if windowed._late is None else {windowed._late: windowed._schema},
+        parallelism=parallelism if windowed._key else 1,
+        named_by_user=True,
+        aliases=windowed._pipeline._new_aliases("operator", name, alias),
+    )
 
 
 def _bound_type(windowed: WindowedStream) -> pa.DataType:

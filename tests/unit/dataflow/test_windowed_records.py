@@ -137,9 +137,22 @@ MISTAKES: dict[str, tuple[Callable[[Streams], Any], str]] = {
         "operator 'joined': both inputs have late='late'",
     ),
     "sessions": (
-        lambda streams: streams.of_bids(tg.sessions("ts", SIZE)).apply("applied", function, returns="n long"),
-        "operator 'applied': works on the records of tumbling, sliding and cumulating windows of event time, and not of "
-        "sessions(ts, 10000 ms)",
+        lambda streams: streams.of_bids(tg.sessions("ts", SIZE)).join("joined", streams.of_asks()),
+        "operator 'joined': it needs tumbling, sliding or cumulating windows of event time, and not sessions(ts, 10000 ms)",
+    ),
+    "late records of sessions": (
+        lambda streams: streams.of_bids(tg.sessions("ts", SIZE), allowed_lateness="1 s").apply(
+            "f", function, returns="n long"
+        ),
+        "operator 'f': a function of sessions takes no late records: omit allowed_lateness",
+    ),
+    "a function of a window without end": (
+        lambda streams: streams.of_bids(tg.global_window(), early="1 s").apply("f", function, returns="n long"),
+        "operator 'f': triggers are for aggregates; omit early= and trigger=, or give global_window a count",
+    ),
+    "windows of processing time": (
+        lambda streams: streams.of_bids(tg.tumbling(None, SIZE, time="processing")).apply("f", function, returns="n long"),
+        "operator 'f': it needs tumbling, sliding or cumulating windows of event time, and not tumbling(processing time",
     ),
     "a trigger": (
         lambda streams: streams.of_bids(early="1 s").apply("applied", function, returns="n long"),

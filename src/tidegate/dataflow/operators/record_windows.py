@@ -146,12 +146,13 @@ class RecordWindowOperator(PanesOperator):
         results, start = self._spec.results, 0
         while start < len(rows):
             columns = keys.keys(rows[start : start + (self._pace.portion if results.calls_functions else MAX_ROWS)])
-            count = self._fitting(panes, columns)
+            count = min(self._fitting(panes, columns), len(columns[0]))
             columns = [column.slice(0, count) for column in columns]
             self._is_whole = False
             groups = [self._group(port, panes, columns) for port in range(len(self._states))]
             of_keys = columns if self._key_columns[0] else []
-            for batch in results.of(self.name, self.node.schema, of_keys, self._bounds(end_ms), groups):
+            bounds = self._bounds(end_ms, count)
+            for batch in results.of(self.name, self.node.schema, of_keys, bounds, groups):
                 self._give(batch)
                 if self._is_spent(batch.num_rows):
                     yield
@@ -201,9 +202,8 @@ class RecordWindowOperator(PanesOperator):
                 if pane in there:
                     yield state.window(pane)
 
-    def _bounds(self, end_ms: int) -> Bounds:
-        start, end = (times_of(at_ms, self._spec.bound_type, 1)[0] for at_ms in self._assigner.window(end_ms))
-        return Bounds(start, end)
+    def _bounds(self, end_ms: int, count: int) -> Bounds:
+        return Bounds(*(times_of(at_ms, self._spec.bound_type, count) for at_ms in self._assigner.window(end_ms)))
 
 
 def with_numbers(records: pa.RecordBatch) -> pa.RecordBatch:

@@ -90,6 +90,7 @@ class SessionWindowOperator(AggregatingWindowOperator):
             batch, times_ms = self._emit_late(batch, late), times_ms[~late]
             if not batch.num_rows:
                 return
+        self._keep(batch)
         known = ColumnTable(self._key_type, [])
         numbers = known.rows_of(self._keys(batch))
         keys = known.keys(known.rows())
@@ -110,6 +111,9 @@ class SessionWindowOperator(AggregatingWindowOperator):
         self._no_end_before_ms = min(self._no_end_before_ms, int(places.ends.min()))
         if self._keeps:
             self._fire_again(places, np.flatnonzero(is_touched), keys)
+
+    def _keep(self, batch: pa.RecordBatch) -> None:
+        """Keep the records themselves, if they are needed. None of them is late."""
 
     def _pieces(self, numbers: Rows, times_ms: Times) -> tuple[Intervals, Rows]:
         """Cut the records of a batch at gaps; return the pieces, and the piece of each record."""
@@ -206,7 +210,7 @@ class SessionWindowOperator(AggregatingWindowOperator):
         self._keep_rows(True)  # a snapshot may come between two steps
         start = 0
         while start < len(ends):
-            stop = min(start + MAX_ROWS, len(ends))
+            stop = min(start + self._most_sessions(), len(ends))
             self._give_sessions(levels[start:stop], rows[start:stop], ends[start:stop])
             if not self._keeps:
                 for level, table in self._tables():
@@ -220,6 +224,10 @@ class SessionWindowOperator(AggregatingWindowOperator):
             start = stop
         self._keep_rows(False)
         self._is_whole = True
+
+    def _most_sessions(self) -> int:
+        """How many sessions to emit at a time."""
+        return MAX_ROWS
 
     def _due(self, at_ms: int) -> tuple[Rows, Rows, Times]:
         """Return the sessions that are complete and have not fired, in the order of their ends."""

@@ -28,7 +28,8 @@ PAIRS = 65_536
 
 class KeyedWindow(NamedTuple):
     """The window of which a function gets the records. `key` is the key's value, a tuple if it has several columns, or None
-    without a key. `start` and `end` are of the time column's type: numbers for a long, otherwise datetimes."""
+    without a key. `start` and `end` are of the time column's type: numbers for a long, otherwise datetimes. They are None
+    for a window of a number of records."""
 
     key: Any
     start: Any
@@ -50,10 +51,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of a window, as scalars of the time column's type."""
+    """The bounds of the windows, by key: of the time column's type, or null."""
 
-    start: pa.Scalar
-    end: pa.Scalar
+    start: pa.Array
+    end: pa.Array
 
 
 class WindowResults(ABC):
@@ -66,7 +67,7 @@ class WindowResults(ABC):
     def of(
         self, operator: str, schema: pa.Schema, keys: Sequence[pa.Array], bounds: Bounds, groups: Sequence[Group]
     ) -> Iterator[pa.RecordBatch]:
-        """Return the results of these keys, none of which comes twice. Without a key column there are no `keys`."""
+        """Return the results of these keys. Without a key column there are no `keys`. For joins, no key comes twice."""
 
     @property
     @abstractmethod
@@ -88,10 +89,10 @@ class CallFunction(WindowResults):
         count = len(groups[0].counts)
         values = [key_list(column) for column in keys]
         of_keys: Sequence[Any] = [None] * count if not values else values[0] if len(values) == 1 else list(zip(*values))  # noqa: B905
-        start, end = bounds.start.as_py(), bounds.end.as_py()
+        of_windows = bounds.start.to_pylist(), bounds.end.to_pylist()
         inputs = [self._slices(group) for group in groups]
         rows: list[Any] = []
-        for key, *records in zip(of_keys, *inputs, strict=True):
+        for key, start, end, *records in zip(of_keys, *of_windows, *inputs, strict=True):
             try:
                 given = self.function(KeyedWindow(key, start, end), *records)
                 if given is None:
@@ -188,7 +189,7 @@ class JoinRecords(WindowResults):
             index = pa.array(places, mask=places < 0)
             columns |= {name: group.records.column(name).take(index) for name in names if name not in parts}
         own = [columns[field.name] for field in list(schema)[:-2]]
-        ends = [pa.repeat(bounds.start, len(of_keys)), pa.repeat(bounds.end, len(of_keys))]
+        ends = [each.take(pa.array(of_keys)) for each in (bounds.start, bounds.end)]
         return pa.RecordBatch.from_arrays([*own, *ends], schema=schema)
 
     @property

@@ -400,7 +400,7 @@ class Stream(LookupFlow):
             raise GraphError(f"{where}: side outputs belong to an operator; call side_output on what process(…) returned")
         node = self._pipeline._nodes[edge.source]
         tag = checks.check_side_output(where, tag, node)
-        return Stream(self._pipeline, (replace(edge, tag=tag),), node.side_schemas[tag])
+        return Stream(self._pipeline, (replace(edge, tag=tag, upserts_by=()),), node.side_schemas[tag])
 
     if not TYPE_CHECKING:
 

@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[Callable[[tg.Stream], object], str]] = {
         lambda stream: stream.key_by("auction").window(tg.global_window(count=2)).aggregate("w", n=tg.count()),
         "window 'w' takes",
     ),
-    "max": (lambda stream: stream.key_by("auction").aggregate("a", best=tg.max("n")), "can't take a record back"),
+    "last": (lambda stream: stream.key_by("auction").aggregate("a", last=tg.last("n")), "can't take a record back"),
     "rebalance": (lambda stream: stream.rebalance(), "'changes' emits insertions and deletions, and rebalance brings"),
     "broadcast": (lambda stream: stream.connect(stream.broadcast()).process("b", Nobody()), "takes records that are"),
     "key": (
@@ -110,6 +110,10 @@ REFUSED: dict[str, tuple[Callable[[tg.Stream], object], str]] = {
         "would send a record and the one that takes it back",
     ),
 }
+
+
+class Sides(tg.Process):
+    def process(self, record: Any, ctx: Any) -> None: ...
 
 
 class Nobody(tg.BroadcastProcess):
@@ -163,6 +167,8 @@ def test_appended_records_can_be_taken_for_upserts() -> None:
     with pytest.raises(GraphError, match="takes records that are appended"):
         latest.to("files", Nowhere())
     latest.as_append().to("log", Nowhere())
+    process = latest.as_append().process("p", Sides(), returns=BIDS, side_outputs={"late": "why string"})
+    process.as_upserts("auction").side_output("late").to("late", Nowhere())
     assert "[0] bids, hash by auction, as upserts by auction" in explain_logical(bids._pipeline.build())
 
 

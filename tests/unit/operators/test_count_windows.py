@@ -11,8 +11,9 @@ import pytest
 
 from tests.unit.operators.harness import Bench, Clock
 from tests.unit.operators.windowing import RECORDS, RESULTS, spec_of
+from tidegate.dataflow.aggregates.numpy_columns import ranks
 from tidegate.dataflow.operators.base import AT_ONCE_MS
-from tidegate.dataflow.operators.count_windows import CountWindowOperator, ranks
+from tidegate.dataflow.operators.count_windows import CountWindowOperator
 from tidegate.dataflow.windows import global_window, tumbling
 from tidegate.errors import UserFunctionError
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS

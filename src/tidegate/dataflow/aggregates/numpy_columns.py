@@ -165,6 +165,17 @@ def _firsts(rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
     return np.flatnonzero(at.take(rows) == numbers), at
 
 
+def ranks(values: IntArray) -> IntArray:
+    """Return for each element how many of the same value are before it."""
+    order = np.argsort(values, kind="stable")
+    inside = values[order]
+    firsts = np.flatnonzero(np.append(True, inside[1:] != inside[:-1]))[: len(values)]
+    sizes = np.diff(np.append(firsts, len(inside)))
+    found = np.empty(len(values), np.int64)
+    found[order] = np.arange(len(values)) - np.repeat(firsts, sizes)
+    return found
+
+
 def last_of(groups: IntArray, count: int) -> IntArray:
     """Return the index of the last record of each group. Every group has one."""
     last = np.empty(count, np.int64)

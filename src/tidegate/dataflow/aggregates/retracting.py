@@ -1,11 +1,12 @@
-"""Aggregates that can take a record back: count, sum, mean, variance, any, all and collect_list.
+"""Aggregates that can take a record back: count, sum, mean, variance, min, max, any, all and collect_list.
 
 `retractable(aggregate)` returns the form of an aggregate that also knows what it needs for that, such as how many values
 are in a sum, so that the sum is null again when the last one is taken back. NaN and infinite values are counted, and not
 added up, so that they go away again too. The rest of a sum of floating-point numbers may keep differences in its last
 digits from numbers that were taken back; it is 0 again when no number is left.
 
-An aggregate that keeps only one value of many, such as `max`, can't know which one is next, and has no such form.
+`min` and `max` keep all values, since any of them may be next. The other aggregates that choose one value go by the order of
+arrival, which a deletion doesn't tell, and have no such form.
 """
 
 from __future__ import annotations
@@ -20,11 +21,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, BoolArray, IntArray, SumTooLarge, Vectors
-from tidegate.dataflow.aggregates.choosing import Logical
+from tidegate.dataflow.aggregates.choosing import Extreme, Logical
 from tidegate.dataflow.aggregates.collecting import Collected, CollectList, identities_of
-from tidegate.dataflow.aggregates.numpy_columns import column_of, grouped, numbers_of, objects_of, without_nulls
+from tidegate.dataflow.aggregates.numpy_columns import (
+    column_of,
+    grouped,
+    numbers_of,
+    objects_of,
+    order_of,
+    ranks,
+    without_nulls,
+)
 from tidegate.dataflow.aggregates.summing import EXACT, LONG_MAX, Count, Mean, Sum, Variance, doubles, sum_type
-from tidegate.types import ddl_of
+from tidegate.types import ddl_of, from_list
 
 _LONG, _DOUBLE = pa.int64(), pa.float64()
 _ODD = ("nans", "infinite", "negative_infinite")
@@ -222,39 +231,75 @@ class _LogicalForm(_Form):
 class _CollectListForm(_Form):
     """All values. The first of those that are equal is taken out, in a time that grows with the list."""
 
+    def __init__(self, of: Aggregate) -> None:
+        super().__init__(of)
+        self._list = CollectList(*of.inputs)
+        self._list.types = of.types
+
     @property
     def accumulators(self) -> Sequence[Accumulator]:
-        return self._of.accumulators
+        return self._list.accumulators
 
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
-        self._of.add(vectors, rows, inputs)
+        self._list.add(vectors, rows, inputs)
 
     def retract(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         taken: Vectors = {"collect_list": _Values(np.full(int(rows.max(initial=-1)) + 1, None, object))}
-        self._of.add(taken, rows, inputs)  # by row, what is to be taken out
-        held = vectors["collect_list"].values
-        assert isinstance(self._of, CollectList)
-        kind = self._of.dtype
+        self._list.add(taken, rows, inputs)  # by row, what is to be taken out
+        held, out = vectors["collect_list"].values, taken["collect_list"].values
+        kind = self._list.dtype
         for row in np.unique(rows).tolist():
-            if taken["collect_list"].values[row] is None or held[row] is None:
-                continue
-            values = np.asarray(Collected.of(held[row], kind))
-            left = Counter(identities_of(np.asarray(taken["collect_list"].values[row])))
-            keep = np.ones(len(values), bool)
-            for place, identity in enumerate(identities_of(values)):
-                if left[identity]:
-                    left[identity] -= 1
-                    keep[place] = False
-            held[row] = Collected.made(values[keep])
+            if out[row] is not None and held[row] is not None:
+                values = np.asarray(Collected.of(held[row], kind))
+                held[row] = Collected.made(values[_left(values, np.asarray(out[row]))])
 
     def change(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], signs: IntArray) -> None:
         Aggregate.change(self, vectors, rows, inputs, signs)
 
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
-        self._of.merge(vectors, rows, other, other_rows)
+        self._list.merge(vectors, rows, other, other_rows)
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
-        return self._of.result(vectors, rows)
+        return self._list.result(vectors, rows)
+
+
+class _ExtremeForm(_CollectListForm):
+    """The largest or smallest of all values: each of them may be next."""
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        kind = self._list.dtype
+        held = vectors["collect_list"].values[rows]
+        best = [None if each is None else self._best(np.asarray(Collected.of(each, kind))) for each in held]
+        return from_list(best, self.result_type)
+
+    def _best(self, values: npt.NDArray[Any]) -> Any:
+        if not len(values):
+            return None
+        is_largest = self.function == "max"
+        if values.dtype.kind == "O":
+            return max(values) if is_largest else min(values)
+        order = order_of(values)
+        return values[order.argmax() if is_largest else order.argmin()].item()
+
+
+def _left(values: npt.NDArray[Any], out: npt.NDArray[Any]) -> BoolArray:
+    """Return which values are left when others are taken out, of equal ones the first."""
+    if values.dtype.kind == "O":
+        counts = Counter(identities_of(out))
+        keep = np.ones(len(values), bool)
+        for place, identity in enumerate(identities_of(values)):
+            if counts[identity]:
+                counts[identity] -= 1
+                keep[place] = False
+        return keep
+    wanted, times = np.unique(order_of(out), return_counts=True)
+    codes = order_of(values)
+    near = np.minimum(np.searchsorted(wanted, codes), len(wanted) - 1)
+    hits = np.flatnonzero(wanted[near] == codes)
+    gone = hits[ranks(near[hits]) < times[near[hits]]]
+    kept = np.ones(len(values), bool)
+    kept[gone] = False
+    return kept
 
 
 _FORMS: Mapping[type[Aggregate], Callable[[Any], Aggregate]] = {
@@ -262,6 +307,7 @@ _FORMS: Mapping[type[Aggregate], Callable[[Any], Aggregate]] = {
     Sum: _SumForm,
     Mean: _SumForm,
     Variance: _VarianceForm,
+    Extreme: _ExtremeForm,
     Logical: _LogicalForm,
     CollectList: _CollectListForm,
 }

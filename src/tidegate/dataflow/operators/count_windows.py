@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.dataflow.aggregates.base import SumTooLarge, Vectors
-from tidegate.dataflow.aggregates.numpy_columns import copy_rows, held_vectors
+from tidegate.dataflow.aggregates.numpy_columns import copy_rows, held_vectors, ranks
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import OperatorContext
 from tidegate.dataflow.operators.stepwise import Steps
@@ -78,14 +78,3 @@ class CountWindowOperator(AggregatingWindowOperator):
 
     def _expire(self) -> None:
         """Nothing is late."""
-
-
-def ranks(rows: Any) -> Any:
-    """Return for each element how many of the same value are before it."""
-    order = np.argsort(rows, kind="stable")
-    inside = rows[order]
-    firsts = np.flatnonzero(np.diff(inside, prepend=-1))
-    sizes = np.diff(np.append(firsts, len(inside)))
-    found = np.empty(len(rows), np.int64)
-    found[order] = np.arange(len(rows)) - np.repeat(firsts, sizes)
-    return found

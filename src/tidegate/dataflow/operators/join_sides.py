@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.dataflow.aggregates.base import BoolArray, IntArray
+from tidegate.dataflow.aggregates.numpy_columns import ranks
 from tidegate.dataflow.operators.base import KeyedBackend
-from tidegate.dataflow.operators.count_windows import ranks
 from tidegate.dataflow.operators.keyed_table import plain
 from tidegate.dataflow.row_kinds import ROW_KIND, signs_of
 from tidegate.hashing import hash_columns

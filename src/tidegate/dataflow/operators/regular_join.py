@@ -27,11 +27,10 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.dataflow.aggregates.base import BoolArray, IntArray
-from tidegate.dataflow.aggregates.numpy_columns import grouped
+from tidegate.dataflow.aggregates.numpy_columns import grouped, ranks
 from tidegate.dataflow.changelog import APPEND_OR_RETRACT, Changelog
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
-from tidegate.dataflow.operators.count_windows import ranks
 from tidegate.dataflow.operators.join_sides import MATCHES, MATCHES_AT_A_TIME, Arrived, Found, JoinSide, StoredSide
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.stepwise import Steps, StepwiseOperator

@@ -41,6 +41,12 @@ NAMED = {
     "stddev": tg.stddev("whole", population=True),
     "any": tg.any("flag"),
     "all": tg.all("flag"),
+    "low": tg.min("whole"),
+    "high": tg.max("real"),
+    "real_low": tg.min("real"),
+    "cheapest": tg.min("money"),
+    "last_text": tg.max("text"),
+    "any_flag": tg.min("flag"),
     "numbers": tg.collect_list("whole"),
     "texts": tg.collect_list("text"),
 }
@@ -120,7 +126,7 @@ def test_a_sum_that_is_too_large_only_in_between_is_right() -> None:
 @pytest.mark.parametrize(
     ("aggregate", "advice"),
     [
-        (tg.max("whole"), "use count, sum, mean"),
+        (tg.max_by("whole", by="real"), "use count, sum, mean"),
         (tg.first("whole"), "use count, sum, mean"),
         (tg.min_by("whole", by="real"), "use count, sum, mean"),
         (tg.count_distinct("text"), r"aggregate by the value first, key_by\(…, 'text'\)"),

@@ -12,7 +12,7 @@ Of records that are equal in order, the one that arrived first is first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -75,6 +75,16 @@ class Ranked:
     keys: pa.RecordBatch
     values: pa.RecordBatch
     ranks: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What some keys have: for each record the index of its key, its rank, its row in the rank's table, and its codes."""
+
+    groups: IntArray
+    ranks: IntArray
+    rows: IntArray
+    codes: Codes
 
 
 class RankedTables:
@@ -147,33 +157,77 @@ class RankedTables:
 
     def _merge(self, keys: pa.RecordBatch, of: IntArray, new: pa.RecordBatch, codes: Codes) -> Ranked:
         """Merge new records, the best of their keys first, with those that the keys have."""
-        groups, places, values, held = self._held(keys)
-        old_count = len(groups)
-        groups = np.concatenate([groups, of])
-        places = np.concatenate([places, np.full(len(of), -1)])
-        values.append(new)
-        every = pa.concat_batches([each.cast(self._schema) for each in values])
-        order = sorted_order(groups, joined([held, codes]) if old_count else codes)
+        held = self._held(keys)
+        old_count = len(held.groups)
+        groups = np.concatenate([held.groups, of])
+        places = np.concatenate([held.ranks, np.full(len(of), -1)])
+        order = sorted_order(groups, joined([held.codes, codes]) if old_count else codes)
         ranks = places_in_groups(groups[order])
         is_changed = (ranks < self._count) & (places[order] != ranks)
         order, ranks = order[is_changed], ranks[is_changed]
-        changed = every.take(pa.array(order))
-        of_changed = keys.take(pa.array(groups[order]))
-        for rank in np.unique(ranks).tolist():
-            here = pa.array(np.flatnonzero(ranks == rank))
-            table = self._table_at(rank)
-            rows = table.rows_of(of_changed.take(here).columns)
-            table.change(rows)
-            for field in self._fields:
-                put_column(table.vectors[field.name], rows, changed.column(field.name).take(here))
-        return Ranked(of_changed, changed, ranks)
+        is_old = order < old_count
+        moved, fresh = order[is_old], new.take(pa.array(order[~is_old] - old_count))
+        number = np.where(is_old, np.cumsum(is_old), np.cumsum(~is_old)) - 1  # among those that moved, or that are new
+        at = pa.array(np.where(is_old, number, number + len(moved)))
+        # Read before anything is written.
+        values = {field.name: self._gathered(field.name, held.ranks[moved], held.rows[moved]) for field in self._fields}
+        columns = [
+            pa.concat_arrays([column_from(field, *values[field.name]), fresh.column(field.name).cast(field.type)]).take(at)
+            for field in self._fields
+        ]
+        self._write(keys, groups[order], ranks, held, (is_old, number), values, fresh)
+        changed = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return Ranked(keys.take(pa.array(groups[order])), changed, ranks)
 
-    def _held(self, keys: pa.RecordBatch) -> tuple[IntArray, IntArray, list[pa.RecordBatch], Codes]:
-        """Return what keys have: the index of each record's key, its rank, its columns and its codes, in order of ranks."""
+    def _gathered(self, name: str, ranks: IntArray, rows: IntArray) -> tuple[Any, Any]:
+        """Return what a column has at these rows of these ranks: the values, and which of them are not null."""
+        vectors = [self._table_at(rank).vectors[name] for rank in range(int(ranks.max()) + 1 if len(ranks) else 1)]
+        values = np.empty(len(rows), vectors[0].values.dtype)
+        valid = None if vectors[0].valid is None else np.empty(len(rows), bool)
+        for rank, vector in enumerate(vectors):
+            here = np.flatnonzero(ranks == rank)
+            values[here] = vector.values[rows[here]]
+            if valid is not None and vector.valid is not None:
+                valid[here] = vector.valid[rows[here]]
+        return values, valid
+
+    def _write(
+        self,
+        keys: pa.RecordBatch,
+        groups: IntArray,
+        ranks: IntArray,
+        held: _Held,
+        origin: tuple[Any, IntArray],
+        values: Mapping[str, tuple[Any, Any]],
+        fresh: pa.RecordBatch,
+    ) -> None:
+        """Write records to their new ranks. `origin`: which of them a key had before, and their numbers among those that
+        moved (`values`) or among the new ones (`fresh`)."""
+        is_old, number = origin
+        row_of = np.full((keys.num_rows, self._count), -1)
+        row_of[held.groups, held.ranks] = held.rows
+        for rank in np.unique(ranks).tolist():
+            here = np.flatnonzero(ranks == rank)
+            table, rows = self._table_at(rank), row_of[groups[here], rank]
+            added = np.flatnonzero(rows < 0)
+            if len(added):
+                rows[added] = table.rows_of(keys.take(pa.array(groups[here[added]])).columns)
+            table.change(rows)
+            old = is_old[here]
+            from_moved, from_fresh = number[here[old]], pa.array(number[here[~old]])
+            for field in self._fields:
+                vector, (moved, valid) = table.vectors[field.name], values[field.name]
+                vector.values[rows[old]] = moved[from_moved]
+                if vector.valid is not None and valid is not None:
+                    vector.valid[rows[old]] = valid[from_moved]
+                put_column(vector, rows[~old], fresh.column(field.name).take(from_fresh).cast(field.type))
+
+    def _held(self, keys: pa.RecordBatch) -> _Held:
+        """Return what keys have, in the order of ranks."""
         left = np.arange(keys.num_rows)
         groups: list[IntArray] = [left[:0]]
-        places: list[IntArray] = [left[:0]]
-        values: list[pa.RecordBatch] = []
+        ranks: list[IntArray] = [left[:0]]
+        found: list[IntArray] = [left[:0]]
         codes: list[Codes] = []
         for rank in range(self._count):
             if not len(left) or not self._is_there(rank):
@@ -182,10 +236,10 @@ class RankedTables:
             rows = table.find(keys.take(pa.array(left)).columns)
             left, rows = left[rows >= 0], rows[rows >= 0]
             groups.append(left)
-            places.append(np.full(len(left), rank))
-            values.append(self.values(table, rows))
+            ranks.append(np.full(len(left), rank))
+            found.append(rows)
             codes.append(self._ordering.codes_of_rows(table.vectors, rows))
-        return np.concatenate(groups), np.concatenate(places), values, joined(codes) if codes else []
+        return _Held(np.concatenate(groups), np.concatenate(ranks), np.concatenate(found), joined(codes) if codes else [])
 
     def values(self, table: ColumnTable, rows: IntArray) -> pa.RecordBatch:
         """Return the columns of rows of a table."""

@@ -52,6 +52,7 @@ class WindowTopSpec:
     kind: ClassVar[str] = "window top"
     stateful: ClassVar[bool] = True
     in_columns: ClassVar[bool] = True
+    needs_event_time: ClassVar[bool] = True
 
     @property
     def descriptors(self) -> tuple[Columns, ...]:

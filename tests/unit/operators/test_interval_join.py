@@ -210,3 +210,20 @@ def test_a_kind_of_join_does_not_take_the_state_of_another_one() -> None:
     assert names["semi"] == names["anti"]
     assert len({left for left, _ in names.values()}) == 3 and len({right for _, right in names.values()}) == 3
     assert names["left"][0] == names["full"][0] and names["right"][1] == names["full"][1]
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_records_that_are_far_apart_are_taken_in_bounded_steps(how: str) -> None:
+    """Each is in a stretch of its own, which costs as much as many records."""
+    joins = Joins(spec_of(how, -1000, 1000))
+    operator = joins.benches[0].operator
+    records = [(number % 7, number * 10_000, number) for number in range(1500)]
+    for port in (0, 1):
+        joins.benches[0].feed(*records, port=port)
+        steps = 1
+        while operator.has_work():
+            assert operator.holds_records(), "a snapshot waits for the rest of the batch"
+            operator.work()
+            steps += 1
+        assert steps >= 1500 * joining.STRETCH_ROWS // joining.MAX_ROWS
+    assert [row[:2] for row in joins.taken()[0]] == [each[:2] for each in records]

@@ -27,7 +27,16 @@ import pyarrow as pa
 from tidegate.channels.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
-from tidegate.dataflow.operators.joining import LEFT, MAX_ROWS, RIGHT, Arrived, JoinedColumn, TimedJoinOperator, TimedSide
+from tidegate.dataflow.operators.joining import (
+    LEFT,
+    MAX_ROWS,
+    RIGHT,
+    STRETCH_ROWS,
+    Arrived,
+    JoinedColumn,
+    TimedJoinOperator,
+    TimedSide,
+)
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.stepwise import Steps
 from tidegate.dataflow.operators.timed_records import Stretch, TimedRecords
@@ -145,11 +154,13 @@ class IntervalJoinOperator(TimedJoinOperator):
         matched = np.zeros(len(arrived), bool)
         for stretch, places in self._near(arrived, port):
             yield from self._match(arrived, places, port, stretch.table, matched)
+            if self._is_spent(STRETCH_ROWS):
+                yield
         if not self._gives_pairs and port == LEFT:
             if self._spec.how == "semi":
                 self._give_arrived(arrived.at(matched), port)
             arrived, matched = arrived.at(~matched), matched[~matched]
-        self._store(arrived, matched, port)
+        yield from self._store(arrived, matched, port)
 
     def _near(self, arrived: Arrived, port: int) -> Iterator[tuple[Stretch, IntArray]]:
         """Yield the stretches of the other input in which matches may be, and the places of the records that may have some
@@ -158,10 +169,12 @@ class IntervalJoinOperator(TimedJoinOperator):
             return
         first_us, last_us = (arrived.times_us + reach for reach in self._reach_us[port])
         least_us, most_us = int(first_us.min()), int(last_us.max())
+        order = np.argsort(first_us, kind="stable")
+        first_us, last_us = first_us[order], last_us[order]
         for stretch in self._records[1 - port].stretches():
             start_us, stop_us = stretch.start_ms * 1000, stretch.stop_ms * 1000
             if start_us <= most_us and least_us < stop_us:
-                places = np.flatnonzero((first_us < stop_us) & (last_us >= start_us))
+                places = np.sort(order[np.searchsorted(last_us, start_us) : np.searchsorted(first_us, stop_us)])
                 if len(places):
                     yield stretch, places
 
@@ -199,7 +212,7 @@ class IntervalJoinOperator(TimedJoinOperator):
         table.change(rows)
         table.vectors[SETTLED].values[rows] = True
 
-    def _store(self, arrived: Arrived, matched: Array, port: int) -> None:
+    def _store(self, arrived: Arrived, matched: Array, port: int) -> Steps:
         """Keep the records whose time isn't up. Those without a match whose time is up are emitted."""
         at_ms = self._time.at_ms
         is_over = arrived.times_us // 1000 + self._spec.kept_ms[port] <= at_ms
@@ -214,6 +227,8 @@ class IntervalJoinOperator(TimedJoinOperator):
             if self._spec.settles[port]:
                 table.change(rows)
                 table.vectors[SETTLED].values[rows] = matched[places]
+            if self._is_spent(STRETCH_ROWS):
+                yield
 
     def _give_arrived(self, arrived: Arrived, port: int) -> None:
         """Emit records of a batch alone."""

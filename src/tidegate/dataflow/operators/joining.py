@@ -36,6 +36,8 @@ from tidegate.state.sections import FrozenState
 
 MAX_ROWS = 65_536
 """A step ends when it has emitted so many rows. It takes at most as many matches at a time."""
+STRETCH_ROWS = MAX_ROWS // 256
+"""What a stretch of time costs apart from its records, as a number of rows."""
 LEFT, RIGHT = 0, 1
 """The ports."""
 

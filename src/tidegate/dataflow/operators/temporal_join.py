@@ -25,7 +25,16 @@ import pyarrow as pa
 from tidegate.channels.elements import MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
-from tidegate.dataflow.operators.joining import LEFT, MAX_ROWS, RIGHT, Arrived, JoinedColumn, TimedJoinOperator, TimedSide
+from tidegate.dataflow.operators.joining import (
+    LEFT,
+    MAX_ROWS,
+    RIGHT,
+    STRETCH_ROWS,
+    Arrived,
+    JoinedColumn,
+    TimedJoinOperator,
+    TimedSide,
+)
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.stepwise import Steps
 from tidegate.dataflow.operators.timed_records import TimedRecords, times_us_of
@@ -103,7 +112,8 @@ class TemporalJoinOperator(TimedJoinOperator):
         arrived = arrived.at(can_match)
         if len(arrived) and port == LEFT:
             for _ in self._waiting.append(arrived.keys, self._kept(arrived, LEFT), arrived.times_us):
-                pass
+                if self._is_spent(STRETCH_ROWS):
+                    yield
         elif len(arrived):
             self._versions.append(arrived.keys, self._kept(arrived, RIGHT))
             yield from self._trim(arrived)

@@ -12,7 +12,7 @@ Not here: which records match, and which nobody needs (interval_join.py, tempora
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,10 +59,14 @@ class TimedRecords:
             return
         places_in_time = times_us // 1000 >> self._bits
         first, last = int(places_in_time.min()), int(places_in_time.max())
-        # Usually the records of a batch are near one another, and there is nothing to sort.
-        many = last - first >= MOST_STRETCHES
-        for place in np.unique(places_in_time).tolist() if many else range(first, last + 1):
-            here = np.flatnonzero(places_in_time == place)
+        parts: Iterable[tuple[int, IntArray]]
+        if last - first < MOST_STRETCHES:  # usually the records of a batch are near one another: there is nothing to sort
+            parts = ((place, np.flatnonzero(places_in_time == place)) for place in range(first, last + 1))
+        else:
+            order = np.argsort(places_in_time, kind="stable")
+            begins = np.flatnonzero(np.diff(places_in_time[order])) + 1
+            parts = ((int(places_in_time[here[0]]), here) for here in np.split(order, begins))
+        for place, here in parts:
             if not len(here):
                 continue
             table = self._state.window(place << _BITS | self._bits)

@@ -46,6 +46,10 @@ NO_OUTPUT = pa.schema([])
 _INSTEAD = {
     "aggregate": "call key_by(…) before it, or window(…) for results of all keys together",
     "running": "call key_by(…) before it",
+    "deduplicate": "call key_by(…) before it",
+    "top": "call key_by(…) before it, or window(…) for the best records of all keys together",
+    "rate_limit": "call key_by(…) before it",
+    "dropDuplicates": "call key_by(…).deduplicate(name)",
     "agg": "call key_by(…).aggregate(…)",
     "groupBy": "call key_by(…)",
     "group_by": "call key_by(…)",

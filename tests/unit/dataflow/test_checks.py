@@ -623,6 +623,8 @@ def test_methods_that_a_broadcast_stream_lacks_say_where_to_go(bids: Stream) -> 
         ("aggregate", "call key_by(…) before it"),
         ("join", "left.key_by(…).join(name"),
         ("groupBy", "call key_by(…)"),
+        ("dropDuplicates", "call key_by(…).deduplicate(name)"),
+        ("top", "call key_by(…) before it, or window(…)"),
         ("withWatermark", "call with_watermark(…)"),
     ],
 )

@@ -60,6 +60,23 @@ def test_windows_in_a_batch_are_those_of_spark_sql(spark: SparkSession, kind: st
     assert bounds(tg.transform(frame, windows, slots=2)) == bounds(expected)
 
 
+@pytest.mark.parametrize("how", ["inner", "full", "anti"])
+def test_a_join_of_windows_in_a_batch_is_that_of_spark_sql(spark: SparkSession, how: str) -> None:
+    left, right = (events(spark, seed, unit_us=1).where("ts IS NOT NULL") for seed in (1, 2))
+    right = right.selectExpr("key", "ts AS other_ts", "n AS other")
+
+    def joined(left: Any, right: Any) -> Any:
+        windows = left.key_by("key").window(tg.tumbling("ts", "10 s"))
+        return windows.join("joined", right.key_by("key").window(tg.tumbling("other_ts", "10 s")), how=how)
+
+    left.selectExpr("*", "window(ts, '10 seconds') AS w").createOrReplaceTempView("lefts")
+    right.selectExpr("*", "window(other_ts, '10 seconds') AS w").createOrReplaceTempView("rights")
+    columns = "key, ts, n, w.start, w.end" if how == "anti" else "key, ts, n, other_ts, other, w.start, w.end"
+    expected = spark.sql(f"SELECT {columns} FROM lefts {how} JOIN rights USING (key, w)")
+    got = tg.transform({"left": left, "right": right}, joined, slots=2)
+    assert sorted(map(tuple, got.collect()), key=repr) == sorted(map(tuple, expected.collect()), key=repr)
+
+
 def minutes(stream: Any) -> Any:
     return (
         stream.with_watermark("ts", "10 s")
@@ -81,7 +98,18 @@ def minutes_of_all(stream: Any) -> Any:
     return windows.aggregate("minutes", key=tg.first("key"), n=tg.count(), total=tg.sum("n"))
 
 
-@pytest.mark.parametrize(("pipeline", "slots"), [(minutes, 2), (minutes_of_all, 1)])
+def minutes_by_function(stream: Any) -> Any:
+    """With all records of a window."""
+
+    def minute(window: tg.KeyedWindow, records: Any) -> Any:
+        yield window.key, window.start, window.end, len(records), sum(record.n for record in records)
+
+    windows = stream.with_watermark("ts", "10 s").key_by("key").window(tg.tumbling("ts", "1 min"))
+    returns = "key string, window_start timestamp, window_end timestamp, n long, total long"
+    return windows.apply("minutes", minute, returns=returns, rows=True)
+
+
+@pytest.mark.parametrize(("pipeline", "slots"), [(minutes, 2), (minutes_of_all, 1), (minutes_by_function, 2)])
 def test_a_query_emits_each_window_once_over_its_restarts(
     spark: SparkSession, tmp_path: Path, pipeline: Callable[[Any], Any], slots: int
 ) -> None:

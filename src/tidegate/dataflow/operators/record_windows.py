@@ -85,7 +85,7 @@ class PanesOfInputs:
 
     def drop(self, at: int) -> None:
         for state in self._states:
-            if at in state.windows():
+            if state.has_window(at):
                 state.drop(at)
 
 
@@ -194,13 +194,9 @@ class RecordWindowOperator(PanesOperator):
         return Group(records, np.bincount(numbers, minlength=len(keys[0])))
 
     def _tables(self, panes: Iterable[int], ports: Iterable[int] | None = None) -> Iterator[RecordTable]:
-        """Yield the tables of these panes that have records."""
+        """Return the tables of these panes that have records."""
         states = self._states if ports is None else [self._states[port] for port in ports]
-        for state in states:
-            there = set(state.windows())
-            for pane in panes:
-                if pane in there:
-                    yield state.window(pane)
+        return (state.window(pane) for state in states for pane in panes if state.has_window(pane))
 
     def _bounds(self, end_ms: int, count: int) -> Bounds:
         return Bounds(*(times_of(at_ms, self._spec.bound_type, count) for at_ms in self._assigner.window(end_ms)))

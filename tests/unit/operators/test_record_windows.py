@@ -166,6 +166,16 @@ def test_what_a_function_raises_names_the_window() -> None:
     assert raised.value.record == "the window from 0 to 10 of key 7"
 
 
+def test_one_row_that_is_not_in_a_list_is_an_error_that_says_so() -> None:
+    def one(given: KeyedWindow, records: Any) -> Any:
+        return given.key, given.start, given.end, 1, 1
+
+    bench = Bench(function_spec(tumbling("ts", 10), one), RECORDS, returns=RESULTS)
+    bench.feed((7, 1, 1))
+    with pytest.raises(UserFunctionError, match=r"one returned .*, and not several rows"):
+        bench.operator.on_watermark(100)
+
+
 @pytest.mark.parametrize("given", [[(1, 2)], pa.record_batch({"x": [1]})], ids=["a row", "a batch"])
 def test_what_a_function_returns_has_to_fit(given: Any) -> None:
     bench = Bench(function_spec(tumbling("ts", 10), lambda _window, _records: given), RECORDS, returns=RESULTS)

@@ -11,12 +11,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.dataflow.aggregates.base import BoolArray, IntArray
+from tidegate.dataflow.operators.returned import taker
 from tidegate.dataflow.operators.user_code import RAISED, blame, fit
 from tidegate.errors import SchemaError
 from tidegate.state.columns import key_list
@@ -88,23 +90,26 @@ class CallFunction(WindowResults):
     ) -> Iterator[pa.RecordBatch]:
         count = len(groups[0].counts)
         values = [key_list(column) for column in keys]
-        of_keys: Sequence[Any] = [None] * count if not values else values[0] if len(values) == 1 else list(zip(*values))  # noqa: B905
+        of_keys: Iterable[Any] = (
+            values[0] if len(values) == 1 else zip(*values, strict=True) if values else repeat(None, count)
+        )
         of_windows = bounds.start.to_pylist(), bounds.end.to_pylist()
         inputs = [self._slices(group) for group in groups]
         rows: list[Any] = []
+        take = taker(self.function, rows)
         for key, start, end, *records in zip(of_keys, *of_windows, *inputs, strict=True):
             try:
                 given = self.function(KeyedWindow(key, start, end), *records)
                 if given is None:
                     continue
                 if not isinstance(given, pa.RecordBatch | pa.Table):
-                    rows.extend(given)
+                    take(given)
                     continue
             except RAISED as error:
                 blame(operator, error, at=f"the window from {start} to {end} of key {key!r}")
             if rows:
                 yield fit(operator, rows, schema)
-                rows = []
+                rows.clear()
             yield from _fitting(operator, given, schema)
         if rows:
             yield fit(operator, rows, schema)

@@ -77,6 +77,7 @@ class VersionedTable:
         self._index: RowIndex = index
         self._touched = touched  # called at the first change after a freeze
         self.writes_all = writes_all  # whether a frozen version may hold all rows, if most have changed
+        self.generation = 0  # another one when rows were removed or numbered again
         self.keeps_rows = False  # set by an operator that needs its row numbers for longer than one call
         self._stamps = np.empty(0, np.int32)
         self._epoch = 1
@@ -193,6 +194,7 @@ class VersionedTable:
         return np.flatnonzero(self._stamps[: self._index.top] >= 0)
 
     def _renumber(self, rows: IntArray) -> None:
+        self.generation += 1
         self._index.renumber(rows)
         self._stamps = self._stamps[rows]
         for vector in self.vectors.values():
@@ -201,6 +203,7 @@ class VersionedTable:
 
     def _forget_rows(self, rows: IntArray) -> None:
         """Remove rows. They are used again when no frozen version needs them."""
+        self.generation += 1
         self._log(rows, alive=True, with_values=False)
         self._stamps[rows] = _DEAD
         self._index.remove(rows)

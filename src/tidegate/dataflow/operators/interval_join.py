@@ -59,6 +59,8 @@ ALONE = {
     "anti": (True, False),
 }
 """By kind of join, whether a left and a right record without a match are emitted."""
+MAX_UNSORTED_ROWS = 1024
+"""A stretch is sorted again when so many rows, and a quarter of all, were added since."""
 LEFT_ONLY = ("semi", "anti")
 """The kinds whose result is left records."""
 
@@ -130,6 +132,7 @@ class IntervalJoinOperator(TimedJoinOperator):
         self._spec = spec
         self._alone = ALONE[spec.how]
         self._gives_pairs = spec.how not in LEFT_ONLY
+        self._orders: dict[tuple[int, int], _Order] = {}  # by port and stretch, of stretches of which a part is due
         lower_us, upper_us = spec.lower_ms * 1000, spec.upper_ms * 1000
         # By port: from when to when the times of the matches are, after a record's own time.
         self._reach_us = ((lower_us, upper_us), (-upper_us, -lower_us))
@@ -248,29 +251,65 @@ class IntervalJoinOperator(TimedJoinOperator):
                 if stretch.start_ms > due_ms:
                     break
                 if self._alone[port]:
-                    yield from self._give_alone(port, stretch.table, due_ms)
-                if stretch.stop_ms - 1 <= due_ms and at_ms != MAX_WATERMARK_MS:
-                    self._records[port].drop(stretch)
+                    yield from self._give_alone(port, stretch, due_ms)
+                if stretch.stop_ms - 1 <= due_ms:
+                    self._orders.pop((port, stretch.number), None)
+                    if at_ms != MAX_WATERMARK_MS:
+                        self._records[port].drop(stretch)
                 if self._is_spent(1):
                     yield
 
-    def _give_alone(self, port: int, table: RecordTable, due_ms: int) -> Steps:
+    def _give_alone(self, port: int, stretch: Stretch, due_ms: int) -> Steps:
         """Emit the records of a stretch that have no match and whose time is up."""
-        rows = table.rows()
-        rows = rows[~table.vectors[SETTLED].values[rows]]
-        rows = rows[np.argsort(table.positions(rows))]
-        times_ms = self._records[port].times_us(table, rows) // 1000
-        is_due = times_ms <= due_ms
-        rows, times_ms = rows[is_due], times_ms[is_due]
+        table = stretch.table
+        rows, times_ms = self._due(port, stretch, due_ms)
+        left = ~table.vectors[SETTLED].values[rows]
+        rows, times_ms = rows[left], times_ms[left]
         table.keeps_rows = True  # a snapshot may come between two steps
         for start in range(0, len(rows), MAX_ROWS):
             some = rows[start : start + MAX_ROWS]
             stored = self._stored(port, table, some)
-            left, right = (stored, None) if port == LEFT else (None, stored)
-            self._give(left, right, len(some))
+            one, other = (stored, None) if port == LEFT else (None, stored)
+            self._give(one, other, len(some))
             table.change(some)
             table.vectors[SETTLED].values[some] = True
             self._time.on_fired(int(times_ms[start : start + MAX_ROWS].max()) + self._spec.kept_ms[port])
             if self._is_spent(len(some)):
                 yield
         table.keeps_rows = False
+
+    def _due(self, port: int, stretch: Stretch, due_ms: int) -> tuple[IntArray, IntArray]:
+        """Return the rows whose time is up, and their times, without most of those that an earlier call has returned."""
+        table = stretch.table
+        order = self._orders.get((port, stretch.number))
+        if order is None or not order.holds_for(table):
+            rows = table.rows()
+            times_ms = self._records[port].times_us(table, rows) // 1000
+            by_time = np.lexsort((table.positions(rows), times_ms))
+            order = _Order(table.generation, table.top, rows[by_time], times_ms[by_time])
+            self._orders[port, stretch.number] = order
+        start, order.given = order.given, int(np.searchsorted(order.times_ms, due_ms, side="right"))
+        part = slice(start, max(start, order.given))
+        rows, times_ms = order.rows[part], order.times_ms[part]
+        if table.top > order.top:
+            more = np.arange(order.top, table.top)
+            more_ms = self._records[port].times_us(table, more) // 1000
+            late = more_ms <= due_ms
+            rows, times_ms = np.concatenate([rows, more[late]]), np.concatenate([times_ms, more_ms[late]])
+        return rows, times_ms
+
+
+@dataclass(slots=True, eq=False)
+class _Order:
+    """The rows of a stretch in the order of their times, without those that were added since; the first `given` were due at
+    an earlier watermark. So a watermark doesn't look through a stretch of which little is due."""
+
+    generation: int
+    top: int
+    rows: IntArray
+    times_ms: IntArray
+    given: int = 0
+
+    def holds_for(self, table: RecordTable) -> bool:
+        """Whether the rows still have their numbers, and few were added."""
+        return self.generation == table.generation and table.top - self.top <= MAX_UNSORTED_ROWS + len(self.rows) // 4

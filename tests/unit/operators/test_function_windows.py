@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -87,6 +88,24 @@ def test_a_function_gets_every_so_many_records_of_a_key(size: int, make_backend:
                 assert [row for row in found if row[0] == key] == [row for row in expected if row[0] == key], "in order"
             if rng.random() < 0.3:
                 bench = Bench(spec, RECORDS, returns=COUNTED, restored=bench.freeze(), make_backend=make_backend)
+
+
+def test_without_a_key_all_records_are_in_the_windows() -> None:
+    def numbers(given: KeyedWindow, records: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        yield given.key, len(records), ",".join(str(record.n) for record in records)
+
+    for assigner, expected in (
+        (sessions("ts", 10), [(None, 3, "1,2,3"), (None, 1, "4")]),
+        (global_window(count=2), [(None, 2, "1,2"), (None, 2, "3,4")]),
+    ):
+        spec = spec_of(assigner, numbers)
+        spec = replace(spec, settings=replace(spec.settings, key=()))
+        bench = Bench(spec, RECORDS, returns=COUNTED)
+        bench.feed((1, 1, 1), (2, 5, 2), (3, 8, 3))
+        bench = Bench(spec, RECORDS, returns=COUNTED, restored=(first := bench).freeze())
+        bench.feed((1, 50, 4))
+        bench.operator.on_watermark(100)
+        assert first.out.rows + bench.out.rows == expected
 
 
 @pytest.mark.parametrize("assigner", [sessions("ts", 10), global_window(count=2)], ids=lambda each: each.text)

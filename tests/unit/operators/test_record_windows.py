@@ -319,6 +319,31 @@ def test_a_join_of_many_records_of_one_key_is_emitted_in_pieces() -> None:
     assert sum(sizes) == 300_000 and max(sizes) < 2 * window_results.PAIRS
 
 
+def test_without_a_key_all_records_of_a_window_belong_together() -> None:
+    joined = replace(join_spec(tumbling("ts", 10), "full"), keys=((), ()))
+    results = replace(joined.results, right=("other_ts", "other_n"), key_columns=())  # type: ignore[type-var]
+    bench = Bench(replace(joined, results=results), RECORDS, OTHERS, returns=JOINED)
+    bench.feed((1, 1, 10), (2, 12, 20))
+    bench.feed((3, 4, 30), (4, 5, 31), (5, 25, 32), port=1)
+    again = Bench(replace(joined, results=results), RECORDS, OTHERS, returns=JOINED, restored=bench.freeze())
+    again.operator.on_watermark(100)
+    assert again.out.rows == [
+        (1, 1, 10, 4, 30, 0, 10),
+        (1, 1, 10, 5, 31, 0, 10),
+        (2, 12, 20, None, None, 10, 20),
+        (None, None, None, 25, 32, 20, 30),
+    ]
+
+    def counted(given: KeyedWindow, records: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        yield given.key, given.start, given.end, len(records), sum(record.n for record in records)
+
+    spec = replace(function_spec(sliding("ts", 20, 10), counted), keys=((),))
+    bench = Bench(spec, RECORDS, returns=RESULTS)
+    bench.feed((1, 1, 10), (2, 12, 20))
+    bench.operator.on_watermark(100)
+    assert bench.out.rows == [(None, -10, 10, 1, 10), (None, 0, 20, 2, 30), (None, 10, 30, 1, 20)]
+
+
 def test_a_cogroup_gets_both_sides_of_a_key_also_if_one_is_empty() -> None:
     def both(given: KeyedWindow, left: Sequence[Any], right: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         yield given.key, given.start, given.end, len(left), sum(record.other_n for record in right)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -228,3 +229,12 @@ def test_records_that_are_far_apart_are_taken_in_bounded_steps(how: str) -> None
             steps += 1
         assert steps >= 1500 * joining.STRETCH_ROWS // joining.MAX_ROWS
     assert [row[:2] for row in joins.taken()[0]] == [each[:2] for each in records]
+
+
+def test_late_records_without_an_output_are_counted() -> None:
+    joins = Joins(replace(spec_of("inner", 0, 10), late=(None, LATE[1])))
+    joins.benches[0].operator.on_watermark(100)
+    for port in (0, 1):
+        joins.feed([(1, 50, 1), (1, 100, 2), (1, 101, 3)], port)
+    assert joins.benches[0].operator.late_dropped == 2
+    assert len(joins.taken()[1][1]) == 2

@@ -168,7 +168,9 @@ class TimedJoinOperator(StepwiseOperator):
         late = np.bool_(self.refuses_late[port]) & has_time & (arrived.times_us // 1000 <= self._reached_ms(arrived.keys))
         if late.any():
             tag = self._late[port]
-            if tag is not None:
+            if tag is None:
+                self.late_dropped += int(np.count_nonzero(late))
+            else:
                 self.emit_side(tag, batch.filter(pa.array(late)))
             arrived, has_time = arrived.at(~late), has_time[~late]
         can_match = has_time

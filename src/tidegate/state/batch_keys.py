@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.errors import JobError
 from tidegate.state.key_index import KeyIndex
 
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -62,7 +63,8 @@ class Keys:
     def where(self, mask: Any) -> Keys:
         """Return the keys for which the mask (a numpy or Arrow array of booleans) is true."""
         keep = np.asarray(mask, bool)
-        assert len(keep) == len(self), f"a mask of {len(keep)} values for {len(self)} keys"
+        if keep.shape != (len(self),):
+            raise JobError(f"where() takes a mask with a value for each of the {len(self)} keys, and got {keep.size} values")
         number = np.where(keep, np.cumsum(keep) - 1, -1)
         number = np.append(number, -1)  # for records whose key was left out before
         return Keys(self.columns.filter(pa.array(keep)), number[self._of])

@@ -266,6 +266,7 @@ MISTAKES: dict[str, Any] = {
     "name": lambda own, batch, ctx: own.state.set_many(ctx.keys, m=1),
     "length": lambda own, batch, ctx: own.state.set_many(ctx.keys, n=np.arange(3)),
     "keys": lambda own, batch, ctx: own.state.get_many(batch["key"]),
+    "mask": lambda own, batch, ctx: ctx.keys.where(np.ones(2, bool)),
     "instants": lambda own, batch, ctx: ctx.timers.event_time(ctx.keys, np.arange(2)),
 }
 MESSAGES = {
@@ -274,6 +275,7 @@ MESSAGES = {
     "name": "has no column 'm'; it has 'n', 'items'",
     "length": "was given 3 values of 'n' for 1 keys",
     "keys": r"state is found by ctx\.keys",
+    "mask": "a mask with a value for each of the 1 keys, and got 2 values",
     "instants": "timers of 1 keys were given 2 instants",
 }
 

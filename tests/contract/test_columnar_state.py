@@ -30,6 +30,7 @@ from tidegate.state.heap import HeapBackend
 from tidegate.state.merging import LayerInMemory, resolved_rows
 from tidegate.state.rocks_columns import RocksColumnTable
 from tidegate.state.rocks_db import SlotMemory
+from tidegate.state.rocks_tables import OBJECT_BYTES, RocksTables
 from tidegate.state.rocksdb import RocksDB, native_sections
 from tidegate.state.sections import FrozenState, Section
 from tidegate.types import to_list
@@ -49,6 +50,15 @@ BACKENDS: dict[str, Callable[[pa.DataType], Any]] = {
     "heap": lambda key_type: HeapBackend(key_type=key_type, key_group_count=GROUPS),
     "rocksdb": lambda key_type: RocksDB("16 MB", IN_MEMORY).create(key_type=key_type, key_group_count=GROUPS),
 }
+
+
+def assert_memory_is_known(state: Any) -> None:
+    """What a state on RocksDB believes to hold is what its tables hold."""
+    if isinstance(state, RocksTables):
+        objects = sum(map(state._has_objects, state.fields))
+        tables = [state.rocks_table(at) for at in state._tables]
+        assert state.held_bytes() == sum(table.nbytes + table.top * objects * OBJECT_BYTES for table in tables)
+
 
 Entries = dict[tuple[Any, Any], dict[str, Any]]  # (key, window) → fields
 
@@ -254,6 +264,7 @@ def test_what_is_frozen_stays_as_it_was_whatever_follows(
     try:
         for step in steps:
             _do(world, step, spelled)
+            assert_memory_is_known(world.state)
             if name == "heap":
                 world.check_live()
         world.check_live()
@@ -449,4 +460,27 @@ def test_state_on_rocksdb_may_be_larger_than_its_memory() -> None:
     rows = table.find([pa.array([0, 1, count - 1, count])])
     assert rows[3] == -1
     assert table.vectors["n"].values[rows[:3]].tolist() == [3, 3, 3]
+    backend.close()
+
+
+def test_a_step_on_rocksdb_measures_only_the_tables_that_it_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, state = backend_of(Columns("state", FIELDS, windowed=True), pa.int64(), "rocksdb")
+    for window in range(100):
+        state.window(window).rows_of([pa.array([1])])
+    backend.maintain(1000)
+    measured: list[RocksColumnTable] = []
+
+    def nbytes(table: RocksColumnTable) -> int:
+        measured.append(table)
+        return super(RocksColumnTable, table).nbytes
+
+    monkeypatch.setattr(RocksColumnTable, "nbytes", property(nbytes))
+    backend.maintain(1000)
+    assert not measured
+    for window in (3, 5):
+        state.window(window).rows_of([pa.array([2])])
+    state.drop(7)
+    backend.maintain(1000)
+    assert {id(table) for table in measured} == {id(state.window(3)), id(state.window(5))}
+    assert_memory_is_known(state)
     backend.close()

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.contract.test_columnar_state import BACKENDS, GROUPS, NO_MEMORY
+from tests.contract.test_columnar_state import BACKENDS, GROUPS, NO_MEMORY, assert_memory_is_known
 from tidegate.state import rocks_records, versioned_table
 from tidegate.state.columns import key_list
 from tidegate.state.descriptors import Records
@@ -256,6 +256,7 @@ def test_records_are_what_was_appended_and_frozen_ones_stay(
     try:
         for step in steps:
             _do(world, step, spelled)
+            assert_memory_is_known(world.state)
             if name == "heap":
                 world.check_live()
         world.check_live()

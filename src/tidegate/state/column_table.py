@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.hashing import hash_columns
@@ -44,6 +45,7 @@ class ColumnTable(VersionedTable):
         hash_of: Callable[[Sequence[pa.Array]], Any] = hash_columns,
     ) -> None:
         super().__init__(KeyIndex(key_type, hash_of=hash_of), fields, touched=touched, writes_all=writes_all)
+        self.added_count = 0  # keys that `rows_of` has added, ever
 
     def rows_of(self, keys: Sequence[pa.Array]) -> IntArray:
         """Return the row of each key. Keys that are not there are added, with the defaults."""
@@ -51,11 +53,18 @@ class ColumnTable(VersionedTable):
         if len(added):
             self._begin(added, self._epoch * 2 + 1)
             self._note(added)
+            self.added_count += len(added)
         return rows
 
     def find(self, keys: Sequence[pa.Array]) -> IntArray:
         """Return the row of each key, or -1."""
         return self._index.find(keys)
+
+    def fetch_from(self, place: bytes, count: int, *, field: str, up_to: int) -> tuple[IntArray, bytes]:
+        """Look at up to `count` rows of the backend's disk, from a place on, and fetch those that have at most `up_to` in a
+        field of 64 bits. Return these rows, and the next place; b"" is both the beginning and the end. What is on the disk
+        may be older than the row: look at the rows themselves. A row that was just written may be missing."""
+        return np.empty(0, np.int64), b""
 
     def load(self, keys: Sequence[pa.Array], columns: Mapping[str, pa.Array], *, known: bool) -> None:
         """Load keys that are not there. `known`: the next frozen version builds on the snapshot that has them."""

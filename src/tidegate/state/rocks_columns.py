@@ -27,7 +27,7 @@ class RocksColumnTable(RocksTable, ColumnTable):
 
     def __init__(self, state: RocksColumns, at: int | None, *, complete: bool) -> None:
         ColumnTable.__init__(self, state.key_type, state.fields, touched=partial(state.touch, at), writes_all=False)
-        self._cache(state.key_type, complete=complete)
+        self._cache(state.key_type, complete=complete, resized=partial(state.resized, at))
         self._state = state
         self._at = at
 
@@ -42,6 +42,7 @@ class RocksColumnTable(RocksTable, ColumnTable):
             new = added[self._stamps[added] != 0]
             if len(new):
                 self._note(new)
+                self.added_count += len(new)
         return rows
 
     def find(self, keys: Sequence[pa.Array]) -> IntArray:
@@ -60,6 +61,17 @@ class RocksColumnTable(RocksTable, ColumnTable):
             looked[np.isin(looked, absent)] = -1
         rows[missing] = looked
         return rows
+
+    def fetch_from(self, place: bytes, count: int, *, field: str, up_to: int) -> tuple[IntArray, bytes]:
+        if self.complete:
+            return np.empty(0, np.int64), b""
+        entries, place = self._state.entries_from(self._at, place, count)
+        numbers = self._state.spelling.read_numbers(field, [value for _, value in entries])
+        wanted = [entries[index][0] for index in np.flatnonzero(numbers <= up_to).tolist()]
+        if not wanted:
+            return np.empty(0, np.int64), place
+        rows = self.find(self._state.read_keys(wanted))
+        return rows[rows >= 0], place
 
     def _fetch(self, keys: list[pa.Array], rows: IntArray) -> Array:
         """Read keys that are not in the table into these rows; return which RocksDB has."""
@@ -103,8 +115,12 @@ class RocksColumns(RocksTables[ColumnTable], ColumnState):
     def keys_of(self, at: int | None) -> Iterator[list[pa.Array]]:
         """Return the keys that RocksDB has in a window, in parts."""
         for entries in self.entries_of(at):
-            key = self.spelling.read_keys([key for key, _ in entries])[0]
-            yield key.flatten() if pa.types.is_struct(self.key_type) else [key]
+            yield self.read_keys([key for key, _ in entries])
+
+    def read_keys(self, spelled: Sequence[bytes]) -> list[pa.Array]:
+        """Return what RocksDB's keys identify, as the columns of the key."""
+        key = self.spelling.read_keys(spelled)[0]
+        return key.flatten() if pa.types.is_struct(self.key_type) else [key]
 
     def _make_table(self, at: int | None) -> ColumnTable:
         # A window is new, or was found when the state was made: `_find_windows` and `load` make these incomplete.

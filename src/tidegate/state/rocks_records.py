@@ -46,7 +46,8 @@ class RocksRecordTable(RocksTable, RecordTable):
         of_key = list(key_type) if pa.types.is_struct(key_type) else [pa.field("key", key_type)]
         # A column of the key may have any name.
         identity = [pa.field(str(number), each.type) for number, each in enumerate(of_key)]
-        self._cache(pa.struct([*identity, pa.field(POSITION, pa.int64())]), complete=complete)
+        gone_type = pa.struct([*identity, pa.field(POSITION, pa.int64())])
+        self._cache(gone_type, complete=complete, resized=partial(state.resized, at))
         self._state = state
         self._at = at
 
@@ -85,6 +86,7 @@ class RocksRecordTable(RocksTable, RecordTable):
         found = found[found >= 0]
         index.relink(found)
         index.whole[found] = True
+        self._resized()
 
     def _identities(self, rows: IntArray) -> KeyIndex:
         """Return what identifies these rows."""
@@ -115,6 +117,7 @@ class RocksRecordTable(RocksTable, RecordTable):
         self._index.relink(self._index.numbers_in_use())
         self.complete = True
         self._index.whole[:] = True
+        self._resized()
 
 
 class RocksRecords(RocksTables[RecordTable], RecordState):

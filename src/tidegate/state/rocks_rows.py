@@ -17,6 +17,7 @@ from operator import add
 import numpy as np
 import pyarrow as pa
 
+from tidegate.state.key_store import Array
 from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, Matrix, Spelled, as_list
 from tidegate.state.rocks_values import value_spelling
 from tidegate.state.sections import POSITION, WINDOW
@@ -139,6 +140,16 @@ class RowSpelling:
             for field in self._others:
                 found[field.name] = from_list([row[field.name] for row in rows], field.type)
         return found
+
+    def read_numbers(self, name: str, spelled: Sequence[bytes]) -> Array:
+        """Return one field of these values, which has a fixed width and is never null."""
+        place = self._bits
+        for field in self._fixed:
+            stop = place + field.element.itemsize
+            if field.name == name:
+                return np.frombuffer(b"".join([row[place:stop] for row in spelled]), field.element)
+            place = stop
+        raise AssertionError(f"there is no field {name!r} of fixed width")
 
     def batch(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
         """Return entries as rows in the schema of the state."""

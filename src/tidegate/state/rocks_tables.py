@@ -13,7 +13,10 @@ looked for by their prefix (rocks_rows.py).
 `rows()` and `len()` of a table that is not complete read all of its rows: a window that fires has to fit into memory, and
 so has one window's share of the key-groups of a subtask.
 
+How much memory the tables take is a sum that is kept: `held_bytes` measures only the tables that were resized since.
+
 Invariants:
+- a table whose memory has changed is in `_resized` of its state;
 - a row of a table that RocksDB doesn't have as it is has changed since the last freeze, or is being written;
 - rows are forgotten only when nothing is being written.
 """
@@ -28,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.state.column_freezing import FrozenColumns
+from tidegate.state.column_freezing import FrozenColumns, FrozenTable
 from tidegate.state.key_index import KeyIndex
 from tidegate.state.key_store import Array, IntArray
 from tidegate.state.rocks_cells import delete_all, put_all
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
 BATCH_ENTRIES = 1024
 READ_ENTRIES = 1 << 14
+SEARCH_ENTRIES = 32  # a search takes about as long as reading so many entries
 OBJECT_BYTES = 100  # about what a Python object in a vector takes
 
 
@@ -51,13 +55,14 @@ class RocksTable(VersionedTable):
     """A table that may have more rows in RocksDB, unless it is `complete`. A table of a backend is this first, and then its
     own kind."""
 
-    complete: bool
     _gone: KeyIndex  # what identifies rows that were deleted since the last freeze
     _gone_frozen: KeyIndex | None  # deleted before it, and perhaps not written yet
     _gone_type: pa.DataType
+    _resized: Callable[[], None]  # called when the memory of the table changes
 
-    def _cache(self, gone_type: pa.DataType, *, complete: bool) -> None:
+    def _cache(self, gone_type: pa.DataType, *, complete: bool, resized: Callable[[], None]) -> None:
         self.complete = complete
+        self._resized = resized
         self._gone_type = gone_type
         self._gone, self._gone_frozen = KeyIndex(gone_type), None
 
@@ -96,6 +101,32 @@ class RocksTable(VersionedTable):
         self._fetch_all()
         return super().__len__()
 
+    def freeze(self) -> FrozenTable:
+        self._resized()
+        return super().freeze()
+
+    # Inside. Whatever changes the memory of a table does one of these.
+
+    def _begin(self, rows: IntArray, stamp: int) -> None:
+        self._resized()
+        super()._begin(rows, stamp)
+
+    def _note(self, rows: IntArray) -> None:
+        self._resized()
+        super()._note(rows)
+
+    def _forget_rows(self, rows: IntArray) -> None:
+        self._resized()
+        super()._forget_rows(rows)
+
+    def _free(self, rows: IntArray) -> None:
+        self._resized()
+        super()._free(rows)
+
+    def _renumber(self, rows: IntArray) -> None:
+        self._resized()
+        super()._renumber(rows)
+
     def _is_gone(self, keys: Sequence[pa.Array]) -> Array:
         """Return which of these rows were deleted, and may still be in RocksDB."""
         gone = np.zeros(len(keys[0]), bool)
@@ -120,11 +151,15 @@ class RocksTables(TableState[T]):
         self.spelling = RowSpelling(info.schema, prefix, host.key_spelling)
         self._swept: list[int] = []  # windows that were dropped and whose rows in RocksDB have to be looked for
         self._handed_over: list[RocksTable] = []  # tables of which something is being written
+        self._resized: set[int | None] = set()  # windows whose tables' memory may not be what `_sizes` says
+        self._sizes: dict[int | None, int] = {}  # bytes by window
+        self._held_bytes = 0  # the sum of `_sizes`
 
     def drop(self, at: int) -> None:
         if not self.rocks_table(at).complete:
             self._swept.append(at)
         super().drop(at)
+        self.resized(at)
 
     def freeze_rows(self) -> FrozenRocksTables:
         self._handed_over = [self.rocks_table(at) for at in self._touched]
@@ -148,7 +183,14 @@ class RocksTables(TableState[T]):
     def held_bytes(self) -> float:
         """About the memory of all tables."""
         objects = sum(map(self._has_objects, self.fields))
-        return self.nbytes + sum(table.top for table in self._tables.values()) * objects * OBJECT_BYTES
+        for at in self._resized:
+            table = self._tables.get(at)  # none if the window was dropped
+            size = 0 if table is None else table.nbytes + table.top * objects * OBJECT_BYTES
+            self._held_bytes += size - self._sizes.pop(at, 0)
+            if table is not None:
+                self._sizes[at] = size
+        self._resized.clear()
+        return self._held_bytes
 
     def load(self, rows: pa.RecordBatch, *, known: bool) -> None:
         """Write rows of a snapshot to RocksDB. `known` makes no difference."""
@@ -166,6 +208,10 @@ class RocksTables(TableState[T]):
         """Note that a table has changed since the last freeze."""
         self._touched.add(at)
 
+    def resized(self, at: int | None) -> None:
+        """Note that the memory of a table has changed since `held_bytes`."""
+        self._resized.add(at)
+
     def rocks_table(self, at: int | None) -> RocksTable:
         """Return the table of a window, which is made if it is not there."""
         table = self._table(at)
@@ -178,6 +224,25 @@ class RocksTables(TableState[T]):
         while some := list(islice(entries, READ_ENTRIES)):
             yield some
 
+    def entries_from(self, at: int | None, place: bytes, count: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Return up to `count` entries that RocksDB has in a window, from a place on, and the next place. b"" is both the
+        beginning and the end. A key-group counts like some entries, since it takes a search."""
+        head = len(self.prefix) + GROUP_BYTES
+        place = place or (self.prefix if at is None else self.spelling.key_prefix(0, at))
+        entries: list[tuple[bytes, bytes]] = []
+        while count > 0:
+            start = self.prefix if at is None else place[: head + WINDOW_BYTES]
+            some = list(islice(scan_range(self.host.db, place, _next(start)), count))
+            entries += some
+            if len(some) == count:
+                return entries, some[-1][0] + b"\0"
+            group = int.from_bytes(start[head - GROUP_BYTES : head]) + 1
+            if at is None or group == self.host.key_group_count:
+                return entries, b""
+            place = self.spelling.key_prefix(group, at)
+            count -= len(some) + SEARCH_ENTRIES
+        return entries, place
+
     def prefixes(self, at: int | None) -> list[bytes]:
         """Return what the keys of a window may begin with."""
         if at is None:
@@ -185,6 +250,11 @@ class RocksTables(TableState[T]):
         return [self.spelling.key_prefix(group, at) for group in range(self.host.key_group_count)]
 
     # Inside.
+
+    def _table(self, at: int | None) -> T:
+        if at not in self._tables:
+            self.resized(at)
+        return super()._table(at)
 
     def _has_objects(self, field: VectorField) -> bool:
         """Return whether the tables hold the values of a field as Python objects."""

@@ -68,7 +68,9 @@ class RowIndex(Protocol):
 
 
 class VersionedTable:
-    """Rows of vectors, of which versions can be frozen."""
+    """Rows of vectors, of which versions can be frozen. `complete`: no rows are on the backend's disk alone."""
+
+    complete: bool = True
 
     def __init__(
         self, index: RowIndex, fields: Sequence[VectorField], *, touched: Callable[[], None], writes_all: bool

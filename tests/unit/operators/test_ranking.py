@@ -168,23 +168,26 @@ def best_of(windows: dict[tuple[int, int], list[Any]], at_ms: int) -> list[Any]:
     return rows
 
 
-def test_a_key_counts_as_new_when_its_ttl_is_over() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_key_counts_as_new_when_its_ttl_is_over(backend: str) -> None:
     spec = deduplicate_spec("op", SCHEMA, ("key",), keep="first", order_by=None, ttl="1 s")
-    subtasks = Subtasks(spec, RECORD, RECORD, backend="heap", parallelism=1)
+    subtasks = Subtasks(spec, RECORD, RECORD, backend=backend, parallelism=1)
     subtasks.at(5_000)
     assert len(subtasks.feed([(1, 0.0, 0, ""), (2, 0.0, 0, "")])) == 2
     subtasks.at(5_999)
     assert subtasks.feed([(1, 0.0, 0, "")]) == []
     subtasks.at(6_000)
     assert len(subtasks.feed([(1, 0.0, 0, "")])) == 1
+    subtasks = subtasks.restored(1)
     subtasks.at(9_000)
     subtasks.feed([])
     assert sum(batch.num_rows for batch in subtasks.benches[0].freeze()["seen"]) == 0
 
 
-def test_a_key_is_ranked_again_when_its_ttl_is_over() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_key_is_ranked_again_when_its_ttl_is_over(backend: str) -> None:
     spec = top_spec("op", SCHEMA, ("key",), count=2, by="n", descending=False, ttl="1 s")
-    subtasks = Subtasks(spec, RECORD, ranked_schema("op", SCHEMA, "rank"), backend="heap", parallelism=1)
+    subtasks = Subtasks(spec, RECORD, ranked_schema("op", SCHEMA, "rank"), backend=backend, parallelism=1)
     subtasks.at(5_000)
     subtasks.feed([(1, 0.0, 10, ""), (1, 0.0, 20, ""), (2, 0.0, 10, "")])
     subtasks.at(5_999)
@@ -197,6 +200,28 @@ def test_a_key_is_ranked_again_when_its_ttl_is_over() -> None:
     subtasks.at(9_000)
     subtasks.feed([])
     assert sum(batch.num_rows for batch in subtasks.benches[0].freeze()["ranks"]) == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ended_keys_are_removed_at_another_parallelism_while_others_are_renewed(backend: str) -> None:
+    """What is restored at 3 subtasks is on RocksDB's disk. Two snapshots in the middle of the sweep."""
+    spec = top_spec("op", SCHEMA, ("key",), count=2, by="n", descending=False, ttl="1 s")
+    subtasks = Subtasks(spec, RECORD, ranked_schema("op", SCHEMA, "rank"), backend=backend, parallelism=2)
+    subtasks.at(5_000)
+    subtasks.feed([(key, 0.0, n, "") for key in range(300) for n in (10, 20)])
+    subtasks.at(5_900)
+    subtasks.feed([(key, 0.0, 15, "") for key in range(0, 300, 3)])
+    subtasks = subtasks.restored(3)
+    for now_ms, left in ((6_300, 100), (6_900, 0)):
+        subtasks.at(now_ms)
+        for number in range(30):
+            for bench in subtasks.benches:
+                bench.operator.maintain(40)
+            if number == 2:
+                subtasks = subtasks.restored(1 if left else 2)
+                subtasks.at(now_ms + 300)  # a round over the disk begins again after a quarter of the ttl
+        found = [batch for bench in subtasks.benches for batch in bench.freeze()["ranks"]]
+        assert sum(batch.num_rows for batch in found) == 2 * left
 
 
 def test_fewer_ranks_are_kept_when_the_program_asks_for_fewer() -> None:

@@ -17,6 +17,7 @@ from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.ranking import deduplicate_spec, ranked_schema, top_spec, window_top_spec
 from tidegate.dataflow.windows import tumbling
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS
+from tidegate.state.column_table import ColumnTable
 from tidegate.types import parse_schema
 
 RECORD = "key long, x double, n long, text string"
@@ -222,6 +223,24 @@ def test_ended_keys_are_removed_at_another_parallelism_while_others_are_renewed(
                 subtasks.at(now_ms + 300)  # a round over the disk begins again after a quarter of the ttl
         found = [batch for bench in subtasks.benches for batch in bench.freeze()["ranks"]]
         assert sum(batch.num_rows for batch in found) == 2 * left
+
+
+def test_ended_keys_are_looked_for_only_at_the_ranks_that_they_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = top_spec("op", SCHEMA, ("key",), count=10, by="n", descending=False, ttl="1 s")
+    subtasks = Subtasks(spec, RECORD, ranked_schema("op", SCHEMA, "rank"), backend="heap", parallelism=1)
+    subtasks.at(5_000)
+    subtasks.feed([(0, 0.0, n, "") for n in range(10)] + [(key, 0.0, 0, "") for key in range(1, 100)])
+    looked = []
+    find = ColumnTable.find
+
+    def counted(table: ColumnTable, keys: Any) -> Any:
+        looked.append(len(keys[0]))
+        return find(table, keys)
+
+    monkeypatch.setattr(ColumnTable, "find", counted)
+    subtasks.at(6_000)
+    subtasks.feed([])
+    assert looked == [100, 100, 1, 1, 1, 1, 1, 1, 1, 1]
 
 
 def test_fewer_ranks_are_kept_when_the_program_asks_for_fewer() -> None:

@@ -131,11 +131,14 @@ class RankedTables:
     def delete(self, keys: list[pa.Array]) -> None:
         """Delete all that these keys have."""
         for rank in range(self._count):
-            if not self._is_there(rank):
+            if not len(keys[0]) or not self._is_there(rank):
                 return
             table = self._table_at(rank)
             rows = table.find(keys)
-            table.delete(rows[rows >= 0])
+            there = rows >= 0
+            table.delete(rows[there])
+            if not there.all():  # a key without a record at this rank has none at the next ones
+                keys = [column.filter(pa.array(there)) for column in keys]
 
     # Inside.
 

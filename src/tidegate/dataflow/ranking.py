@@ -100,6 +100,8 @@ def ranked_schema(where: str, schema: pa.Schema, rank: object, *, time_column: s
         added = [pa.field(bound, kind, nullable=False) for bound in (START, END)]
     if not isinstance(rank, str) or not rank:
         raise GraphError(f"{where}: rank={rank!r}; give the name of the column with the rank, such as 'rank'")
+    if any(field.name == rank for field in added):
+        raise SchemaError(f"{where}: rank={rank!r} is the name of one of the window's bounds; choose another name")
     added.append(pa.field(rank, pa.int64(), nullable=False))
     for field in added:
         if field.name in schema.names:

@@ -139,8 +139,8 @@ class SplitWatermarks:
     A split is live from when it is discovered until it is finished. One that was not read yet has promised nothing, and
     holds the stream back. After `idle_after_ms` without a batch a split is idle (None: never), and so is a stream without
     live splits; a split that is known to have records waiting is never idle, however long nobody reads it. Nor is one that
-    `is_held`: it isn't read, because its source waits for others (protocol/time_groups.py). `deadline_ms` says when
-    `on_time` is due.
+    `is_held`: it may have records that nobody has looked for, because its source waits for others
+    (protocol/time_groups.py), or because the subtask was busy. `deadline_ms` says when `on_time` is due.
     """
 
     def __init__(

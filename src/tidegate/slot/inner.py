@@ -142,7 +142,10 @@ class InnerSubtask(Subtask):
             each = inputs[self._turn]
             self._turn = (self._turn + 1) % count
             if len(each.inlet) and self._take_from(each):
+                self._note_look(found_none=False)
                 return True
+        if not self._alignment.missing:  # or records may wait in a channel that is blocked
+            self._note_look(found_none=True)
         return False
 
     def _take_from(self, source: Input) -> bool:

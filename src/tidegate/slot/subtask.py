@@ -172,6 +172,11 @@ class Subtask:
     def _on_work_done(self) -> None:
         """Called when the last step of all work was done."""
 
+    def _note_look(self, *, found_none: bool) -> None:
+        """Tell operators with deadlines, which may wait for records, that the subtask has looked for some."""
+        for operator in self._with_deadlines:
+            operator.on_asked(found_none=found_none)
+
     def wait_until_ms(self) -> int | None:
         """Return when, on the monotonic clock, to step this subtask again even if nothing arrives."""
         return None
@@ -188,9 +193,6 @@ class Subtask:
         called = False
         if self.full:
             return False
-        if self.has_work():
-            for operator in self._with_deadlines:
-                operator.on_busy(now_ms)
         for operator in self._with_deadlines:
             deadline_ms = operator.deadline_ms()
             if deadline_ms is not None and deadline_ms <= now_ms:
@@ -334,6 +336,8 @@ class SourceSubtask(Subtask):
         if now_ms < self._not_before_ms:
             return False
         count = self._source.poll(self._batch_size.rows)
+        if count or not self._source.splits.must_wait:
+            self._note_look(found_none=not count)
         self.counters.records_in += count
         has_work = self.has_work()
         self._batch_size.on_batch(count, None if has_work else self._monotonic_ms() - now_ms)

@@ -118,3 +118,24 @@ def test_no_record_is_late_though_a_subtask_reads_several_files(bench: Bench, fo
     assert sorted(row for row in rows if row[1]) == sorted((key, end, n) for (key, end), n in expected_counts().items())
     at_once = max(n for _, at, n in rows if not at)
     assert at_once <= 4 + ROWS * STEP_MS // SECOND_MS // 2, "they are read in the order of event time, so state stays small"
+
+
+class Slow(tg.KeyedProcess):
+    def process(self, record: Any, ctx: Any) -> Iterator[Any]:
+        time.sleep(0.001)
+        yield record
+
+
+def test_no_split_becomes_idle_while_its_slot_is_busy_with_others(bench: Bench) -> None:
+    """Both splits have records all the time, and each is in order. The slot takes longer than `idle_after` for a batch."""
+    job = bench.job(slots=1)
+    source = tg.sources.generator(make_row=lambda i: (i, i * 10), schema="id long, ts long", splits=2, rows=5000, rate=3000)
+    keyed = job.source("in", source).with_watermark("ts", "500 ms", idle_after="100 ms").key_by("id")
+    windows = keyed.window(tg.tumbling("ts", 1000), late="late").aggregate("windows", n=tg.count())
+    windows.to("out", tg.sinks.collect())
+    windows.side_output("late").to("late", tg.sinks.collect())
+    keyed.process("slow", Slow(), returns="id long, ts long").to("slowly", tg.sinks.collect())
+    handle = bench.start(job)
+    handle.wait(timeout="60 s")
+    assert handle.results("late") == []
+    assert len(handle.results("out")) == 5000

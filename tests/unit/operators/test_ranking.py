@@ -280,6 +280,10 @@ def test_mistakes_are_errors_when_the_job_is_built() -> None:
         (lambda: keyed().top("op", 3, by=[]), r"by=\[\]; give the name of a column"),
         (lambda: keyed().top("op", 3, by=["x", "n"], descending=[True]), "for 2 columns"),
         (lambda: keyed().top("op", 3, by="x", rank="n"), "have a column 'n' already"),
+        (
+            lambda: keyed().window(tg.tumbling("ts", "10 s")).top("op", 3, by="x", rank="window_end"),
+            "is the name of one of the window's bounds",
+        ),
         (lambda: keyed().top("op", 3, by="x", ttl="0 s"), "give a millisecond or more"),
         (lambda: keyed().window(tg.sliding("ts", "10 s", "5 s")).top("op", 3, by="x"), "top takes tumbling windows"),
         (lambda: keyed().window(tg.tumbling("ts", "10 s"), early="1 s").top("op", 3, by="x"), "emits each window once"),

@@ -227,6 +227,7 @@ def test_a_stream_without_records_becomes_idle_once_and_wakes_up() -> None:
     bench.clock.now_ms = 10
     bench.feed(("a", 100))
     assert bench.operator.deadline_ms() == 40
+    bench.operator.on_asked(found_none=True)
     bench.operator.on_time(39)
     assert bench.out.others == [("watermark", 99)]
     bench.operator.on_time(40)
@@ -238,6 +239,21 @@ def test_a_stream_without_records_becomes_idle_once_and_wakes_up() -> None:
     assert bench.out.events[-2:] == [("watermark", 99), ("batch", ("b", 90))], "what woke it up may be filtered away"
     assert bench.out.others == [("watermark", 99), ("idle",), ("watermark", 99)]
     assert bench.operator.deadline_ms() == 80
+
+
+def test_a_stream_does_not_become_idle_while_nobody_looks_for_its_records() -> None:
+    bench = timed(idle_after_ms=30)
+    bench.operator.on_asked(found_none=True)
+    bench.feed(("a", 100))
+    for now_ms in (40, 80, 120):
+        bench.operator.on_time(now_ms)
+        assert bench.operator.deadline_ms() == now_ms + 30, "it has work, or a full output"
+    bench.operator.on_asked(found_none=False)
+    bench.operator.on_time(150)
+    assert bench.out.others == [("watermark", 99)], "what was found may have been something else, such as a watermark"
+    bench.operator.on_asked(found_none=True)
+    bench.operator.on_time(180)
+    assert bench.out.others == [("watermark", 99), ("idle",)]
 
 
 def test_after_the_end_nothing_becomes_idle() -> None:
@@ -350,12 +366,30 @@ def test_a_split_that_is_held_back_does_not_become_idle() -> None:
     grouped.source.poll(1)
     assert grouped.source.splits.is_ahead("a") and not grouped.source.splits.is_ahead("b")
     grouped.bench.clock.now_ms = 100
+    grouped.watermark.on_asked(found_none=True)
     grouped.watermark.on_time(100)
     assert grouped.watermark.reached_ms() == -1, "b is idle, a is held back"
     grouped.watermark.on_least(-1)
     grouped.bench.clock.now_ms = 200
     grouped.watermark.on_time(200)
     assert grouped.watermark.reached_ms() is None
+
+
+def test_a_split_without_records_becomes_idle_when_many_looks_have_found_records_of_others() -> None:
+    grouped = _Grouped(holds_back=True)
+    grouped.watermark.consumers.append(grouped.bench.out)
+    grouped.watermark.on_least(1000)
+    assert grouped.source.poll(1) == 1
+    grouped.watermark.on_asked(found_none=False)
+    idle_after, schema = [], grouped.source.node.schema
+    for looks in range(1, 10):
+        grouped.source.emit(pa.record_batch([[looks], ["x"]], schema=schema))  # of a
+        grouped.watermark.on_asked(found_none=False)
+        grouped.bench.clock.now_ms += 100
+        grouped.watermark.on_time(grouped.bench.clock.now_ms)
+        if grouped.bench.out.others:
+            idle_after.append(looks)
+    assert idle_after[0] == 5, "b was not found by six looks, for two splits"
 
 
 class _OwnReader(ScriptedReader):

@@ -160,9 +160,9 @@ class Operator:
         Called after a freeze, if epochs are the micro-batches of a query."""
         return None
 
-    def on_busy(self, now_ms: int) -> None:
-        """Note that the chain is still working on what it took last, and takes nothing meanwhile. Called if the operator has
-        a deadline."""
+    def on_asked(self, *, found_none: bool) -> None:
+        """Note that the subtask has looked for records, and whether there were none. Called if the operator has a deadline.
+        A subtask that works, or whose outputs are full, doesn't look."""
 
     def maintain(self, budget: int) -> None:
         """Do a small step of background work, between two batches."""

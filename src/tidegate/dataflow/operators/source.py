@@ -53,6 +53,8 @@ OFFSETS = StateInfo("__offsets", StateKind.UNION, "offsets", pa.schema([pa.field
 WatermarkFunction: TypeAlias = Callable[[pa.RecordBatch], int | datetime | None]
 
 ONE_SPLIT = ""
+# A split counts as quiet if none of this many looks for records, times the number of splits, has found one of it.
+LOOKS_FOR_EACH_SPLIT = 2
 # The split of records that came after the time of their micro-batch was held. They count for the next micro-batch.
 NEXT = "next micro-batch"
 
@@ -219,7 +221,9 @@ class WatermarkOperator(Operator):
         self._of = f"{spec.column or 'a function'} of {', '.join(spec.sources)}"
         self._splits: Splits | None = None
         self._is_split_held: Callable[[str], bool] = lambda split: False
-        self._last: tuple[str, int] | None = None  # the split of the last batch, and its latest event time
+        self._looks = 0  # how often the subtask has looked for records
+        self._none_found_at = 0  # the last look that found none
+        self._seen_at: dict[str, int] = {}  # by split, how many looks there had been when its last batch came
         self._latest_ms: int | None = None  # in this epoch, if time moves by epochs
         self._is_told = False  # whether that was forwarded; the epoch may be aborted and end again
         self._is_ordered = False  # whether the driver moves time, instead of the end of an epoch
@@ -238,7 +242,7 @@ class WatermarkOperator(Operator):
         self._subtask = context.subtask
         self._parallelism = context.parallelism
         self._clock = SplitWatermarks(
-            self._delay_ms, self._idle_after_ms, now_ms=context.now_ms(), is_held=self._is_split_held
+            self._delay_ms, self._idle_after_ms, now_ms=context.now_ms(), is_held=self._may_have_records
         )
         self._restored = self._latest_restored(context)
         splits = self._splits
@@ -268,7 +272,7 @@ class WatermarkOperator(Operator):
             self._latest_ms = latest_ms if self._latest_ms is None else max(self._latest_ms, latest_ms)
         else:
             split = ONE_SPLIT if self._splits is None else self._splits.current
-            self._last = split, latest_ms
+            self._seen_at[split] = self._looks
             self._act(self._clock.on_batch(split, latest_ms, self._now_ms()))
 
     def on_watermark(self, at_ms: int) -> None:
@@ -280,10 +284,10 @@ class WatermarkOperator(Operator):
     def on_idle(self) -> None:
         """Ignore it: the records of this stream decide whether it is idle."""
 
-    def on_busy(self, now_ms: int) -> None:
-        """Keep the split of the last batch awake: nobody asks it for more meanwhile."""
-        if self._last is not None and not self._over:
-            self._act(self._clock.on_batch(*self._last, now_ms))
+    def on_asked(self, *, found_none: bool) -> None:
+        self._looks += 1
+        if found_none:
+            self._none_found_at = self._looks
 
     def on_time(self, now_ms: int) -> None:
         if not self._over:
@@ -337,8 +341,7 @@ class WatermarkOperator(Operator):
         self._act(self._discover(splits))
 
     def on_finished(self, split: str) -> None:
-        if self._last is not None and self._last[0] == split:
-            self._last = None
+        self._seen_at.pop(split, None)
         self._act(self._clock.on_finished(split, self._now_ms()))
 
     def watermark_ms(self, split: str) -> int:
@@ -374,6 +377,15 @@ class WatermarkOperator(Operator):
 
     # Inside.
 
+    def _may_have_records(self, split: str) -> bool:
+        """Return whether a quiet split may have records that nobody has looked for: its source waits for others, or the
+        subtask was busy. It has none if a look found none at all, or if many looks found only records of other splits."""
+        if self._is_split_held(split):
+            return True
+        seen_at = self._seen_at.get(split, 0)
+        split_count = 1 if self._splits is None else len(self._splits.live)
+        return self._none_found_at <= seen_at and self._looks - seen_at < LOOKS_FOR_EACH_SPLIT * (split_count + 1)
+
     def _latest_in(self, batch: pa.RecordBatch) -> int | None:
         """Return the latest event time of the batch, or None if it has none."""
         if self._column is not None:
@@ -397,6 +409,7 @@ class WatermarkOperator(Operator):
         self._latest_ms, self._is_told = None, False
 
     def _discover(self, splits: Mapping[str, bool]) -> Progress:
+        self._seen_at |= dict.fromkeys(splits, self._looks)
         latest_ms = {split: self._restored.pop(split) for split in splits if split in self._restored}
         return self._clock.on_discovered(splits, self._now_ms(), latest_ms=latest_ms)
 

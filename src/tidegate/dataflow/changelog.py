@@ -151,6 +151,20 @@ def check_reads_no_row_kind(where: str, given: Meaning, columns: Sequence[str], 
         )
 
 
+def check_appended(nodes: Sequence[Node], where: str, edges: Sequence[Edge], reason: str) -> None:
+    """Check that records which leave the pipeline are appended."""
+    given = meaning(nodes, *edges)
+    if given == APPENDED:
+        return
+    what = "changes, which insert and delete rows" if given.retracts else f"upserts by ({', '.join(given.key)})"
+    left = (
+        f"each with its {ROW_KIND}: +I inserts a row, and -D takes an equal one back"
+        if given.retracts
+        else "of which the last one of a key is its result"
+    )
+    raise GraphError(f"{where} {what}, and {reason}; return stream.as_append(), which has them as records, {left}")
+
+
 def without_row_kind(schema: pa.Schema) -> pa.Schema:
     """Return the columns of the rows that changes insert and delete."""
     return schema.remove(schema.get_field_index(ROW_KIND)) if ROW_KIND in schema.names else schema
@@ -188,7 +202,10 @@ def _advice(given: Meaning, takes: frozenset[Changelog], sink: bool) -> str:
         else f".as_append() if every {every} shall be a record of its own"
     )
     if sink:
-        return f"use a sink that takes {'deletions' if given.retracts else 'upserts'}, or {as_append}"
+        return (
+            f"use a sink with Changelog.{given.changelog.name} in its `changelogs`, as tg.sinks.collect() and "
+            f"tg.sinks.print() have, or {as_append}"
+        )
     if not given.retracts and Changelog.RETRACT in takes:
         return f"use .as_changelog(name), which takes a replaced row back, or {as_append}"
     return f"use {as_append}"

@@ -187,9 +187,13 @@ def check_same_key_types(where: str, *, left: Sequence[pa.Field], right: Sequenc
         raise SchemaError(f"{where}: {shown}; key both sides by as many columns")
     for one, other in zip(left, right, strict=True):
         if ddl_of(one.type) != ddl_of(other.type):
+            widens = pa.types.is_integer(one.type) and pa.types.is_integer(other.type)
+            is_left = widens and one.type.bit_width < other.type.bit_width
+            name, to = (one.name, other.type) if is_left else (other.name, one.type)
             raise SchemaError(
-                f"{where}: {shown}, so {one.name!r} and {other.name!r} would never meet; bring one to "
-                f"the other's type with map"
+                f"{where}: {shown}, so {one.name!r} and {other.name!r} would never meet; bring one to the other's type "
+                f"before key_by, such as {'left' if is_left else 'right'}"
+                f".with_columns({name}='CAST({name} AS {ddl_of(to)})')"
             )
 
 

@@ -1,4 +1,4 @@
-"""Joins by event time, as a user declares them: checks of the arguments, and the columns of the result.
+"""Joins by event time, as a user declares them: checks of the arguments.
 
 Mistakes are errors at the call of `join`. What the operators do is in operators/interval_join.py and
 operators/temporal_join.py.
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidegate.dataflow import checks
-from tidegate.dataflow.flow import Flow, Names, columns_text, connectable
+from tidegate.dataflow.flow import Names
+from tidegate.dataflow.join_inputs import check_how, joined_columns, joined_with
 from tidegate.dataflow.operators.interval_join import ALONE, LEFT_ONLY, IntervalJoinSpec
-from tidegate.dataflow.operators.joining import JoinedColumn, TimedSide
+from tidegate.dataflow.operators.joining import TimedSide
 from tidegate.dataflow.operators.temporal_join import TemporalJoinSpec
-from tidegate.errors import GraphError, SchemaError
+from tidegate.errors import GraphError
 
 if TYPE_CHECKING:
     from tidegate.dataflow.keyed_stream import KeyedStream
@@ -59,13 +60,19 @@ def interval_join(
     name = pipeline._new_name("operator", name)
     aliases = pipeline._new_aliases("operator", name, alias)
     where = f"operator {name!r}"
-    if how not in ALONE:
-        raise GraphError(f"{where}: how={how!r} is not a kind of join; give one of {', '.join(map(repr, ALONE))}")
+    check_how(where, how, ALONE)
     lower_ms, upper_ms = _bounds(name, between)
     other = joined_with(where, left, right)
     sides = timed_sides(where, left, other, times, "times", right_needs_columns=how not in LEFT_ONLY)
+    null_right, null_left = ALONE[how]
     output = joined_columns(
-        where, left, other, null_left=ALONE[how][1], null_right=ALONE[how][0], left_only=how in LEFT_ONLY
+        where,
+        left._schema,
+        other._schema,
+        (left.key, other.key),
+        null_left=null_left,
+        null_right=null_right,
+        left_only=how in LEFT_ONLY,
     )
     tags, side_schemas = _late(where, late, left, other)
     return pipeline._add(
@@ -99,7 +106,15 @@ def temporal_join(
         raise GraphError(f"{where}: how={how!r}; a join as of a version is 'inner' or 'left'")
     other = joined_with(where, left, right)
     sides = timed_sides(where, left, other, as_of, "as_of", right_needs_columns=True)
-    output = joined_columns(where, left, other, null_left=False, null_right=how == "left", left_only=False)
+    output = joined_columns(
+        where,
+        left._schema,
+        other._schema,
+        (left.key, other.key),
+        null_left=False,
+        null_right=how == "left",
+        left_only=False,
+    )
     tags, side_schemas = _late(where, late, left, other)
     if tags[1] is not None:
         raise GraphError(
@@ -116,24 +131,6 @@ def temporal_join(
         named_by_user=True,
         aliases=aliases,
     )
-
-
-def joined_with(where: str, left: KeyedStream, right: object) -> KeyedStream:
-    """Return the right side, if it is keyed like the left one."""
-    if not isinstance(right, Flow):
-        raise GraphError(f"{where}: join takes a keyed stream of this job as its other side, not {right!r}")
-    other = connectable(where, left, right)
-    if not isinstance(other, type(left)):
-        raise GraphError(
-            f"{where}: the left stream is keyed by {columns_text(left.key)}, and the right one isn't keyed; use "
-            f"key_by on both"
-        )
-    checks.check_same_key_types(
-        where,
-        left=[left._schema.field(column) for column in left.key],
-        right=[other._schema.field(column) for column in other.key],
-    )
-    return other
 
 
 def timed_sides(
@@ -156,34 +153,6 @@ def timed_sides(
         for side, column, stream in zip(("left", "right"), columns, (left, right), strict=True)
     )
     return _side(left, one, all_columns=True), _side(right, other, all_columns=right_needs_columns)
-
-
-def joined_columns(
-    where: str, left: KeyedStream, right: KeyedStream, *, null_left: bool, null_right: bool, left_only: bool
-) -> tuple[JoinedColumn, ...]:
-    """Return the columns of the result: those of the left side, then those of the right. Columns of the key that have one
-    name on both sides are one column."""
-    if left_only:
-        return tuple(JoinedColumn(field, field.name, None) for field in left._schema)
-    shared = {mine for mine, theirs in zip(left.key, right.key, strict=True) if mine == theirs}
-    clashing = [name for name in right._schema.names if name in left._schema.names and name not in shared]
-    if clashing:
-        raise SchemaError(
-            f"{where}: both sides have a column {', '.join(map(repr, clashing))}; give it another name on one side before "
-            f"key_by, such as .select('{clashing[0]} AS right_{clashing[0]}', …), or leave it out"
-        )
-    of_left = [
-        JoinedColumn(field.with_nullable(True), field.name, field.name)
-        if field.name in shared
-        else JoinedColumn(field.with_nullable(field.nullable or null_left), field.name, None)
-        for field in left._schema
-    ]
-    of_right = [
-        JoinedColumn(field.with_nullable(field.nullable or null_right), None, field.name)
-        for field in right._schema
-        if field.name not in shared
-    ]
-    return (*of_left, *of_right)
 
 
 def _side(stream: KeyedStream, time: str, *, all_columns: bool) -> TimedSide:

@@ -27,6 +27,7 @@ from tidegate.connectors.handover import HandedSink, HandedSource, Handover
 from tidegate.control.clock import SystemClock
 from tidegate.control.launch import SlotLaunch
 from tidegate.control.settings import Tuning, check_tuning
+from tidegate.dataflow.changelog import check_appended
 from tidegate.dataflow.keyed_stream import BroadcastStream, KeyedStream
 from tidegate.dataflow.stream import Stream
 from tidegate.dataframes.gathering import Run, RunEnd
@@ -103,6 +104,8 @@ class TransformJob(job.Job):
                     else f"{stream!r}; return a stream, or a dict of streams by name"
                 )
                 raise GraphError(f"the pipeline returned, as {name!r}, {what}")
+            where = f"the pipeline returned, as {name!r},"
+            check_appended(self._nodes, where, stream._edges, "the rows of a DataFrame are appended")
             stream.to(name, HandedSink(self.handover, self.handover.add_output(stream.schema)))
             self._outputs.append(name)
         return self._outputs if isinstance(given, Mapping) else None

@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[Callable[[tg.Stream], object], str]] = {
     "sink": (
         lambda stream: stream.to("out", Nowhere()),
         r"sink 'out' takes records that are appended, and aggregate 'counts' emits upserts by \(auction, bidder\): each "
-        r"replaces the one before with that key; use a sink that takes upserts, or .as_append\(\)",
+        r"replaces the one before with that key; use a sink with Changelog.UPSERT in its `changelogs`, .* or .as_append\(\)",
     ),
     "parquet": (lambda stream: stream.to("out", tg.sinks.parquet("out")), "sink 'out' takes records that are appended"),
     "filter": (lambda stream: stream.filter(lambda row: row.n > 1), "filter 'filter-1' takes records that are appended"),

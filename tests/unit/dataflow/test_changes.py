@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Callable[[tg.Stream], object], str]] = {
     "sink of upserts": (
         lambda stream: stream.to("out", UpsertTable()),
         "sink 'out' takes appended records or upserts, and changelog 'changes' emits insertions and deletions: a deletion "
-        r"takes a row back that was inserted before; use a sink that takes deletions, or .as_append\(\)",
+        r"takes a row back that was inserted before; use a sink with Changelog.RETRACT in its `changelogs`.*as_append\(\)",
     ),
     "parquet": (lambda stream: stream.to("out", tg.sinks.parquet("out")), "sink 'out' takes records that are appended"),
     "function": (lambda stream: stream.filter(lambda row: row.n > 1), "filter 'filter-1' takes records that are appended"),

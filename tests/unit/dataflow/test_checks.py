@@ -247,7 +247,7 @@ def test_keys_of_connected_streams_have_the_same_types(pipeline: Pipeline, bids:
         "left key is (auction long)",
         "right one (item int)",
         "never meet",
-        "bring one to the other's type with map",
+        "bring one to the other's type before key_by, such as right.with_columns(item='CAST(item AS long)')",
     )
 
 

@@ -18,7 +18,26 @@ from tidegate.dataframes.transforming import TransformJob
     ],
 )
 def test_a_transform_waits_long_for_a_heartbeat_unless_told_otherwise(tuning: tg.Tuning | None, expected_ms: int) -> None:
-    job = TransformJob(
+    job = transform(tuning)
+    job.take_outputs(job.inputs["input"])
+    settings = job.launch().settings
+    assert settings.tuning.heartbeat_timeout_ms == expected_ms
+    assert tuning is None or settings.tuning.max_batch_rows == tuning.max_batch_rows
+
+
+def test_what_a_transform_returns_is_appended() -> None:
+    job = transform()
+    counts = job.inputs["input"].key_by("n").aggregate("counts", k=tg.count())
+    with pytest.raises(tg.JobError, match=r"returned, as 'output', upserts by \(n\), and .*return stream.as_append\(\)"):
+        job.take_outputs(counts)
+    changes = counts.as_changelog("changes")
+    with pytest.raises(tg.JobError, match=r"as 'x', changes, .*as_append\(\).* row_kind: \+I inserts a row"):
+        job.take_outputs({"x": changes})
+    assert job.take_outputs({"x": changes.as_append(), "y": counts.as_append()}) == ["x", "y"]
+
+
+def transform(tuning: tg.Tuning | None = None) -> TransformJob:
+    return TransformJob(
         "t",
         {"input": pa.schema([("n", pa.int64())])},
         slots=1,
@@ -26,7 +45,3 @@ def test_a_transform_waits_long_for_a_heartbeat_unless_told_otherwise(tuning: tg
         writes_state=False,
         snapshots=tg.Snapshots(to="memory://t", every=None),
     )
-    job.take_outputs(job.inputs["input"])
-    settings = job.launch().settings
-    assert settings.tuning.heartbeat_timeout_ms == expected_ms
-    assert tuning is None or settings.tuning.max_batch_rows == tuning.max_batch_rows

@@ -167,6 +167,8 @@ def test_records_are_forgotten_when_their_ttl_has_ended(backend: str) -> None:
     bench.clock.now_ms = 15_000
     assert feed(bench, 1, [("+I", 8, 2, "a", None)]) == []
     assert feed(bench, 0, [("-D", 2, "a", 0.5)]) == [], "a deletion of what is forgotten"
+    assert len(feed(bench, 0, [("-D", 2, "a", 0.5), ("+I", 2, "a", 0.5)])) == 1, "and it comes again in the same batch"
+    assert len(feed(bench, 0, [("+I", 2, "a", 1.5), ("-D", 2, "a", 1.5), ("-D", 2, "a", 0.5)])) == 1
     assert feed(bench, 0, [("+I", 1, "a", 1.5)]) == [("+I", 1, "a", 1.5, 7, "a", None)]
     restored = bench.freeze()
     bench = joined("left", changes=(True, True), ttl="9 s", restored=restored, make_backend=BACKENDS[backend])
@@ -229,7 +231,13 @@ def auctions() -> tuple[tg.Stream, tg.Stream]:
     [
         (
             lambda left, right: left.key_by("auction").join("j", right.key_by("id"), how="outer"),
-            "give one of 'inner', 'left'",
+            r"how='outer' is not a kind of join \(do you mean 'full'\?\); give one of 'inner', 'left'",
+        ),
+        (
+            lambda left, right: (
+                left.with_columns(auction="CAST(auction AS int)").key_by("auction").join("j", right.key_by("id"))
+            ),
+            r"left key is \(auction int\), .* such as left.with_columns\(auction='CAST\(auction AS long\)'\)",
         ),
         (lambda left, right: left.key_by("auction").join("j", right), "use key_by on both"),
         (lambda left, right: left.key_by("auction").join("j", "right"), "join takes a keyed stream, not 'right'"),

@@ -27,13 +27,13 @@ import pyarrow as pa
 from tidegate.channels.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
+from tidegate.dataflow.operators.joined_columns import JoinedColumn
 from tidegate.dataflow.operators.joining import (
     LEFT,
     MAX_ROWS,
     RIGHT,
     STRETCH_ROWS,
     Arrived,
-    JoinedColumn,
     TimedJoinOperator,
     TimedSide,
 )

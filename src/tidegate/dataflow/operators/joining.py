@@ -1,4 +1,4 @@
-"""What joins by event time have in common: sides, columns of the result, records of a batch, and lateness.
+"""What joins by event time have in common: sides, records of a batch, and lateness.
 
 A record whose time the operator's watermark has reached is late: what it would be joined with may be gone. It changes
 nothing, and goes to the side output for late records if there is one. A record without a time, or with a null in its key,
@@ -13,9 +13,9 @@ Not here: what matches (interval_join.py, temporal_join.py).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from tidegate.channels.elements import MAX_WATERMARK_MS
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import OperatorContext
 from tidegate.dataflow.operators.event_time import OperatorTime
+from tidegate.dataflow.operators.joined_columns import Columns, JoinedColumn, stored_columns
 from tidegate.dataflow.operators.keyed_table import plain
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.stepwise import Steps, StepwiseOperator
@@ -42,10 +43,6 @@ LEFT, RIGHT = 0, 1
 """The ports."""
 
 
-Columns: TypeAlias = Callable[[str], pa.Array]
-"""Returns a column of some records of one input."""
-
-
 @dataclass(frozen=True, slots=True)
 class TimedSide:
     """One input: its key columns, its column of event time, and the columns that are kept beside the key."""
@@ -53,19 +50,6 @@ class TimedSide:
     key: tuple[str, ...]
     time: str
     columns: tuple[pa.Field, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class JoinedColumn:
-    """A column of the result, and the column of the left and right input that it is of. A column of the key may be of both:
-    then it has the value of the side that there is."""
-
-    field: pa.Field
-    left: str | None
-    right: str | None
-
-    def source(self, port: int) -> str | None:
-        return self.left if port == LEFT else self.right
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,30 +192,12 @@ class TimedJoinOperator(StepwiseOperator):
 
     def _give(self, left: Columns | None, right: Columns | None, count: int) -> None:
         """Emit rows of both sides, or of one whose other side is null, when the step ends."""
-        made = []
-        for each in self._output:
-            if left is not None and each.left is not None:
-                column = left(each.left)
-            elif right is not None and each.right is not None:
-                column = right(each.right)
-            else:
-                column = pa.nulls(count, each.field.type)
-            made.append(column if column.type == each.field.type else column.cast(each.field.type))
+        made = [each.of(left, right, count) for each in self._output]
         self._out.append(pa.RecordBatch.from_arrays(made, schema=self.node.schema))
 
     def _stored(self, port: int, table: RecordTable, rows: IntArray) -> Columns:
         """Return the columns of stored records."""
-        key = self._sides[port].key
-        keys: list[pa.Array] = []
-
-        def column(name: str) -> pa.Array:
-            if name not in key:
-                return table.column(name, rows)
-            if not keys:
-                keys.extend(table.key_columns(rows))
-            return keys[key.index(name)]
-
-        return column
+        return stored_columns(table, rows, self._sides[port].key)
 
     def _kept(self, arrived: Arrived, port: int) -> list[pa.Array]:
         """Return the columns of records that are kept beside the key."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ from tidegate.dataflow.changelog import APPEND_OR_RETRACT, Changelog
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.join_sides import MATCHES, MATCHES_AT_A_TIME, Arrived, Found, JoinSide, StoredSide
+from tidegate.dataflow.operators.joined_columns import Columns, JoinedColumn, stored_columns
 from tidegate.dataflow.operators.process import key_type
 from tidegate.dataflow.operators.stepwise import Steps, StepwiseOperator
 from tidegate.dataflow.row_kinds import kinds_of
@@ -50,17 +51,6 @@ ALONE: Mapping[str, tuple[bool, bool]] = {
 }
 LEFT_ONLY = ("semi", "anti")
 
-Columns: TypeAlias = Mapping[str, pa.Array]
-
-
-@dataclass(frozen=True, slots=True)
-class OutputColumn:
-    """A column of the result, and the columns of both sides that it may come from: if both have it, they are equal."""
-
-    field: pa.Field
-    left: str | None
-    right: str | None
-
 
 @dataclass(frozen=True, slots=True)
 class RegularJoinSpec:
@@ -69,7 +59,7 @@ class RegularJoinSpec:
     how: str
     keys: tuple[tuple[str, ...], tuple[str, ...]]
     sides: tuple[JoinSide, JoinSide]
-    output: tuple[OutputColumn, ...]
+    output: tuple[JoinedColumn, ...]
     retracts: bool
     ttl_ms: int | None
     kind: ClassVar[str] = "join"
@@ -220,16 +210,10 @@ class RegularJoinOperator(StepwiseOperator):
         side, some = self._spec.sides[port], pa.array(places)
         found = dict(zip((field.name for field in side.key), records.keys, strict=True))
         found |= zip((field.name for field in side.columns), records.columns, strict=True)
-        return {name: found[name].take(some) for name in self._needed(port)}
+        return lambda name: found[name].take(some)
 
     def _stored(self, port: int, table: RecordTable, rows: IntArray) -> Columns:
-        side = self._spec.sides[port]
-        keys = dict(zip((field.name for field in side.key), table.key_columns(rows), strict=True))
-        return {name: keys[name] if name in keys else table.column(name, rows) for name in self._needed(port)}
-
-    def _needed(self, port: int) -> list[str]:
-        both = [(column.left, column.right)[port] for column in self._spec.output]
-        return [name for name in both if name is not None]
+        return stored_columns(table, rows, self._spec.keys[port])
 
     def _emit_pieces(self, pieces: Sequence[tuple[BoolArray, Columns | None, Columns | None]]) -> None:
         """Emit rows: for each piece whether they are inserted, and their columns of both sides, if they have them."""
@@ -238,14 +222,7 @@ class RegularJoinOperator(StepwiseOperator):
             return
         columns = []
         for each in self._spec.output:
-            parts = []
-            for inserts, left, right in pieces:
-                if left is not None and each.left is not None:
-                    parts.append(left[each.left])
-                elif right is not None and each.right is not None:
-                    parts.append(right[each.right])
-                else:
-                    parts.append(pa.nulls(len(inserts), each.field.type))
+            parts = [each.of(left, right, len(inserts)) for inserts, left, right in pieces]
             columns.append(parts[0] if len(parts) == 1 else pa.concat_arrays(parts))
         inserts = np.concatenate([piece[0] for piece in pieces])
         if self._spec.retracts:

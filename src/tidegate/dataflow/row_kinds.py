@@ -41,6 +41,23 @@ def kinds_of(inserts: npt.NDArray[np.bool_]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(codes), [None, pa.py_buffer(offsets), pa.py_buffer(codes)])
 
 
+def takes_back_earlier(groups: npt.NDArray[np.int64], signs: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return which records of a batch are deletions of what came before the batch: those for which it has no insertion
+    before them, in their group, that an earlier deletion hasn't taken back."""
+    order = np.argsort(groups, kind="stable")
+    inside = groups[order]
+    firsts = np.append(True, inside[1:] != inside[:-1])[: len(inside)]
+    sums = np.cumsum(signs[order])
+    numbers = np.cumsum(firsts) - 1
+    sums -= np.append(0, sums)[np.flatnonzero(firsts)][numbers]  # up to each record, in its group
+    apart = 2 * len(groups) + 1  # so that each group is below the one before it
+    lowest = np.minimum.accumulate(np.minimum(sums, 0) - numbers * apart) + numbers * apart
+    before = np.where(firsts, 0, np.append(0, lowest[:-1])) if len(lowest) else lowest
+    found = np.empty(len(groups), bool)
+    found[order] = lowest < before
+    return found
+
+
 def _codes(kinds: pa.Array) -> npt.NDArray[Any]:
     if not len(kinds):
         return np.empty(0, _CODE)

@@ -93,6 +93,9 @@ def test_deletions_of_what_the_ttl_has_ended_are_ignored() -> None:
     bench.clock.now_ms = 5000
     assert bench.feed(("-D", "a", 1)) == []
     assert bench.feed(("+I", "a", 2)) == [("+I", "a", 1, 2, 2.0, [2])]
+    bench.clock.now_ms = 9000
+    update = ("-D", "a", 2), ("+I", "a", 3), ("-D", "a", 3), ("+I", "a", 2)
+    assert bench.feed(*update) == [("+I", "a", 1, 2, 2.0, [2])], "of an update, the insertion counts"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

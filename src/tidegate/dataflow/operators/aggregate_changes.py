@@ -3,7 +3,8 @@
 For every batch, the former result of each key in it is deleted and the new one inserted, unless both are equal. A key whose
 records have all been taken back is deleted, and its state with it. So the output is changes too, with one row for each key.
 
-A deletion of a record that the state doesn't know (its ttl has ended) has no effect if it is alone in its key.
+A key whose ttl has ended is forgotten with all of its records. Deletions of them have no effect as long as the key has no
+new record; later ones take back what they can't be told from.
 
 Not here: how an aggregate takes a record back (dataflow/aggregates/retracting.py).
 """
@@ -22,7 +23,7 @@ from tidegate.dataflow.changelog import Changelog
 from tidegate.dataflow.operators.aggregate import AggregatingOperator, AggregatingSpec
 from tidegate.dataflow.operators.changelog import emit_changes, same_rows
 from tidegate.dataflow.operators.keyed_table import plain, touched_fields
-from tidegate.dataflow.row_kinds import ROW_KIND, signs_of
+from tidegate.dataflow.row_kinds import ROW_KIND, signs_of, takes_back_earlier
 from tidegate.state.descriptors import Columns
 from tidegate.state.vectors import VectorField
 
@@ -37,12 +38,15 @@ class AggregateOfChangesOperator(AggregatingOperator):
 
     def _take(self, batch: pa.RecordBatch, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         table, aggregation = self._table, self._aggregation
-        groups = grouped(rows)
         counts = table.vectors[RECORDS].values
+        signs = signs_of(batch.column(ROW_KIND))
+        groups = grouped(rows)
         was_there = counts[groups.rows] > 0
         old = aggregation.results(table.vectors, groups.rows)
-        signs = signs_of(batch.column(ROW_KIND))
         table.change(groups.rows)
+        known = ~(takes_back_earlier(rows, signs) & (counts[rows] == 0))
+        if not known.all():
+            rows, signs, inputs = rows[known], signs[known], [each.filter(pa.array(known)) for each in inputs]
         np.add.at(counts, rows, signs)
         aggregation.change(table.vectors, rows, inputs, signs)
         is_there = counts[groups.rows] > 0

@@ -27,7 +27,7 @@ from tidegate.dataflow.aggregates.base import BoolArray, IntArray
 from tidegate.dataflow.aggregates.numpy_columns import ranks
 from tidegate.dataflow.operators.base import KeyedBackend
 from tidegate.dataflow.operators.keyed_table import plain
-from tidegate.dataflow.row_kinds import ROW_KIND, signs_of
+from tidegate.dataflow.row_kinds import ROW_KIND, signs_of, takes_back_earlier
 from tidegate.hashing import hash_columns
 from tidegate.state.descriptors import Records
 from tidegate.state.key_index import KeyIndex
@@ -125,7 +125,7 @@ class StoredSide:
         )
 
     def arrived(self, batch: pa.RecordBatch) -> Arrived:
-        """Return the records of a batch, without those that a later one in it takes back."""
+        """Return the records of a batch, deletions first, without those that a later one in it takes back."""
         keys = [plain(batch.column(field.name)).cast(field.type) for field in self.side.key]
         columns = [plain(batch.column(field.name)) for field in self.side.columns]
         if not self.side.retracts:
@@ -134,10 +134,15 @@ class StoredSide:
         if not len(arrived.deleted) or not len(arrived.inserted):
             return arrived
         ids, _ = KeyIndex(self._identity).rows_of([*keys, *columns])
-        left = np.zeros(int(ids.max()) + 1, np.int64)
-        np.add.at(left, ids, arrived.signs)
-        # Of equal records, the last ones stay, as many as are left.
-        counts = np.where(np.sign(left[ids]) == arrived.signs, np.abs(left[ids]), 0)
+        deleted = np.bincount(ids[takes_back_earlier(ids, arrived.signs)], minlength=int(ids.max()) + 1)
+        inserted = deleted.copy()
+        np.add.at(inserted, ids, arrived.signs)
+        if self._ttl_ms is None:
+            # What is deleted is stored, so it may stay instead of coming back.
+            stays = np.minimum(deleted, inserted)
+            deleted, inserted = deleted - stays, inserted - stays
+        # Of equal records, the last ones, as many as are left.
+        counts = np.where(arrived.signs < 0, deleted[ids], inserted[ids])
         places = np.flatnonzero(ranks((ids * 2 + (arrived.signs > 0))[::-1])[::-1] < counts)
         signs = arrived.signs[places]
         return arrived.at(np.concatenate([places[signs < 0], places[signs > 0]]))

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_CHECKOUT = Path(__file__).resolve().parent.parent
+CHECKOUT = Path(__file__).resolve().parent.parent
 _PEERS = ".venv-peers"
 _LESS_IS_BETTER = ("_ms", "_s", "_s_per_gb")
 _THE_SAME_IN_ALL = ("name", "what", "unit", "goal")
@@ -30,19 +30,19 @@ Line = dict[str, Any]
 
 
 def run(revision: str, name: str, *, scale: float, rounds: int) -> Iterator[Line]:
-    with _worktree(revision) as theirs:
-        runs: dict[Path, list[list[Line]]] = {_CHECKOUT: [], theirs: []}
+    with worktree(revision) as theirs:
+        runs: dict[Path, list[list[Line]]] = {CHECKOUT: [], theirs: []}
         for number in range(rounds):
-            for tree in (_CHECKOUT, theirs) if number % 2 == 0 else (theirs, _CHECKOUT):
+            for tree in (CHECKOUT, theirs) if number % 2 == 0 else (theirs, CHECKOUT):
                 print(
-                    f"round {number + 1} of {rounds}: {'this checkout' if tree == _CHECKOUT else revision} …",
+                    f"round {number + 1} of {rounds}: {'this checkout' if tree == CHECKOUT else revision} …",
                     file=sys.stderr,
                     flush=True,
                 )
                 runs[tree].append(_measured(tree, name, scale))
         commit = _git("rev-parse", "--short", revision)
         same = not _git("diff", "--name-only", revision, "--", "benchmarks")
-        for line in compared(runs[_CHECKOUT], runs[theirs]):
+        for line in compared(runs[CHECKOUT], runs[theirs]):
             yield (
                 {"name": "compare", "against": f"{revision} ({commit})", "benchmark": name}
                 | line
@@ -91,13 +91,13 @@ def _label(line: Line) -> str:
 
 
 @contextmanager
-def _worktree(revision: str) -> Iterator[Path]:
+def worktree(revision: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tidegate-compare-") as folder:
         tree = Path(folder) / "theirs"
         _git("worktree", "add", "--quiet", "--detach", str(tree), revision)
         try:
-            if (_CHECKOUT / _PEERS).exists():
-                (tree / _PEERS).symlink_to(_CHECKOUT / _PEERS)
+            if (CHECKOUT / _PEERS).exists():
+                (tree / _PEERS).symlink_to(CHECKOUT / _PEERS)
             yield tree
         finally:
             _git("worktree", "remove", "--force", str(tree))
@@ -113,7 +113,7 @@ def _measured(tree: Path, name: str, scale: float) -> list[Line]:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(_CHECKOUT), *arguments], check=False, text=True, capture_output=True)
+    done = subprocess.run(["git", "-C", str(CHECKOUT), *arguments], check=False, text=True, capture_output=True)
     if done.returncode:
         raise SystemExit(f"git {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout.strip()

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 import tidegate as tg
+from benchmarks.machine import Others
 from benchmarks.workloads import KEYS, Discard, Records, measure, session
 
 SECONDS = 15
@@ -49,19 +50,18 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
         unpaced = Clocked(rate=1e12, seconds=rows / 1e12)
         capacity = measure(_job(path.name, unpaced, Discard()), rows).records_per_s
         rate = capacity / 2
-        found = measured(path.name, rate, SECONDS * max(1.0, scale))
-        p50, p99, p999 = (found.percentile_ms(at) for at in (50, 99, 99.9))
+        with Others() as others:
+            found = measured(path.name, rate, SECONDS * max(1.0, scale))
         yield {
             "name": "latency",
             "path": path.name,
             "against": f"{path.goal_ms} ms",
-            "ratio": round(p99 / path.goal_ms, 3),
-            "p50_ms": p50,
-            "p99_ms": p99,
-            "p999_ms": p999,
+            "ratio": round(found.percentile_ms(99) / path.goal_ms, 3),
+            **found.percentiles(),
             "records_per_s": round(rate),
             "capacity_records_per_s": round(capacity),
             "records": found.count,
+            "cores_used_by_others": others.cores,
             "what": f"keyed sum over {KEYS:,} keys, {path.name}, 2 slots, hash exchange, snapshots every second, half of "
             f"the capacity",
             "over_time": found.over_time(),
@@ -84,6 +84,9 @@ class Ages:
         below = np.cumsum(self.bins)
         at = int(np.searchsorted(below, percentile / 100 * below[-1]))
         return round((at + 0.5) * BIN_NS / 1e6, 2)
+
+    def percentiles(self) -> dict[str, float]:
+        return {f"p{str(at).replace('.', '')}_ms": self.percentile_ms(at) for at in (50, 99, 99.9)}
 
     def over_time(self) -> dict[str, Any]:
         """Return the oldest record of each span of the first seconds, in ms, and the snapshots, in ms from the beginning."""
@@ -113,6 +116,18 @@ def measured(path: str, rate: float, seconds: float, *, every: str | None = "1 s
         np.concatenate([np.load(file) for file in sorted(Path(folder).glob("*.batches.npy"))]),
         [(each.triggered_ms, each.completed_ms) for each in handle.epochs if each.completed_ms is not None],
     )
+
+
+def at_rate(rate: float, seconds: float) -> dict[str, Any]:
+    """Return the figures of the record-wise job at this rate."""
+    with Others() as others:
+        found = measured("record-wise", rate, seconds)
+    return {
+        "records_per_s": round(rate),
+        **found.percentiles(),
+        "cores_used_by_others": others.cores,
+        "over_time": found.over_time(),
+    }
 
 
 class Latest(tg.KeyedProcess):

@@ -149,6 +149,8 @@ def _over_time(lines: Lines) -> Figure:
     """The oldest record of each span of time, in a panel for each line, and when snapshots were taken."""
     shown = [line for line in lines if "over_time" in line]
     figure, panels = plt.subplots(len(shown), 1, figsize=(9, 1.2 + 1.9 * len(shown)), sharex=True, squeeze=False)
+    compares = shown[0]["name"] == "latency-before"
+    highest_ms = max(max(line["over_time"]["oldest_ms"]) for line in shown)
     for axes, line in zip(panels[:, 0], shown, strict=True):
         over_time = line["over_time"]
         span_ms, oldest_ms = over_time["span_ms"], over_time["oldest_ms"]
@@ -156,7 +158,7 @@ def _over_time(lines: Lines) -> Figure:
             axes.axvspan(start_ms / 1e3, end_ms / 1e3, color=WATER, alpha=0.5, linewidth=0)
         axes.plot([place * span_ms / 1e3 for place in range(len(oldest_ms))], oldest_ms, color=DEEP, linewidth=0.9)
         axes.set_xlim(0, len(oldest_ms) * span_ms / 1e3)
-        axes.set_ylim(0, max(25.0, 1.1 * max(oldest_ms)))
+        axes.set_ylim(0, max(25.0, 1.1 * (highest_ms if compares else max(oldest_ms))))
         axes.set_ylabel("ms")
         p99 = "" if line.get("p99_ms") is None else f": 99th percentile {line['p99_ms']:.1f} ms"
         axes.set_title(f"{line['path']}{p99}", loc="left", fontsize=11, color=INK)
@@ -164,13 +166,16 @@ def _over_time(lines: Lines) -> Figure:
     span_ms = shown[0]["over_time"]["span_ms"]
     _titled(
         figure,
-        "Latency over time, at half of the capacity",
+        "Latency over time, at one rate" if compares else "Latency over time, at half of the capacity",
         f"the oldest record of each {span_ms} ms; shaded: from the trigger of a snapshot until it is complete",
     )
     return figure
 
 
-FILES = {"latency": "latency-over-time"}  # where a picture isn't named as its benchmark
+FILES = {
+    "latency": "latency-over-time",
+    "latency-before": "latency-before-and-now",
+}  # where a picture isn't named as its benchmark
 
 DRAWINGS: dict[str, Callable[[Lines], Figure]] = {
     "alignment-vs-state": _against_state,
@@ -178,4 +183,5 @@ DRAWINGS: dict[str, Callable[[Lines], Figure]] = {
     "alignment-vs-shuffles": _against_shuffles,
     "snapshot-protocols": _protocols,
     "latency": _over_time,
+    "latency-before": _over_time,
 }

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 
-from benchmarks import compare, first_batch
+from benchmarks import compare, first_batch, machine
 
 
 @pytest.mark.long
@@ -41,3 +46,19 @@ def test_what_compare_compares_is_of_tidegate_only() -> None:
         "tidegate": {"first_s": 2.0, "batches": 3},
     }
     assert compare.figures(line) == {"records_per_s": 10, "pause_ms.10": 0.5, "tidegate.first_s": 2.0}
+
+
+def test_what_this_process_and_its_children_use_is_told_from_what_others_use() -> None:
+    spin = "import time\nwhile time.process_time() < 0.3: pass"
+    everybody, own = machine.used()
+    subprocess.run([sys.executable, "-c", spin], check=True)
+    until = time.process_time() + 0.2
+    while time.process_time() < until:
+        pass
+    everybody_later, own_later = machine.used()
+    spent = (own_later - own) / os.sysconf("SC_CLK_TCK")
+    assert spent > 0.45
+    assert everybody_later - everybody >= own_later - own
+    with machine.Others() as others:
+        time.sleep(0.7)
+    assert others.cores is not None and 0 <= others.cores["mean"] <= others.cores["most"]

@@ -22,7 +22,7 @@ from benchmarks.workloads import Discard, measure, session
 from tidegate.connectors.generator import GeneratorSource
 from tidegate.dataflow.contracts import Source, SourceContext
 
-COUNT, FEW = 20_000_000, 2_000_000  # events; few, if a query is slow or keeps all bids
+COUNT, FEW = 20_000_000, 2_000_000  # events; few, if a query keeps all bids
 CHECKED = Events(50_000, rate=200)  # 250 seconds of event time
 BATCH = 65_536
 
@@ -49,8 +49,7 @@ def run(scale: float, queries: Sequence[str] = QUERIES) -> Iterator[dict[str, An
 
 
 def _measured(spark: Any, name: str, scale: float) -> dict[str, Any]:
-    by_record = getattr(query(name), "BY_RECORD", False)
-    count = FEW if by_record or getattr(query(name), "KEEPS_BIDS", False) else COUNT
+    count = FEW if getattr(query(name), "KEEPS_BIDS", False) else COUNT
     events = Events(int(count * scale) // CYCLE * CYCLE)
     job = _job(spark, name)
     build(job, name, events, Discard())
@@ -69,7 +68,6 @@ def _measured(spark: Any, name: str, scale: float) -> dict[str, Any]:
         "records": records,
         "records_per_s": round(ours.records_per_s),
         "seconds": round(ours.seconds, 2),
-        "functions": "for each record" if by_record else "on columns",
         "slots": 2,
         "snapshots": ours.epochs,
     }

@@ -51,7 +51,8 @@ class _Nth(tg.KeyedBatchProcess):
 
 
 class Ranks(SimulatedJob):
-    """Source → key_by → deduplicate → sink; → top → sink; → a function on columns → sink, and its timers → sink."""
+    """Source → key_by → deduplicate → sink; → top → sink; → over → sink; → a function on columns → sink, and its timers →
+    sink."""
 
     name = "ranks"
     can_drain = False
@@ -72,6 +73,8 @@ class Ranks(SimulatedJob):
         first.to("firsts", site.sink(), parallelism=site.parallelism("first"))
         top = keyed.top("top", COUNT, by="x", descending=True, parallelism=site.parallelism("top"))
         top.as_append().to("ranks", site.sink(), parallelism=site.parallelism("top"))
+        over = keyed.over("over", ["n", "x"], COUNT, total=tg.sum("x"), parallelism=site.parallelism("over"))
+        over.to("totals", site.sink(), parallelism=site.parallelism("over"))
         sides = {"ends": "key long, n long"}
         nth = keyed.process("nth", _Nth(site.trip), NTH, side_outputs=sides, parallelism=site.parallelism("nth"))
         nth.to("all", site.sink(), parallelism=site.parallelism("nth"))
@@ -90,6 +93,12 @@ class Ranks(SimulatedJob):
             return
         expect_rows("numbered", rows("all"), numbered)
         expect_order("numbered", rows("all"), numbered, lambda row: row[0])
+        totals = [
+            (*row, sum(each[2] for each in seen[max(0, place - COUNT + 1) : place + 1]))
+            for seen in history.values()
+            for place, row in enumerate(seen)
+        ]
+        expect_rows("totals", rows("totals"), totals)
         expect_rows("ends", rows("ends"), [(key, len(seen)) for key, seen in history.items()])
         latest = {(row[0], row[3]): row for row in rows("ranks")}
         best = [

@@ -6,7 +6,6 @@ A module has
 - `program(nexmark)`, which returns the stream of results;
 - `KEY`, if that is a stream of upserts by this key: then the last one of each key counts;
 - `TOTALS`, if its rows can't be Spark's: the names of a key and of a number, whose sum for each key is compared instead;
-- `BY_RECORD = True`, if a Python function is called for each record;
 - `KEEPS_BIDS = True`, if every bid is kept in the state.
 
 A stream of changes is compared by the rows that are left.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tidegate as tg
-from benchmarks.nexmark.events import AUCTION
-from benchmarks.nexmark.queries.winning import WinningBid
+from benchmarks.nexmark.queries.winning import winners
 from benchmarks.nexmark.streams import Nexmark
 
 SQL = """
@@ -16,21 +15,10 @@ FROM (
     FROM auction a JOIN bid b ON a.id = b.auction AND b.date_time BETWEEN a.date_time AND a.expires
 ) WHERE rank = 1
 """
-BY_RECORD = True
-BID = "price long, date_time timestamp, bidder long, extra string"
-RESULT = f"{AUCTION}, price long, bid_time timestamp, bidder long, bid_extra string"
-
-
-class FullWinningBid(WinningBid):
-    """Keeps all columns."""
-
-    auction = tg.value(f"struct<{AUCTION}>")
-    best = tg.value(f"struct<{BID}>")
-    early = tg.list(f"struct<{BID}>")
+AUCTION = ("item_name", "description", "initial_bid", "reserve", "seller", "category", "extra")
+RESULT = (*AUCTION[:4], "date_time", "expires", *AUCTION[4:], "price", "bid_time", "bidder", "bid_extra")
 
 
 def program(nexmark: Nexmark) -> tg.Stream:
     """Find the winning bids."""
-    auctions = nexmark.auction(timed=True).key_by("id")
-    bids = nexmark.bid("auction", "price", "date_time", "bidder", "extra", timed=True).key_by("auction")
-    return auctions.connect(bids).process("winners", FullWinningBid(), returns=RESULT)
+    return winners(nexmark, AUCTION, "bidder", "extra AS bid_extra").select("id", *RESULT)

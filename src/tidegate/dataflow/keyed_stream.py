@@ -23,7 +23,7 @@ from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.changelog import changes_schema
 from tidegate.dataflow.operators.keyed_batch import KeyedBatchSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
-from tidegate.dataflow.ranking import deduplicate_spec, ranked_schema, rate_limit_spec, top_spec
+from tidegate.dataflow.ranking import deduplicate_spec, over_spec, ranked_schema, rate_limit_spec, top_spec
 from tidegate.dataflow.regular_joins import regular_join
 from tidegate.dataflow.timed_joins import check_kind_of_join, interval_join, temporal_join
 from tidegate.dataflow.triggers import AnyTrigger
@@ -123,6 +123,41 @@ class KeyedStream(Flow):
         `aggregate`.
         """
         return self._aggregate(name, RunningSpec, aggregates, ttl, renamed or {}, parallelism, alias)
+
+    def over(
+        self,
+        name: str,
+        order_by: str | Sequence[str],
+        rows: int,
+        /,
+        *,
+        late: str | None = None,
+        parallelism: int | None = None,
+        alias: Names = (),
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Add aggregates of the last records of its key to each record, in the order of event time:
+        `sales.key_by("seller").over("last ten", "sold", 10, average=tg.mean("price"))`.
+
+        The columns are the input's and one for each aggregate, of the record itself and up to `rows - 1` records before it:
+        SQL's `OVER (PARTITION BY … ORDER BY … ROWS BETWEEN 9 PRECEDING AND CURRENT ROW)`. The first column of `order_by` is
+        that of event time; further ones, and then the order of arrival, decide between equal ones. A record is emitted when
+        the watermark has reached its time. One that comes later is dropped, or goes to the side output that `late` names.
+        Records without a time are dropped.
+        """
+        name = self._pipeline._new_name("operator", name)
+        aliases = self._pipeline._new_aliases("operator", name, alias)
+        spec = over_spec(name, self._schema, self._key, order_by=order_by, rows=rows, late=late, aggregates=aggregates)
+        return self._pipeline._add(
+            spec,
+            name=name,
+            schema=pa.schema([*self._schema, *spec.aggregation.fields]),
+            inputs=(self,),
+            side_schemas={} if late is None else {late: self._schema},
+            parallelism=parallelism,
+            named_by_user=True,
+            aliases=aliases,
+        )
 
     def deduplicate(
         self,

@@ -1,17 +1,21 @@
-"""Build the operators that keep some records of each key: deduplicate, top of keys or of windows, and rate limits."""
+"""Build the operators that keep some records of each key: deduplicate, top of keys or of windows, aggregates over
+the last ones, and rate limits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from tidegate.arguments import ClockDuration, Duration
 from tidegate.dataflow import checks
+from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.numpy_columns import is_fixed
 from tidegate.dataflow.operators.deduplicate import DeduplicateSpec
 from tidegate.dataflow.operators.ordering import Ordering
+from tidegate.dataflow.operators.over import MAX_ROWS as MAX_OVER_ROWS
+from tidegate.dataflow.operators.over import OverSpec
 from tidegate.dataflow.operators.rate_limit import RateLimitSpec
 from tidegate.dataflow.operators.top import MAX_COUNT, TopSpec
 from tidegate.dataflow.operators.window import END, START, time_type
@@ -72,6 +76,31 @@ def window_top_spec(
         raise GraphError(f"{where}: top takes tumbling windows of event time, such as tg.tumbling('ts', '10 s')")
     ordering = _ordering(where, by, descending, schema)
     return WindowTopSpec(key, assigner, ordering, _count(where, count), late, _fields(schema, key))
+
+
+def over_spec(
+    name: str,
+    schema: pa.Schema,
+    key: tuple[str, ...],
+    *,
+    order_by: Columns,
+    rows: object,
+    late: object,
+    aggregates: Mapping[str, object],
+) -> OverSpec:
+    where = f"operator {name!r}"
+    if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_OVER_ROWS:
+        raise GraphError(
+            f"{where}: over {rows!r} records; give how many of a key, itself included, from 1 to {MAX_OVER_ROWS:,}"
+        )
+    if late is not None and (not isinstance(late, str) or not late):
+        raise GraphError(f"{where}: late={late!r}; give a name for the side output, such as late='late'")
+    time, *others = [order_by] if isinstance(order_by, str) else list(order_by) or [""]
+    checks.check_time_column(where, time, schema)
+    ordering = _ordering(where, others, False, schema) if others else Ordering((), ())
+    aggregation = Aggregation(where, aggregates, schema)
+    checks.check_new_columns(where, schema.names, aggregates)
+    return OverSpec(aggregation, key, time, ordering, rows, tuple(_plain(field) for field in schema), late)
 
 
 def rate_limit_spec(

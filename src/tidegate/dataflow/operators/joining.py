@@ -7,6 +7,8 @@ equals nothing: it has no match, but isn't late.
 Event time moves first, and then follows what it makes due. What is due and was not emitted is found again in the restored
 state by its time, so that a snapshot may come between any two steps.
 
+Aggregates over the last records of a key (over.py) have one input, and the rest in common with joins.
+
 Not here: what matches (interval_join.py, temporal_join.py).
 """
 
@@ -82,28 +84,21 @@ class Arrived:
         return lambda name: self.columns[name].take(some)
 
 
-class TimedJoinOperator(StepwiseOperator):
-    """Joins two keyed inputs by event time."""
+class TimedOperator(StepwiseOperator):
+    """Keeps the records of keyed inputs until event time makes them due. Joins have two inputs."""
 
     refuses_late: ClassVar[tuple[bool, bool]] = (True, True)
 
-    def __init__(
-        self,
-        node: Node,
-        sides: tuple[TimedSide, TimedSide],
-        output: Sequence[JoinedColumn],
-        late: tuple[str | None, str | None],
-    ) -> None:
+    def __init__(self, node: Node, sides: Sequence[TimedSide], late: Sequence[str | None]) -> None:
         """`late` are the tags of the side outputs for late records, by port."""
         super().__init__(node)
         self._sides = sides
-        self._output = output
         self._late = late
         self._key_type = key_type(node.input_schemas[LEFT], sides[LEFT].key)
         self._out: list[pa.RecordBatch] = []
         self._spent_rows = 0  # in this step
 
-    # What a kind of join implements.
+    # What a kind of operator implements.
 
     @abstractmethod
     def _open_state(self) -> None:
@@ -148,7 +143,7 @@ class TimedJoinOperator(StepwiseOperator):
         side = self._sides[port]
         columns = {name: plain(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         arrived = Arrived(columns, [columns[name] for name in side.key], times_us_of(self.name, columns[side.time]))
-        has_time = _valid(columns[side.time])
+        has_time = valid_values(columns[side.time])
         late = np.bool_(self.refuses_late[port]) & has_time & (arrived.times_us // 1000 <= self._reached_ms(arrived.keys))
         if late.any():
             tag = self._late[port]
@@ -159,7 +154,7 @@ class TimedJoinOperator(StepwiseOperator):
             arrived, has_time = arrived.at(~late), has_time[~late]
         can_match = has_time
         for column in arrived.keys:
-            can_match = can_match & _valid(column)
+            can_match = can_match & valid_values(column)
         if len(arrived):
             yield from self._steps(self._take(arrived, can_match, port))
 
@@ -184,16 +179,11 @@ class TimedJoinOperator(StepwiseOperator):
     def close(self) -> None:
         self._backend.close()
 
-    # What the kinds of joins use.
+    # What the kinds of operators use.
 
     def _reached_ms(self, keys: Sequence[pa.Array]) -> Any:
         """Return the operator's time for each of these keys, or one number if it is the same for all."""
         return self._time.at_ms if self._time.is_one else self._time.of_keys(keys)
-
-    def _give(self, left: Columns | None, right: Columns | None, count: int) -> None:
-        """Emit rows of both sides, or of one whose other side is null, when the step ends."""
-        made = [each.of(left, right, count) for each in self._output]
-        self._out.append(pa.RecordBatch.from_arrays(made, schema=self.node.schema))
 
     def _stored(self, port: int, table: RecordTable, rows: IntArray) -> Columns:
         """Return the columns of stored records."""
@@ -225,7 +215,26 @@ class TimedJoinOperator(StepwiseOperator):
             self.emit(out[0] if len(out) == 1 else pa.concat_batches(out))
 
 
-def _valid(column: pa.Array) -> Array:
+class TimedJoinOperator(TimedOperator):
+    """Joins two keyed inputs by event time."""
+
+    def __init__(
+        self,
+        node: Node,
+        sides: tuple[TimedSide, TimedSide],
+        output: Sequence[JoinedColumn],
+        late: tuple[str | None, str | None],
+    ) -> None:
+        super().__init__(node, sides, late)
+        self._output = output
+
+    def _give(self, left: Columns | None, right: Columns | None, count: int) -> None:
+        """Emit rows of both sides, or of one whose other side is null, when the step ends."""
+        made = [each.of(left, right, count) for each in self._output]
+        self._out.append(pa.RecordBatch.from_arrays(made, schema=self.node.schema))
+
+
+def valid_values(column: pa.Array) -> Array:
     if not column.null_count:
         return np.ones(len(column), bool)
     flags: Array = column.is_valid().to_numpy(zero_copy_only=False)

@@ -3,6 +3,7 @@
 TidegateError
 ├── JobError                 the job as written can't run: fix the program
 │   ├── SchemaError          a declared type or column doesn't fit
+│   ├── RescaleFailed        the job couldn't run on another number of slots, and runs as before
 │   └── GraphError           duplicate or missing name, unconnected stream, impossible parallelism
 ├── JobFailed                the job ran and gave up: has the user's traceback, the operator and the record
 ├── SourceError              input that can't be read as it is: fix or restore it, start again; nothing was lost
@@ -25,7 +26,7 @@ When they are raised:
 | building a job: settings, streams, declarations | `JobError`, `SchemaError`, `GraphError` |
 | `job.start()`, `tg.transform(…)` | `JobError`, and `StoreError` if the folder of snapshots can't be used |
 | `job.run()`, `handle.wait()` and the handle's other methods | `JobFailed` if the job has given up, whatever the cause |
-| `handle.savepoint(…)`, `handle.rescale(…)` | also `JobError` and `StoreError`; the job continues to run |
+| `handle.savepoint(…)`, `handle.rescale(…)` | also `JobError`, `RescaleFailed` and `StoreError`; the job continues to run |
 | `tg.plan_restore(…)` and its `check()`, `tg.read_state(…)`, `tg.write_state` | `RestoreError`, `StoreError`, `JobError` |
 | raised by a source of your own | `SourceError` ends the job; most other errors cause a restart |
 | raised by a sink of your own | `CommitError`; `SchemaError` in `check` |
@@ -51,6 +52,10 @@ class SchemaError(JobError):
 
 class GraphError(JobError):
     """The dataflow graph can't be deployed."""
+
+
+class RescaleFailed(JobError):
+    """The job couldn't run on the slots that `handle.rescale()` asked for, and has gone back to those that it had."""
 
 
 class UserFunctionError(TidegateError):

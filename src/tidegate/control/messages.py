@@ -38,6 +38,23 @@ class RestoreStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Restoring:
+    """The slot is restoring its state and has read this much of it so far. It is sent only when the restore has advanced."""
+
+    slot: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """The slot has written this much of its part of a snapshot so far. It is sent only when the writing has advanced."""
+
+    slot: int
+    epoch: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The slot's state is restored and its channels are connected. `restored` is None if there was nothing to restore."""
 
@@ -297,6 +314,8 @@ class Traffic:
 
 Message: TypeAlias = (
     Register
+    | Restoring
+    | Writing
     | Ready
     | Acknowledge
     | Decline

@@ -38,10 +38,13 @@ from tidegate.control.messages import (
     Noticed,
     Ready,
     Register,
+    RestoreStats,
+    Restoring,
     Shutdown,
     Start,
     SubtaskMetrics,
     TimeReached,
+    Writing,
 )
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.plan import Plan
@@ -62,7 +65,7 @@ from tidegate.logs import Speak, keep_silent
 from tidegate.protocol import epoch_coordinator
 from tidegate.protocol.epoch_coordinator import AbortReason, SnapshotDeclined, SnapshotRequested, StopRequested
 from tidegate.protocol.ids import SubtaskId
-from tidegate.protocol.restart import GiveUp
+from tidegate.protocol.restart import GiveUp, RestartAfter
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.manifest import MicroBatch
 
@@ -96,6 +99,7 @@ class Coordinator:
         self.status = Status.STARTING
         self.attempt = 0
         self.attempts: list[AttemptReport] = []
+        self.advances = 0  # how often slots have reported that a restore or a snapshot gets further
         self.metrics: dict[str, SubtaskMetrics] = {}
         self.delivered: dict[str, list[str]] = {}
         self.takers: Mapping[str, Callable[[str], None]] = {}  # of sinks whose output isn't for `delivered`
@@ -132,7 +136,7 @@ class Coordinator:
         self._deployment: Deployment | None = None
         self._roster = Roster(0)
         self._origin = NO_ORIGIN
-        self._deadline_ms: int | None = None  # of the deployment, or the end of the pause before the next attempt
+        self._deadline_ms: int | None = None  # the end of the pause before the next attempt
         self._gone_by_ms: int | None = None
         self._opening = False  # an attempt is being opened; messages that still arrive are from the one before
         self._final: Status | None = None  # what the job becomes once the deployment is gone
@@ -153,9 +157,9 @@ class Coordinator:
     # Requests of the user.
 
     def start(self) -> None:
-        if self._rescales.wanted is not None:
-            self._layout = self._rescales.wanted.layout
-            self.metrics = {}
+        layout = self._rescales.begin(self._layout)
+        if layout is not self._layout:
+            self._layout, self.metrics = layout, {}
         self._opening = True
         self._background.submit(self._open_attempt, self._attempt_opened)
 
@@ -220,6 +224,13 @@ class Coordinator:
             case Register(_, host, port, pid, machine):
                 self.attempts[-1].hosts[slot] = machine or host
                 self._on_register(slot, (host, port), pid)
+            case Restoring(_, count):
+                self.advances += 1
+                self.attempts[-1].restored[slot] = RestoreStats(count, self._clock.now_ms() - self.attempts[-1].claimed_ms)
+                self._log.restoring(self.attempts[-1], self._clock.monotonic_ms())
+            case Writing(_, epoch, count):
+                self.advances += 1
+                self._epochs.on_writing(slot, epoch, count)
             case Ready(_, restored):
                 if restored is not None:
                     self.attempts[-1].restored[slot] = restored
@@ -305,14 +316,10 @@ class Coordinator:
                     self._epochs.feed(SnapshotRequested())
                 if self._epochs.batches.current is None:  # in a query, an epoch ends only where a micro-batch does
                     self.savepoints.look_for_requests(self.attempt)
-        elif self._deadline_ms is not None and now_ms >= self._deadline_ms:
-            missing = sorted(set(range(self.plan.slots)) - self._roster.ready)
-            self.failed(
-                Failure(
-                    f"slots {missing} were not ready within {self._settings.tuning.deploy_timeout_ms} ms. A job needs "
-                    f"{self.plan.slots} task slots of Spark at the same time: are they there and free?"
-                )
-            )
+        elif not self._opening and self.attempts:
+            timeout_ms = self._settings.tuning.deploy_timeout_ms
+            if (why := self._roster.late(now_ms, timeout_ms, self.attempts[-1].restored)) is not None:
+                self.failed(Failure(why))
 
     # An attempt begins.
 
@@ -338,8 +345,8 @@ class Coordinator:
         if opened is None:
             why = "" if error is None else described(error)
             may_come_back = isinstance(error, StoreError) and not isinstance(error, CorruptFile) and not is_final(error)
-            if self.attempts and may_come_back:
-                self.failed(Failure(why))  # the store worked before
+            if self.attempts and (may_come_back or self._rescales.begun):
+                self.failed(Failure(why))  # the store worked before, or the former slots can restore the snapshot
                 return
             self._failed_for_good(
                 why, permanent=error is not None and (is_final(error) or isinstance(error, CorruptFile | NotFound))
@@ -349,13 +356,12 @@ class Coordinator:
             return
         self.attempt, self._origin = opened.attempt, opened.origin
         self._epochs.open(opened)
-        self._roster = Roster(self.plan.slots)
-        self._links.expect(self.attempt)
         now_ms = self._clock.monotonic_ms()
-        self._deadline_ms = now_ms + self._settings.tuning.deploy_timeout_ms
+        self._roster = Roster(self.plan.slots, now_ms)
+        self._links.expect(self.attempt)
         named = None if self._origin.is_own or self._origin.restored_from is None else self._origin.restored_from.path
         self.attempts.append(AttemptReport(self.attempt, self._clock.now_ms(), self._origin.epoch, restored_from=named))
-        self._log.begun(self.attempts[-1], opened.losses, self._epochs.batches.current)
+        self._log.begun(self.attempts[-1], opened.losses, self._epochs.batches.current, now_ms)
         if self._origin.snapshot is not None and self._origin.is_own:
             self._has_own = True
             self._claim.settle(self._origin, self.attempt)
@@ -367,6 +373,7 @@ class Coordinator:
         if self._roster.is_full(self._roster.addresses):
             addresses = tuple(address for _, address in sorted(self._roster.addresses.items()))
             named = self._origin.named
+            self._roster.all_heard(self._clock.monotonic_ms())
             self.tell_all(Deploy(addresses, self._origin.epoch, None if named is None else named.address))
 
     def _on_ready(self, slot: int) -> None:
@@ -375,7 +382,6 @@ class Coordinator:
             return
         self._epochs.run(self.plan, self._layout.graph)
         self._times.begin(self.plan)
-        self._deadline_ms = None
         self.status = Status.RUNNING
         self.attempts[-1] = replace(self.attempts[-1], running_ms=self._clock.now_ms())
         self._roster.all_heard(self._clock.monotonic_ms())
@@ -417,13 +423,14 @@ class Coordinator:
     # An attempt ends.
 
     def failed(self, failure: Failure) -> None:
-        self._rescales.on_failed()
-        now_ms = self._clock.monotonic_ms()
-        decision = self._failures.take(
-            replace(failure, attempt=self.attempt, at_ms=self._clock.now_ms()),
-            now_ms=now_ms,
-            epoch=self._epochs.newest,
-        )
+        now_ms, epoch = self._clock.monotonic_ms(), self._epochs.newest
+        failure = replace(failure, attempt=self.attempt, at_ms=self._clock.now_ms())
+        back = self._rescales.on_failed(failure.message)
+        if back is not None:
+            decision: RestartAfter | GiveUp = self._failures.go_back(failure, slots=back.plan.slots, epoch=epoch)
+            self._layout, self.metrics = back, {}
+        else:
+            decision = self._failures.take(failure, now_ms=now_ms, epoch=epoch)
         if isinstance(decision, GiveUp):
             self._end_job(Status.FAILED)
         else:

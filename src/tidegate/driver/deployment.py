@@ -49,9 +49,11 @@ class Layout:
 @dataclass(slots=True, eq=False)
 class Rescaling:
     """A change to another layout. When `done`, the job runs in it, or `error` says why it never will; `job_ends` if that is
-    because the job ends. Other threads may read it."""
+    because the job ends, and `went_back` if the job runs as before because it couldn't run in the new layout. Other threads
+    may read it."""
 
     layout: Layout
     error: str | None = None
     job_ends: bool = False
+    went_back: bool = False
     done: bool = False

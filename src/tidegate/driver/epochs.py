@@ -39,6 +39,7 @@ from tidegate.protocol.epoch_coordinator import (
     NotifyComplete,
     ReleaseSnapshots,
     SnapshotAcknowledged,
+    SnapshotAdvanced,
     SnapshotRequested,
     StopRequested,
     TimePassed,
@@ -136,6 +137,13 @@ class Epochs:
         if self.running and self.batches.wants_end():
             is_job = self.batches.current is None
             self.feed(StopRequested(self._settings.drains) if is_job else SnapshotRequested())
+
+    def on_writing(self, slot: int, epoch: int, count: int) -> None:
+        """Take a slot's report of how much of an epoch's snapshot it has written."""
+        if self.reports and self.reports[-1].epoch == epoch:
+            self.feed(SnapshotAdvanced(epoch))
+            self.reports[-1].written[slot] = count
+            self._log.writing(self.reports[-1], self._clock.monotonic_ms())
 
     def want_full(self) -> None:
         """Ask for a full epoch, for a savepoint. The attempt runs."""

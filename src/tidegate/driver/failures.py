@@ -51,6 +51,13 @@ class FailureLog:
             self.end(failure, epoch=epoch)
         return decision
 
+    def go_back(self, failure: Failure, *, slots: int, epoch: int | None) -> RestartAfter:
+        """Take a failure of an attempt that was to run on another number of slots: the next one begins at once, on these
+        slots as before. It doesn't count as a restart."""
+        count = "1 slot" if slots == 1 else f"{slots} slots"
+        self._add(failure, f"Going back to {count}, from snapshot {epoch}", epoch=epoch, delay_ms=0)
+        return RestartAfter(0)
+
     def end(self, failure: Failure, *, epoch: int | None = None) -> None:
         """Take a failure after which the job ends."""
         self._add(

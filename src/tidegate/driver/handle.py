@@ -6,7 +6,6 @@ thread.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from tidegate.driver.coordinator import Coordinator
 from tidegate.driver.deployment import Layout, Rescaling
 from tidegate.driver.reports import AttemptReport, EpochReport, Failure, SlotReport, Status
 from tidegate.driver.savepoints import SavepointOrder
-from tidegate.errors import JobError, JobFailed, TidegateError, place
+from tidegate.errors import JobError, JobFailed, RescaleFailed, TidegateError, place
 from tidegate.snapshots.finding import resolved
 from tidegate.snapshots.savepoints import SavepointInfo
 from tidegate.types.json_form import to_json
@@ -33,7 +32,9 @@ Relayout = Callable[[int | None, Mapping[str, int]], Layout]
 class Handle:
     """A running job: what it does, and what it can be asked to do. `job.start()` returns one.
 
-    A call that waits takes a `timeout` such as "30 s" and raises `TimeoutError` after that; the job keeps running.
+    A call that waits takes a `timeout` such as "30 s" and raises `TimeoutError` after that; the job keeps running. In
+    `snapshot`, `savepoint`, `stop` and `rescale` this is how long nothing may move: as long as slots report that a snapshot
+    is being written or restored, or a savepoint copied, they wait.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Handle:
             return next((each for each in self.epochs if each.epoch > before and each.completed_ms is not None), None)
 
         self._post(self._coordinator.snapshot)
-        self._until(lambda: taken() is not None or self.status.terminal, timeout_s)
+        self._until(lambda: taken() is not None or self.status.terminal, timeout_s, self._advances)
         if (report := taken()) is not None:
             return report
         if self.status.terminal:
@@ -115,7 +116,7 @@ class Handle:
         timeout_s = _seconds("savepoint", timeout)
         order = SavepointOrder(_folder("savepoint", "to", to))
         self._post(lambda: self._coordinator.savepoints.take(order))
-        if not self._until(lambda: self._settled(order), timeout_s):
+        if not self._until(lambda: self._settled(order), timeout_s, lambda: (self._advances(), order.copied_bytes)):
             error = TimeoutError(f"job {self.name!r} ({self.status.value}) took no savepoint within {timeout_s:g} s")
             self._post(lambda: self._coordinator.savepoints.withdraw(order, error))
             raise error
@@ -144,13 +145,12 @@ class Handle:
             ) from _failed(self.name, self.failures)
         if folder is None:
             self._post(lambda: self._coordinator.stop(drain=drain))
-            return self._wait(timeout_s)
+            return self._wait(timeout_s, self._advances)
         order = SavepointOrder(folder)
         self._post(lambda: self._coordinator.stop(drain=drain, savepoint=order))
-        asked_s = time.monotonic()
-        self._until(lambda: self._settled(order), timeout_s)
+        self._until(lambda: self._settled(order), timeout_s, lambda: (self._advances(), order.copied_bytes))
         if order.error is None:
-            self._wait(None if timeout_s is None else max(asked_s + timeout_s - time.monotonic(), 0.0))
+            self._wait(timeout_s, self._advances)
         self._outcome(order)
         return self.status
 
@@ -160,14 +160,18 @@ class Handle:
         """Stop with a final snapshot, resume from it with another number of slots, and wait until the job runs.
 
         `operators` gives the parallelism of single operators by name. If there is no such plan, `JobError` is raised and
-        nothing is stopped. If an attempt fails meanwhile, the job is restarted as usual, at the new parallelism. After a
-        failure, and for a job that was restarting, the call waits for a complete snapshot at the new parallelism, because
-        the slots may fail again at the same record. Raises `JobFailed` if the job gives up.
+        nothing is stopped. If the new slots can't come up, because there are too few or one fails before all are ready, the
+        job goes back to the slots that it had; when it runs again, `RescaleFailed` says why. If the job fails before it has
+        stopped, it is restarted at the new parallelism. After such a failure, and for a job that was restarting, the call
+        waits for a complete snapshot at the new parallelism, because the slots may fail again at the same record. Raises
+        `JobFailed` if the job gives up.
         """
         timeout_s = _seconds("rescale", timeout)
         rescaling = Rescaling(self._relayout(slots, operators or {}))
         self._post(lambda: self._coordinator.rescale(rescaling))
-        if not self._until(lambda: (rescaling.done and not rescaling.job_ends) or self.status.terminal, timeout_s):
+        if not self._until(
+            lambda: (rescaling.done and not rescaling.job_ends) or self.status.terminal, timeout_s, self._advances
+        ):
             raise TimeoutError(
                 f"job {self.name!r} is {self.status.value}, not yet rescaled, after {timeout_s:g} s. "
                 f"{self._trouble()}".rstrip()
@@ -176,6 +180,11 @@ class Handle:
             return
         if self.status is Status.FAILED:
             self.wait()
+        if rescaling.went_back and not rescaling.job_ends:
+            raise RescaleFailed(
+                f"job {self.name!r} couldn't run on {rescaling.layout.plan.slots} slots, and has gone back to "
+                f"{self._coordinator.plan.slots}: {rescaling.error}"
+            )
         raise JobError(f"job {self.name!r} was not rescaled: {rescaling.error or f'it is {self.status.value}'}")
 
     def cancel(self, timeout: ClockDuration | None = "1 minute") -> Status:
@@ -188,8 +197,8 @@ class Handle:
         """Block until the job has ended. Raises `JobFailed` with the user's own traceback if it failed."""
         return self._wait(None if timeout is None else _seconds("wait", timeout))
 
-    def _wait(self, timeout_s: float | None) -> Status:
-        if not self._until(lambda: self.status.terminal, timeout_s):
+    def _wait(self, timeout_s: float | None, alive: Callable[[], object] = lambda: None) -> Status:
+        if not self._until(lambda: self.status.terminal, timeout_s, alive):
             raise TimeoutError(
                 f"job {self.name!r} is still {self.status.value} after {timeout_s:g} s. {self._trouble()}".rstrip()
             )
@@ -198,11 +207,20 @@ class Handle:
             raise _failed(self.name, self._coordinator.failures)
         return self.status
 
-    def _until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait for the condition, and return whether it became true in time."""
-        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    def _advances(self) -> int:
+        """Return a number that grows as long as slots report that they restore or write state."""
+        return self._coordinator.advances
+
+    def _until(
+        self, condition: Callable[[], bool], timeout_s: float | None, alive: Callable[[], object] = lambda: None
+    ) -> bool:
+        """Wait for the condition, and return whether it became true in time. The time begins again whenever `alive` returns
+        something else."""
+        moved_s, seen = time.monotonic(), alive()
         while not condition():
-            if time.monotonic() > deadline_s:
+            if (now := alive()) != seen:
+                moved_s, seen = time.monotonic(), now
+            if timeout_s is not None and time.monotonic() > moved_s + timeout_s:
                 return False
             time.sleep(_POLL_S)
         return True

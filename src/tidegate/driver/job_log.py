@@ -35,10 +35,15 @@ class JobLog:
         self._speak = speak
         self._routine = logging.INFO if settings.writes_state else logging.DEBUG
         self._snapshots, self._deletions = OncePer(), OncePer()
+        self._restores, self._writes, self._copies = OncePer(), OncePer(), OncePer()
+        self._written_epoch = 0
+        self._copying = ""
 
-    def begun(self, attempt: AttemptReport, losses: Sequence[str], batch: MicroBatch | None) -> None:
+    def begun(self, attempt: AttemptReport, losses: Sequence[str], batch: MicroBatch | None, now_ms: int = 0) -> None:
         """An attempt was claimed, and its slots are being deployed."""
         self.attempt = attempt.attempt
+        self._restores = OncePer()
+        self._restores.take(now_ms)  # no line of a restore that takes less than a minute
         if losses:
             self._say(
                 logging.WARNING,
@@ -69,6 +74,31 @@ class JobLog:
             duration_ms=took_ms,
             bytes=restored,
         )
+
+    def restoring(self, attempt: AttemptReport, now_ms: int) -> None:
+        """Slots restore their state, and report how far they are."""
+        if self._restores.take(now_ms) is not None:
+            restored = sum(each.bytes for each in attempt.restored.values())
+            self._say(
+                logging.INFO, "restoring", " is restoring its state: %d bytes were read so far.", restored, bytes=restored
+            )
+
+    def writing(self, report: EpochReport, now_ms: int) -> None:
+        """Slots write a snapshot that takes long, and report how far they are."""
+        if report.epoch != self._written_epoch:
+            self._written_epoch, self._writes = report.epoch, OncePer()
+            self._writes.take(now_ms)
+        elif self._writes.take(now_ms) is not None:
+            written = sum(report.written.values())
+            self._say(
+                self._routine,
+                "writing",
+                ": %d bytes of snapshot %d are written so far.",
+                written,
+                report.epoch,
+                epoch=report.epoch,
+                bytes=written,
+            )
 
     def failed(self, failure: Failure, *, epoch: int | None, delay_ms: int | None) -> None:
         """Why an attempt ended, and what follows. Without a delay it is not restarted."""
@@ -138,6 +168,21 @@ class JobLog:
 
     def savepoint_asked(self, to: str) -> None:
         self._say(logging.INFO, "savepoint-asked", ": a savepoint to %s was asked for.", shown(to))
+
+    def copying(self, to: str, copied: int, now_ms: int) -> None:
+        """A savepoint is being copied. The first line comes after a minute."""
+        if self._copying != to:
+            self._copying, self._copies = to, OncePer()
+            self._copies.take(now_ms)
+        elif self._copies.take(now_ms) is not None:
+            self._say(
+                logging.INFO,
+                "savepoint-copying",
+                ": %d bytes of the savepoint to %s are copied so far.",
+                copied,
+                shown(to),
+                bytes=copied,
+            )
 
     def savepoint_settled(self, to: str, info: SavepointInfo | None, error: BaseException | None) -> None:
         if info is not None:

@@ -66,7 +66,8 @@ class SlotReport:
 
 @dataclass(slots=True)
 class EpochReport:
-    """One epoch. `completed_ms` is None while it is under way, and if it was aborted."""
+    """One epoch. `completed_ms` is None while it is under way, and if it was aborted. `written` has the bytes that slots
+    have reported while they wrote the snapshot; slots that wrote for less than a heartbeat have reported none."""
 
     epoch: int
     attempt: int
@@ -77,6 +78,7 @@ class EpochReport:
     aborted: str | None = None
     bytes: int = 0
     stats: dict[str, SubtaskStats] = field(default_factory=dict)  # by subtask
+    written: dict[int, int] = field(default_factory=dict)  # by slot
 
     @property
     def duration_ms(self) -> int | None:
@@ -133,7 +135,7 @@ class AttemptReport:
     running_ms: int | None = None
     slots: dict[int, int] = field(default_factory=dict)  # process id by slot
     hosts: dict[int, str] = field(default_factory=dict)  # the name of its host, by slot
-    restored: dict[int, RestoreStats] = field(default_factory=dict)  # by slot
+    restored: dict[int, RestoreStats] = field(default_factory=dict)  # by slot; so far, while it is being restored
     restored_from: str | None = None  # a path, if not the job's own snapshots
     first_record_ms: int | None = None
     ended_ms: int | None = None

@@ -37,7 +37,8 @@ REQUESTS_EVERY_MS = 2_000
 
 @dataclass(slots=True, eq=False)
 class SavepointOrder:
-    """An order for a savepoint. When `done`, it has either `info` or `error`. Other threads may read it."""
+    """An order for a savepoint. When `done`, it has either `info` or `error`. `copied_bytes` grows while it is being copied.
+    Other threads may read it."""
 
     to: str
     request: str | None = None  # the id of a request from another process
@@ -45,6 +46,7 @@ class SavepointOrder:
     error: BaseException | None = None
     epoch: int | None = None  # the one to be copied; None until it is triggered
     copy: Callable[[], SavepointInfo] | None = None  # once that epoch is complete
+    copied_bytes: int = 0
 
     @property
     def done(self) -> bool:
@@ -132,7 +134,7 @@ class SavepointRequests:
         """Note a complete epoch. Called before anything is released because of it or of a later one."""
         for order in self._orders:
             if order.epoch == manifest.epoch:
-                order.copy = partial(self._copy, order.to, manifest, graph, versions)
+                order.copy = partial(self._copy, order, manifest, graph, versions)
 
     def on_committed(self, epoch: int) -> None:
         """Copy the epochs up to this one: all sinks have committed what they cover."""
@@ -157,16 +159,23 @@ class SavepointRequests:
         if free:
             self._release(free)
 
-    def _copy(self, to: str, manifest: Manifest, graph: str, versions: dict[str, str]) -> SavepointInfo:
+    def _copy(self, order: SavepointOrder, manifest: Manifest, graph: str, versions: dict[str, str]) -> SavepointInfo:
+        """Copy the epoch. Runs in the background."""
+
+        def copied(count: int) -> None:
+            order.copied_bytes += count
+            self._log.copying(order.to, order.copied_bytes, self._clock.monotonic_ms())
+
         exported = export_snapshot(
             Snapshot(self._catalog.store, without_committables(manifest)),
-            open_store(to),
+            open_store(order.to),
             created_ms=self._clock.now_ms(),
             graph=graph,
             versions=versions,
             cancelled=self._cancelled.is_set,
+            copied=copied,
         )
-        return SavepointInfo(path=to, epoch=manifest.epoch, bytes=sum(exported.operator_bytes().values()))
+        return SavepointInfo(path=order.to, epoch=manifest.epoch, bytes=sum(exported.operator_bytes().values()))
 
     def _copied(self, order: SavepointOrder, info: SavepointInfo | None, error: BaseException | None) -> None:
         self.copying.remove(order)

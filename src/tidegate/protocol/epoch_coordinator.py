@@ -104,6 +104,13 @@ class SnapshotAcknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotAdvanced:
+    """A slot has written more of this epoch's snapshot: the time-out counts from here."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotDeclined:
     subtask: SubtaskId
     epoch: int
@@ -149,6 +156,7 @@ class ManifestFailed:
 Event: TypeAlias = (
     TimePassed
     | SnapshotAcknowledged
+    | SnapshotAdvanced
     | SnapshotDeclined
     | InputEnded
     | StopRequested
@@ -230,7 +238,7 @@ Effect: TypeAlias = (
 class _ActiveEpoch:
     epoch: int
     ending: Ending | None
-    triggered_ms: int
+    alive_ms: int  # when it was triggered, or when the writing of its snapshot has last advanced
     asked_full: bool  # requested to be full, not only because it is the last
     payloads: dict[SubtaskId, Any] = field(default_factory=dict, repr=False)
     storing: bool = False  # the manifest has been asked for
@@ -290,7 +298,7 @@ class EpochCoordinator:
         if self._over:
             return None
         if self._active:
-            return None if self._active.storing else self._active.triggered_ms + self._settings.timeout_ms
+            return None if self._active.storing else self._active.alive_ms + self._settings.timeout_ms
         if self._settings.interval_ms is None:
             return None
         return max(self._triggered_ms + self._settings.interval_ms, self._paused_until_ms)
@@ -298,7 +306,7 @@ class EpochCoordinator:
     def handle(self, event: Event) -> list[Effect]:
         effects = self._apply(event)
         effects += self._trigger_if_due()
-        if effects or not isinstance(event, TimePassed):
+        if effects or not isinstance(event, TimePassed | SnapshotAdvanced):
             self._story.append((event, tuple(effects)))
         return effects
 
@@ -308,6 +316,10 @@ class EpochCoordinator:
                 return self._on_time(event)
             case SnapshotAcknowledged():
                 return self._on_acknowledged(event)
+            case SnapshotAdvanced():
+                if self._active is not None and self._active.epoch == event.epoch:
+                    self._active.alive_ms = self._now_ms
+                return []
             case SnapshotDeclined():
                 return self._on_declined(event)
             case InputEnded():
@@ -332,7 +344,7 @@ class EpochCoordinator:
     def _on_time(self, event: TimePassed) -> list[Effect]:
         self._now_ms = max(self._now_ms, event.now_ms)
         active, timeout_ms = self._active, self._settings.timeout_ms
-        if active is None or active.storing or self._now_ms < active.triggered_ms + timeout_ms:
+        if active is None or active.storing or self._now_ms < active.alive_ms + timeout_ms:
             return []
         missing = sorted(self.waiting_for)
         named = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")

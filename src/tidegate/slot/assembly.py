@@ -7,7 +7,7 @@ becomes of each state of a snapshot is in snapshots/plan.py.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from tidegate.slot.in_flight import Replay, own_records, waits_in
 from tidegate.slot.inner import InnerSubtask, Input
 from tidegate.slot.laps import Laps
 from tidegate.slot.no_event_time import operators_without_event_time, warning_of
+from tidegate.slot.progress import RestoreProgress, WriteProgress
 from tidegate.slot.subtask import SourceSubtask, Subtask, TakeFrozen
 from tidegate.slot.world import Network, SlotWorld
 from tidegate.snapshots.manifest import FileEntry
@@ -50,7 +51,7 @@ from tidegate.snapshots.row_files import Chain
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.snapshots.writing import PieceWriter, chain_to_continue
 from tidegate.state.sections import StateKind
-from tidegate.store.base import CountedReads
+from tidegate.store.base import Store
 from tidegate.store.layout import shown
 
 
@@ -62,17 +63,26 @@ class RestoredSnapshot:
     snapshot: Snapshot
     plan: RestorePlan
     is_own: bool
-    reads: CountedReads
+    progress: RestoreProgress
 
     @classmethod
-    def of(cls, snapshot: Snapshot, plan: Plan, *, drop: Collection[str], is_own: bool) -> RestoredSnapshot:
+    def of(
+        cls,
+        snapshot: Snapshot,
+        plan: Plan,
+        *,
+        drop: Collection[str],
+        is_own: bool,
+        report: Callable[[Store], RestoreProgress],
+    ) -> RestoredSnapshot:
         planned = snapshot.plan(declared_operators(plan), key_group_count=plan.key_group_count, drop=drop)
-        reads = CountedReads(snapshot.store)
-        return cls(replace(snapshot, store=reads), planned, is_own, reads)
+        progress = report(snapshot.store)
+        return cls(replace(snapshot, store=progress.store), planned, is_own, progress)
 
 
 class Assembly:
-    """The subtasks of a slot. `writers` has the snapshot writer of each operator once the subtasks are built."""
+    """The subtasks of a slot. `writers` has the snapshot writer of each operator once the subtasks are built. They write to
+    the store of `written`."""
 
     def __init__(
         self,
@@ -88,6 +98,7 @@ class Assembly:
     ) -> None:
         self.index = index
         self.writers: dict[str, PieceWriter] = {}
+        self.written = WriteProgress(index, world.store, tell=world.tell)
         self._plan = plan
         self._settings = settings
         self._attempt = attempt
@@ -236,6 +247,7 @@ class Assembly:
         rows: Mapping[str, Iterable[pa.RecordBatch]] = {}
         if restored is not None:
             rows = restored.snapshot.rows(node.name, subtask=self.index, parallelism=vertex.parallelism, plan=restored.plan)
+            rows = {state: restored.progress.rows(batches) for state, batches in rows.items()}
         files = [file for file in chain or () if file.form == self._settings.backend.native]
         if files:
             # The backend reads its own files, so no rows of its states are read.
@@ -243,7 +255,7 @@ class Assembly:
             rows = {state: batches for state, batches in rows.items() if state not in keyed}
         self.writers[node.name] = PieceWriter(
             node.name,
-            store=self._world.store,
+            store=self.written.store,
             attempt=self._attempt,
             subtask=self.index,
             parallelism=vertex.parallelism,

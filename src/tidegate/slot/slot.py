@@ -46,6 +46,7 @@ from tidegate.protocol.epoch_coordinator import Ending
 from tidegate.protocol.ids import SubtaskId
 from tidegate.slot.assembly import Assembly, RestoredSnapshot
 from tidegate.slot.inner import InnerSubtask
+from tidegate.slot.progress import RestoreProgress
 from tidegate.slot.slot_log import SlotLog
 from tidegate.slot.step_times import StepTimes
 from tidegate.slot.subtask import FrozenPiece, SourceSubtask, Subtask
@@ -196,6 +197,8 @@ class Slot:
             self._world.tell(Heartbeat(self.index, self._metrics()))
             self._log.look_at_alignments(self._subtasks, monotonic_ms)
             self._log.look_at_writes(self._writing, monotonic_ms)
+            if self._writing and self._assembly is not None:
+                self._assembly.written.report()
             self._log.look_at_late(self._subtasks, monotonic_ms)
             self._log.look_at_waits(self._time_groups.stuck(monotonic_ms), monotonic_ms)
             for subtask in self._subtasks:
@@ -246,6 +249,7 @@ class Slot:
             state_bytes = sum(file.bytes for entry in written.values() for each in entry.pieces for file in each.files)
             return written, replace(stats, write_ms=write_ms, state_bytes=state_bytes)
 
+        self._assembly.written.begin(marker.epoch)
         self._writing[subtask.id, marker.epoch] = self._world.clock.monotonic_ms()
         self._world.background.submit(write, partial(self._pieces_written, subtask, marker.epoch, pieces))
 
@@ -299,7 +303,7 @@ class Slot:
         )
         if restored is None:
             return None
-        return RestoreStats(restored.reads.bytes, round((time.perf_counter() - started) * 1000, 3))
+        return RestoreStats(restored.progress.store.read_bytes, round((time.perf_counter() - started) * 1000, 3))
 
     def _restored(self, epoch: int, restore_from: str | None) -> RestoredSnapshot:
         store = self._world.store
@@ -309,4 +313,13 @@ class Slot:
         snapshot = snapshot.still_to_commit()
         if restore_from is None and isinstance(store, LocalCopyStore):
             store.adopt(snapshot.manifest.files())
-        return RestoredSnapshot.of(snapshot, self._plan, drop=self._settings.drop_state, is_own=restore_from is None)
+        report = partial(
+            RestoreProgress,
+            self.index,
+            tell=self._world.tell,
+            clock=self._world.clock,
+            every_ms=self._settings.tuning.heartbeat_ms,
+        )
+        return RestoredSnapshot.of(
+            snapshot, self._plan, drop=self._settings.drop_state, is_own=restore_from is None, report=report
+        )

@@ -234,7 +234,10 @@ class Manifest:
             body = json.loads(match[2])
             version = body.pop("format", None)
             if version != FORMAT_VERSION:
-                raise RestoreError(f"{name} has manifest format {version!r}; this Tidegate reads {FORMAT_VERSION}")
+                raise RestoreError(
+                    f"{name} has manifest format {version!r}, and this Tidegate reads format {FORMAT_VERSION}: it was "
+                    f"written by another version. Use that version or a newer one"
+                )
             return from_json(cls, body, "manifest")
         except (ValueError, RecursionError) as error:
             raise CorruptFile(f"{name}: {error}") from error

@@ -63,11 +63,12 @@ def export_snapshot(
     versions: Mapping[str, str] | None = None,
     rewrite: Rewrite | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    copied: Callable[[int], None] = lambda count: None,
 ) -> Manifest:
     """Copy a complete snapshot into `target`, and return the savepoint's manifest after it was created.
 
     AlreadyExists if the folder isn't empty; then nothing was written. After any later error the copied files are removed.
-    `cancelled` is called now and then, from this thread.
+    `cancelled` is called now and then, from this thread, and `copied` with the size of each part that was copied.
     """
     manifest = snapshot.manifest
     odd = [name for name, operator in manifest.operators.items() for piece in operator.pieces if not is_canonical(piece)]
@@ -78,7 +79,7 @@ def export_snapshot(
         )
     with savepoint_in_writing(target, job=manifest.job, epoch=manifest.epoch):
         operators = {
-            name: _export_operator(snapshot, name, entry, target, rewrite, cancelled)
+            name: _export_operator(snapshot, name, entry, target, rewrite, cancelled, copied)
             for name, entry in manifest.operators.items()
         }
         return create_savepoint(
@@ -150,12 +151,13 @@ def _export_operator(
     target: Store,
     rewrite: Rewrite | None,
     cancelled: Callable[[], bool],
+    copied: Callable[[int], None],
 ) -> OperatorEntry:
     pieces = []
     for piece in entry.pieces:
         if is_canonical(piece) and (rewrite is None or not holds_more(piece, entry)):
             for file in piece.files:
-                copy_file(snapshot.store, file, target, cancelled)
+                copy_file(snapshot.store, file, target, cancelled, copied)
         else:
             assert rewrite is not None
             piece = rewrite(snapshot, name, piece, target)
@@ -164,7 +166,13 @@ def _export_operator(
     return replace(entry, pieces=tuple(pieces))
 
 
-def copy_file(source: Store, file: FileEntry, target: Store, cancelled: Callable[[], bool] = lambda: False) -> None:
+def copy_file(
+    source: Store,
+    file: FileEntry,
+    target: Store,
+    cancelled: Callable[[], bool] = lambda: False,
+    copied: Callable[[int], None] = lambda count: None,
+) -> None:
     """Copy a file under its name, and check its length and checksum."""
     size_bytes = source.size(file.name)
     if size_bytes != file.bytes:
@@ -175,6 +183,7 @@ def copy_file(source: Store, file: FileEntry, target: Store, cancelled: Callable
             if cancelled():
                 raise StoreError(f"the copying was cancelled at {file.name}")
             yield chunk
+            copied(len(chunk))
 
     written_bytes = target.write(file.name, chunks())
     found_bytes = target.size(file.name)

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.errors import CorruptFile, SchemaError
+from tidegate.errors import CorruptFile, RestoreError, SchemaError
 from tidegate.state.sections import Section, StateInfo, StateKind, deleted_schema, within
 
 MAGIC = b"TGSTATE\x02"
@@ -201,6 +201,12 @@ class StateFileReader:
             raise self._corrupt(f"{self._size_bytes} bytes can't hold an index of {self._index_bytes}")
         content = memoryview(self._exactly(offset, self._index_bytes + _TRAILER.size))
         index, trailer = content[: self._index_bytes], content[self._index_bytes :]
+        end = bytes(trailer[-len(MAGIC) :])
+        if end != MAGIC and end[:-1] == MAGIC[:-1] == self._exactly(0, len(MAGIC))[:-1]:
+            raise RestoreError(
+                f"{self._name} has state file format {end[-1]}, and this Tidegate reads format {MAGIC[-1]}: it was "
+                f"written by another version. Use that version or a newer one"
+            )
         if zlib.crc32(index) != self._index_checksum:
             raise self._corrupt("the checksum of the index doesn't match")
         if trailer != _TRAILER.pack(self._index_bytes, self._index_checksum, MAGIC):

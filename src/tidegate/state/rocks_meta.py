@@ -39,7 +39,10 @@ class Meta:
             return meta
         found = json.loads(spelled)
         if found["version"] != _VERSION:
-            raise RestoreError(f"{native} was written by another version of Tidegate ({found['version']})")
+            raise RestoreError(
+                f"{native} has RocksDB state of format {found['version']}, and this Tidegate reads format {_VERSION}: it "
+                f"was written by another version. Use that version or a newer one, or restore the state from a savepoint"
+            )
         if found["key_group_count"] != key_group_count or not _same_types(found["key"], meta.key):
             raise RestoreError(
                 f"{native} holds state of {found['key_group_count']} key-groups under another key: restore "

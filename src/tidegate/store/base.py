@@ -13,7 +13,7 @@ A name is a relative path with forward slashes, made only by `store.layout`. Gua
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 
@@ -40,17 +40,28 @@ class Store(Readable, Protocol):
     def size(self, name: str) -> int: ...
 
 
-class CountedReads:
-    """A store that counts the `bytes` that were read from it."""
+class CountedStore:
+    """A store that counts the bytes that were read and written. `moved` is called after each read and each chunk."""
 
-    def __init__(self, store: Store) -> None:
-        self.bytes = 0
+    def __init__(self, store: Store, moved: Callable[[], None] = lambda: None) -> None:
+        self.read_bytes = 0
+        self.written_bytes = 0
         self.address = store.address
         self._store = store
-        self.write, self.create, self.list = store.write, store.create, store.list
-        self.delete, self.size = store.delete, store.size
+        self._moved = moved
+        self.create, self.list, self.delete, self.size = store.create, store.list, store.delete, store.size
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         content = self._store.read(name, offset, length)
-        self.bytes += len(content)
+        self.read_bytes += len(content)
+        self._moved()
         return content
+
+    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
+        return self._store.write(name, self._counted(chunks))
+
+    def _counted(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for chunk in chunks:
+            yield chunk
+            self.written_bytes += len(chunk)  # the store asks for the next chunk when it has taken this one
+            self._moved()

@@ -21,9 +21,12 @@ from tidegate.control.messages import (
     Message,
     Ready,
     Register,
+    RestoreStats,
+    Restoring,
     Shutdown,
     Start,
     Trigger,
+    Writing,
 )
 from tidegate.control.settings import JobSettings, Snapshots, Tuning
 from tidegate.dataflow.plan import Plan
@@ -124,6 +127,7 @@ class World:
         restore: Restore | None = None,
         retain: int = 2,
         tolerable_failures: int = 0,
+        snapshot_timeout: str = "10 minutes",
         speak: Speak = keep_silent,
         micro_batch: MicroBatch | None = None,
         writes_state: bool = True,
@@ -151,6 +155,7 @@ class World:
                     to="unused",
                     every="1 s" if micro_batch is None else None,
                     tolerable_failures=tolerable_failures,
+                    timeout=snapshot_timeout,
                     retain=retain,
                 ),
                 restart=restart or tg.NoRestart(),
@@ -499,3 +504,60 @@ def test_a_deployment_may_say_that_there_is_no_use_in_trying() -> None:
     world.turn()
     assert world.coordinator.status is tg.Status.FAILED and world.slots.attempts == [1]
     assert world.coordinator.failures[0].then == "A restart doesn't help: the job ends"
+
+
+def registered(world: World) -> World:
+    """All slots have registered, and are told to restore."""
+    for slot in range(2):
+        world.coordinator.on_message(slot, Register(slot, "h", 1, 100 + slot))
+    return world
+
+
+def test_a_restore_may_take_any_time_as_long_as_it_advances() -> None:
+    world = registered(World(tuning=Tuning(deploy_timeout="5 s")))
+    world.coordinator.on_message(0, Ready(0))
+    for turn in range(1, 11):
+        world.coordinator.on_message(1, Restoring(1, turn * 1_000_000))
+        world.turn(4_000)
+        assert world.status() is tg.Status.STARTING
+        assert world.coordinator.attempts[-1].restored[1].bytes == turn * 1_000_000
+    world.coordinator.on_message(1, Ready(1, RestoreStats(10_000_000, 40_000)))
+    assert world.status() is tg.Status.RUNNING
+
+
+def test_a_slot_that_hangs_while_it_restores_is_found_out() -> None:
+    world = registered(World(tuning=Tuning(deploy_timeout="5 s")))
+    world.turn(4_000)
+    world.coordinator.on_message(0, Ready(0))
+    world.coordinator.on_message(1, Restoring(1, 7))
+    world.turn(4_999)
+    assert world.status() is tg.Status.STARTING, "the ready slot is silent because it waits"
+    world.turn(1)
+    world.turn()
+    assert world.status() is tg.Status.FAILED
+    assert world.coordinator.failures[-1].message.startswith(
+        "slots [1] got no further with restoring their state for 5000 ms (7 bytes by slot 1)."
+    )
+
+
+def test_slots_that_come_late_have_the_whole_time_to_restore() -> None:
+    world = World(tuning=Tuning(deploy_timeout="5 s"))
+    world.turn(4_900)
+    registered(world).turn(4_900)
+    assert world.status() is tg.Status.STARTING
+    world.run()
+
+
+def test_a_snapshot_may_take_any_time_as_long_as_it_is_written() -> None:
+    world = World(snapshot_timeout="5 s").run()
+    world.turn(1_000)
+    for turn in range(1, 11):
+        world.turn(4_000)
+        world.coordinator.on_message(0, Writing(0, 1, turn * 1_000_000))
+        world.coordinator.on_message(1, Heartbeat(1, {}))
+    assert world.coordinator.epochs[-1].written == {0: 10_000_000}
+    world.coordinator.on_message(0, Writing(0, 7, 1))  # of no epoch that is under way
+    assert world.complete() == 1
+    world.turn(1_000)
+    world.turn(5_000)
+    assert world.coordinator.epochs[1].aborted is not None, "this one is not being written"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import tidegate as tg
@@ -85,6 +87,63 @@ def test_an_attempt_that_fails_while_the_job_is_rescaled_is_followed_by_one_at_t
     world.turn()
     world.run()
     assert world.coordinator.plan.slots == 3, "and it stays so"
+
+
+@pytest.mark.parametrize("restart", [RESTARTS, tg.NoRestart()])
+def test_a_job_that_cant_come_up_at_the_new_parallelism_goes_back(restart: Any) -> None:
+    world = World(restart).run()
+    rescaling = rescaled(world, 4)
+    final = world.complete()
+    world.done()
+    world.turn()
+    assert world.coordinator.plan.slots == 4
+    world.turn(120_000)  # no slot comes
+    world.turn()
+    assert world.coordinator.plan.slots == 2 and world.slots.attempts == [1, 2, 3]
+    assert world.coordinator.status is tg.Status.RESTARTING and not rescaling.done
+    world.run()
+    assert rescaling.done and rescaling.went_back
+    assert rescaling.error is not None and "slots [0, 1, 2, 3] were not ready within 120000 ms" in rescaling.error
+    assert world.coordinator.attempts[-1].restored_epoch == final
+    assert world.coordinator.failures[-1].then == f"Going back to 2 slots, from snapshot {final}"
+    again = rescaled(world, 3)
+    world.complete()
+    world.done()
+    world.turn()
+    world.run()
+    assert again.done and again.error is None and world.coordinator.plan.slots == 3
+
+
+def test_a_job_whose_new_slots_fail_while_they_restore_goes_back() -> None:
+    world = World(RESTARTS).run()
+    rescaling = rescaled(world, 3)
+    world.complete()
+    world.done()
+    world.turn()
+    world.coordinator.on_message(2, messages.Failed(2, "out of memory"))
+    world.turn()
+    world.turn()
+    world.coordinator.on_lost(0, "gone")  # the old slots may fail meanwhile as well
+    world.turn(500)
+    world.turn()
+    assert not rescaling.done
+    world.run()
+    assert rescaling.error == "out of memory" and world.coordinator.plan.slots == 2
+
+
+def test_a_job_that_has_gone_back_and_gives_up_says_so() -> None:
+    world = World().run()
+    rescaling = rescaled(world, 3)
+    world.complete()
+    world.done()
+    world.turn()
+    world.coordinator.on_message(2, messages.Failed(2, "out of memory"))
+    world.turn()
+    world.turn()
+    world.coordinator.on_lost(0, "gone")
+    world.turn()
+    assert world.coordinator.status is tg.Status.FAILED
+    assert rescaling.done and rescaling.job_ends and rescaling.error == "it has failed"
 
 
 def test_a_job_that_is_rescaled_before_it_runs_is_stopped_when_it_does() -> None:

@@ -16,7 +16,7 @@ def deployed() -> tuple[Rescales, Rescaling]:
     nothing: Any = None
     layout = Layout(nothing, nothing, "")
     rescales, rescaling = Rescales(), Rescaling(layout)
-    rescales.on_failed()
+    rescales.on_failed("gone")
     assert rescales.ask(rescaling, at_its_end=False)
     rescales.on_ready(layout, 0)
     assert not rescaling.done
@@ -52,7 +52,7 @@ def test_a_snapshot_that_was_under_way_proves_nothing(deployed: tuple[Rescales, 
 
 def test_a_layout_at_which_the_job_always_fails_can_be_left_again(deployed: tuple[Rescales, Rescaling]) -> None:
     rescales, rescaling = deployed
-    rescales.on_failed()
+    rescales.on_failed("gone")
     back = Rescaling(rescaling.layout)
     assert rescales.ask(back, at_its_end=False)
     assert rescaling.done and rescaling.error == "it was rescaled again before it was known to run"

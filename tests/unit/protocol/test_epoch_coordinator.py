@@ -29,6 +29,7 @@ from tidegate.protocol.epoch_coordinator import (
     NotifyComplete,
     ReleaseSnapshots,
     SnapshotAcknowledged,
+    SnapshotAdvanced,
     SnapshotDeclined,
     SnapshotRequested,
     StopRequested,
@@ -155,6 +156,15 @@ def test_a_time_out_aborts_and_names_who_is_missing() -> None:
         Discard(("v0[0]@1",)),
         triggers(2, None),
     ]
+
+
+def test_the_time_out_counts_from_when_a_snapshot_was_last_written_to() -> None:
+    subject = coordinator()
+    handle_all(subject, TimePassed(1_000), TimePassed(9_000), SnapshotAdvanced(1))
+    assert subject.deadline_ms() == 19_000
+    handle_all(subject, TimePassed(12_000), SnapshotAdvanced(2))
+    assert subject.deadline_ms() == 19_000, "there is no epoch 2"
+    assert isinstance(subject.handle(TimePassed(19_000))[0], NotifyAborted)
 
 
 def test_a_long_list_of_missing_subtasks_is_cut() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import NotFound, StoreError
 from tidegate.snapshots.manifest import FileEntry
-from tidegate.store.base import CountedReads, Store
+from tidegate.store.base import CountedStore, Store
 from tidegate.store.local_copy import BLOCK_BYTES, LocalCopyStore
 from tidegate.store.memory import Access, Fail, Fault, MemoryStore, Operation, Tear
 
@@ -58,14 +58,14 @@ class CountingStore(LocalCopyStore):
     """Counts the bytes that were read from local copies, and from the store."""
 
     def __init__(self, store: Store, folder: Path, *, limit_bytes: int) -> None:
-        self._beneath = CountedReads(store)
+        self._beneath = CountedStore(store)
         self._lock_of_count = threading.Lock()
         self._read_bytes = 0
         super().__init__(self._beneath, folder, limit_bytes=limit_bytes)
 
     @property
     def counts(self) -> ReadCounts:
-        return ReadCounts(self._read_bytes - self._beneath.bytes, self._beneath.bytes)
+        return ReadCounts(self._read_bytes - self._beneath.read_bytes, self._beneath.read_bytes)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         content = super().read(name, offset, length)

@@ -1,0 +1,1 @@
+"""Snapshots that earlier versions wrote, and the program that wrote them: formats are a promise."""

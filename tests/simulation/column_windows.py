@@ -85,7 +85,7 @@ class ColumnWindows(SimulatedJob):
         inside: defaultdict[Bounds, list[int]] = defaultdict(list)
         rows = sorted((key, ts, n) for key, ts, n in self._rows if n in numbers)
         if isinstance(self._assigner, Sessions):
-            for key, start, end in _sessions(rows, self._assigner.gap_ms):
+            for key, start, end in sessions_of([row[:2] for row in rows], self._assigner.gap_ms):
                 inside[key, start, end] = [n for other, ts, n in rows if other == key and start <= ts < end]
         else:
             for key, ts, n in rows:
@@ -95,9 +95,10 @@ class ColumnWindows(SimulatedJob):
         return {bounds: (len(each), sum(each)) for bounds, each in inside.items()}
 
 
-def _sessions(rows: list[Row], gap_ms: int) -> list[Bounds]:
+def sessions_of(rows: list[Row], gap_ms: int) -> list[Bounds]:
+    """Return the sessions of keys and times, which are in order."""
     found: list[Bounds] = []
-    for key, ts, _ in rows:
+    for key, ts in rows:
         if found and found[-1][0] == key and ts <= found[-1][2]:
             found[-1] = key, found[-1][1], ts + gap_ms
         else:

@@ -1,4 +1,5 @@
-"""The job with windows of records: a full join of two streams by key and window, and a function of whole windows."""
+"""The job with windows of records: a full join of two streams by key and window or session, and a function of whole windows,
+which a trigger may call early."""
 
 from __future__ import annotations
 
@@ -7,15 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
+from tests.simulation.column_windows import sessions_of
 from tests.simulation.expected import expect_rows
 from tests.simulation.rows import keys_of_splits, rows_source
 from tidegate.dataflow.operators.window_results import KeyedWindow
 from tidegate.dataflow.pipeline import Pipeline
-from tidegate.dataflow.windows import sliding
+from tidegate.dataflow.triggers import after, every_records
+from tidegate.dataflow.windows import sessions, sliding
 from tidegate.testing.simulation.site import Row, SimulatedJob, Site, StateOf
 
 BEHIND_MS = 60
 SIZE_MS = 20
+GAP_MS = 7
+LEAST = 3
+"""The trigger fires for so many records."""
 
 
 class WindowJoins(SimulatedJob):
@@ -34,6 +40,10 @@ class WindowJoins(SimulatedJob):
             (key, max(1, ts - BEHIND_MS * (number in self._late)), number) for number, (key, ts, _) in enumerate(self._left)
         ]
         self._every_ms = rng.choice((SIZE_MS, SIZE_MS // 2))
+        self._is_early = self._every_ms == SIZE_MS and rng.random() < 0.5
+        self._of_sessions = rng.random() < 0.4
+        if self._of_sessions:  # a record that is behind may join what is left of a session
+            self._left, self._late = [(key, 5 + number * 3, number) for key, _, number in self._left], set()
         self._sources = [rows_source(rows, "key long, ts long, n long", self._splits) for rows in (self._left, self._right)]
 
     def _records(self, rng: Random, count: int, keys: int) -> list[Row]:
@@ -50,14 +60,16 @@ class WindowJoins(SimulatedJob):
         def of(name: str, source: Any, column: str, late: str | None) -> Any:
             stream = pipeline.source(name, site.source(source), parallelism=site.parallelism(name)).with_watermark("ts", 8)
             renamed = stream.select("key", f"ts AS {column}", f"n AS {name}")
-            return renamed.key_by("key").window(sliding(column, SIZE_MS, self._every_ms), late=late)
+            assigner = sessions(column, GAP_MS) if self._of_sessions else sliding(column, SIZE_MS, self._every_ms)
+            return renamed.key_by("key").window(assigner, late=late)
 
         left, right = of("l", self._sources[0], "left_ts", "late"), of("r", self._sources[1], "right_ts", None)
         joined = left.join("joined", right, how="full", parallelism=site.parallelism("joined"))
         joined.to("out", site.sink(), parallelism=site.parallelism("out"))
         joined.side_output("late").to("late", site.sink(), parallelism=site.parallelism("late"))
         listed = pipeline.source("f", site.source(self._sources[1]), parallelism=site.parallelism("f"))
-        windows = listed.with_watermark("ts", 8).key_by("key").window(sliding("ts", SIZE_MS, self._every_ms))
+        early: dict[str, Any] = {"trigger": every_records(LEAST) | after("20 ms"), "purge": True} if self._is_early else {}
+        windows = listed.with_watermark("ts", 8).key_by("key").window(sliding("ts", SIZE_MS, self._every_ms), **early)
         lists = windows.apply(
             "lists",
             list_records,
@@ -71,36 +83,58 @@ class WindowJoins(SimulatedJob):
         late = {row[2] for row in rows("late")}
         certain = self._joined([row for row in self._left if row[2] not in self._late])
         possible = self._joined([row for row in self._left if row[2] not in late])
-        found = Counter((*row[:1], *row[2:3], *row[4:]) for row in rows("out"))
-        inside = self._windows(self._right)
-        if not exact:  # a record may be in a list twice
-            seen: defaultdict[Row, set[int]] = defaultdict(set)
-            for *bounds, numbers in rows("listed"):
-                seen[tuple(bounds)] |= set(map(int, numbers.split(",")))
-            assert seen == {bounds: set(numbers) for bounds, numbers in inside.items()}
+        self._check_lists(rows("listed"), exact=exact)
+        if not exact:
             return
-        lists = [(key, start, end, ",".join(map(str, each))) for (key, start, end), each in inside.items()]
-        expect_rows("listed", rows("listed"), lists)
+        found = Counter((*row[:1], *row[2:3], *row[4:]) for row in rows("out"))
         assert late <= self._late, f"{late - self._late} are late, and are not"
-        if self._every_ms == SIZE_MS:
+        if self._every_ms == SIZE_MS or self._of_sessions:
             expect_rows("joined", found.elements(), possible)
         else:  # a record that is late for some of its windows is in the others
             matched = {row for row in certain if row[1] is not None and row[2] is not None}
             assert matched <= set(found), f"{matched - set(found)} are missing"
             assert max(found.values()) == 1, "no row twice"
-        for state in ("left", "right"):
-            assert not state_of("joined", state), "all windows are closed"
+        for operator, state in (("joined", "left"), ("joined", "right"), ("lists", "records")):
+            assert not state_of(operator, state), "all windows are closed"
+        assert not self._is_early or not state_of("lists", "triggers"), "and nothing is left of their triggers"
+
+    def _check_lists(self, rows: list[Row], *, exact: bool) -> None:
+        """Each record is in the list of its window. If a trigger purges, it is in one of the lists of its window."""
+        inside = self._windows_of(self._right)
+        seen: defaultdict[Row, list[int]] = defaultdict(list)
+        for *bounds, numbers in rows:
+            seen[tuple(bounds)] += map(int, numbers.split(","))
+        if not exact:  # a record may be in a list twice
+            assert {bounds: set(numbers) for bounds, numbers in seen.items()} == {
+                bounds: set(numbers) for bounds, numbers in inside.items()
+            }
+        else:
+            listed, expected = ([(*bounds, *numbers) for bounds, numbers in each.items()] for each in (seen, inside))
+            expect_rows("listed", listed, expected)
+            assert self._is_early or len(rows) == len(inside), "a window is listed once"
 
     def _joined(self, left: list[Row]) -> list[Row]:
         """Return key, left number, right number and bounds of what a full join gives."""
-        lefts, rights = self._windows(left), self._windows(self._right)
+        lefts, rights = self._windows(left, self._right)
         joined: list[Row] = []
         for bounds in lefts.keys() | rights.keys():
             ones, others = lefts.get(bounds, [None]), rights.get(bounds, [None])
             joined += [(bounds[0], one, other, *bounds[1:]) for one in ones for other in others]
         return joined
 
-    def _windows(self, rows: list[Row]) -> dict[Row, list[Any]]:
+    def _windows(self, left: list[Row], right: list[Row]) -> tuple[dict[Row, list[Any]], dict[Row, list[Any]]]:
+        """Return the numbers of both sides by key and bounds."""
+        if not self._of_sessions:
+            return self._windows_of(left), self._windows_of(right)
+        found: tuple[defaultdict[Row, list[Any]], defaultdict[Row, list[Any]]] = defaultdict(list), defaultdict(list)
+        both = sorted((key, ts, side, number) for side, rows in enumerate((left, right)) for key, ts, number in rows)
+        for key, start, end in sessions_of([row[:2] for row in both], GAP_MS):
+            for other, ts, side, number in both:
+                if other == key and start <= ts < end:
+                    found[side][key, start, end].append(number)
+        return found
+
+    def _windows_of(self, rows: list[Row]) -> dict[Row, list[Any]]:
         inside: defaultdict[Row, list[Any]] = defaultdict(list)
         for key, ts, number in rows:
             for start in range(ts - ts % self._every_ms, ts - SIZE_MS, -self._every_ms):

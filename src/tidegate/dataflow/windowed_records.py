@@ -18,8 +18,9 @@ from tidegate.dataflow.aggregates.declaring import count
 from tidegate.dataflow.flow import Names, SchemaLike, called, check_same_pipeline
 from tidegate.dataflow.operators.function_windows import FunctionWindowSpec
 from tidegate.dataflow.operators.record_windows import RecordWindowSpec, plain_schema
+from tidegate.dataflow.operators.session_records import SessionRecordSpec
+from tidegate.dataflow.operators.showing import Showing
 from tidegate.dataflow.operators.window import END, START, time_type
-from tidegate.dataflow.operators.window_aggregates import WindowSettings
 from tidegate.dataflow.operators.window_results import CallFunction, JoinRecords, WindowResults
 from tidegate.dataflow.windows import Global, Paned, Sessions
 from tidegate.errors import GraphError, SchemaError
@@ -46,8 +47,8 @@ def add_function(
     checks.check_callable(name, "apply", function)
     schema = checks.declared_schema(name, returns)
     results = CallFunction(function, arguments.flag("apply", "rows", rows))
-    if isinstance(windowed._assigner, Sessions | Global):
-        return _add_unpaned(name, windowed, schema, results, parallelism, alias)
+    if isinstance(windowed._assigner, Global):
+        return _add_global(name, windowed, schema, results, parallelism, alias)
     return _add(name, (windowed,), schema, results, "window function", parallelism, alias)
 
 
@@ -132,15 +133,17 @@ def _other(name: str, method: str, left: WindowedStream, right: object) -> Windo
             right=[right._schema.field(column) for column in right._key],
         )
     for one in (left, right):
-        _paned(where, one)
+        _timed(where, one)
+        if one._trigger.of:
+            raise GraphError(f"{where}: a {method} emits each window once, when it is complete: omit early= and trigger=")
         if one._allowed_lateness is not None:
             raise GraphError(
                 f"{where}: a {method} takes no late records: omit allowed_lateness, and give with_watermark a larger delay"
             )
-    if replace(_paned(where, left), column="") != replace(_paned(where, right), column=""):
+    if replace(_timed(where, left), column="") != replace(_timed(where, right), column=""):
         raise GraphError(
             f"{where}: the left input is in windows {left._assigner.text}, and the right one in {right._assigner.text}; "
-            f"give both the same size, slide and offset"
+            f"give both the same"
         )
     if _bound_type(left) != _bound_type(right):
         raise SchemaError(
@@ -152,19 +155,27 @@ def _other(name: str, method: str, left: WindowedStream, right: object) -> Windo
     return right
 
 
-def _paned(where: str, windowed: WindowedStream) -> Paned:
+def _timed(where: str, windowed: WindowedStream) -> Paned | Sessions:
     assigner = windowed._assigner
-    if not isinstance(assigner, Paned) or assigner.column is None:
+    if isinstance(assigner, Global) or assigner.column is None:
         raise GraphError(
-            f"{where}: it needs tumbling, sliding or cumulating windows of event time, and not {assigner.text}; collect "
-            f"what you need with aggregate(…, values=tg.collect_list(…))"
+            f"{where}: it needs windows of event time, and not {assigner.text}; collect what you need with aggregate(…, "
+            f"values=tg.collect_list(…))"
         )
-    if windowed._trigger.of:
-        raise GraphError(f"{where}: triggers are for aggregates; omit early= and trigger=")
     return assigner
 
 
-def _add_unpaned(
+def _showing(where: str, windowed: WindowedStream) -> Showing | None:
+    """Return when a function is called before the windows are complete."""
+    trigger = windowed._trigger
+    if not trigger.of:
+        return None
+    by_records = trigger.by_records
+    triggers = Aggregation(where, {"records": count()}, windowed._schema, triggers=by_records) if by_records else None
+    return Showing(triggers, trigger.after_ms, windowed._purges)
+
+
+def _add_global(
     name: str,
     windowed: WindowedStream,
     schema: pa.Schema,
@@ -172,29 +183,15 @@ def _add_unpaned(
     parallelism: int | None,
     alias: Names,
 ) -> Stream:
-    """Add a function of sessions, or of windows of a number of records."""
-    where, assigner = f"operator {name!r}", windowed._assigner
-    assert isinstance(assigner, Sessions | Global)
-    if windowed._trigger.of:
-        raise GraphError(f"{where}: triggers are for aggregates; omit early= and trigger=, or give global_window a count")
-    if windowed._allowed_lateness is not None:
-        raise GraphError(
-            f"{where}: a function of sessions takes no late records: omit allowed_lateness, and give with_watermark a "
-            f"larger delay"
-        )
-    spec = FunctionWindowSpec(
-        assigner,
-        WindowSettings(windowed._key, Aggregation(where, {"records": count()}, windowed._schema), late=windowed._late),
-        results,
-        plain_schema(windowed._schema),
-        time_type(windowed._schema.field(assigner.column).type) if isinstance(assigner, Sessions) else pa.null(),
-    )
+    """Add a function of windows of a number of records, or of all records."""
+    assigner = windowed._assigner
+    assert isinstance(assigner, Global)
+    showing = _showing(f"operator {name!r}", windowed)
     return windowed._pipeline._add(
-        spec,
+        FunctionWindowSpec(assigner, windowed._key, results, plain_schema(windowed._schema), showing),
         name=name,
         schema=schema,
         inputs=(windowed,),
-        side_schemas={} if windowed._late is None else {windowed._late: windowed._schema},
         parallelism=parallelism if windowed._key else 1,
         named_by_user=True,
         aliases=windowed._pipeline._new_aliases("operator", name, alias),
@@ -202,7 +199,7 @@ def _add_unpaned(
 
 
 def _bound_type(windowed: WindowedStream) -> pa.DataType:
-    assert isinstance(windowed._assigner, Paned) and windowed._assigner.column is not None
+    assert not isinstance(windowed._assigner, Global) and windowed._assigner.column is not None
     return time_type(windowed._schema.field(windowed._assigner.column).type)
 
 
@@ -217,16 +214,19 @@ def _add(
 ) -> Stream:
     first, where = inputs[0], f"operator {name!r}"
     lateness = 0 if first._allowed_lateness is None else first._allowed_lateness
-    spec = RecordWindowSpec(
-        assigners=tuple(_paned(where, each) for each in inputs),
-        keys=tuple(each._key for each in inputs),
-        results=results,
-        schemas=tuple(plain_schema(each._schema) for each in inputs),
-        bound_type=_bound_type(first),
-        late=tuple(each._late for each in inputs),
-        lateness_ms=checks.duration_ms(name, "allowed_lateness", lateness),
-        kind=kind,
-    )
+    assigners = [_timed(where, each) for each in inputs]
+    keys = tuple(each._key for each in inputs)
+    schemas = tuple(plain_schema(each._schema) for each in inputs)
+    late = tuple(each._late for each in inputs)
+    lateness_ms = checks.duration_ms(name, "allowed_lateness", lateness)
+    spec: RecordWindowSpec | SessionRecordSpec
+    if isinstance(first._assigner, Sessions):
+        sessions = tuple(each for each in assigners if isinstance(each, Sessions))
+        spec = SessionRecordSpec(sessions, keys, results, schemas, _bound_type(first), late, lateness_ms, kind)
+    else:
+        paned = tuple(each for each in assigners if isinstance(each, Paned))
+        showing = _showing(where, first)
+        spec = RecordWindowSpec(paned, keys, results, schemas, _bound_type(first), late, lateness_ms, showing, kind)
     return first._pipeline._add(
         spec,
         name=name,

@@ -83,9 +83,19 @@ def test_explain_shows_what_is_made_of_the_records(streams: Streams) -> None:
     streams.of_bids().join("joined", streams.of_asks(), how="full").to("out", Nowhere())
     streams.of_bids().apply("applied", function, returns="n long").to("out 2", Nowhere())
     streams.of_bids().cogroup("grouped", streams.of_asks(), both, returns="n long").to("out 3", Nowhere())
+    early = streams.of_bids(trigger=tg.every_records(9) | tg.after("1 s"), purge=True)
+    early.apply("shown", function, returns="n long").to("out 4", Nowhere())
+    forever = streams.of_bids(tg.global_window(), early="2 s")
+    forever.apply("forever", function, returns="n long").to("out 5", Nowhere())
     streams.others.to("rest", Nowhere())
     text = explain_logical(streams.pipeline.build())
-    for shown in ("tumbling(ts, 10000 ms): full join", "tumbling(ts, 10000 ms): function", "tumbling(ts, 10000 ms): both"):
+    for shown in (
+        "tumbling(ts, 10000 ms): full join",
+        "tumbling(ts, 10000 ms): function",
+        "tumbling(ts, 10000 ms): both",
+        "tumbling(ts, 10000 ms), shown every 9 records or after 1000 ms, purging: function",
+        "global, shown after 2000 ms: function",
+    ):
         assert shown in text
 
 
@@ -136,27 +146,25 @@ MISTAKES: dict[str, tuple[Callable[[Streams], Any], str]] = {
         lambda streams: streams.of_bids(late="late").cogroup("joined", streams.of_asks(late="late"), both, returns="n long"),
         "operator 'joined': both inputs have late='late'",
     ),
-    "sessions": (
-        lambda streams: streams.of_bids(tg.sessions("ts", SIZE)).join("joined", streams.of_asks()),
-        "operator 'joined': it needs tumbling, sliding or cumulating windows of event time, and not sessions(ts, 10000 ms)",
+    "sessions on one side": (
+        lambda streams: streams.of_bids(tg.sessions("ts", SIZE)).join("j", streams.of_asks()),
+        "operator 'j': the left input is in windows sessions(ts, 10000 ms), and the right one in tumbling(at, 10000 ms)",
     ),
-    "late records of sessions": (
-        lambda streams: streams.of_bids(tg.sessions("ts", SIZE), allowed_lateness="1 s").apply(
-            "f", function, returns="n long"
-        ),
-        "operator 'f': a function of sessions takes no late records: omit allowed_lateness",
+    "sessions with other gaps": (
+        lambda streams: streams.of_bids(tg.sessions("ts", SIZE)).join("j", streams.of_asks(tg.sessions("at", "1 s"))),
+        "operator 'j': the left input is in windows sessions(ts, 10000 ms), and the right one in sessions(at, 1000 ms)",
     ),
-    "a function of a window without end": (
-        lambda streams: streams.of_bids(tg.global_window(), early="1 s").apply("f", function, returns="n long"),
-        "operator 'f': triggers are for aggregates; omit early= and trigger=, or give global_window a count",
+    "windows of a number of records": (
+        lambda streams: streams.of_bids(tg.global_window(count=3)).join("j", streams.of_asks(tg.global_window(count=3))),
+        "operator 'j': it needs windows of event time, and not global(3 records)",
     ),
     "windows of processing time": (
         lambda streams: streams.of_bids(tg.tumbling(None, SIZE, time="processing")).apply("f", function, returns="n long"),
-        "operator 'f': it needs tumbling, sliding or cumulating windows of event time, and not tumbling(processing time",
+        "operator 'f': it needs windows of event time, and not tumbling(processing time",
     ),
     "a trigger": (
-        lambda streams: streams.of_bids(early="1 s").apply("applied", function, returns="n long"),
-        "operator 'applied': triggers are for aggregates",
+        lambda streams: streams.of_bids(early="1 s").join("joined", streams.of_asks()),
+        "operator 'joined': a join emits each window once, when it is complete: omit early= and trigger=",
     ),
     "a function of one argument": (
         lambda streams: streams.of_bids().apply("applied", lambda records: None, returns="n long"),

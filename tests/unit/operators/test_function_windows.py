@@ -15,12 +15,10 @@ from tests.unit.operators.harness import Bench, Clock, on_heap
 from tests.unit.operators.test_record_windows import totals
 from tests.unit.operators.test_windows_on_rocksdb import on_rocksdb
 from tests.unit.operators.windowing import RECORDS, RESULTS, check_random_run
-from tidegate.dataflow.aggregates.aggregation import Aggregation
-from tidegate.dataflow.aggregates.declaring import count
-from tidegate.dataflow.operators import session_windows, window
+from tidegate.dataflow.operators import session_records, session_windows, window
 from tidegate.dataflow.operators.budget import Budget
 from tidegate.dataflow.operators.function_windows import FunctionWindowSpec
-from tidegate.dataflow.operators.window_aggregates import WindowSettings
+from tidegate.dataflow.operators.session_records import SessionRecordSpec
 from tidegate.dataflow.operators.window_results import CallFunction, KeyedWindow
 from tidegate.dataflow.windows import Global, Sessions, global_window, sessions
 from tidegate.types import parse_schema
@@ -30,23 +28,25 @@ COUNTED = "key long, count long, numbers string"
 
 def spec_of(
     assigner: Sessions | Global, function: Any = totals, *, late: str | None = None, lateness_ms: int = 0
-) -> FunctionWindowSpec:
-    schema = parse_schema(RECORDS)
-    settings = WindowSettings(
-        ("key",), Aggregation("here", {"records": count()}, schema), lateness_ms=lateness_ms, late=late
-    )
-    return FunctionWindowSpec(assigner, settings, CallFunction(function, True), schema, pa.int64())
+) -> SessionRecordSpec | FunctionWindowSpec:
+    schema, results = parse_schema(RECORDS), CallFunction(function, True)
+    if isinstance(assigner, Global):
+        return FunctionWindowSpec(assigner, ("key",), results, schema)
+    return SessionRecordSpec((assigner,), (("key",),), results, (schema,), pa.int64(), (late,), lateness_ms)
 
 
 @pytest.mark.parametrize("make_backend", [on_heap, on_rocksdb])
-def test_a_function_gets_the_records_of_each_session(make_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (session_windows, window):
+@pytest.mark.parametrize("lateness_ms", [0, 17])
+def test_a_function_gets_the_records_of_each_session(
+    lateness_ms: int, make_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (session_records, session_windows, window):
         monkeypatch.setattr(module, "MAX_ROWS", 3)
-    for seed in range(12):
+    for seed in range(8):
         check_random_run(
             sessions("ts", 10),
             seed,
-            lateness_ms=0,
+            lateness_ms=lateness_ms,
             stops_in_the_middle=seed % 2 == 0,
             make_backend=make_backend,
             make_spec=spec_of,
@@ -54,12 +54,13 @@ def test_a_function_gets_the_records_of_each_session(make_backend: Any, monkeypa
 
 
 def test_nothing_is_left_of_sessions_that_are_over() -> None:
-    bench = Bench(spec_of(sessions("ts", 10)), RECORDS, returns=RESULTS)
-    bench.feed(*((key, ts, ts) for key in range(5) for ts in (1, 5, 40, 45, 90)))
-    bench.operator.on_watermark(60)
-    assert sum(map(len, bench.freeze()["records"])) == 5
-    bench.operator.on_watermark(10**6)
-    assert sum(map(len, bench.freeze()["records"])) == sum(map(len, bench.freeze()["windows"])) == 0
+    for lateness_ms, at_ms in ((0, 60), (100, 160)):
+        bench = Bench(spec_of(sessions("ts", 10), lateness_ms=lateness_ms), RECORDS, returns=RESULTS)
+        bench.feed(*((key, ts, ts) for key in range(5) for ts in (1, 5, 40, 45, 190)))
+        bench.operator.on_watermark(at_ms)
+        assert sum(map(len, bench.freeze()["records"])) == 5
+        bench.operator.on_watermark(10**6)
+        assert sum(map(len, bench.freeze()["records"])) == sum(map(len, bench.freeze()["windows"])) == 0
 
 
 def listed(given: KeyedWindow, records: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -99,7 +100,7 @@ def test_without_a_key_all_records_are_in_the_windows() -> None:
         (global_window(count=2), [(None, 2, "1,2"), (None, 2, "3,4")]),
     ):
         spec = spec_of(assigner, numbers)
-        spec = replace(spec, settings=replace(spec.settings, key=()))
+        spec = replace(spec, key=()) if isinstance(spec, FunctionWindowSpec) else replace(spec, keys=((),))
         bench = Bench(spec, RECORDS, returns=COUNTED)
         bench.feed((1, 1, 1), (2, 5, 2), (3, 8, 3))
         bench = Bench(spec, RECORDS, returns=COUNTED, restored=(first := bench).freeze())

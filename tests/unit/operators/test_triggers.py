@@ -1,9 +1,10 @@
-"""Triggers: results before a window is complete, of windows and of the global window, against a model batch by batch."""
+"""Triggers: results before a window is complete, of aggregates and of functions of whole windows, against a model batch by
+batch."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -13,11 +14,19 @@ import pytest
 from tests.unit.operators.harness import Bench, Clock, on_heap
 from tests.unit.operators.test_windows_on_rocksdb import on_rocksdb
 from tests.unit.operators.windowing import RECORDS, RESULTS, Windows, spec_of
+from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import Accumulator, BoolArray, IntArray, Vectors
+from tidegate.dataflow.aggregates.declaring import count
+from tidegate.dataflow.operators import global_windows, paned_windows, record_windows, window
 from tidegate.dataflow.operators.base import AT_ONCE_MS
+from tidegate.dataflow.operators.function_windows import FunctionWindowSpec
+from tidegate.dataflow.operators.record_windows import RecordWindowSpec
+from tidegate.dataflow.operators.showing import Showing
+from tidegate.dataflow.operators.window_results import CallFunction, KeyedWindow
 from tidegate.dataflow.triggers import Trigger, after, every_records
 from tidegate.dataflow.windows import global_window, tumbling
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS
+from tidegate.types import parse_schema
 
 SIZE = 10
 COUNTED = "key long, count long, total long"
@@ -72,25 +81,72 @@ class Model:
         return result
 
 
+def totals(given: KeyedWindow, records: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """The function of whole windows that gives what the aggregates do."""
+    assert len(records), "a function is only called with records"
+    numbers = [record.n for record in records]
+    bounds = () if given.start is None else (given.start, given.end)
+    yield given.key, *bounds, len(numbers), sum(numbers)
+
+
+def function_of(
+    assigner: Any,
+    *,
+    triggers: Sequence[Trigger] = (),
+    early_ms: int | None = None,
+    purges: bool = False,
+    lateness_ms: int = 0,
+) -> Any:
+    """The same as `spec_of`, of a function."""
+    schema = parse_schema(RECORDS)
+    named = {"records": count()}
+    aggregation = Aggregation("here", named, schema, triggers=triggers) if triggers else None
+    showing = Showing(aggregation, early_ms, purges)
+    results = CallFunction(totals, True)
+    if assigner == global_window():
+        return FunctionWindowSpec(assigner, ("key",), results, schema, showing)
+    return RecordWindowSpec((assigner,), (("key",),), results, (schema,), pa.int64(), (None,), lateness_ms, showing)
+
+
+MAKERS = pytest.mark.parametrize("make", [spec_of, function_of], ids=["aggregates", "function"])
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (global_windows, paned_windows, record_windows, window):
+        monkeypatch.setattr(module, "MAX_ROWS", 3)
+
+
 @pytest.mark.parametrize("make_backend", [on_heap, on_rocksdb])
 @pytest.mark.parametrize("purges", [False, True])
 @pytest.mark.parametrize("sevens", [False, True])
-def test_tumbling_windows_are_shown_when_enough_records_have_come(purges: bool, sevens: bool, make_backend: Any) -> None:
-    for seed in range(4):
+@MAKERS
+def test_tumbling_windows_are_shown_when_enough_records_have_come(
+    purges: bool, sevens: bool, make_backend: Any, make: Any, small_steps: None
+) -> None:
+    for seed in range(3):
         rng = Random(seed)
         triggers = [every_records(4), *([Sevens("n")] if sevens else [])]
-        spec = spec_of(tumbling("ts", SIZE), triggers=triggers, purges=purges)
+        spec = make(tumbling("ts", SIZE), triggers=triggers, purges=purges)
         windows, model = Windows(spec, parallelism=2, make_backend=make_backend), Model(4, purges=purges, sevens=sevens)
         for _ in range(15):
             records = [(rng.randrange(4), rng.randrange(30), rng.randrange(50)) for _ in range(rng.choice((1, 5, 20)))]
             windows.feed(records)
+            windows.finish_work()
             shown = model.on_batch([((key, ts // SIZE), n) for key, ts, n in records])
             assert sorted(windows.taken()[0]) == sorted(map(as_result, shown))
             if rng.random() < 0.3:
                 windows = windows.restored(parallelism=rng.choice((1, 2, 3)))
         windows = windows.restored(parallelism=1)
         windows.watermark(0, 1000)
+        windows.finish_work()
         assert sorted(windows.taken()[0]) == sorted(map(as_result, model.rest()))
+        assert not any(
+            batch.num_rows
+            for batches in windows.benches[0].freeze().values()
+            for batch in batches
+            if "key" in batch.schema.names
+        )
 
 
 def as_result(shown: Shown) -> tuple[Any, ...]:
@@ -100,9 +156,12 @@ def as_result(shown: Shown) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("make_backend", [on_heap, on_rocksdb])
 @pytest.mark.parametrize("purges", [False, True])
-def test_the_global_window_is_shown_when_enough_records_of_a_key_have_come(purges: bool, make_backend: Any) -> None:
-    spec = spec_of(global_window(), triggers=[every_records(4), Sevens("n")], purges=purges)
-    for seed in range(4):
+@MAKERS
+def test_the_global_window_is_shown_when_enough_records_of_a_key_have_come(
+    purges: bool, make_backend: Any, make: Any
+) -> None:
+    spec = make(global_window(), triggers=[every_records(4), Sevens("n")], purges=purges)
+    for seed in range(3):
         rng = Random(seed)
         bench = Bench(spec, RECORDS, returns=COUNTED, make_backend=make_backend)
         model = Model(4, purges=purges, sevens=True)
@@ -123,8 +182,9 @@ def shown_at(bench: Bench, now_ms: int) -> list[tuple[Any, ...]]:
     return sorted(bench.out.rows)
 
 
-def test_the_global_window_is_shown_by_the_clock() -> None:
-    spec = spec_of(global_window(), early_ms=100)
+@MAKERS
+def test_the_global_window_is_shown_by_the_clock(make: Any) -> None:
+    spec = make(global_window(), early_ms=100)
     bench = Bench(spec, RECORDS, returns=COUNTED)
     assert bench.operator.deadline_ms() is None
     assert bench.feed((1, None, 5), (2, None, 6)) == []
@@ -142,8 +202,9 @@ def test_the_global_window_is_shown_by_the_clock() -> None:
 
 
 @pytest.mark.parametrize("assigner", [tumbling("ts", SIZE), global_window()], ids=lambda each: each.text)
-def test_what_was_purged_by_one_trigger_is_not_shown_by_the_other(assigner: Any) -> None:
-    spec = spec_of(assigner, early_ms=100, triggers=[every_records(3)], purges=True)
+@MAKERS
+def test_what_was_purged_by_one_trigger_is_not_shown_by_the_other(assigner: Any, make: Any) -> None:
+    spec = make(assigner, early_ms=100, triggers=[every_records(3)], purges=True)
     bench = Bench(spec, RECORDS, returns=COUNTED if assigner == global_window() else RESULTS)
     bench.feed((1, 5, 1), (2, 5, 1))
     bench.feed((1, 5, 1), (1, 5, 1))
@@ -155,9 +216,10 @@ def test_what_was_purged_by_one_trigger_is_not_shown_by_the_other(assigner: Any)
     assert [(row[0], *row[-2:]) for row in bench.out.rows] == [(2, 1, 4)]
 
 
-def test_in_a_micro_batch_the_global_window_is_due_from_the_beginning_or_not_in_this_batch() -> None:
+@MAKERS
+def test_in_a_micro_batch_the_global_window_is_due_from_the_beginning_or_not_in_this_batch(make: Any) -> None:
     clock = Clock(1000)
-    bench = Bench(spec_of(global_window(), early_ms=100), RECORDS, returns=COUNTED, batch_clock=clock)
+    bench = Bench(make(global_window(), early_ms=100), RECORDS, returns=COUNTED, batch_clock=clock)
     bench.feed((1, None, 5))
     assert bench.operator.deadline_ms() is None
     clock.now_ms = 1100
@@ -165,8 +227,9 @@ def test_in_a_micro_batch_the_global_window_is_due_from_the_beginning_or_not_in_
     assert shown_at(bench, 1) == [(1, 1, 5)]
 
 
-def test_a_late_record_fires_its_window_again_once_and_not_by_the_trigger_as_well() -> None:
-    windows = Windows(spec_of(tumbling("ts", SIZE), triggers=[every_records(1)], lateness_ms=20))
+@MAKERS
+def test_a_late_record_fires_its_window_again_once_and_not_by_the_trigger_as_well(make: Any) -> None:
+    windows = Windows(make(tumbling("ts", SIZE), triggers=[every_records(1)], lateness_ms=20))
     windows.feed([(1, 5, 1)])
     windows.watermark(0, 15)
     windows.feed([(1, 6, 1)])

@@ -117,7 +117,7 @@ class SessionOracle:
             for session in self._sessions[key]
             if session[0] <= ts < session[1] <= self._times[self._group(key)]
         }
-        return sorted(again), late
+        return list(again), late
 
     def on_watermark(self, at_ms: int, groups: range) -> list[Result]:
         fired = []

@@ -26,12 +26,13 @@ from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import KeyedBackend, Operator, OperatorContext
 from tidegate.dataflow.operators.budget import Pace
 from tidegate.dataflow.operators.paned_windows import PanesOperator, slices, split
+from tidegate.dataflow.operators.showing import Showing
 from tidegate.dataflow.operators.stepwise import Steps
 from tidegate.dataflow.operators.window import MAX_ROWS, times_of, window_key_type
 from tidegate.dataflow.operators.window_results import Bounds, Group, WindowResults
 from tidegate.dataflow.windows import Paned
-from tidegate.state.column_table import ColumnTable
-from tidegate.state.descriptors import Records
+from tidegate.state.column_table import ColumnState, ColumnTable
+from tidegate.state.descriptors import Descriptor, Records
 from tidegate.state.event_time import WATERMARK
 from tidegate.state.key_store import IntArray
 from tidegate.state.record_table import RecordState, RecordTable
@@ -50,33 +51,44 @@ class RecordWindowSpec:
     bound_type: pa.DataType
     late: tuple[str | None, ...]
     lateness_ms: int = 0
+    showing: Showing | None = None  # of one input
     kind: str = "window function"
     stateful: bool = True
     in_columns: ClassVar[bool] = True
-    needs_event_time: ClassVar[bool] = True
+
+    @property
+    def needs_event_time(self) -> bool:
+        """Results of a trigger need none."""
+        return self.showing is None
 
     def create(self, node: Node) -> Operator:
-        return RecordWindowOperator(node, self)
+        from tidegate.dataflow.operators.early_windows import EarlyRecordWindowOperator  # which imports this module
+
+        return RecordWindowOperator(node, self) if self.showing is None else EarlyRecordWindowOperator(node, self)
 
     def states(self, node: Node) -> tuple[StateInfo, ...]:
         of_key = window_key_type(node.input_schemas[0], self.keys[0])
         return (*(each.info(of_key) for each in self.descriptors), WATERMARK)
 
     @property
-    def descriptors(self) -> tuple[Records, ...]:
-        names = ("records",) if len(self.schemas) == 1 else ("left", "right")
-        return tuple(Records(name, list(schema), windowed=True) for name, schema in zip(names, self.schemas, strict=True))
+    def records(self) -> tuple[Records, ...]:
+        return records_of_inputs(self.schemas, windowed=True)
+
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        return (*self.records, *(() if self.showing is None else self.showing.descriptors(windowed=True)))
 
     @property
     def text(self) -> str:
-        return f"{self.assigners[0].text}: {self.results.text}"
+        return f"{self.assigners[0].text}{'' if self.showing is None else self.showing.text}: {self.results.text}"
 
 
 class PanesOfInputs:
-    """The panes of several states of records."""
+    """The panes of several states of records, and of a state `beside` them that goes with them."""
 
     def __init__(self, states: Sequence[RecordState]) -> None:
         self._states = states
+        self.beside: ColumnState | None = None
 
     def windows(self) -> Sequence[int]:
         if len(self._states) == 1:
@@ -87,6 +99,8 @@ class PanesOfInputs:
         for state in self._states:
             if state.has_window(at):
                 state.drop(at)
+        if self.beside is not None and self.beside.has_window(at):
+            self.beside.drop(at)
 
 
 class RecordWindowOperator(PanesOperator):
@@ -101,8 +115,8 @@ class RecordWindowOperator(PanesOperator):
         self._pace = Pace(context.budget)
 
     def _open_state(self, backend: KeyedBackend) -> None:
-        self._states = [backend.record_state(each) for each in self._spec.descriptors]
-        self._panes = PanesOfInputs(self._states)
+        self._states = [backend.record_state(each) for each in self._spec.records]
+        self._panes: PanesOfInputs = PanesOfInputs(self._states)
 
     # Records.
 
@@ -118,10 +132,15 @@ class RecordWindowOperator(PanesOperator):
             positions = table.take_positions(batch.num_rows) if positions is None else positions
             *columns, numbers = plain_columns(records)
             table.append(keys, columns, positions[numbers.to_numpy()])
+            yield from self._on_added(pane, keys, records)
             for end_ms, of_window in self._fired(pane, keys) if self._lateness_ms else ():
                 again.setdefault(end_ms, ColumnTable(self._key_type, [])).rows_of(of_window)
         for end_ms in sorted(again):
             yield from self._give_window(end_ms, again[end_ms])
+
+    def _on_added(self, pane: int, keys: list[pa.Array], records: pa.RecordBatch) -> Steps:
+        """Records were added to a pane. These have one more column at the end."""
+        yield from ()
 
     # Windows.
 
@@ -140,7 +159,16 @@ class RecordWindowOperator(PanesOperator):
         if not self._keeps:
             self._panes.drop(self._assigner.window(end_ms).start_ms)
 
-    def _give_window(self, end_ms: int, keys: ColumnTable) -> Steps:
+    def _on_shown(self, end_ms: int, keys: list[pa.Array]) -> None:
+        """The results so far of these keys were emitted."""
+
+    def _forget(self, panes: Sequence[int], keys: list[pa.Array]) -> None:
+        """Delete the records of these keys."""
+        for table in self._tables(panes):
+            for _, found in list(table.matches(keys)):
+                table.delete(found)
+
+    def _give_window(self, end_ms: int, keys: ColumnTable, *, is_complete: bool = True) -> Steps:
         """Emit the results of these keys, some at a time."""
         panes, rows, was_whole = self._panes_of(end_ms), keys.rows(), self._is_whole
         results, start = self._spec.results, 0
@@ -154,12 +182,13 @@ class RecordWindowOperator(PanesOperator):
             bounds = self._bounds(end_ms, count)
             for batch in results.of(self.name, self.node.schema, of_keys, bounds, groups):
                 self._give(batch)
-                if self._is_spent(batch.num_rows):
+                # After a pause the budget is another one, and the pace of a function would know nothing of this one.
+                if self._is_spent(batch.num_rows) and not results.calls_functions:
                     yield
-            if not self._keeps:
-                for table in self._tables(panes):
-                    for _, found in list(table.matches(columns)):
-                        table.delete(found)
+            if not is_complete:
+                self._on_shown(end_ms, columns)
+            elif not self._keeps:
+                self._forget(panes, columns)
                 # Closed for these keys, and so for all: records in flight must not open it again after a restore.
                 self._time.advance(end_ms - 1)
             self._is_whole = was_whole
@@ -218,3 +247,20 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(
         [field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in schema]
     )
+
+
+def records_of_inputs(schemas: Sequence[pa.Schema], *, windowed: bool) -> tuple[Records, ...]:
+    """Return the states of the records of one input, or of two."""
+    names = ("records",) if len(schemas) == 1 else ("left", "right")
+    return tuple(Records(name, list(schema), windowed=windowed) for name, schema in zip(names, schemas, strict=True))
+
+
+def all_matches(table: RecordTable, keys: list[pa.Array]) -> tuple[IntArray, IntArray]:
+    """Return the indices of keys and the rows of their records, in the order of the keys and of arrival."""
+    pairs = [(np.empty(0, np.int64), np.empty(0, np.int64)), *table.matches(keys)]
+    of_keys, rows = zip(*pairs, strict=True)
+    return np.concatenate(of_keys), np.concatenate(rows)
+
+
+def taken(table: RecordTable, rows: IntArray, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([table.column(name, rows) for name in schema.names], schema=schema)

@@ -72,7 +72,7 @@ class Intervals:
 class SessionWindowOperator(AggregatingWindowOperator):
     def __init__(self, node: Node, assigner: Sessions, settings: WindowSettings) -> None:
         super().__init__(node, assigner, settings)
-        self._column = assigner.column
+        self._columns: tuple[str, ...] = (assigner.column,)  # of event time, by port
         self._gap_ms = assigner.gap_ms
         self._keeps = settings.lateness_ms > 0
         self._no_end_before_ms = 0  # no session that has not fired ends before; only known if `_is_scanned`
@@ -80,19 +80,20 @@ class SessionWindowOperator(AggregatingWindowOperator):
 
     # Records.
 
-    def _add_all(self, batch: pa.RecordBatch) -> None:
-        batch = with_times(batch, self._column)
+    def _add(self, batch: pa.RecordBatch, port: int) -> Steps:
+        column = self._columns[port]
+        batch = with_times(batch, column)
         if not batch.num_rows:
             return
-        times_ms = times_ms_of(self.name, batch.column(self._column))
-        late = times_ms + (self._gap_ms + self._lateness_ms) <= self._times_of_keys(self._keys(batch))
+        times_ms = times_ms_of(self.name, batch.column(column))
+        late = times_ms + (self._gap_ms + self._lateness_ms) <= self._times_of_keys(self._keys(batch, port))
         if late.any():
-            batch, times_ms = self._emit_late(batch, late), times_ms[~late]
+            batch, times_ms = self._emit_late(batch, late, port), times_ms[~late]
             if not batch.num_rows:
                 return
-        self._keep(batch)
+        self._keep(batch, port)
         known = ColumnTable(self._key_type, [])
-        numbers = known.rows_of(self._keys(batch))
+        numbers = known.rows_of(self._keys(batch, port))
         keys = known.keys(known.rows())
         pieces, piece_of = self._pieces(numbers, times_ms)
         inside, sessions = self._with_state(pieces, keys).united()
@@ -110,9 +111,9 @@ class SessionWindowOperator(AggregatingWindowOperator):
             self._accumulate(self._state.window(level), places.rows[of_record[here]], records)
         self._no_end_before_ms = min(self._no_end_before_ms, int(places.ends.min()))
         if self._keeps:
-            self._fire_again(places, np.flatnonzero(is_touched), keys)
+            yield from self._fire_again(places, np.flatnonzero(is_touched), keys)
 
-    def _keep(self, batch: pa.RecordBatch) -> None:
+    def _keep(self, batch: pa.RecordBatch, port: int) -> None:
         """Keep the records themselves, if they are needed. None of them is late."""
 
     def _pieces(self, numbers: Rows, times_ms: Times) -> tuple[Intervals, Rows]:
@@ -194,12 +195,16 @@ class SessionWindowOperator(AggregatingWindowOperator):
             new = new[~is_free]
             level += 1
 
-    def _fire_again(self, places: Intervals, touched: Rows, keys: list[pa.Array]) -> None:
+    def _fire_again(self, places: Intervals, touched: Rows, keys: list[pa.Array]) -> Steps:
         """Emit those of the sessions that are complete already."""
         reached_ms = self._times_of_keys([column.take(pa.array(places.keys[touched])) for column in keys])
         due = touched[places.ends[touched] <= reached_ms]
-        if len(due):
-            self._give_sessions(places.levels[due], places.rows[due], places.ends[due])
+        while len(due):
+            some = due[: self._most_sessions(places.levels[due], places.rows[due])]
+            yield from self._give_sessions(places.levels[some], places.rows[some], places.ends[some])
+            due = due[len(some) :]
+            if len(due) and self._is_spent(len(some)):
+                yield
 
     # Sessions that are complete.
 
@@ -210,8 +215,9 @@ class SessionWindowOperator(AggregatingWindowOperator):
         self._keep_rows(True)  # a snapshot may come between two steps
         start = 0
         while start < len(ends):
-            stop = min(start + self._most_sessions(), len(ends))
-            self._give_sessions(levels[start:stop], rows[start:stop], ends[start:stop])
+            self._is_whole = False
+            stop = start + self._most_sessions(levels[start:], rows[start:])
+            yield from self._give_sessions(levels[start:stop], rows[start:stop], ends[start:stop])
             if not self._keeps:
                 for level, table in self._tables():
                     table.delete(rows[start:stop][levels[start:stop] == level])
@@ -225,9 +231,9 @@ class SessionWindowOperator(AggregatingWindowOperator):
         self._keep_rows(False)
         self._is_whole = True
 
-    def _most_sessions(self) -> int:
-        """How many sessions to emit at a time."""
-        return MAX_ROWS
+    def _most_sessions(self, levels: Rows, rows: Rows) -> int:
+        """Return how many of the first of these sessions to emit at a time."""
+        return min(len(rows), MAX_ROWS)
 
     def _due(self, at_ms: int) -> tuple[Rows, Rows, Times]:
         """Return the sessions that are complete and have not fired, in the order of their ends."""
@@ -251,9 +257,13 @@ class SessionWindowOperator(AggregatingWindowOperator):
         for level, table in list(self._tables()):
             if self._keeps:
                 rows = table.rows()
-                table.delete(rows[table.vectors[END].values[rows] + self._lateness_ms <= self._time.at_ms])
+                self._forget(table, rows[table.vectors[END].values[rows] + self._lateness_ms <= self._time.at_ms])
             if level and not len(table):
                 self._state.drop(level)
+
+    def _forget(self, table: ColumnTable, rows: Rows) -> None:
+        """Delete sessions of one level."""
+        table.delete(rows)
 
     def _keep_rows(self, keeps: bool) -> None:
         for _, table in self._tables():
@@ -263,8 +273,9 @@ class SessionWindowOperator(AggregatingWindowOperator):
         for level in self._state.windows():
             yield level, self._state.window(level)
 
-    def _give_sessions(self, levels: Rows, rows: Rows, ends: Times) -> None:
-        """Emit sessions, which are in order."""
+    def _give_sessions(self, levels: Rows, rows: Rows, ends: Times) -> Steps:
+        """Emit sessions, which are in order. Until the last step a snapshot waits."""
+        yield from ()
         kind = self.node.schema.field(END).type
         parts, order = [], []
         for level in np.unique(levels).tolist():

@@ -8,7 +8,6 @@ Not here: when windows fire (window.py and the kinds of windows), and what an ag
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,9 +53,9 @@ class AggregatingWindowOperator(WindowOperator):
         self._settings = settings
         self._aggregation = settings.aggregation
 
-    @abstractmethod
     def _add_all(self, batch: pa.RecordBatch) -> None:
-        """Do what `_add` does, at once: no function of a user's is called."""
+        """Do what `_add` does, at once: no function of a user's is called. Windows that may take steps override `_add`."""
+        raise NotImplementedError
 
     def _open_state(self, backend: KeyedBackend) -> None:
         self._state: ColumnState = backend.column_state(self._descriptor)

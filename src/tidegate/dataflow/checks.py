@@ -19,6 +19,7 @@ from tidegate.dataflow.contracts import Sink, Source
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedBatchProcess, KeyedProcess, Process
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node
 from tidegate.dataflow.loops import entered_sideways, reached_from, unfinished_loops
+from tidegate.dataflow.side_outputs import how_to_declare
 from tidegate.errors import GraphError, JobError, SchemaError
 from tidegate.state.descriptors import DeclaredColumns, Descriptor, descriptors_of
 from tidegate.state.sections import StateKind
@@ -447,8 +448,7 @@ def check_side_output(where: str, tag: object, node: Node) -> str:
         there = f"It has {_listed(node.side_schemas)}." if node.side_schemas else "It has none."
         raise GraphError(
             f"{where}: operator {node.name!r} declares no side output {tag!r}."
-            f"{_closest(str(tag), node.side_schemas)} {there} Declare it: "
-            f"process({node.name!r}, …, side_outputs={{{tag!r}: 'column type, …'}})"
+            f"{_closest(str(tag), node.side_schemas)} {there} {how_to_declare(tag, node)}"
         )
     assert isinstance(tag, str)
     return tag

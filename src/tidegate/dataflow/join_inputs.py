@@ -31,7 +31,7 @@ _IN_SPARK: Mapping[str, str] = {
 
 def check_how(where: str, how: object, kinds: Collection[str]) -> None:
     """Check that a join knows this kind."""
-    if how not in kinds:
+    if not isinstance(how, str) or how not in kinds:
         found = _IN_SPARK.get(str(how).lower().replace("_", ""), str(how).lower())
         advice = f" (do you mean {found!r}?)" if found in kinds else ""
         raise GraphError(f"{where}: how={how!r} is not a kind of join{advice}; give one of {', '.join(map(repr, kinds))}")

@@ -124,6 +124,8 @@ def parts(given: Any) -> tuple[Trigger | After, ...]:
     """Return the triggers of what a user gave, or raise `GraphError`."""
     if isinstance(given, AnyOf):
         return given.of
+    if isinstance(given, type) and issubclass(given, Trigger):
+        raise GraphError(f"trigger {given.__name__} is a class; give an instance: {given.__name__}(…)")
     if not isinstance(given, Trigger | After):
         raise GraphError(f"{given!r} is not a trigger; give one such as tg.every_records(100) or tg.after('10 s')")
     return (given,)

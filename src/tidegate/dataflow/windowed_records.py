@@ -16,6 +16,7 @@ from tidegate.dataflow import checks
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.declaring import count
 from tidegate.dataflow.flow import Names, SchemaLike, called, check_same_pipeline
+from tidegate.dataflow.join_inputs import check_how
 from tidegate.dataflow.operators.function_windows import FunctionWindowSpec
 from tidegate.dataflow.operators.record_windows import RecordWindowSpec, plain_schema
 from tidegate.dataflow.operators.session_records import SessionRecordSpec
@@ -75,7 +76,7 @@ def add_cogroup(
 def add_join(left: WindowedStream, name: str, right: object, *, how: str, parallelism: int | None, alias: Names) -> Stream:
     """Add a join of the records of each window of two inputs."""
     name = left._pipeline._new_name("operator", name)
-    arguments.one_of("join", "how", how, JOINS)
+    check_how(f"operator {name!r}", how, JOINS)
     other = _other(name, "join", left, right)
     schema, results = _joined(f"operator {name!r}", left, other, how)
     return _add(name, (left, other), schema, results, "window join", parallelism, alias)

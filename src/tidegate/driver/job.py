@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from tidegate import arguments
 from tidegate.control.launch import SlotLaunch
+from tidegate.control.no_event_time import warnings_of
 from tidegate.control.settings import DEFAULT_RESTART, Backend, Heap, JobSettings, Snapshots, Tuning, check_slots
 from tidegate.dataflow.declared import declared_operators
 from tidegate.dataflow.explain import explain_logical, explain_optimised, explain_physical
@@ -140,6 +141,8 @@ class Job(Pipeline):
                 self._settings.snapshots.to,
                 extra={"event": "temporary", "job": self.name},
             )
+        for text in warnings_of(plan):
+            LOGGER.warning("Job %r: %s", self.name, text, extra={"event": "noticed", "job": self.name})
         self._handle = host.start()
         return self._handle
 

@@ -23,6 +23,7 @@ from tidegate.control.messages import (
     InputEnded,
     Noticed,
 )
+from tidegate.control.no_event_time import operators_without_event_time, warning_of_timer
 from tidegate.control.settings import JobSettings
 from tidegate.dataflow.declared import declared_operators
 from tidegate.dataflow.fusing import fused_runs
@@ -40,7 +41,6 @@ from tidegate.slot.exchange import EdgeWriter
 from tidegate.slot.in_flight import Replay, own_records, waits_in
 from tidegate.slot.inner import InnerSubtask, Input
 from tidegate.slot.laps import Laps
-from tidegate.slot.no_event_time import operators_without_event_time, warning_of
 from tidegate.slot.progress import RestoreProgress, WriteProgress
 from tidegate.slot.subtask import SourceSubtask, Subtask, TakeFrozen
 from tidegate.slot.world import Network, SlotWorld
@@ -278,7 +278,7 @@ class Assembly:
             is_restored=restored is not None,
             goes_on=chain is not None,
             is_native=bool(files),
-            on_timer_without_event_time=partial(self._world.tell, Noticed(self.index, warning_of(node)))
+            on_timer_without_event_time=partial(self._world.tell, Noticed(self.index, warning_of_timer(node)))
             if node.name in self._without_event_time
             else None,
             snapshots=shown(self._world.store.address),

@@ -29,6 +29,7 @@ from tidegate import arguments
 from tidegate.connectors.handover import SLOT, TICK, WHICH, columns_of
 from tidegate.control.listening import Listening
 from tidegate.control.messages import Offer
+from tidegate.control.no_event_time import check_windows
 from tidegate.control.settings import Backend, Snapshots, Tuning, check_snapshots
 from tidegate.dataflow.stream import Stream
 from tidegate.dataframes.gathering import Gathering, Run, RunEnd
@@ -39,7 +40,6 @@ from tidegate.dataframes.transforming import Bounded, TransformJob
 from tidegate.driver.attempts import Restore
 from tidegate.errors import JobError, JobFailed, TidegateError
 from tidegate.protocol.alignment import AlignmentMode
-from tidegate.slot.no_event_time import check_windows
 from tidegate.snapshots.finding import find_snapshot, resolved
 from tidegate.snapshots.savepoints import check_empty
 from tidegate.spark.alarm import alarm_of

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import tidegate as tg
 from tests.unit.dataflow.described import Nowhere, Records
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, Function, KeyedProcess, Process
 from tidegate.dataflow.optimiser import make_plan
@@ -584,6 +585,23 @@ def test_an_undeclared_side_output_is_named_with_the_closest_one(bids: Stream) -
         "side_outputs={'lat':",
     )
     assert says(complaint(GraphError, lambda: bids.side_output("late")), "operator 'bids'", "It has none")
+
+
+def test_an_undeclared_side_output_of_late_records_is_named_with_the_argument_that_declares_it(bids: Stream) -> None:
+    keyed = bids.key_by("auction")
+    windows = keyed.window(tg.tumbling("ts", "10 s"))
+    others = bids.select("auction", "ts AS later").key_by("auction")
+    for made, advice in (
+        (windows.aggregate("a", n=tg.count()), ".window(…, late='late')"),
+        (windows.apply("b", lambda window, records: None, returns="n long"), ".window(…, late='late')"),
+        (windows.top("c", 3, by="ts"), ".window(…, late='late')"),
+        (keyed.window(tg.sessions("ts", "1 s")).apply("d", lambda window, records: None, returns="n long"), ".window("),
+        (keyed.join("e", others, between=(0, 1), times=("ts", "later")), ".join('e', …, late=('late', None))"),
+        (keyed.join("f", others, as_of=("ts", "later")), ".join('f', …, late=('late', None))"),
+        (bids.filter("price > 1"), "Side outputs are of process(…), of late records (late=)"),
+    ):
+        message = complaint(GraphError, partial(made.side_output, "late"))
+        assert says(message, "declares no side output 'late'", advice) and "side_outputs=" not in message
 
 
 def test_side_outputs_belong_to_an_operator(bids: Stream) -> None:

@@ -102,7 +102,7 @@ def test_explain_shows_what_is_made_of_the_records(streams: Streams) -> None:
 MISTAKES: dict[str, tuple[Callable[[Streams], Any], str]] = {
     "a kind of join that there is not": (
         lambda streams: streams.of_bids().join("joined", streams.of_asks(), how="outer"),
-        "join(how='outer'): give 'inner', 'left', 'right', 'full', 'semi' or 'anti'",
+        "operator 'joined': how='outer' is not a kind of join (do you mean 'full'?); give one of 'inner', 'left'",
     ),
     "a stream without windows": (
         lambda streams: streams.of_bids().join("joined", streams.asks.key_by("auction")),

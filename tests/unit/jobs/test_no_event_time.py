@@ -15,9 +15,9 @@ from tests.unit.dataflow.test_optimiser import Nowhere
 from tests.unit.jobs.conftest import Bench
 from tests.unit.jobs.test_job_backends import BACKENDS
 from tidegate.connectors.handover import HandedSource, Handover
+from tidegate.control.no_event_time import check_windows, operators_without_event_time, warnings_of
 from tidegate.dataflow.optimiser import make_plan
 from tidegate.dataflow.pipeline import Pipeline
-from tidegate.slot.no_event_time import check_windows, operators_without_event_time
 from tidegate.testing.processes import ProcessJob
 from tidegate.types import parse_schema
 
@@ -120,6 +120,45 @@ def test_which_operators_these_are() -> None:
     plan = make_plan(handed.build(), slots=2, key_group_count=8)
     assert operators_without_event_time(plan, micro_batches=False) == set(), "a batch ends, and event time with it"
     assert "sets" in operators_without_event_time(plan, micro_batches=True)
+
+
+@pytest.mark.parametrize("timed", [0, 1, 2])
+@pytest.mark.parametrize("rows", [None, 5])
+@pytest.mark.parametrize("kind", ["interval", "temporal", "windows"])
+def test_a_join_without_watermarks_on_both_sides_is_warned_of_when_the_job_starts(
+    kind: str, rows: int | None, timed: int
+) -> None:
+    pipeline, sides = Pipeline(), []
+    for number, schema in enumerate(("key long, at long", "key long, since long")):
+        source = tg.sources.generator(make_row=lambda i: (i, i), schema=schema, rows=rows, rate=1)
+        side = pipeline.source(f"in {number}", source)
+        sides.append((side.with_watermark(parse_schema(schema).names[1], 0) if number < timed else side).key_by("key"))
+    left, right = sides
+    if kind == "interval":
+        joined = left.join("joined", right, between=(0, "1 s"), times=("at", "since"))
+    elif kind == "temporal":
+        joined = left.join("joined", right, as_of=("at", "since"))
+    else:
+        joined = left.window(tg.tumbling("at", 10)).join("joined", right.window(tg.tumbling("since", 10)))
+    joined.to("out", Nowhere())
+    told = warnings_of(make_plan(pipeline.build(), slots=2, key_group_count=8))
+    assert len(told) == (timed < 2 and rows is None)
+    for text in told:
+        assert text.startswith("operator 'joined' joins by event time, and event time doesn't move in both of its inputs")
+        assert text.endswith("Use .with_watermark(column, delay) behind both sources.")
+
+
+def test_windows_without_a_watermark_are_warned_of_when_the_job_starts(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = bench.job()
+    source = tg.sources.generator(make_row=lambda i: (i % 7, i), schema=RECORD, rate=2000)
+    windows = job.source("in", source).key_by("key").window(tg.tumbling("at", 10))
+    windows.aggregate("windows", n=tg.count()).to("out", tg.sinks.collect())
+    handle = bench.start(job)
+    handle.cancel()
+    told = [text for text in warnings(caplog) if "event time" in text]
+    assert len(told) == 1 and told[0].startswith("Job 'job': operator 'windows' has windows of event time"), told
 
 
 @pytest.mark.parametrize("timed", [0, 1, 2])

@@ -22,11 +22,11 @@ from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import OperatorContext
 from tidegate.dataflow.operators.stepwise import Steps
 from tidegate.dataflow.operators.window import COUNT
-from tidegate.dataflow.operators.window_aggregates import AggregatingWindowOperator, WindowSettings
+from tidegate.dataflow.operators.window_aggregates import AtOnceWindowOperator, WindowSettings
 from tidegate.dataflow.windows import Global
 
 
-class CountWindowOperator(AggregatingWindowOperator):
+class CountWindowOperator(AtOnceWindowOperator):
     def __init__(self, node: Node, assigner: Global, settings: WindowSettings) -> None:
         super().__init__(node, assigner, settings)
         assert assigner.count is not None
@@ -34,7 +34,6 @@ class CountWindowOperator(AggregatingWindowOperator):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._on_first = None
 
     def _add_all(self, batch: pa.RecordBatch) -> None:
         table, aggregation = self._state.table(), self._aggregation

@@ -77,7 +77,6 @@ class CountFunctionOperator(WindowOperator):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._on_first = None
         self._pace = Pace(context.budget)
 
     def _open_state(self, backend: KeyedBackend) -> None:

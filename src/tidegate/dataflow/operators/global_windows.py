@@ -27,7 +27,7 @@ from tidegate.dataflow.operators.record_windows import all_matches, plain_column
 from tidegate.dataflow.operators.showing import RecordTriggers, Unshown
 from tidegate.dataflow.operators.stepwise import Steps
 from tidegate.dataflow.operators.window import MAX_ROWS, WindowOperator
-from tidegate.dataflow.operators.window_aggregates import AggregatingWindowOperator
+from tidegate.dataflow.operators.window_aggregates import AtOnceWindowOperator
 from tidegate.dataflow.operators.window_results import Bounds, Group
 from tidegate.state.column_table import ColumnTable
 
@@ -47,7 +47,6 @@ class OneWindowOperator(WindowOperator):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._on_first = None
         self._unshown = Unshown(self._early_ms, self._key_type, context)
         for keys in self._all_keys() if self._unshown.goes_by_clock else ():
             self._unshown.note(keys)
@@ -73,7 +72,7 @@ class OneWindowOperator(WindowOperator):
         """Nothing is late."""
 
 
-class GlobalWindowOperator(OneWindowOperator, AggregatingWindowOperator):
+class GlobalWindowOperator(OneWindowOperator, AtOnceWindowOperator):
     """Aggregates."""
 
     @property

@@ -121,7 +121,6 @@ class TimedOperator(StepwiseOperator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._by_epoch = context.batch_now_ms is not None
-        self._on_first = context.on_timer_without_event_time
         self._time = OperatorTime(context, keyed=True)
         self._backend = context.make_backend(self._key_type)
         self._open_state()
@@ -137,9 +136,6 @@ class TimedOperator(StepwiseOperator):
         self._do(self._steps(self._settle()))
 
     def take_batch(self, batch: pa.RecordBatch, port: int) -> Steps:
-        if self._on_first is not None:
-            on_first, self._on_first = self._on_first, None
-            on_first()
         side = self._sides[port]
         columns = {name: plain(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         arrived = Arrived(columns, [columns[name] for name in side.key], times_us_of(self.name, columns[side.time]))

@@ -37,7 +37,7 @@ from tidegate.dataflow.operators.window import (
     times_of,
     with_times,
 )
-from tidegate.dataflow.operators.window_aggregates import AggregatingWindowOperator, WindowSettings
+from tidegate.dataflow.operators.window_aggregates import AtOnceWindowOperator, WindowSettings
 from tidegate.dataflow.windows import Paned, Times
 from tidegate.state.column_table import ColumnTable
 
@@ -125,7 +125,7 @@ class PanesOperator(WindowOperator):
         return panes[bisect_left(panes, window.start_ms) : bisect_left(panes, window.end_ms)]
 
 
-class PanedWindowOperator(AggregatingWindowOperator, PanesOperator):
+class PanedWindowOperator(AtOnceWindowOperator, PanesOperator):
     def __init__(self, node: Node, assigner: Paned, settings: WindowSettings) -> None:
         super().__init__(node, assigner, settings)
         self._assigner = assigner
@@ -219,7 +219,6 @@ class ProcessingTimeWindowOperator(PanedWindowOperator):
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._on_first = None
         self._now_ms = context.user_now_ms
         assert not self._keeps, "nothing is late"
 

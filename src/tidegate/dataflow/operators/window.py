@@ -105,7 +105,6 @@ class WindowOperator(StepwiseOperator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._by_epoch = context.batch_now_ms is not None
-        self._on_first = context.on_timer_without_event_time
         self._time = OperatorTime(context, keyed=True)
         self._backend = context.make_backend(self._key_type)
         self._open_state(self._backend)
@@ -121,9 +120,6 @@ class WindowOperator(StepwiseOperator):
         self._do(self._steps(self._fire(self._time.at_ms)))
 
     def take_batch(self, batch: pa.RecordBatch, port: int) -> Steps:
-        if self._on_first is not None:
-            on_first, self._on_first = self._on_first, None
-            on_first()
         yield from self._steps(self._add(batch, port))
 
     def take_watermark(self, at_ms: int) -> Steps:

@@ -8,6 +8,7 @@ Not here: when windows fire (window.py and the kinds of windows), and what an ag
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -53,16 +54,8 @@ class AggregatingWindowOperator(WindowOperator):
         self._settings = settings
         self._aggregation = settings.aggregation
 
-    def _add_all(self, batch: pa.RecordBatch) -> None:
-        """Do what `_add` does, at once: no function of a user's is called. Windows that may take steps override `_add`."""
-        raise NotImplementedError
-
     def _open_state(self, backend: KeyedBackend) -> None:
         self._state: ColumnState = backend.column_state(self._descriptor)
-
-    def _add(self, batch: pa.RecordBatch, port: int) -> Steps:
-        self._add_all(batch)
-        yield from ()
 
     # What the kinds of windows use.
 
@@ -99,6 +92,18 @@ class AggregatingWindowOperator(WindowOperator):
             blame_sum(self.name, error, table)
         except RAISED as error:
             blame(self.name, error, at="aggregates of a window")
+
+
+class AtOnceWindowOperator(AggregatingWindowOperator):
+    """Aggregates to which a batch is added in one step: no function of a user's is called."""
+
+    @abstractmethod
+    def _add_all(self, batch: pa.RecordBatch) -> None:
+        """Do what `_add` does."""
+
+    def _add(self, batch: pa.RecordBatch, port: int) -> Steps:
+        self._add_all(batch)
+        yield from ()
 
 
 def window_state(assigner: Assigner, settings: WindowSettings) -> Columns:

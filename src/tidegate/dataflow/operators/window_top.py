@@ -79,7 +79,6 @@ class WindowTopOperator(KeyedColumnsOperator):
 
     def open(self, context: OperatorContext) -> None:
         self._by_epoch = context.batch_now_ms is not None
-        self._on_first = context.on_timer_without_event_time
         self._time = OperatorTime(context, keyed=True)
         super().open(context)
         for window in self._state.windows():
@@ -91,9 +90,6 @@ class WindowTopOperator(KeyedColumnsOperator):
         self._do(self._fire(self._time.at_ms))
 
     def take_batch(self, batch: pa.RecordBatch, port: int) -> Steps:
-        if self._on_first is not None:
-            on_first, self._on_first = self._on_first, None
-            on_first()
         batch = with_times(batch, self._column)
         times_ms = times_ms_of(self.name, batch.column(self._column))
         if len(times_ms) and int(np.abs(times_ms).max()) >= FARTHEST_MS:

@@ -1,8 +1,9 @@
 """Find the operators at which event time never moves, so that timers of event time never fire and windows never complete.
 
-Event time moves below a watermark operator, and at the end of all input. Only when a function sets a timer is it known that
-it does. The first such timer is logged as a warning, and so is the first record in a window. It is not an error, since the
-timer fires if the job is drained. A streaming query can't be drained, so there windows without event time are an error.
+Event time moves below a watermark operator, and at the end of all input. Windows and joins of event time are known when the
+job is built, and are logged as warnings when it starts. Only when a function sets a timer is it known that it does: a slot
+logs the first one. It is not an error, since the timer fires if the job is drained, and so are windows complete. A streaming
+query can't be drained, so there windows and joins without event time are an error.
 """
 
 from __future__ import annotations
@@ -57,21 +58,30 @@ def check_windows(plan: Plan) -> None:
             )
 
 
-def warning_of(node: Node) -> str:
-    if node.needs_event_time and len(node.input_schemas) > 1:
-        return (
-            f"operator {node.name!r} joins by event time, and event time doesn't move in both of its inputs: no "
-            f"with_watermark is above one of them, and it has no end, so what is kept for the join only grows. Use "
-            f".with_watermark(column, delay) behind both sources."
-        )
-    if node.needs_event_time:
-        return (
-            f"operator {node.name!r} has windows of event time, and event time doesn't move there: no with_watermark is "
-            f"above it, and its input has no end, so the windows are complete only when the job is drained. Use "
-            f".with_watermark(column, delay) behind the source."
-        )
+def warnings_of(plan: Plan) -> list[str]:
+    """Return what to log when a job with this plan starts."""
+    without = operators_without_event_time(plan, micro_batches=False)
+    return [_warning(node) for node in plan.nodes if node.needs_event_time and node.name in without]
+
+
+def warning_of_timer(node: Node) -> str:
+    """Return what to log when a function sets its first timer of event time."""
     return (
         f"operator {node.name!r} has set a timer of event time, and event time doesn't move there: no with_watermark is "
         f"above it, and its input has no end, so the timer doesn't fire. Use .with_watermark(column, delay) behind the "
         f"source, or set the timer with ctx.timers.processing_time(at)."
+    )
+
+
+def _warning(node: Node) -> str:
+    if len(node.input_schemas) > 1:
+        return (
+            f"operator {node.name!r} joins by event time, and event time doesn't move in both of its inputs: no "
+            f"with_watermark is above one of them, and it has no end, so what is kept for the join only grows, and what the "
+            f"watermark completes is never emitted. Use .with_watermark(column, delay) behind both sources."
+        )
+    return (
+        f"operator {node.name!r} has windows of event time, and event time doesn't move there: no with_watermark is "
+        f"above it, and its input has no end, so the windows are complete only when the job is drained. Use "
+        f".with_watermark(column, delay) behind the source."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -51,8 +51,8 @@ class _Nth(tg.KeyedBatchProcess):
 
 
 class Ranks(SimulatedJob):
-    """Source → key_by → deduplicate → sink; → top → sink; → over → sink; → a function on columns → sink, and its timers →
-    sink."""
+    """Source → key_by → deduplicate → sink; → top → sink; → over → sink; → sums → changes → top → sink; → a function on
+    columns → sink, and its timers → sink."""
 
     name = "ranks"
     can_drain = False
@@ -73,6 +73,12 @@ class Ranks(SimulatedJob):
         first.to("firsts", site.sink(), parallelism=site.parallelism("first"))
         top = keyed.top("top", COUNT, by="x", descending=True, parallelism=site.parallelism("top"))
         top.as_append().to("ranks", site.sink(), parallelism=site.parallelism("top"))
+        sums = keyed.aggregate("sums", total=tg.sum("x"), parallelism=site.parallelism("sums"))
+        changes = sums.as_changelog("changed sums", parallelism=site.parallelism("sums")).with_columns(part="key % 2")
+        best = changes.key_by("part").top(
+            "best sums", COUNT, by=["total", "key"], descending=True, parallelism=site.parallelism("best sums")
+        )
+        best.as_append().to("changes", site.sink(), parallelism=site.parallelism("best sums"))
         over = keyed.over("over", ["n", "x"], COUNT, total=tg.sum("x"), parallelism=site.parallelism("over"))
         over.to("totals", site.sink(), parallelism=site.parallelism("over"))
         sides = {"ends": "key long, n long"}
@@ -93,6 +99,15 @@ class Ranks(SimulatedJob):
             return
         expect_rows("numbered", rows("all"), numbered)
         expect_order("numbered", rows("all"), numbered, lambda row: row[0])
+        sums = {key: sum(row[2] for row in seen) for key, seen in history.items()}
+        left: Counter[Row] = Counter()
+        for kind, *values in rows("changes"):
+            left[tuple(values)] += 1 if kind == "+I" else -1
+        wanted = []
+        for part in range(2):
+            ordered = sorted(((total, key) for key, total in sums.items() if key % 2 == part), reverse=True)
+            wanted += [(key, total, part, rank) for rank, (total, key) in enumerate(ordered[:COUNT], start=1)]
+        expect_rows("best sums", left.elements(), wanted)
         totals = [
             (*row, sum(each[2] for each in seen[max(0, place - COUNT + 1) : place + 1]))
             for seen in history.values()

@@ -8,13 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from tidegate.arguments import Duration
 from tidegate.dataflow import checks
 from tidegate.dataflow.changelog import Changelog, check_no_row_kind, meaning
 from tidegate.dataflow.flow import Flow, Names
 from tidegate.dataflow.graph import Partitioning
 from tidegate.dataflow.operators.changelog import ChangelogSpec, changes_schema
-from tidegate.errors import GraphError
+from tidegate.errors import GraphError, SchemaError
+from tidegate.types import ddl_of
 
 if TYPE_CHECKING:
     from tidegate.dataflow.stream import Stream
@@ -59,3 +62,14 @@ def as_changelog(stream: Stream, name: str, ttl: Duration | None, parallelism: i
         upserts_by=given.key,
         retracts=True,
     )
+
+
+def check_found_by_values(where: str, rows: pa.Schema, stream: str) -> None:
+    """Check that the rows of a stream with deletions can be found by their values."""
+    for field in rows:
+        if checks.has_map(field.type):
+            raise SchemaError(
+                f"{where}: column {field.name!r} of the {stream} is of type {ddl_of(field.type)}, and the stream has "
+                f"deletions: a deleted row is found by its values, and maps can't be compared. Take the entries that matter "
+                f"into columns with select"
+            )

@@ -12,7 +12,7 @@ from tidegate.arguments import ClockDuration, Duration
 from tidegate.dataflow import checks
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import Aggregate
-from tidegate.dataflow.changelog import check_no_row_kind, check_reads_no_row_kind, meaning
+from tidegate.dataflow.changelog import check_no_row_kind, check_reads_no_row_kind, meaning, without_row_kind
 from tidegate.dataflow.contracts import Sink
 from tidegate.dataflow.flow import Flow, Names, SchemaLike, Takes, columns_text, connectable
 from tidegate.dataflow.functions import BroadcastProcess, CoProcess, KeyedBatchProcess, KeyedProcess
@@ -23,7 +23,15 @@ from tidegate.dataflow.operators.broadcast import BroadcastProcessSpec
 from tidegate.dataflow.operators.changelog import changes_schema
 from tidegate.dataflow.operators.keyed_batch import KeyedBatchSpec
 from tidegate.dataflow.operators.process import CoProcessSpec, KeyedProcessSpec
-from tidegate.dataflow.ranking import deduplicate_spec, over_spec, ranked_schema, rate_limit_spec, top_spec
+from tidegate.dataflow.ranking import (
+    deduplicate_of_changes_spec,
+    deduplicate_spec,
+    over_spec,
+    ranked_schema,
+    rate_limit_spec,
+    top_of_changes_spec,
+    top_spec,
+)
 from tidegate.dataflow.regular_joins import regular_join
 from tidegate.dataflow.timed_joins import check_kind_of_join, interval_join, temporal_join
 from tidegate.dataflow.triggers import AnyTrigger
@@ -174,19 +182,24 @@ class KeyedStream(Flow):
         The first one by arrival is emitted at once, and all later ones are dropped. With `keep="last"`, or if first and last
         are by the order of a column, such as `order_by="ts"`, a record may be replaced later: the result is upserts by key.
         The state of a key is forgotten `ttl` after a record of it was emitted.
+
+        Of changes, all records are kept: if the one that was emitted is deleted, the next one takes its place. The result is
+        changes, with one row for each key.
         """
         name = self._pipeline._new_name("operator", name)
         aliases = self._pipeline._new_aliases("operator", name, alias)
-        spec = deduplicate_spec(name, self._schema, self._key, keep=keep, order_by=order_by, ttl=ttl)
+        retracts, rows = self._rows()
+        spec = deduplicate_spec(name, rows, self._key, keep=keep, order_by=order_by, ttl=ttl, retracts=retracts)
         return self._pipeline._add(
-            spec,
+            deduplicate_of_changes_spec(name, rows, spec) if retracts else spec,
             name=name,
-            schema=self._schema,
+            schema=changes_schema(rows) if retracts else rows,
             inputs=(self,),
             parallelism=parallelism,
             named_by_user=True,
             aliases=aliases,
-            upserts_by=self._key if spec.keep_last or spec.order_by is not None else (),
+            upserts_by=self._key if retracts or spec.keep_last or spec.order_by is not None else (),
+            retracts=retracts,
         )
 
     def top(
@@ -206,18 +219,27 @@ class KeyedStream(Flow):
         The result has the columns of the records and their rank, from 1. Whenever the record at a rank changes, the new one
         is emitted: an upsert by key and rank. Of records that are equal in order, the one that arrived first is first. A key
         whose ranks haven't changed for the `ttl` begins again.
+
+        Of changes, all records are kept: if one of the best is deleted, those behind it move up. The result is changes.
         """
         name = self._pipeline._new_name("operator", name)
         aliases = self._pipeline._new_aliases("operator", name, alias)
+        where = f"operator {name!r}"
+        retracts, rows = self._rows()
+        spec = top_spec(name, rows, self._key, count=count, by=by, descending=descending, ttl=ttl)
+        schema = ranked_schema(where, rows, rank)
+        if retracts:
+            check_no_row_kind(where, schema.names)
         return self._pipeline._add(
-            top_spec(name, self._schema, self._key, count=count, by=by, descending=descending, ttl=ttl),
+            top_of_changes_spec(name, rows, spec) if retracts else spec,
             name=name,
-            schema=ranked_schema(f"operator {name!r}", self._schema, rank),
+            schema=changes_schema(schema) if retracts else schema,
             inputs=(self,),
             parallelism=parallelism,
             named_by_user=True,
             aliases=aliases,
             upserts_by=(*self._key, rank),
+            retracts=retracts,
         )
 
     def rate_limit(
@@ -386,6 +408,11 @@ class KeyedStream(Flow):
             upserts_by=self._key if is_upsert else (),
             retracts=retracts,
         )
+
+    def _rows(self) -> tuple[bool, pa.Schema]:
+        """Return whether the records are changes, and the columns of their rows."""
+        retracts = meaning(self._pipeline._nodes, *self._edges).retracts
+        return retracts, without_row_kind(self._schema) if retracts else self._schema
 
     def __repr__(self) -> str:
         return f"<stream of {self._origin()} keyed by {columns_text(self._key)}: {ddl_of(self._schema)}>"

@@ -12,10 +12,13 @@ from tidegate.arguments import ClockDuration, Duration
 from tidegate.dataflow import checks
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.numpy_columns import is_fixed
+from tidegate.dataflow.changing import check_found_by_values
 from tidegate.dataflow.operators.deduplicate import DeduplicateSpec
+from tidegate.dataflow.operators.join_sides import JoinSide
 from tidegate.dataflow.operators.ordering import Ordering
 from tidegate.dataflow.operators.over import MAX_ROWS as MAX_OVER_ROWS
 from tidegate.dataflow.operators.over import OverSpec
+from tidegate.dataflow.operators.rank_changes import STATE, RankChangesSpec
 from tidegate.dataflow.operators.rate_limit import RateLimitSpec
 from tidegate.dataflow.operators.top import MAX_COUNT, TopSpec
 from tidegate.dataflow.operators.window import END, START, time_type
@@ -30,7 +33,14 @@ Descending: TypeAlias = "bool | Sequence[bool]"
 
 
 def deduplicate_spec(
-    name: str, schema: pa.Schema, key: tuple[str, ...], *, keep: object, order_by: object, ttl: Duration | None
+    name: str,
+    schema: pa.Schema,
+    key: tuple[str, ...],
+    *,
+    keep: object,
+    order_by: object,
+    ttl: Duration | None,
+    retracts: bool = False,
 ) -> DeduplicateSpec:
     where = f"operator {name!r}"
     if keep not in ("first", "last"):
@@ -39,7 +49,7 @@ def deduplicate_spec(
         column = None
     else:
         (column,) = _order_columns(where, "order_by", [order_by], schema)
-    if ttl is not None and keep == "last" and column is None:
+    if ttl is not None and keep == "last" and column is None and not retracts:
         raise GraphError(f"{where}: the last record by arrival needs no state that a ttl could end: omit ttl=")
     order_type = None if column is None else schema.field(column).type
     return DeduplicateSpec(key, keep == "last", column, order_type, _ttl_ms(name, ttl))
@@ -58,6 +68,38 @@ def top_spec(
     where = f"operator {name!r}"
     ordering = _ordering(where, by, descending, schema)
     return TopSpec(key, ordering, _count(where, count), _ttl_ms(name, ttl), _fields(schema, key))
+
+
+def rank_changes_spec(
+    name: str,
+    rows: pa.Schema,
+    key: tuple[str, ...],
+    *,
+    kind: str,
+    count: int,
+    ordering: Ordering,
+    latest: bool,
+    ttl_ms: int | None,
+) -> RankChangesSpec:
+    """Return `top`, or `deduplicate` as a top of one, for changes of such rows."""
+    check_found_by_values(f"operator {name!r}", rows, "stream")
+    plain = [_plain(field) for field in rows]
+    of_key = tuple(next(field for field in plain if field.name == column) for column in key)
+    side = JoinSide(STATE, of_key, tuple(field for field in plain if field.name not in key), retracts=True, counts=False)
+    return RankChangesSpec(key, side, ordering, count, ttl_ms, kind, ranked=kind == TopSpec.kind, latest=latest)
+
+
+def top_of_changes_spec(name: str, rows: pa.Schema, of: TopSpec) -> RankChangesSpec:
+    return rank_changes_spec(
+        name, rows, of.key, kind=of.kind, count=of.count, ordering=of.ordering, latest=False, ttl_ms=of.ttl_ms
+    )
+
+
+def deduplicate_of_changes_spec(name: str, rows: pa.Schema, of: DeduplicateSpec) -> RankChangesSpec:
+    ordering = Ordering((), ()) if of.order_by is None else Ordering((of.order_by,), (of.keep_last,))
+    return rank_changes_spec(
+        name, rows, of.key, kind=of.kind, count=1, ordering=ordering, latest=of.keep_last, ttl_ms=of.ttl_ms
+    )
 
 
 def window_top_spec(

@@ -12,13 +12,13 @@ import pyarrow as pa
 from tidegate.arguments import Duration
 from tidegate.dataflow import checks
 from tidegate.dataflow.changelog import check_no_row_kind, meaning, without_row_kind
+from tidegate.dataflow.changing import check_found_by_values
 from tidegate.dataflow.flow import Names
 from tidegate.dataflow.join_inputs import check_how, joined_columns, joined_with
 from tidegate.dataflow.operators.changelog import changes_schema
 from tidegate.dataflow.operators.join_sides import JoinSide
 from tidegate.dataflow.operators.regular_join import ALONE, LEFT_ONLY, RegularJoinSpec
-from tidegate.errors import GraphError, SchemaError
-from tidegate.types import ddl_of
+from tidegate.errors import GraphError
 
 if TYPE_CHECKING:
     from tidegate.dataflow.keyed_stream import KeyedStream
@@ -78,13 +78,7 @@ def regular_join(
 def _side(where: str, name: str, stream: KeyedStream, rows: pa.Schema, *, counts: bool) -> JoinSide:
     retracts = meaning(stream._pipeline._nodes, *stream._edges).retracts
     if retracts:
-        for field in rows:
-            if checks.has_map(field.type):
-                raise SchemaError(
-                    f"{where}: column {field.name!r} of the {name} stream is of type {ddl_of(field.type)}, and the stream "
-                    f"has deletions: a deleted row is found by its values, and maps can't be compared. Take the entries "
-                    f"that matter into columns with select"
-                )
+        check_found_by_values(where, rows, f"{name} stream")
     key = tuple(rows.field(column) for column in stream.key)
     return JoinSide(name, key, tuple(field for field in rows if field.name not in stream.key), retracts, counts)
 

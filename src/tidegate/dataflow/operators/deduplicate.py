@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from tidegate.dataflow.changelog import APPEND_OR_RETRACT, Changelog
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator, OperatorContext
 from tidegate.dataflow.operators.keyed_columns import KeyedColumnsOperator, columns_key_type
@@ -41,6 +42,7 @@ class DeduplicateSpec:
     ttl_ms: int | None
     kind: ClassVar[str] = "deduplicate"
     in_columns: ClassVar[bool] = True
+    changelogs: ClassVar[frozenset[Changelog]] = APPEND_OR_RETRACT  # for changes there is RankChangesSpec
 
     @property
     def stateful(self) -> bool:

@@ -1,4 +1,5 @@
-"""One side of a regular join: what it keeps of its records, and how they are found again.
+"""One side of a regular join: what it keeps of its records, and how they are found again. What ranks changes
+(rank_changes.py) keeps its records in the same way.
 
 A record is kept in a state of records (state/record_table.py), by the key of the join. Beside it are as many fields as the
 join needs: the number of its matches, if the result depends on whether there are any, and the hash of its columns, if it may
@@ -124,8 +125,15 @@ class StoredSide:
             [pa.field(str(number), field.type) for number, field in enumerate((*side.key, *side.columns))]
         )
 
-    def arrived(self, batch: pa.RecordBatch) -> Arrived:
-        """Return the records of a batch, deletions first, without those that a later one in it takes back."""
+    @property
+    def table(self) -> RecordTable:
+        """The only table, if there is no ttl."""
+        assert self._ttl_ms is None
+        return self._state.window(NO_END)
+
+    def arrived(self, batch: pa.RecordBatch, *, forgets: bool) -> Arrived:
+        """Return the records of a batch, deletions first, without those that a later one in it takes back. `forgets`:
+        whether records from before the batch may have been forgotten."""
         keys = [plain(batch.column(field.name)).cast(field.type) for field in self.side.key]
         columns = [plain(batch.column(field.name)) for field in self.side.columns]
         if not self.side.retracts:
@@ -137,7 +145,7 @@ class StoredSide:
         deleted = np.bincount(ids[takes_back_earlier(ids, arrived.signs)], minlength=int(ids.max()) + 1)
         inserted = deleted.copy()
         np.add.at(inserted, ids, arrived.signs)
-        if self._ttl_ms is None:
+        if not forgets:
             # What is deleted is stored, so it may stay instead of coming back.
             stays = np.minimum(deleted, inserted)
             deleted, inserted = deleted - stays, inserted - stays

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from tidegate.dataflow.changelog import APPEND_OR_RETRACT, Changelog
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator, OperatorContext
 from tidegate.dataflow.operators.keyed_columns import KeyedColumnsOperator, columns_key_type
@@ -50,6 +51,7 @@ class TopSpec:
     kind: ClassVar[str] = "top"
     stateful: ClassVar[bool] = True
     in_columns: ClassVar[bool] = True
+    changelogs: ClassVar[frozenset[Changelog]] = APPEND_OR_RETRACT  # for changes there is RankChangesSpec
 
     @property
     def descriptors(self) -> tuple[Columns, ...]:

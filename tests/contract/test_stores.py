@@ -94,6 +94,14 @@ def test_what_is_not_there_is_not_found(store: Store) -> None:
             store.size(missing)
 
 
+def test_the_sizes_of_many_names_come_in_their_order_and_none_where_nothing_is(store: Store) -> None:
+    for size_bytes in (0, 1, 300):
+        store.write(f"state/{size_bytes}", [b"x" * size_bytes])
+    assert store.sizes(["state/300", "state/none", "state/0", "top", "state/1", "state/1"]) == [300, None, 0, None, 1, 1]
+    assert store.sizes([f"state/{i}" for i in range(200)] + ["state/300"]) == [0, 1, *[None] * 198, 300]
+    assert store.sizes([]) == []
+
+
 def test_writing_a_name_again_replaces_it(store: Store) -> None:
     store.write("state/a", [b"the first try was longer"])
     store.write("state/a", [b"second"])

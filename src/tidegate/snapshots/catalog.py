@@ -35,9 +35,10 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
-from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound, StoreError
+from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, JobError, NotFound, StoreError
 from tidegate.snapshots.claims import Claim, Program
 from tidegate.snapshots.manifest import Manifest
+from tidegate.snapshots.presence import require_present
 from tidegate.store import layout
 from tidegate.store.base import Store
 from tidegate.store.checked import checked_chunks
@@ -65,6 +66,7 @@ class SnapshotCatalog:
         self._newest_epoch = 0
         # Manifests never change, so each is read once. `release` forgets those that it deleted.
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
+        self._present: frozenset[str] = frozenset()  # files of the newest snapshot: they were there when it was completed
         self._discarded: deque[str] = deque(maxlen=REMEMBERED_DISCARDS)
         self._confirmed: set[ManifestName] = set()  # the notes that this catalog may delete
 
@@ -159,9 +161,10 @@ class SnapshotCatalog:
     def commit(self, manifest: Manifest) -> None:
         """Complete the epoch. Announce the snapshot, and let sinks commit, only after this returns.
 
-        FencedOff if a newer attempt was claimed. After any other StoreError the outcome is unknown: the snapshot may exist
-        and is then valid, but must not be announced; continue with a higher epoch. A manifest that lists a file that was
-        discarded with an aborted epoch is not created (row 2).
+        Every file that the snapshot before didn't list must be in the store, with its length, as this process sees the
+        store. FencedOff if a newer attempt was claimed. After any other StoreError the outcome is unknown: the snapshot
+        may exist and is then valid, but must not be announced; continue with a higher epoch. A manifest that lists a file
+        that was discarded with an aborted epoch is not created (row 2).
         """
         gone = _names_in(manifest).intersection(self._discarded)
         if gone:
@@ -169,9 +172,10 @@ class SnapshotCatalog:
         assert manifest.epoch > self._newest_epoch, f"epoch {manifest.epoch} after {self._newest_epoch}"
         name = ManifestName(epoch=manifest.epoch, attempt=manifest.attempt)
         self._require_current(manifest.attempt)
+        self._require_present(manifest)
         self._newest_epoch = manifest.epoch
         self.store.create(_file_of(name), manifest.to_bytes())
-        self._listed_files[name] = _names_in(manifest)
+        self._listed_files[name] = self._present = _names_in(manifest)
         self._require_current(manifest.attempt)
 
     def confirm(self, epoch: int, *, attempt: int) -> None:
@@ -274,6 +278,13 @@ class SnapshotCatalog:
     def _require_current(self, attempt: int) -> None:
         if not self.is_current(attempt):
             raise self.taken_over(attempt)
+
+    def _require_present(self, manifest: Manifest) -> None:
+        try:
+            require_present(self.store, manifest, known=self._present)
+        except (StoreError, JobError):
+            self._require_current(manifest.attempt)  # the sweep of a newer attempt may have deleted the file
+            raise
 
     def _forget_confirmed(self, manifests: Iterable[ManifestName]) -> None:
         for manifest in sorted(manifests):

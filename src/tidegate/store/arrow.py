@@ -22,7 +22,7 @@ from __future__ import annotations
 import builtins
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,11 @@ class ArrowStore:
         if info.type != pafs.FileType.File:
             raise NotFound(f"{name} is not in {self._shown}")
         return int(info.size)
+
+    def sizes(self, names: Sequence[str]) -> builtins.list[int | None]:
+        with self._errors("sizes", names[0] if names else ""):
+            infos = self._filesystem.get_file_info([self._path(name) for name in names])
+        return [int(info.size) if info.type == pafs.FileType.File else None for info in infos]
 
     def _create_by_link(self, path: str, content: bytes, *, name: str) -> None:
         temporary = f"{path}~{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""The store of snapshots: six methods over names, and what each guarantees.
+"""The store of snapshots: seven methods over names, and what each guarantees.
 
 A name is a relative path with forward slashes, made only by `store.layout`. Guarantees every store gives:
 
@@ -13,7 +13,8 @@ A name is a relative path with forward slashes, made only by `store.layout`. Gua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 
@@ -39,6 +40,9 @@ class Store(Readable, Protocol):
 
     def size(self, name: str) -> int: ...
 
+    def sizes(self, names: Sequence[str]) -> builtins.list[int | None]:
+        """Return the size of each file in bytes, in the order of the names; None for what is not there."""
+
 
 class CountedStore:
     """A store that counts the bytes that were read and written. `moved` is called after each read and each chunk."""
@@ -49,7 +53,8 @@ class CountedStore:
         self.address = store.address
         self._store = store
         self._moved = moved
-        self.create, self.list, self.delete, self.size = store.create, store.list, store.delete, store.size
+        self.create, self.list, self.delete = store.create, store.list, store.delete
+        self.size, self.sizes = store.size, store.sizes
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         content = self._store.read(name, offset, length)

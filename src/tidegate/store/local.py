@@ -14,7 +14,7 @@ import builtins
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -108,6 +108,15 @@ class LocalStore:
         path = self._path(name)
         with self._errors("size", name):
             return path.stat().st_size
+
+    def sizes(self, names: Sequence[str]) -> builtins.list[int | None]:
+        return [self._size_of(name) for name in names]
+
+    def _size_of(self, name: str) -> int | None:
+        try:
+            return self.size(name)
+        except NotFound:
+            return None
 
     def try_writing(self) -> None:
         """Create the folder, and a file in it that is deleted at once. OSError if that fails."""

@@ -86,7 +86,7 @@ class LocalCopyStore:
 
     def __init__(self, store: Store, folder: str | os.PathLike[str], *, limit_bytes: int) -> None:
         assert limit_bytes >= 0
-        self.address, self.list, self.size = store.address, store.list, store.size
+        self.address, self.list, self.size, self.sizes = store.address, store.list, store.size, store.sizes
         self._store = store
         self._top = Path(folder).expanduser().absolute()
         self._folder = self._top / f"{_FOLDER_PREFIX}{hashlib.sha256(store.address.encode()).hexdigest()[:16]}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import builtins
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -129,6 +129,11 @@ class MemoryStore:
         content = self._content(name)
         with self._operation(Operation.SIZE, name):
             return len(content)
+
+    def sizes(self, names: Sequence[str]) -> builtins.list[int | None]:
+        with self._operation(Operation.SIZE, names[0] if names else ""), self._lock:
+            contents = [self.files.get(check_name(name)) for name in names]
+        return [None if content is None else len(content) for content in contents]
 
     def _put(self, name: str, content: bytes) -> None:
         with self._lock:

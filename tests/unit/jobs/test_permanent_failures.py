@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 import tidegate as tg
 from tests.jobs import completed, until
 from tests.unit.jobs.conftest import Bench
+from tidegate.control.launch import SlotLaunch
+from tidegate.driver.deployment import Deployer
 from tidegate.errors import GraphError, JobFailed
 from tidegate.testing.processes import ProcessJob
 
@@ -200,3 +203,22 @@ def test_what_is_called_for_no_rows_must_not_be_a_generator(bench: Bench) -> Non
 
     with pytest.raises(GraphError, match=r"Opens.open is a generator.*its body would never run. Remove its yield"):
         bench.job().source("in", NUMBERS).process("give", Opens())
+
+
+class OnAnotherHost(ProcessJob):
+    """Its slots see another folder under the same name, as if they were on a host that doesn't share the driver's disk."""
+
+    def _deployer(self, launch: SlotLaunch, coordinator: tuple[str, int]) -> Deployer:
+        return super()._deployer(replace(launch, store=f"{launch.store}-on-another-host"), coordinator)
+
+
+def test_a_folder_of_snapshots_that_only_the_slots_see_ends_the_job_at_its_first_epoch(tmp_path: Path) -> None:
+    job = OnAnotherHost("job", slots=2, snapshots=tg.Snapshots(every="10 ms", to=str(tmp_path)), restart=RESTARTS)
+    job.source("in", tg.sources.generator(make_row=lambda i: (i,), schema="n long", rate=100)).to("out", tg.sinks.collect())
+    handle = job.start()
+    with pytest.raises(JobFailed) as failed:
+        handle.wait("1 minute")
+    assert len(handle.attempts) == 1 and handle.failures[0].permanent
+    assert not any(epoch.completed_ms for epoch in handle.epochs)
+    for told in ("state/a0000000001-e0000000001-s0000", str(tmp_path), socket.gethostname(), "Snapshots(to="):
+        assert told in str(failed.value)

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, NotFound, StoreError
+from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, JobError, NotFound, StoreError
 from tidegate.snapshots.catalog import KEPT_ATTEMPTS, SnapshotCatalog, lineage
 from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry
 from tidegate.store import layout
+from tidegate.store.base import Store
 from tidegate.store.layout import ManifestName, OriginName
 from tidegate.store.local import LocalStore
 from tidegate.store.memory import Access, Fail, Flip, LoseReply, MemoryStore, Operation
@@ -28,7 +29,7 @@ class ProcessDied(BaseException):
     """Raised by a fault hook: the caller is no more."""
 
 
-def _write(store: MemoryStore, *, attempt: int, epoch: int, subtask: int = 0, operator: str = "count") -> FileEntry:
+def _write(store: Store, *, attempt: int, epoch: int, subtask: int = 0, operator: str = "count") -> FileEntry:
     name = layout.state_file_name(attempt=attempt, operator=operator, subtask=subtask, epoch=epoch)
     content = f"state of {name}".encode()
     store.write(name, [content])
@@ -694,3 +695,65 @@ def test_an_attempt_can_be_claimed_above_another_stores() -> None:
     assert catalog.claim_attempt(above=7) == 8
     assert catalog.claim_attempt(above=3) == 9
     assert catalog.attempts() == [8, 9]
+
+
+# A snapshot is complete only if others can read it.
+
+
+def test_a_manifest_that_lists_a_file_which_is_not_in_the_store_is_not_created() -> None:
+    store = MemoryStore()
+    catalog = SnapshotCatalog(store)
+    attempt = catalog.claim_attempt()
+    there, gone = (_write(store, attempt=attempt, epoch=1, subtask=subtask) for subtask in (0, 1))
+    del store.files[gone.name]
+    with pytest.raises(NotFound, match=f"{gone.name}, which subtask 1 of 'count' has written"):
+        catalog.commit(_manifest(attempt=attempt, epoch=1, files=[there, gone]))
+    assert catalog.epochs() == []
+
+
+def test_a_manifest_that_lists_a_file_of_another_length_is_not_created() -> None:
+    store = MemoryStore()
+    catalog = SnapshotCatalog(store)
+    attempt = catalog.claim_attempt()
+    file = _write(store, attempt=attempt, epoch=1)
+    store.files[file.name] += b"more"
+    with pytest.raises(CorruptFile, match=f"{file.name} .* has {file.bytes + 4} bytes, but"):
+        catalog.commit(_manifest(attempt=attempt, epoch=1, files=[file]))
+    assert catalog.epochs() == []
+
+
+def test_only_new_files_are_looked_at_before_a_manifest_is_created() -> None:
+    store = MemoryStore()
+    catalog = SnapshotCatalog(store)
+    attempt = catalog.claim_attempt()
+    base = _complete(catalog, store, attempt=attempt, epoch=1)
+    looked: list[str] = []
+    store.faults = lambda access: looked.append(access.name) if access.operation is Operation.SIZE else None
+    delta = _complete(catalog, store, attempt=attempt, epoch=2, also=[base])
+    assert looked == [delta.name]
+
+
+def test_a_folder_that_the_hosts_do_not_share_is_an_error_that_says_what_to_set(tmp_path: Path) -> None:
+    here, elsewhere = LocalStore(tmp_path / "here"), LocalStore(tmp_path / "elsewhere")
+    catalog = SnapshotCatalog(here)
+    attempt = catalog.claim_attempt()
+    file = _write(elsewhere, attempt=attempt, epoch=1)
+    with pytest.raises(JobError, match=rf"{file.name}.*{tmp_path}/here.*Snapshots\(to='s3://"):
+        catalog.commit(_manifest(attempt=attempt, epoch=1, files=[file]))
+    assert catalog.epochs() == []
+
+
+def test_a_file_that_a_newer_attempt_swept_means_that_this_attempt_is_over() -> None:
+    store = MemoryStore()
+    old, new = SnapshotCatalog(store), SnapshotCatalog(store)
+    attempt = old.claim_attempt()
+    file = _write(store, attempt=attempt, epoch=1)
+
+    def take_over(access: Access) -> None:
+        if access.operation is Operation.SIZE:
+            store.faults = None
+            new.sweep(new.claim_attempt())
+
+    store.faults = take_over
+    with pytest.raises(FencedOff):
+        old.commit(_manifest(attempt=attempt, epoch=1, files=[file]))

@@ -8,7 +8,7 @@ change, and knows what must never be done.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -103,6 +103,9 @@ class ProcessStore:
 
     def size(self, name: str) -> int:
         return self._access(Operation.SIZE, name, lambda: self._memory.size(name))
+
+    def sizes(self, names: Sequence[str]) -> builtins.list[int | None]:
+        return self._access(Operation.SIZE, names[0] if names else "", lambda: self._memory.sizes(names))
 
     def _access(self, operation: Operation, name: str, act: Callable[[], T]) -> T:
         if self._coroutines.running is not None:

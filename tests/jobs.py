@@ -160,7 +160,7 @@ def check_ledger_kept(rows_written: list[tuple[Any, ...]], rows: int) -> None:
     assert expected - counted == Counter(), "records were lost"
 
 
-def check_clean(snapshots: Path, job: str, out: Path | None = None) -> None:
+def check_clean(snapshots: Path | str, job: str, out: Path | None = None) -> None:
     """Every snapshot is whole, the store holds nothing else, and no output is left pending."""
     store = open_store(job_address(str(snapshots), job))
     catalog = SnapshotCatalog(store)

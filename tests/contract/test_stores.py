@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
 from pyarrow import fs as pafs
 
+from tests.servers.s3 import S3Server
 from tidegate.errors import AlreadyExists, CorruptFile, NotFound, StoreError
 from tidegate.store.arrow import ArrowStore
 from tidegate.store.base import Store
 from tidegate.store.local import LocalStore
 from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.memory import MemoryStore
+from tidegate.store.s3 import S3Store
 
 
 def _arrow_on_a_subtree(folder: Path) -> Store:
@@ -27,9 +30,19 @@ def _with_copies(store: Store, folder: Path, *, limit_bytes: int = 1 << 30) -> S
     return LocalCopyStore(store, folder.with_name("copies"), limit_bytes=limit_bytes)
 
 
+@cache
+def _s3_server() -> S3Server:
+    return S3Server()  # it ends with this process
+
+
+def _s3(folder: Path) -> Store:
+    return S3Store(_s3_server().address(f"tests/{folder.parent.name}/{folder.name}"))
+
+
 STORES: dict[str, Callable[[Path], Store]] = {
     "local": LocalStore,
     "memory": lambda folder: MemoryStore(folder.name),
+    "s3": _s3,
     "arrow-local": lambda folder: ArrowStore(pafs.LocalFileSystem(), str(folder)),
     "arrow-subtree": _arrow_on_a_subtree,
     "arrow-without-links": lambda folder: ArrowStore(pafs._MockFileSystem(), "bucket/job"),
@@ -42,7 +55,7 @@ STORES: dict[str, Callable[[Path], Store]] = {
         LocalStore(folder), "/dev/null/copies", limit_bytes=1 << 30
     ),
 }
-EXCLUSIVE = ("local", "memory", "arrow-local", "local-with-copies")
+EXCLUSIVE = ("local", "memory", "arrow-local", "local-with-copies", "s3")
 
 
 @pytest.fixture(params=STORES)

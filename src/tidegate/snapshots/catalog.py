@@ -31,25 +31,22 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, JobError, NotFound, StoreError
 from tidegate.snapshots.claims import Claim, Program
 from tidegate.snapshots.manifest import Manifest
 from tidegate.snapshots.presence import require_present
 from tidegate.store import layout
-from tidegate.store.base import Store
+from tidegate.store.base import ObjectStore, Store
 from tidegate.store.checked import checked_chunks
 from tidegate.store.layout import ManifestName, OriginName
 from tidegate.store.writable import unwritable
 
 KEPT_ATTEMPTS = 10
 """How many claims `sweep` keeps. With several, a claimant that was suspended can't take a number a second time."""
-
-REMEMBERED_DISCARDS = 100_000
-
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +64,6 @@ class SnapshotCatalog:
         # Manifests never change, so each is read once. `release` forgets those that it deleted.
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
         self._present: frozenset[str] = frozenset()  # files of the newest snapshot: they were there when it was completed
-        self._discarded: deque[str] = deque(maxlen=REMEMBERED_DISCARDS)
         self._confirmed: set[ManifestName] = set()  # the notes that this catalog may delete
 
     def claim_attempt(self, *, above: int = 0) -> int:
@@ -162,13 +158,10 @@ class SnapshotCatalog:
         """Complete the epoch. Announce the snapshot, and let sinks commit, only after this returns.
 
         Every file that the snapshot before didn't list must be in the store, with its length, as this process sees the
-        store. FencedOff if a newer attempt was claimed. After any other StoreError the outcome is unknown: the snapshot
-        may exist and is then valid, but must not be announced; continue with a higher epoch. A manifest that lists a file
-        that was discarded with an aborted epoch is not created (row 2).
+        store; one that was discarded with an aborted epoch is not (row 2). FencedOff if a newer attempt was claimed. After
+        any other StoreError the outcome is unknown: the snapshot may exist and is then valid, but must not be announced;
+        continue with a higher epoch.
         """
-        gone = _names_in(manifest).intersection(self._discarded)
-        if gone:
-            raise NotFound(f"epoch {manifest.epoch} builds on {min(gone)}, which was deleted with an aborted epoch")
         assert manifest.epoch > self._newest_epoch, f"epoch {manifest.epoch} after {self._newest_epoch}"
         name = ManifestName(epoch=manifest.epoch, attempt=manifest.attempt)
         self._require_current(manifest.attempt)
@@ -212,11 +205,11 @@ class SnapshotCatalog:
         # Names come from slots, which may delete state files only.
         state_files = {name for name in files if layout.parse_state_file_name(name) is not None}
         unneeded = state_files - self._files_listed_by(self.live_manifests())
-        self._discarded.extend(unneeded)
         return self._delete((), unneeded)
 
     def sweep(self, current_attempt: int) -> list[str]:
-        """Delete what older attempts left: state files that no snapshot lists, dead manifests, old claims.
+        """Delete what older attempts left: state files that no snapshot lists or that are incomplete, dead manifests, old
+        claims.
 
         Files of the current attempt stay, since a manifest may still list them. Return the deleted names; FencedOff if not
         current.
@@ -228,17 +221,15 @@ class SnapshotCatalog:
         live = lineage(origins, manifests)
         needed = self._files_listed_by(live)
         dead = [manifest for manifest in manifests if manifest not in live and manifest.attempt < current_attempt]
-        stale = {
-            name
-            for name in files
-            if (parsed := layout.parse_state_file_name(name)) is not None and parsed.attempt < current_attempt
-        }
+        stale = {name for name in files if _is_older(current_attempt, name)}
         noted = self._noted()
         newest = max((each for each in noted if each in live), default=None)
         self._confirmed |= set() if newest is None else {newest}
         self._forget_confirmed(
             {each for each in noted if each != newest and (each in live or each.attempt < current_attempt)}
         )
+        if isinstance(self.store, ObjectStore):
+            self.store.remove_uploads(partial(_is_older, current_attempt))
         return self._delete(dead, stale - needed) + self._prune_claims(current_attempt, live, origins)
 
     def _create_claim(self, above: int) -> int:
@@ -358,6 +349,12 @@ def read_manifest(store: Store, name: str) -> Manifest:
 
 def _file_of(manifest: ManifestName) -> str:
     return layout.manifest_name(epoch=manifest.epoch, attempt=manifest.attempt)
+
+
+def _is_older(attempt: int, name: str) -> bool:
+    """Return whether this is the name of a state file of an older attempt."""
+    parsed = layout.parse_state_file_name(name)
+    return parsed is not None and parsed.attempt < attempt
 
 
 def _names_in(manifest: Manifest) -> frozenset[str]:

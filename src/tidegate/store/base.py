@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Readable(Protocol):
@@ -42,6 +42,17 @@ class Store(Readable, Protocol):
 
     def sizes(self, names: Sequence[str]) -> builtins.list[int | None]:
         """Return the size of each file in bytes, in the order of the names; None for what is not there."""
+
+
+@runtime_checkable
+class ObjectStore(Store, Protocol):
+    """A store on a server that may not be able to keep the contract, and where uploads may be broken off."""
+
+    def check(self) -> None:
+        """JobError if the server doesn't do what `create` needs, StoreError if nothing can be written."""
+
+    def remove_uploads(self, unwanted: Callable[[str], bool]) -> builtins.list[str]:
+        """Remove the parts of unfinished writes to unwanted names, and return these names."""
 
 
 class CountedStore:

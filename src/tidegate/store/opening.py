@@ -20,8 +20,6 @@ from tidegate.store.local import LocalStore
 from tidegate.store.memory import MemoryStore
 
 _URI = re.compile(r"file:|[A-Za-z][A-Za-z0-9+.-]+://")
-_SPARK_NAMES = {"s3a": "s3", "s3n": "s3"}
-
 _memory_stores: dict[str, MemoryStore] = {}
 
 
@@ -41,7 +39,11 @@ def open_store(uri: str) -> Store:
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise StoreError(f"{uri!r}: a file URI has three slashes and an absolute path, as in file:///data/snapshots")
         return LocalStore(unquote(parts.path))
-    return _open_arrow_store(uri, scheme=parts.scheme)
+    if parts.scheme in ("s3", "s3a", "s3n"):  # the last two are Hadoop's names
+        from tidegate.store.s3 import S3Store  # boto3 is an extra
+
+        return S3Store(uri)
+    return _open_arrow_store(uri)
 
 
 def forget_memory_store(name: str) -> None:
@@ -49,13 +51,12 @@ def forget_memory_store(name: str) -> None:
     _memory_stores.pop(name, None)
 
 
-def _open_arrow_store(uri: str, *, scheme: str) -> ArrowStore:
-    known = uri.replace(scheme, _SPARK_NAMES[scheme], 1) if scheme in _SPARK_NAMES else uri
+def _open_arrow_store(uri: str) -> ArrowStore:
     try:
-        filesystem, root = pafs.FileSystem.from_uri(known)
+        filesystem, root = pafs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError, ValueError) as error:
-        reason = str(error).replace(known, shown(known))
+        reason = str(error).replace(uri, shown(uri))
         raise StoreError(f"can't open {shown(uri)} as a snapshot store: {reason}") from None
     if not root.strip("/"):
-        raise StoreError(f"{shown(uri)} names no folder: snapshots need one, as in s3://bucket/folder")
+        raise StoreError(f"{shown(uri)} names no folder: snapshots need one, as in gs://bucket/folder")
     return ArrowStore(filesystem, root, address=uri)

@@ -101,7 +101,7 @@ def test_a_slot_that_builds_on_an_aborted_epoch_completes_nothing() -> None:
     acknowledged_with(world, 0, 2, [name_of(1, 0)])
     acknowledged_with(world, 1, 2, [])
     world.turn()
-    assert "aborted epoch" in str(world.coordinator.epochs[-1].aborted)
+    assert f"NotFound: {name_of(1, 0)}" in str(world.coordinator.epochs[-1].aborted)
     assert world.epochs_kept() == []
 
 

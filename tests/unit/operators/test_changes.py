@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
@@ -84,6 +85,21 @@ def test_a_batch_that_changes_no_result_emits_nothing() -> None:
     bench = Bench(spec, schema, returns="row_kind string not null, k string, rows long")
     bench.feed(("+I", "a", None), ("+I", "b", None))
     assert bench.feed(("-D", "a", None), ("+I", "a", 7), ("+I", "b", 1)) == [("-D", "b", 1), ("+I", "b", 2)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_next_value_is_chosen_from_what_a_snapshot_has_kept(backend: str) -> None:
+    named = {"best": tg.max_by("n", by="t"), "first": tg.first("n"), "last": tg.last("n"), "old": tg.min_by("t", by="n")}
+    schema = parse_schema("row_kind string, k string, n long, t timestamp")
+    spec = AggregateOfChangesSpec(Aggregation("test", named, schema, retracting=True), ("k",), None)
+    returns = "row_kind string not null, k string, best long, first long, last long, old timestamp"
+    early, late = (datetime(2024, 5, day, tzinfo=UTC) for day in (1, 2))
+    bench = Bench(spec, schema, returns=returns, make_backend=BACKENDS[backend])
+    bench.feed(("+I", "a", 1, early), ("+I", "a", 2, late), ("+I", "a", None, None))
+    bench = Bench(spec, schema, returns=returns, restored=bench.freeze(), make_backend=BACKENDS[backend])
+    assert bench.feed(("-D", "a", 2, late)) == [("-D", "a", 2, 1, None, early), ("+I", "a", 1, 1, None, early)]
+    assert bench.feed(("-D", "a", 1, early))[-1] == ("+I", "a", None, None, None, None)
+    bench.operator.close()
 
 
 def test_deletions_of_what_the_ttl_has_ended_are_ignored() -> None:

@@ -227,7 +227,7 @@ def _retracting(where: str, aggregate: Aggregate) -> Aggregate:
         advice = (
             f"aggregate by the value first, key_by(…, {aggregate.inputs[0]!r}), and count or collect what that emits"
             if distinct
-            else "use count, sum, mean, variance, stddev, min, max, any, all or collect_list"
+            else "use count, sum, mean, variance, stddev, min, max, min_by, max_by, first, last, any, all or collect_list"
         )
         raise GraphError(
             f"{where}: it can't take a record back, and the stream has deletions; {advice}, or use .as_append() if every "

@@ -124,8 +124,8 @@ class ChosenBy(Aggregate):
 
     def __init__(self, text: str, by: str, *, largest: bool, earliest: bool, name: str) -> None:
         super().__init__(check_input(name, text), check_input(f"{name}, by", by))
-        self._largest = largest
-        self._earliest = earliest
+        self.largest = largest
+        self.earliest = earliest
         self._name = name
 
     @property
@@ -155,7 +155,7 @@ class ChosenBy(Aggregate):
         if not len(rows):
             return
         groups = grouped(rows)
-        best = winners(ranks_of(by), groups.of, len(groups.rows), largest=self._largest, earliest=self._earliest)
+        best = winners(ranks_of(by), groups.of, len(groups.rows), largest=self.largest, earliest=self.earliest)
         chosen = pa.array(best)
         value, by = value.take(chosen), by.take(chosen)
         better = self._better(vectors["by"], groups.rows, values_of(by))
@@ -184,11 +184,11 @@ class ChosenBy(Aggregate):
             found = np.zeros(len(rows), bool)
             for index in np.flatnonzero(there).tolist():
                 new, old = values[index], before[index]
-                found[index] = (new > old if self._largest else new < old) or (new == old and not self._earliest)
+                found[index] = (new > old if self.largest else new < old) or (new == old and not self.earliest)
         else:
             new, old = order_of(values), order_of(before)
-            found = new > old if self._largest else new < old
-            if not self._earliest:
+            found = new > old if self.largest else new < old
+            if not self.earliest:
                 found |= new == old
         return found | ~there
 
@@ -198,12 +198,12 @@ class Arrived(Aggregate):
 
     def __init__(self, text: str, *, latest: bool, ignore_nulls: bool) -> None:
         super().__init__(check_input("last" if latest else "first", text))
-        self._latest = latest
-        self._ignore_nulls = ignore_nulls
+        self.latest = latest
+        self.ignores_nulls = ignore_nulls
 
     @property
     def function(self) -> str:
-        return "last" if self._latest else "first"
+        return "last" if self.latest else "first"
 
     @property
     def accumulators(self) -> Sequence[Accumulator]:
@@ -215,14 +215,14 @@ class Arrived(Aggregate):
 
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         column = inputs[0]
-        if self._ignore_nulls:
+        if self.ignores_nulls:
             rows, (column,) = without_nulls(rows, column)
         if not len(rows):
             return
         seen = vectors["seen"].values
         groups = grouped(rows)
-        rows, chosen = groups.rows, groups.last() if self._latest else groups.first
-        if not self._latest:
+        rows, chosen = groups.rows, groups.last() if self.latest else groups.first
+        if not self.latest:
             fresh = ~seen[rows]
             rows, chosen = rows[fresh], chosen[fresh]
         column = column.take(pa.array(chosen))
@@ -232,7 +232,7 @@ class Arrived(Aggregate):
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
         take = other["seen"].values[other_rows]
         seen = vectors["seen"].values
-        if not self._latest:
+        if not self.latest:
             take = take & ~seen[rows]
         rows, other_rows = rows[take], other_rows[take]
         assign(vectors["value"], rows, other["value"], other_rows)

@@ -1,12 +1,13 @@
-"""Aggregates that can take a record back: count, sum, mean, variance, min, max, any, all and collect_list.
+"""Aggregates that can take a record back: count, sum, mean, variance, min, max, any, all, collect_list, and those that
+choose a value: min_by, max_by, first and last.
 
 `retractable(aggregate)` returns the form of an aggregate that also knows what it needs for that, such as how many values
 are in a sum, so that the sum is null again when the last one is taken back. NaN and infinite values are counted, and not
 added up, so that they go away again too. The rest of a sum of floating-point numbers may keep differences in its last
 digits from numbers that were taken back; it is 0 again when no number is left.
 
-`min` and `max` keep all values, since any of them may be next. The other aggregates that choose one value go by the order of
-arrival, which a deletion doesn't tell, and have no such form.
+Those that choose a value keep all of them, since any may be next, in the order in which they arrived. A deletion takes out
+the first one that is equal: of records that differ in other columns only, it doesn't say which.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, BoolArray, IntArray, SumTooLarge, Vectors
-from tidegate.dataflow.aggregates.choosing import Extreme, Logical
+from tidegate.dataflow.aggregates.choosing import Arrived, ChosenBy, Extreme, Logical
 from tidegate.dataflow.aggregates.collecting import Collected, CollectList, identities_of
 from tidegate.dataflow.aggregates.numpy_columns import (
     column_of,
     grouped,
     numbers_of,
     objects_of,
+    only,
     order_of,
     ranks,
     without_nulls,
@@ -233,7 +235,7 @@ class _CollectListForm(_Form):
 
     def __init__(self, of: Aggregate) -> None:
         super().__init__(of)
-        self._list = CollectList(*of.inputs)
+        self._list = CollectList(of.inputs[0])
         self._list.types = of.types
 
     @property
@@ -241,11 +243,12 @@ class _CollectListForm(_Form):
         return self._list.accumulators
 
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
-        self._list.add(vectors, rows, inputs)
+        self._list.add(vectors, *self._listed(rows, inputs))
 
     def retract(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         taken: Vectors = {"collect_list": _Values(np.full(int(rows.max(initial=-1)) + 1, None, object))}
-        self._list.add(taken, rows, inputs)  # by row, what is to be taken out
+        rows, listed = self._listed(rows, inputs)
+        self._list.add(taken, rows, listed)  # by row, what is to be taken out
         held, out = vectors["collect_list"].values, taken["collect_list"].values
         kind = self._list.dtype
         for row in np.unique(rows).tolist():
@@ -261,6 +264,53 @@ class _CollectListForm(_Form):
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         return self._list.result(vectors, rows)
+
+    def _listed(self, rows: IntArray, inputs: Sequence[pa.Array]) -> tuple[IntArray, Sequence[pa.Array]]:
+        """Return what is kept in the list, and of which rows."""
+        return rows, inputs
+
+
+class _ChosenByForm(_CollectListForm):
+    """The value of the record with the largest or smallest other value, among all pairs of the two."""
+
+    def __init__(self, of: ChosenBy) -> None:
+        super().__init__(of)
+        self._chosen = of
+        value, by = of.types
+        self._list.types = (pa.struct([pa.field("value", value), pa.field("by", by)]),)
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        return _values_of([self._best(each) for each in only(vectors).values[rows]], self.types[0])
+
+    def _best(self, pairs: Sequence[Any] | None) -> Any:
+        if pairs is None or not len(pairs):
+            return None
+        # Of equal ones, `max` and `min` return the first.
+        choose = max if self._chosen.largest else min
+        return choose(pairs if self._chosen.earliest else list(pairs)[::-1], key=_order_of_pair)
+
+    def _listed(self, rows: IntArray, inputs: Sequence[pa.Array]) -> tuple[IntArray, Sequence[pa.Array]]:
+        places, (by,) = without_nulls(np.arange(len(rows)), inputs[1])
+        return rows[places], [_struct([inputs[0].take(pa.array(places)), by], self._list.types[0])]
+
+
+class _ArrivedForm(_CollectListForm):
+    """The first or last of all values, in the order of their arrival. Each is in a struct, so that nulls are kept too."""
+
+    def __init__(self, of: Arrived) -> None:
+        super().__init__(of)
+        self._arrived = of
+        self._list.types = (pa.struct([pa.field("value", of.types[0])]),)
+
+    def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
+        place, held = -1 if self._arrived.latest else 0, only(vectors).values[rows]
+        return _values_of([None if each is None or not len(each) else each[place] for each in held], self.types[0])
+
+    def _listed(self, rows: IntArray, inputs: Sequence[pa.Array]) -> tuple[IntArray, Sequence[pa.Array]]:
+        if self._arrived.ignores_nulls:
+            places, inputs = without_nulls(np.arange(len(rows)), *inputs)
+            rows = rows[places]
+        return rows, [_struct(inputs, self._list.types[0])]
 
 
 class _ExtremeForm(_CollectListForm):
@@ -280,6 +330,21 @@ class _ExtremeForm(_CollectListForm):
             return max(values) if is_largest else min(values)
         order = order_of(values)
         return values[order.argmax() if is_largest else order.argmin()].item()
+
+
+def _struct(columns: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
+    return pa.StructArray.from_arrays(list(columns), fields=list(kind))
+
+
+def _values_of(structs: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return the values in these structs."""
+    return from_list([None if each is None else each["value"] for each in structs], kind)
+
+
+def _order_of_pair(pair: Any) -> tuple[bool, Any]:
+    """Return what pairs are ordered by: NaN is larger than any number."""
+    by = pair["by"]
+    return (True, 0) if by != by else (False, by)
 
 
 def _left(values: npt.NDArray[Any], out: npt.NDArray[Any]) -> BoolArray:
@@ -308,6 +373,8 @@ _FORMS: Mapping[type[Aggregate], Callable[[Any], Aggregate]] = {
     Mean: _SumForm,
     Variance: _VarianceForm,
     Extreme: _ExtremeForm,
+    ChosenBy: _ChosenByForm,
+    Arrived: _ArrivedForm,
     Logical: _LogicalForm,
     CollectList: _CollectListForm,
 }

@@ -47,6 +47,11 @@ NAMED = {
     "cheapest": tg.min("money"),
     "last_text": tg.max("text"),
     "any_flag": tg.min("flag"),
+    "of_highest": tg.max_by("whole * 2", by="whole"),
+    "of_lowest": tg.min_by("text", by="text"),
+    "of_real": tg.max_by("real", by="real"),
+    "newest": tg.last("money", by="money"),
+    "oldest": tg.first("flag", by="flag"),
     "numbers": tg.collect_list("whole"),
     "texts": tg.collect_list("text"),
 }
@@ -123,12 +128,35 @@ def test_a_sum_that_is_too_large_only_in_between_is_right() -> None:
         aggregation.change(vectors, np.zeros(1, np.int64), aggregation.inputs(batch_of(rows[2:])), np.array([1]))
 
 
+def test_the_next_value_by_arrival_takes_the_place_of_one_that_is_taken_back() -> None:
+    named = {
+        "first": tg.first("whole"),
+        "last": tg.last("whole"),
+        "known": tg.last("whole", ignore_nulls=True),
+        "of_first": tg.max_by("whole", by="flag"),
+        "of_last": tg.last("whole", by="flag"),
+    }
+    aggregation = Aggregation("test", named, SCHEMA, retracting=True)
+    vectors = held_vectors(aggregation.accumulators, 1)
+    rows = [(whole, None, None, True, None) for whole in (1, 2, None, 3, None)]
+
+    def changed(some: list[Any], sign: int) -> list[Any]:
+        inputs = aggregation.inputs(batch_of(some))
+        aggregation.change(vectors, np.zeros(len(some), np.int64), inputs, np.full(len(some), sign))
+        return [column.to_pylist()[0] for column in aggregation.results(vectors, np.array([0]))]
+
+    assert changed(rows, 1) == [1, None, 3, 1, None]
+    assert changed(rows[4:], -1) == [1, None, 3, 1, None], "of two that are equal, the one that arrived first"
+    assert changed(rows[:1], -1) == [2, None, 3, 2, None]
+    assert changed(rows[3:4], -1) == [2, None, 2, 2, None], "a null is a value"
+    assert changed(rows[1:3], -1) == [None] * 5
+
+
 @pytest.mark.parametrize(
     ("aggregate", "advice"),
     [
-        (tg.max_by("whole", by="real"), "use count, sum, mean"),
-        (tg.first("whole"), "use count, sum, mean"),
-        (tg.min_by("whole", by="real"), "use count, sum, mean"),
+        (tg.approx_count_distinct("text"), "use count, sum, mean"),
+        (tg.collect_set("text"), r"aggregate by the value first, key_by\(…, 'text'\)"),
         (tg.count_distinct("text"), r"aggregate by the value first, key_by\(…, 'text'\)"),
     ],
 )

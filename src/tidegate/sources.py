@@ -89,7 +89,13 @@ def rows(values: Sequence[Sequence[Any]], schema: Any, *, splits: int = 1) -> So
 
 
 def parquet(
-    path: str | os.PathLike[str], *, schema: Any = None, stop_at_end: bool = False, discover_every: ClockDuration = "1 s"
+    path: str | os.PathLike[str],
+    *,
+    schema: Any = None,
+    stop_at_end: bool = False,
+    discover_every: ClockDuration = "1 s",
+    forget_removed: ClockDuration | None = "7 days",
+    incomplete_for: ClockDuration | None = "1 hour",
 ) -> Source:
     """Read a folder of Parquet files, and the files that are added to it while the job runs.
 
@@ -101,16 +107,32 @@ def parquet(
     complete.
 
     With `stop_at_end` the source is bounded: it reads the files that exist when it is opened (or opened again after a
-    failure), then ends. Otherwise it looks for new files every `discover_every`. The path is a folder (with all folders
-    in it), a file, or a URI that Arrow knows (`s3://…`, `hdfs://…`).
+    failure), then ends. Otherwise it looks for new files every `discover_every`, and less often if a listing takes longer
+    than a tenth of that. The path is a folder (with all folders in it), a file, or a URI that Arrow knows (`s3://…`,
+    `hdfs://…`).
+
+    The order of names and times doesn't matter: a file that comes late is read. The name of a file that was read is
+    remembered until the file has been gone for `forget_removed` (None: forever); if it comes back after that, it is read
+    again. A file that is incomplete and hasn't changed for a minute is logged; after `incomplete_for` it ends the job with
+    an error that names it (None: it is ignored).
     """
     address = address_of(path)
     parsed = schema_in(address) if schema is None else parse_schema(schema)
-    return _folder(address, ParquetFormat(parsed), stop_at_end, discover_every)
+    incomplete_for_ms = (
+        None if incomplete_for is None else arguments.clock_ms("sources.parquet", "incomplete_for", incomplete_for)
+    )
+    return _folder(
+        address, ParquetFormat(parsed), stop_at_end, discover_every, forget_removed, incomplete_for_ms=incomplete_for_ms
+    )
 
 
 def json(
-    path: str | os.PathLike[str], *, schema: Any, stop_at_end: bool = False, discover_every: ClockDuration = "1 s"
+    path: str | os.PathLike[str],
+    *,
+    schema: Any,
+    stop_at_end: bool = False,
+    discover_every: ClockDuration = "1 s",
+    forget_removed: ClockDuration | None = "7 days",
 ) -> Source:
     """Read a folder of JSON lines files (one object on each line), and what is added to the files and to the folder.
 
@@ -120,10 +142,10 @@ def json(
     shows file, line and text. Timestamps and dates are ISO 8601 text; a timestamp without a zone is in UTC. Files may grow
     at any time, but never shrink or be replaced. A line is read when it has its line break.
 
-    `stop_at_end`, `discover_every`, the path and the ignored names are as for `parquet`. A bounded source also reads a
-    last line without a line break.
+    `stop_at_end`, `discover_every`, `forget_removed`, the path and the ignored names are as for `parquet`. A bounded source
+    also reads a last line without a line break.
     """
-    return _folder(address_of(path), JsonLines(parse_schema(schema)), stop_at_end, discover_every)
+    return _folder(address_of(path), JsonLines(parse_schema(schema)), stop_at_end, discover_every, forget_removed)
 
 
 def csv(
@@ -134,6 +156,7 @@ def csv(
     delimiter: str = ",",
     stop_at_end: bool = False,
     discover_every: ClockDuration = "1 s",
+    forget_removed: ClockDuration | None = "7 days",
 ) -> Source:
     """Read a folder of CSV files, and what is added to the files and to the folder.
 
@@ -145,10 +168,26 @@ def csv(
     (`2026-01-31T12:00:00Z`) for `timestamp` and without for `timestamp_ntz`. Everything else is as for `json`.
     """
     form = CsvLines(parse_schema(schema), header, delimiter)
-    return _folder(address_of(path), form, stop_at_end, discover_every)
+    return _folder(address_of(path), form, stop_at_end, discover_every, forget_removed)
 
 
-def _folder(address: str, form: FileFormat, stop_at_end: bool, discover_every: ClockDuration) -> Source:
+def _folder(
+    address: str,
+    form: FileFormat,
+    stop_at_end: bool,
+    discover_every: ClockDuration,
+    forget_removed: ClockDuration | None,
+    *,
+    incomplete_for_ms: int | None = None,
+) -> Source:
     arguments.flag("sources", "stop_at_end", stop_at_end)
-    discover_every_ms = arguments.clock_ms("sources", "discover_every", discover_every)
-    return FolderSource(address=address, form=form, stop_at_end=stop_at_end, discover_every_ms=discover_every_ms)
+    return FolderSource(
+        address=address,
+        form=form,
+        stop_at_end=stop_at_end,
+        discover_every_ms=arguments.clock_ms("sources", "discover_every", discover_every),
+        incomplete_for_ms=incomplete_for_ms,
+        forget_removed_ms=None
+        if forget_removed is None
+        else arguments.clock_ms("sources", "forget_removed", forget_removed),
+    )

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from tidegate import sources
 from tidegate.connectors import lines, parquet_source
 from tidegate.dataflow.contracts import Source, SourceContext, SourceReader, Splits
+from tidegate.dataflow.finished_splits import FinishedSplits
 from tidegate.testing.scripted import AwaitSnapshot, Pause, ScriptedSource
 
 SCHEMA = "split long, n long"
@@ -160,7 +161,8 @@ class Follower:
 
 class Deployment:
     """All readers of a source at one parallelism. Stopped and opened again, it is another one. With `followed`, event time
-    is followed in their splits."""
+    is followed in their splits. Finished splits are in the offsets, inverted, as older versions have written them; at an odd
+    parallelism they are restored as keyed state."""
 
     def __init__(self, source: Source, parallelism: int, restored: Mapping[str, Any], *, followed: bool = False) -> None:
         clock = itertools.count()
@@ -168,9 +170,17 @@ class Deployment:
         self.records: list[Record] = []
         self.followers = [Follower() if followed else None for _ in range(parallelism)]
         self.readers: list[SourceReader] = []
+        self.finished = [FinishedSplits(subtask=each, parallelism=parallelism) for each in range(parallelism)]
+        if source.finishes_splits and parallelism % 2:
+            ends = {name: ~offset for name, offset in restored.items() if offset < 0}
+            restored = {name: offset for name, offset in restored.items() if offset >= 0}
+            for finished in self.finished:
+                for name in itertools.compress(ends, finished.owned(list(ends))):
+                    finished.add(name, ends[name])
         for subtask, follower in enumerate(self.followers):
             splits = Splits() if follower is None else follower.splits
-            reader = source.open(SourceContext(subtask, parallelism, restored, lambda: next(clock), splits))
+            finished = self.finished[subtask]
+            reader = source.open(SourceContext(subtask, parallelism, restored, lambda: next(clock), splits, finished))
             self.readers.append(reader if follower is None else follower.opened(reader))
 
     def polls(self, max_rows: int) -> Iterator[pa.RecordBatch]:
@@ -206,6 +216,7 @@ class Deployment:
     def offsets(self) -> dict[str, Any]:
         """As a snapshot keeps them: through JSON, and of all subtasks."""
         each = [json.loads(json.dumps(dict(reader.offsets()))) for reader in self.readers]
+        each += [{name: ~end for name, end in finished.all().items()} for finished in self.finished]
         merged = {split: offset for offsets in each for split, offset in offsets.items()}
         assert len(merged) == sum(map(len, each)), "two readers own one split"
         return merged

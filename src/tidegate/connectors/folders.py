@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.fs as arrow_fs
@@ -38,6 +41,10 @@ def locate(address: str) -> tuple[arrow_fs.FileSystem, str]:
     return file_system, path.rstrip("/") or "/"
 
 
+# Returns for each of some names in the folder whether the file is wanted. Called with every name once.
+Wanted: TypeAlias = Callable[[Sequence[str]], Sequence[bool]]
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A file as it was when the folder was listed."""
@@ -62,21 +69,20 @@ class InputFolder:
     def exists(self) -> bool:
         return bool(self._files.get_file_info(self._root).type != arrow_fs.FileType.NotFound)
 
-    def list(self, wanted: Callable[[str], bool]) -> list[Found]:
+    def list(self, wanted: Wanted) -> list[Found]:
         """Return the wanted files. Sizes are read for these only, because that makes listing a large folder slow."""
         root = self._files.get_file_info(self._root)
         self._is_file = root.is_file
         if root.is_file:
-            return [Found(root.base_name, root.size, root.mtime_ns or 0)] if wanted(root.base_name) else []
+            return [Found(root.base_name, root.size, root.mtime_ns or 0)] if wanted([root.base_name])[0] else []
         if self.is_local:
             return list(_list_local(self._root, "", wanted))
         selector = arrow_fs.FileSelector(self._root, recursive=True, allow_not_found=True)
-        infos = [(info.path[len(self._root) :].lstrip("/"), info) for info in self._files.get_file_info(selector)]
-        return [
-            Found(name, info.size, info.mtime_ns or 0)
-            for name, info in infos
-            if info.is_file and not any(map(_is_hidden, name.split("/"))) and wanted(name)
-        ]
+        infos = {
+            info.path[len(self._root) :].lstrip("/"): info for info in self._files.get_file_info(selector) if info.is_file
+        }
+        names = [name for name in infos if not any(map(_is_hidden, name.split("/")))]
+        return [Found(name, infos[name].size, infos[name].mtime_ns or 0) for name in compress(names, wanted(names))]
 
     def open(self, name: str) -> pa.NativeFile:
         return self._files.open_input_file(self._root if self._is_file else f"{self._root.rstrip('/')}/{name}")
@@ -86,20 +92,21 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(("_", ".")) or name.endswith(".tmp")
 
 
-def _list_local(folder: str, prefix: str, wanted: Callable[[str], bool]) -> Iterator[Found]:
+def _list_local(folder: str, prefix: str, wanted: Wanted) -> Iterator[Found]:
     try:
         with os.scandir(folder) as entries:
-            for entry in entries:
-                name = prefix + entry.name
-                if _is_hidden(entry.name):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    yield from _list_local(entry.path, name + "/", wanted)
-                elif wanted(name) and entry.is_file():
-                    status = entry.stat()
-                    yield Found(name, status.st_size, status.st_mtime_ns)
+            there = {prefix + entry.name: entry for entry in entries if not _is_hidden(entry.name)}
     except FileNotFoundError:
         return  # Not created yet, or gone since it was listed. The reader reports missing files that it still needs.
+    folders = {name for name, entry in there.items() if entry.is_dir(follow_symlinks=False)}
+    names = [name for name in there if name not in folders]
+    for name in compress(names, wanted(names)):
+        with suppress(FileNotFoundError):
+            if there[name].is_file():
+                status = there[name].stat()
+                yield Found(name, status.st_size, status.st_mtime_ns)
+    for name in folders:
+        yield from _list_local(there[name].path, name + "/", wanted)
 
 
 class OpenFile(ABC):

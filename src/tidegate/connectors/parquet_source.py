@@ -1,6 +1,7 @@
 """Parquet as an input format. Positions are rows.
 
-A file is complete when it has its footer, and never changes from then on.
+A file is complete when it has its footer, and never changes from then on. One that stays without footer is reported
+(files.py).
 
 Invariants:
 - Memory is bounded by a batch of a row group, not by the file; row groups before the position aren't read.
@@ -70,7 +71,7 @@ def _is_damage(error: Exception, folder: InputFolder) -> bool:
 def schema_in(address: str) -> pa.Schema:
     """Return the schema of the oldest Parquet file at the address."""
     folder = InputFolder(address)
-    for found in sorted(folder.list(lambda _: True), key=lambda found: (found.mtime_ns, found.name)):
+    for found in sorted(folder.list(lambda names: [True] * len(names)), key=lambda found: (found.mtime_ns, found.name)):
         file = _parquet_file(folder, found.name)
         if file is not None:
             # Spark and Hive write instants as INT96; Arrow doesn't know that their zone is UTC.

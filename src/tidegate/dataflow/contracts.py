@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from tidegate.dataflow.changelog import APPEND_ONLY, Changelog
+from tidegate.dataflow.finished_splits import FinishedSplits
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS
 
 # A position within a split: anything that JSON can carry.
@@ -137,7 +138,8 @@ class SourceContext:
     """Which subtask reads, and the offsets at which it continues.
 
     `restored` holds the offsets of *all* splits of the source, whichever subtask read them before, so that a source
-    can be rescaled; the reader takes those that it owns at the present parallelism.
+    can be rescaled; the reader takes those that it owns at the present parallelism. `finished` holds the splits of this
+    subtask that were read to their end, if the source declares `finishes_splits`.
     """
 
     subtask: int
@@ -145,6 +147,7 @@ class SourceContext:
     restored: Mapping[str, Offset]
     now_ms: Callable[[], int]
     splits: Splits = field(default_factory=Splits)
+    finished: FinishedSplits = field(default_factory=FinishedSplits)
 
 
 class SourceReader(ABC):
@@ -164,7 +167,8 @@ class SourceReader(ABC):
 
     @abstractmethod
     def offsets(self) -> Mapping[str, Offset]:
-        """Return the position of every split that this reader owns."""
+        """Return the position of every split that this reader owns, without those in `SourceContext.finished`. All of it is
+        written in every snapshot."""
 
     @property
     @abstractmethod
@@ -187,6 +191,12 @@ class Source(ABC):
     @abstractmethod
     def bounded(self) -> bool:
         """True if its readers finish without being stopped."""
+
+    @property
+    def finishes_splits(self) -> bool:
+        """True if its readers move splits that were read to their end from the offsets to `SourceContext.finished`, and own
+        the splits that this says they own. For sources whose number of splits grows as long as they are read."""
+        return False
 
     @abstractmethod
     def open(self, context: SourceContext) -> SourceReader:

@@ -100,7 +100,10 @@ def _parallelism_of(node: Node, upstream: list[int], *, slots: int, key_group_co
             f"operator {node.name!r}: parallelism={parallelism} is more than the job's {slots} slots, and "
             f"a slot runs one subtask of an operator; lower it, or give the job slots={parallelism}"
         )
-    if parallelism > key_group_count and any(edge.partitioning is Partitioning.HASH for edge in node.inputs):
+    by_key_group = any(edge.partitioning is Partitioning.HASH for edge in node.inputs) or (
+        node.source is not None and node.source.finishes_splits
+    )
+    if parallelism > key_group_count and by_key_group:
         raise GraphError(
             f"operator {node.name!r}: its parallelism of {parallelism} is more than the job's "
             f"{key_group_count} key-groups, and some subtasks would have no key; pass "

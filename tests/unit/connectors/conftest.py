@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from tidegate import sources
 from tidegate.dataflow.contracts import Source, SourceContext, SourceReader
+from tidegate.dataflow.finished_splits import FinishedSplits
 
 
 class Clock:
@@ -25,7 +26,8 @@ class Reading:
 
     def __init__(self, source: Source, restored: Mapping[str, Any] | None = None) -> None:
         self.clock = Clock()
-        self.reader: SourceReader = source.open(SourceContext(0, 1, restored or {}, self.clock))
+        self.finished = FinishedSplits()
+        self.reader: SourceReader = source.open(SourceContext(0, 1, restored or {}, self.clock, finished=self.finished))
 
     def now(self, max_rows: int = 1000) -> list[Any]:
         """What can be read at once: the values of the first column."""
@@ -39,7 +41,11 @@ class Reading:
         return self.now()
 
     def offsets(self) -> dict[str, Any]:
-        return dict(self.reader.offsets())
+        """In the form of older snapshots: with the finished files, whose offsets are inverted."""
+        offsets = dict(self.reader.offsets())
+        finished = self.finished.all()
+        assert offsets.keys().isdisjoint(finished)
+        return offsets | {name: ~end for name, end in finished.items()}
 
 
 def jsons(folder: Path, **options: Any) -> Source:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.fs as arrow_fs
 import pytest
 
 from tests.unit.connectors.conftest import Clock, Reading, append, jsons, write_parquet
+from tests.unit.operators.harness import Bench, Restored
 from tidegate import sources
 from tidegate.connectors import folders
 from tidegate.dataflow.contracts import SourceContext
+from tidegate.dataflow.finished_splits import FINISHED, FinishedSplits
+from tidegate.dataflow.operators.source import OFFSETS, SourceOperator, SourceSpec
 from tidegate.errors import JobError, SourceError
+from tidegate.hashing import hash_columns
 
 # What grows.
 
@@ -127,11 +131,14 @@ def test_the_owner_of_a_file_is_a_stable_function_of_its_name(tmp_path: Path) ->
     for name in names:
         append(tmp_path / name, '{"n": 1}\n')
     for subtask in range(3):
-        reader = jsons(tmp_path, stop_at_end=True).open(SourceContext(subtask, 3, {}, Clock()))
+        finished = FinishedSplits(subtask=subtask, parallelism=3, key_group_count=128)
+        reader = jsons(tmp_path, stop_at_end=True).open(SourceContext(subtask, 3, {}, Clock(), finished=finished))
         while reader.poll(100) is not None:
             pass
-        assert set(reader.offsets()) == {name for name in names if zlib.crc32(name.encode()) % 3 == subtask}
-        assert 5 < len(reader.offsets()) < 25
+        groups = {name: int(hash_columns([pa.array([name])])[0]) % 128 for name in names}
+        assert set(finished.all()) == {name for name in names if groups[name] * 3 // 128 == subtask}
+        assert 5 < len(finished.all()) < 25
+        assert not reader.offsets()
 
 
 def test_another_file_system_is_read_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,3 +260,139 @@ def test_finished_files_cost_next_to_nothing_to_look_at(tmp_path: Path, monkeypa
     monkeypatch.setattr(folders, "Found", lambda name, *rest: asked.append(name))
     assert reading.later() == []
     assert asked == [], "only files that may have more are asked for their size"
+
+
+# What is remembered of finished files.
+
+
+def test_a_snapshot_holds_only_the_files_that_have_ended_since_the_last_one(tmp_path: Path) -> None:
+    spec = SourceSpec(sources.json(tmp_path, schema="n long", stop_at_end=False))
+    names = [f"{number:05}.json" for number in range(3_000)]
+    for name in names:
+        append(tmp_path / name, '{"n": 1}\n')
+    bench = Bench(spec, returns="n long", name="lines")
+    operator = bench.operator
+    assert isinstance(operator, SourceOperator)
+
+    def rows() -> dict[str, int]:
+        frozen = operator.freeze(1)
+        assert frozen is not None
+        counts = dict.fromkeys((OFFSETS.name, FINISHED.name), 0)
+        for section in frozen.sections():
+            counts[section.state] += section.rows.num_rows
+        frozen.release()
+        operator.maintain(1_000_000)
+        return counts
+
+    while operator.poll(100):
+        pass
+    assert rows() == {OFFSETS.name: 0, FINISHED.name: 3_000}
+    assert rows() == {OFFSETS.name: 0, FINISHED.name: 0}
+    append(tmp_path / "00000-late.json", '{"n": 1}\n')
+    append(tmp_path / names[7], '{"n": 1}\n{"n":')
+    bench.clock.now_ms += 1_000
+    assert operator.poll(100) + operator.poll(100) == 2, "what is late is read, whatever its name"
+    assert rows() == {OFFSETS.name: 1, FINISHED.name: 2}, "one ended, and one of those that had ended has more"
+
+
+def test_files_of_any_name_and_time_are_read_once_however_often_the_source_restarts(tmp_path: Path) -> None:
+    written, read = 0, []
+    restored: Restored | None = None
+    for attempt in range(5):
+        for number in range(4):
+            name = f"{(7 * (4 * attempt + number)) % 23:02}.parquet"
+            write_parquet(tmp_path / name, [written])
+            os.utime(tmp_path / name, (1_000 - written, 1_000 - written))
+            written += 1
+        bench = Bench(SourceSpec(sources.parquet(tmp_path, schema="n long")), returns="n long", restored=restored)
+        while isinstance(bench.operator, SourceOperator) and bench.operator.poll(100):
+            pass
+        read += [n for (n,) in bench.out.rows]
+        restored = bench.freeze()
+    assert sorted(read) == list(range(written))
+
+
+def test_a_name_is_forgotten_when_its_file_has_been_gone_for_long(tmp_path: Path) -> None:
+    reading = Reading(jsons(tmp_path, forget_removed="1 minute"))
+    for name in ("a", "b"):
+        append(tmp_path / f"{name}.json", '{"n": 1}\n')
+    assert reading.later() == [1, 1]
+    (tmp_path / "a.json").unlink()
+    for _ in range(2):
+        assert set(reading.offsets()) == {"a.json", "b.json"}
+        reading.clock.ms += 60_000
+        assert reading.now() == []
+    assert set(reading.offsets()) == {"b.json"}
+    append(tmp_path / "a.json", '{"n": 2}\n')
+    assert reading.later() == [2]
+
+
+def test_nothing_is_forgotten_while_the_whole_folder_is_gone(tmp_path: Path) -> None:
+    reading = Reading(jsons(tmp_path / "mounted", forget_removed="1 minute"))
+    (tmp_path / "mounted").mkdir()
+    append(tmp_path / "mounted" / "a.json", '{"n": 1}\n')
+    assert reading.later() == [1]
+    (tmp_path / "mounted").rename(tmp_path / "elsewhere")
+    for _ in range(5):
+        reading.clock.ms += 60_000
+        assert reading.now() == []
+    (tmp_path / "elsewhere").rename(tmp_path / "mounted")
+    assert reading.later() == []
+
+
+def test_a_folder_that_takes_long_to_list_is_listed_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Reading(jsons(tmp_path))
+    append(tmp_path / "a.json", '{"n": 1}\n')
+    listed = folders.InputFolder.list
+
+    def slowly(folder: folders.InputFolder, wanted: folders.Wanted) -> list[folders.Found]:
+        reading.clock.ms += 2_000
+        return listed(folder, wanted)
+
+    monkeypatch.setattr(folders.InputFolder, "list", slowly)
+    assert reading.later() == [1]
+    append(tmp_path / "a.json", '{"n": 2}\n')
+    reading.clock.ms += 17_000
+    assert reading.now() == []
+    assert reading.later() == [2]
+
+
+# Files that stay incomplete.
+
+
+def test_a_torn_parquet_file_is_logged_and_ends_the_job_after_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_parquet(tmp_path / "a.parquet", [1])
+    whole = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "torn.parquet").write_bytes(whole[:-5])
+    reading = Reading(sources.parquet(tmp_path, schema="n long", incomplete_for="10 minutes"))
+    assert reading.now() == [1]
+    reading.clock.ms += 30_000
+    assert reading.now() == []
+    (tmp_path / "torn.parquet").write_bytes(whole[:-4])  # somebody is still writing it
+    reading.clock.ms += 40_000
+    assert reading.now() == []
+    assert not caplog.records
+    for _ in range(9):
+        reading.clock.ms += 60_000
+        assert reading.now() == []
+    (record,) = caplog.records
+    assert "torn.parquet" in record.getMessage() and "600 s" in record.getMessage()
+    reading.clock.ms += 60_000
+    with pytest.raises(SourceError, match=r"torn\.parquet .* is incomplete, and has not changed for 600 s"):
+        reading.now()
+
+
+def test_a_torn_parquet_file_that_is_completed_or_removed_is_forgotten(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", [1])
+    whole = (tmp_path / "a.parquet").read_bytes()
+    for name in ("completed", "removed"):
+        (tmp_path / f"{name}.parquet").write_bytes(whole[:-5])
+    reading = Reading(sources.parquet(tmp_path, schema="n long", incomplete_for="1 minute"))
+    assert reading.now() == [1]
+    (tmp_path / "completed.parquet").write_bytes(whole)
+    (tmp_path / "removed.parquet").unlink()
+    assert reading.later() == [1]
+    reading.clock.ms += 3_600_000
+    assert reading.now() == []

@@ -1,7 +1,8 @@
 """The source operator and the watermark operator.
 
 The state of a source is the offset of every split it owns. It is operator state that every subtask receives at a restore
-(`union`): the reader takes what it owns at the present parallelism. Offsets and emitted records advance together in one
+(`union`): the reader takes what it owns at the present parallelism. Splits that were read to their end may be keyed state
+instead (dataflow/finished_splits.py). Offsets and emitted records advance together in one
 thread, so the offsets at a marker are exactly those behind the last record before it (docs/promises.md, row 7).
 
 If the source is in a time group, it reads nothing while it is too far ahead of the other sources
@@ -34,6 +35,7 @@ import pyarrow.compute as pc
 
 from tidegate.channels.elements import MAX_WATERMARK_MS
 from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader, Splits
+from tidegate.dataflow.finished_splits import FINISHED, FinishedSplits
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator, OperatorContext
 from tidegate.dataflow.operators.user_code import blaming
@@ -41,7 +43,7 @@ from tidegate.errors import JobError, SchemaError
 from tidegate.protocol.time_groups import FIRST_RECORD_MS
 from tidegate.protocol.watermarks import MIN_WATERMARK_MS, Advanced, Progress, SplitWatermarks
 from tidegate.state.event_time import SPLIT_WATERMARKS
-from tidegate.state.operator_state import FrozenItems
+from tidegate.state.operator_state import FrozenItems, FrozenTogether
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
 from tidegate.state.timers import instant_ms
 from tidegate.types import ddl_of
@@ -72,7 +74,7 @@ class SourceSpec:
         return SourceOperator(node, self.source)
 
     def states(self, node: Node) -> tuple[StateInfo, ...]:
-        return (OFFSETS,)
+        return (OFFSETS, FINISHED) if self.source.finishes_splits else (OFFSETS,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class SourceOperator(Operator):
         super().__init__(node)
         self._source = source
         self._reader: SourceReader | None = None
+        self._finished = FinishedSplits()  # empty, unless the source has such splits
         self.splits = Splits()
         self.is_busy: Callable[[], bool] = bool  # whether the chain is still at work on what was emitted
         self.ended = False
@@ -116,9 +119,14 @@ class SourceOperator(Operator):
             for rows in context.rows(OFFSETS.name)
             for row in rows.column("value").to_pylist()
         }
+        if self._source.finishes_splits:
+            self._finished = FinishedSplits(
+                subtask=context.subtask, parallelism=context.parallelism, key_group_count=context.key_group_count
+            )
+            self._finished.load(context.rows(FINISHED.name), known=context.goes_on)
         with blaming(self.name):
             self._reader = self._source.open(
-                SourceContext(context.subtask, context.parallelism, restored, context.now_ms, self.splits)
+                SourceContext(context.subtask, context.parallelism, restored, context.now_ms, self.splits, self._finished)
             )
 
     def poll(self, max_rows: int) -> int:
@@ -188,7 +196,10 @@ class SourceOperator(Operator):
         frozen.put(
             OFFSETS, [{"split": split, "offset": self._offset_text(split, offset)} for split, offset in offsets.items()]
         )
-        return frozen
+        return FrozenTogether(frozen, self._finished.freeze()) if self._source.finishes_splits else frozen
+
+    def maintain(self, budget: int) -> None:
+        self._finished.maintain(budget)
 
     def close(self) -> None:
         if self._reader is not None:

@@ -37,6 +37,10 @@ class PacedSource(Source):
     def schema(self) -> pa.Schema:
         return self.source.schema
 
+    @property
+    def finishes_splits(self) -> bool:
+        return self.source.finishes_splits
+
     def open(self, context: SourceContext) -> SourceReader:
         return _PacedReader(self.source.open(context), self)
 

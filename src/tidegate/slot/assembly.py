@@ -6,11 +6,9 @@ becomes of each state of a snapshot is in snapshots/plan.py.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -45,7 +43,7 @@ from tidegate.slot.progress import RestoreProgress, WriteProgress
 from tidegate.slot.subtask import SourceSubtask, Subtask, TakeFrozen
 from tidegate.slot.world import Network, SlotWorld
 from tidegate.snapshots.manifest import FileEntry
-from tidegate.snapshots.native import download
+from tidegate.snapshots.native import download, download_folder
 from tidegate.snapshots.plan import RestorePlan
 from tidegate.snapshots.row_files import Chain
 from tidegate.snapshots.snapshot import Snapshot
@@ -310,9 +308,10 @@ class Assembly:
         )
         if self._restored is None or not files:
             return backend.create(**rest)
-        with tempfile.TemporaryDirectory(prefix="tidegate-native-", dir=backend.folder) as folder:
-            download(self._restored.snapshot.store, files, Path(folder))
-            return backend.create(**rest, native=Path(folder))
+        with download_folder(backend.folder) as folder:
+            native = folder.path / "files"
+            download(self._restored.snapshot.store, files, native)
+            return backend.create(**rest, native=native)
 
 
 class _Channels:

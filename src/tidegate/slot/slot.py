@@ -310,7 +310,7 @@ class Slot:
         snapshot = (
             Snapshot(store, SnapshotCatalog(store).load(epoch)) if restore_from is None else find_snapshot(restore_from)
         )
-        snapshot = snapshot.still_to_commit()
+        snapshot = replace(snapshot.still_to_commit(), scratch=self._settings.backend.folder)
         if restore_from is None and isinstance(store, LocalCopyStore):
             store.adopt(snapshot.manifest.files())
         report = partial(

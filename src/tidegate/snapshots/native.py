@@ -7,13 +7,12 @@ all other readers (another parallelism, another backend, the CLI) read rows from
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tidegate.errors import CorruptFile
+from tidegate.scratch import ScratchFolder
 from tidegate.snapshots.manifest import FileEntry
 from tidegate.state.rocksdb import NATIVE, native_sections
 from tidegate.state.sections import NativeFile, Section, StateInfo, StateKind
@@ -48,27 +47,40 @@ def download(store: Readable, files: Iterable[FileEntry], folder: Path) -> None:
             raise
 
 
+def download_folder(under: str | None) -> ScratchFolder:
+    """Return a new folder for files to be downloaded, under this one or the system's folder for temporary files."""
+    return ScratchFolder("tidegate-native-", under=under)
+
+
 class NativeReader:
-    """The keyed states of a native piece, as sections. The files are downloaded when they are first needed."""
+    """The keyed states of a native piece, as sections. The files are downloaded when they are first needed, to a new folder
+    under `scratch`."""
 
     def __init__(
-        self, store: Readable, files: Sequence[FileEntry], states: Sequence[StateInfo], *, key_group_count: int
+        self,
+        store: Readable,
+        files: Sequence[FileEntry],
+        states: Sequence[StateInfo],
+        *,
+        key_group_count: int,
+        scratch: str | None = None,
     ) -> None:
         self._store = store
         self._files = files
         self._states = {info.name: info for info in states if info.kind is StateKind.KEYED}
         self._key_group_count = key_group_count
-        self._folder: Path | None = None
+        self._scratch = scratch
+        self._folder: ScratchFolder | None = None
 
     def read_sections(self, state: str, groups: range) -> Iterator[Section]:
         info = self._states.get(state)
         if info is None:
             return
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="tidegate-native-"))
-            download(self._store, self._files, self._folder)
+            self._folder = download_folder(self._scratch)
+            download(self._store, self._files, self._folder.path / "files")
         yield from native_sections(
-            self._folder,
+            self._folder.path / "files",
             [info],
             key_type=info.schema.field("key").type,
             key_group_count=self._key_group_count,
@@ -78,7 +90,3 @@ class NativeReader:
     def row_count(self, state: str) -> int:
         """Return 0: the number is unknown, and not needed, since there is only one layer."""
         return 0
-
-    def __del__(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)

@@ -32,10 +32,12 @@ from tidegate.store.base import Readable, Store
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One of a job's own snapshots, or a savepoint."""
+    """One of a job's own snapshots, or a savepoint. `scratch` is the folder on this host for files that have to be
+    downloaded as a whole; None: the system's folder for temporary files."""
 
     store: Store
     manifest: Manifest
+    scratch: str | None = None
 
     @property
     def is_savepoint(self) -> bool:
@@ -97,7 +99,7 @@ class Snapshot:
     def piece(self, operator: str, piece: PieceEntry) -> PieceReader:
         """Return the reader of one of the operator's pieces."""
         entry = self.manifest.operators[operator]
-        return PieceReader(self.store, entry, piece, key_group_count=self.manifest.key_group_count)
+        return PieceReader(self.store, entry, piece, key_group_count=self.manifest.key_group_count, scratch=self.scratch)
 
     def rewrite(self, operator: str, piece: PieceEntry, target: Store) -> PieceEntry:
         """Write the piece to `target` in canonical form, as one row file with the same rows."""
@@ -124,7 +126,15 @@ def _rows(state: StateEntry, shares: SubtaskShares, pieces: Sequence[PieceReader
 class PieceReader:
     """The reader of one piece. It reads nothing before rows are requested."""
 
-    def __init__(self, store: Readable, entry: OperatorEntry, piece: PieceEntry, *, key_group_count: int) -> None:
+    def __init__(
+        self,
+        store: Readable,
+        entry: OperatorEntry,
+        piece: PieceEntry,
+        *,
+        key_group_count: int,
+        scratch: str | None = None,
+    ) -> None:
         rows = [row_reader(store, file) for file in piece.files if file.form == ROWS]
         native = [file for file in piece.files if file.form != ROWS]
         self._piece = piece
@@ -134,7 +144,7 @@ class PieceReader:
         self._layers: Sequence[SectionReader] = rows
         if native:
             states = [state.info for state in entry.states]
-            self._layers = [NativeReader(store, native, states, key_group_count=key_group_count)]
+            self._layers = [NativeReader(store, native, states, key_group_count=key_group_count, scratch=scratch)]
 
     def keyed(self, state: str, groups: range) -> Iterator[pa.RecordBatch]:
         """Read the rows of a keyed state in these key-groups, in the order of key-groups."""

@@ -417,7 +417,7 @@ def native_sections(
     """
     memory = SlotMemory.of_process(MIN_MEMORY_BYTES)
     spelling = KeySpelling(key_type, key_group_count)
-    folder = Folder(None)
+    folder = Folder(str(native.parent))  # on the same disk
     _put_files(native, folder.live)
     db = open_db(folder.live, memory, read_only=True)
     meta = Meta.read(db, key_type=key_type, key_group_count=key_group_count, native=native)

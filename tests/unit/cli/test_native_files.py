@@ -44,7 +44,13 @@ class Database:
     """Where `NativeReader` stands: rows come by growing key-group, as a database has them."""
 
     def __init__(
-        self, store: Store, files: Sequence[FileEntry], states: Sequence[StateInfo], *, key_group_count: int
+        self,
+        store: Store,
+        files: Sequence[FileEntry],
+        states: Sequence[StateInfo],
+        *,
+        key_group_count: int,
+        scratch: str | None = None,
     ) -> None:
         assert all(file.form == "rocksdb" for file in files)
         self.layers = [row_reader(store, replace(file, form="rows")) for file in files]

@@ -95,7 +95,7 @@ class InputEnded:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The slot has failed. If the failure is `permanent`, any other attempt would end in the same way. `signature` is that
-    of a `UserFunctionError`."""
+    of a `UserFunctionError` or of a damaged file. `is_outside`: the error is of the world outside, not of the program."""
 
     slot: int
     message: str
@@ -104,6 +104,7 @@ class Failed:
     record: str | None = None
     permanent: bool = False
     signature: str | None = None
+    is_outside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

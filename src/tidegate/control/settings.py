@@ -234,7 +234,7 @@ class Heap:
 
 
 DEFAULT_RESTART: RestartStrategy = Exponential(
-    initial="500 ms", maximum="30 s", multiplier=2.0, attempts=10, reset_after="5 minutes"
+    initial="500 ms", maximum="30 s", multiplier=2.0, attempts=10, reset_after="5 minutes", outlasts="1 day"
 )
 
 

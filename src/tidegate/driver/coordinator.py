@@ -55,7 +55,7 @@ from tidegate.driver.deployment import Deployer, Deployment, Layout, Links, Resc
 from tidegate.driver.epochs import Epochs
 from tidegate.driver.failures import FailureLog
 from tidegate.driver.job_log import JobLog
-from tidegate.driver.reports import AttemptReport, Failure, SlotReport, Status, slots_of
+from tidegate.driver.reports import KEPT_ATTEMPTS, AttemptReport, Failure, SlotReport, Status, failure_of, slots_of
 from tidegate.driver.rescaling import Rescales
 from tidegate.driver.roster import Roster
 from tidegate.driver.savepoints import SavepointOrder
@@ -265,10 +265,8 @@ class Coordinator:
                 self._roster.done.add(slot)
                 if self._roster.is_full(self._roster.done):
                     self._all_done(self.epochs[-1].ending)
-            case Failed(_, text, operator, user_traceback, record, permanent, signature):
-                self.failed(
-                    Failure(text, slot, operator, user_traceback, record, permanent, signature, where=self._name_of(slot))
-                )
+            case Failed():
+                self.failed(failure_of(message, where=self._name_of(slot)))
             case _:
                 self.failed(Failure(f"slot {slot} sent {type(message).__name__}, which only the coordinator sends", slot))
 
@@ -361,6 +359,7 @@ class Coordinator:
         self._links.expect(self.attempt)
         named = None if self._origin.is_own or self._origin.restored_from is None else self._origin.restored_from.path
         self.attempts.append(AttemptReport(self.attempt, self._clock.now_ms(), self._origin.epoch, restored_from=named))
+        del self.attempts[:-KEPT_ATTEMPTS]
         self._log.begun(self.attempts[-1], opened.losses, self._epochs.batches.current, now_ms)
         if self._origin.snapshot is not None and self._origin.is_own:
             self._has_own = True

@@ -9,33 +9,44 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tidegate.driver.job_log import JobLog
-from tidegate.driver.reports import Failure
-from tidegate.protocol.restart import ErrorAtRecord, GiveUp, RestartAfter, RestartStrategy, decide, repeats
+from tidegate.driver.reports import KEPT_ATTEMPTS, Failure
+from tidegate.protocol.restart import (
+    ErrorAtRecord,
+    FailureRow,
+    GiveUp,
+    RestartAfter,
+    RestartStrategy,
+    decide,
+    repeats,
+)
 
 
 class FailureLog:
-    """The failures of one job. `at_the_end` is the text for what follows the last one."""
+    """The newest failures of one job. `at_the_end` is the text for what follows the last one."""
 
     def __init__(self, strategy: RestartStrategy, *, at_the_end: str, log: JobLog) -> None:
         self.failures: list[Failure] = []
         self._strategy = strategy
         self._at_the_end = at_the_end
         self._log = log
-        self._failed_at_ms: list[int] = []
+        self._row: FailureRow | None = None
         self._errors: list[ErrorAtRecord | None] = []
+        self._failed_in: list[int] = []  # the attempts in which these errors occurred
 
     def take(self, failure: Failure, *, now_ms: int, epoch: int | None) -> RestartAfter | GiveUp:
         """Decide what follows. `epoch` is the newest complete snapshot."""
-        self._failed_at_ms.append(now_ms)
+        self._row = FailureRow.after(self._row, self._strategy, now_ms, is_outside=failure.is_outside and epoch is not None)
         self._errors.append(_error_of(failure, epoch))
+        self._failed_in.append(failure.attempt)
+        del self._errors[:-KEPT_ATTEMPTS], self._failed_in[:-KEPT_ATTEMPTS]
         earlier = repeats(self._errors)
-        decision = GiveUp() if failure.permanent else decide(self._strategy, self._failed_at_ms, now_ms)
+        decision = GiveUp() if failure.permanent else decide(self._strategy, self._row, now_ms)
         if isinstance(decision, RestartAfter) and earlier is not None:
             decision = GiveUp()
             self._add(
                 replace(failure, permanent=True),
-                f"It failed twice at the same record, in attempts {self.failures[earlier].attempt} and {failure.attempt}, "
-                f"so a restart doesn't help: {self._at_the_end}",
+                f"It failed twice {'at the same record' if failure.record else 'in the same way'}, in attempts "
+                f"{self._failed_in[earlier]} and {failure.attempt}, so a restart doesn't help: {self._at_the_end}",
                 epoch=epoch,
             )
         elif isinstance(decision, RestartAfter):
@@ -77,10 +88,14 @@ class FailureLog:
 
     def _add(self, failure: Failure, then: str, *, epoch: int | None, delay_ms: int | None = None) -> None:
         self.failures.append(replace(failure, then=then))
+        del self.failures[:-KEPT_ATTEMPTS]
         self._log.failed(self.failures[-1], epoch=epoch, delay_ms=delay_ms)
 
 
 def _error_of(failure: Failure, epoch: int | None) -> ErrorAtRecord | None:
-    if failure.operator is None or failure.record is None or failure.signature is None:
+    if failure.signature is None or (failure.operator is None) != (failure.record is None):
         return None
-    return ErrorAtRecord(operator=failure.operator, record=failure.record, signature=failure.signature, epoch=epoch)
+    # A damaged file has neither operator nor record.
+    return ErrorAtRecord(
+        operator=failure.operator or "", record=failure.record or "", signature=failure.signature, epoch=epoch
+    )

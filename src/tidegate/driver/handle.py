@@ -64,12 +64,12 @@ class Handle:
 
     @property
     def attempts(self) -> list[AttemptReport]:
-        """The attempts since the start, oldest first: each is one deployment of the job."""
+        """The newest 1,000 attempts since the start, oldest first: each is one deployment of the job."""
         return list(self._coordinator.attempts)
 
     @property
     def failures(self) -> list[Failure]:
-        """Why attempts ended, oldest first."""
+        """Why attempts ended, the newest 1,000, oldest first."""
         return list(self._coordinator.failures)
 
     @property

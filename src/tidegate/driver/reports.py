@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from tidegate.control.messages import RestoreStats
+from tidegate.control.messages import Failed, RestoreStats
 from tidegate.dataflow.plan import Plan
 from tidegate.snapshots.stats import Measured, SubtaskStats
 from tidegate.types.json_form import to_json
 
 # How many epochs are reported; older ones are dropped.
 KEPT_REPORTS = 1_000
+# The same for attempts and for failures.
+KEPT_ATTEMPTS = 1_000
 
 
 class Status(Enum):
@@ -42,12 +44,28 @@ class Failure:
     user_traceback: str | None = None
     record: str | None = None
     permanent: bool = False
-    signature: str | None = None  # the exception and the line, if a repetition ends the job
+    signature: str | None = None  # the exception and the line, or the damaged file, if a repetition ends the job
     where: str | None = None
     attempt: int = 0
     at_ms: int = 0
     then: str = ""
     stopped: bool = False  # by the user, while the job was restarting
+    is_outside: bool = True  # of a host, the store or a service, and not of the program
+
+
+def failure_of(failed: Failed, *, where: str) -> Failure:
+    """Return the failure that a slot has reported. `where` names the slot."""
+    return Failure(
+        failed.message,
+        failed.slot,
+        failed.operator,
+        failed.user_traceback,
+        failed.record,
+        failed.permanent,
+        failed.signature,
+        where=where,
+        is_outside=failed.is_outside,
+    )
 
 
 @dataclass(frozen=True, slots=True)

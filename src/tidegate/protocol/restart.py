@@ -4,8 +4,12 @@ Theory of operation (Carbone et al. 2017, §3.4 "Usages and Consistent Rollback"
 ------------------------------------------------------------------------------
 A failure of any process or function rolls the whole job back to the newest complete snapshot: a new attempt. Nothing is
 lost by trying, but a job whose code fails on the same record each time would try forever, and a job whose database is
-down would not give it time to come back. From the times of all failures so far, `decide` returns how long to wait, or to
-give up.
+down would not give it time to come back. `FailureRow` sums up the failures so far, one after the other, and `decide` returns
+how long to wait after the last one, or to give up.
+
+Two kinds of failures are counted separately. A failure of the program shows that its code has an error, so a few attempts
+are enough. A failure of the world outside (a host, the store, a service) ends when somebody has repaired it, which may take
+hours: `Exponential.outlasts`.
 
 Delays are counted from the failure, so time spent on cleaning up is not waited for twice.
 
@@ -54,7 +58,8 @@ class Exponential:
     """`initial` after the first failure, `multiplier` times as long after each further one, at most `maximum`.
 
     Gives up after `attempts` restarts in a row (None: never). A row ends when the job, once restarted, has run for
-    `reset_after` without a failure.
+    `reset_after` without a failure. As soon as the job has a snapshot, failures of the world outside (a slot is lost, the
+    store or a service is unavailable) don't count until the row has lasted for `outlasts`.
     """
 
     initial: ClockDuration
@@ -62,12 +67,14 @@ class Exponential:
     multiplier: float = 2.0
     attempts: int | None = None
     reset_after: ClockDuration = "10 minutes"
+    outlasts: ClockDuration = 0
     initial_ms: int = field(init=False, repr=False, compare=False)
     maximum_ms: int = field(init=False, repr=False, compare=False)
     reset_after_ms: int = field(init=False, repr=False, compare=False)
+    outlasts_ms: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("initial", "maximum", "reset_after"):
+        for name in ("initial", "maximum", "reset_after", "outlasts"):
             object.__setattr__(self, f"{name}_ms", arguments.clock_ms("Exponential", name, getattr(self, name)))
         if not 0 < self.initial_ms <= self.maximum_ms:
             raise JobError(
@@ -84,7 +91,7 @@ RestartStrategy: TypeAlias = NoRestart | FixedDelay | Exponential
 
 @dataclass(frozen=True, slots=True)
 class RestartAfter:
-    """`number` counts the restarts of the present row, of which there may be `limit` (None: any number)."""
+    """`number` counts the restarts of the present row that there may be only `limit` of (None: any number)."""
 
     delay_ms: int
     number: int = field(default=1, compare=False)
@@ -113,33 +120,55 @@ def repeats(errors: Sequence[ErrorAtRecord | None]) -> int | None:
     return None if last is None or last not in earlier else earlier.index(last)
 
 
-def decide(strategy: RestartStrategy, failures_ms: Sequence[int], now_ms: int) -> RestartAfter | GiveUp:
-    """`failures_ms`: when the job failed, in growing order; the failure that is to be decided on is the last."""
-    assert failures_ms, "there is nothing to decide before the first failure"
+@dataclass(frozen=True, slots=True)
+class FailureRow:
+    """The failures that count for the next decision: those since the job last ran for long, or all of them. `counted` are
+    those of the program, and `delay_ms` is the delay after the last one."""
+
+    began_ms: int
+    failed_ms: int
+    count: int
+    counted: int
+    delay_ms: int
+    is_outside: bool  # the last one
+
+    @classmethod
+    def after(
+        cls, row: FailureRow | None, strategy: RestartStrategy, failed_ms: int, *, is_outside: bool = False
+    ) -> FailureRow:
+        """Return the row with one more failure. `is_outside`: it is of the world outside, and the job has a snapshot."""
+        first_ms = strategy.initial_ms if isinstance(strategy, Exponential) else 0
+        counted = 0 if is_outside else 1
+        if row is None or _has_ended(row, strategy, failed_ms):
+            return cls(failed_ms, failed_ms, 1, counted, first_ms, is_outside)
+        delay_ms = row.delay_ms
+        if isinstance(strategy, Exponential):
+            delay_ms = min(strategy.maximum_ms, int(delay_ms * strategy.multiplier))
+        return cls(row.began_ms, failed_ms, row.count + 1, row.counted + counted, delay_ms, is_outside)
+
+
+def decide(strategy: RestartStrategy, row: FailureRow, now_ms: int) -> RestartAfter | GiveUp:
+    """Decide what follows the last failure of the row."""
+    limit, count = None, row.count
     match strategy:
         case NoRestart():
             return GiveUp()
         case FixedDelay():
-            in_a_row, delay_ms = len(failures_ms), strategy.delay_ms
+            limit, delay_ms = strategy.attempts, strategy.delay_ms
         case Exponential():
-            in_a_row, delay_ms = _back_off(strategy, failures_ms)
+            delay_ms = row.delay_ms
+            if not row.is_outside:
+                limit, count = strategy.attempts, row.counted
+            elif row.failed_ms - row.began_ms >= strategy.outlasts_ms:
+                limit = strategy.attempts
         case _:
             assert_never(strategy)
-    if strategy.attempts is not None and in_a_row > strategy.attempts:
+    if limit is not None and count > limit:
         return GiveUp()
-    elapsed_ms = max(0, now_ms - failures_ms[-1])  # a clock that was set back must not prolong the delay
-    return RestartAfter(max(0, delay_ms - elapsed_ms), in_a_row, strategy.attempts)
+    elapsed_ms = max(0, now_ms - row.failed_ms)  # a clock that was set back must not prolong the delay
+    return RestartAfter(max(0, delay_ms - elapsed_ms), count, limit)
 
 
-def _back_off(strategy: Exponential, failures_ms: Sequence[int]) -> tuple[int, int]:
-    """Return how many failures the present row has, and the delay after the last of them."""
-    in_a_row, delay_ms, previous_ms = 0, strategy.initial_ms, failures_ms[0]
-    for failed_ms in failures_ms:
-        ran_ms = failed_ms - (previous_ms + delay_ms)
-        if in_a_row == 0 or ran_ms >= strategy.reset_after_ms:
-            in_a_row, delay_ms = 1, strategy.initial_ms
-        else:
-            in_a_row += 1
-            delay_ms = min(strategy.maximum_ms, int(delay_ms * strategy.multiplier))
-        previous_ms = failed_ms
-    return in_a_row, delay_ms
+def _has_ended(row: FailureRow, strategy: RestartStrategy, failed_ms: int) -> bool:
+    """Return whether the job has run for so long that a failure at this time begins a new row."""
+    return isinstance(strategy, Exponential) and failed_ms - (row.failed_ms + row.delay_ms) >= strategy.reset_after_ms

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,16 +13,29 @@ from tidegate.errors import JobError
 from tidegate.protocol.restart import (
     ErrorAtRecord,
     Exponential,
+    FailureRow,
     FixedDelay,
     GiveUp,
     NoRestart,
     RestartAfter,
-    decide,
+    RestartStrategy,
     repeats,
 )
+from tidegate.protocol.restart import decide as decide_after
 
 FIXED = FixedDelay(attempts=2, delay="1 s")
 GROWING = Exponential(initial="100 ms", maximum="500 ms", multiplier=2.0, attempts=4, reset_after="10 s")
+
+
+def decide(
+    strategy: RestartStrategy, failures_ms: Sequence[int], now_ms: int, *, outside: Sequence[bool] = ()
+) -> RestartAfter | GiveUp:
+    """What follows the last of these failures; those at the beginning are of the world outside as `outside` says."""
+    row: FailureRow | None = None
+    for failed_ms, is_outside in zip_longest(failures_ms, outside, fillvalue=False):
+        row = FailureRow.after(row, strategy, failed_ms, is_outside=bool(is_outside))
+    assert row is not None
+    return decide_after(strategy, row, now_ms)
 
 
 def test_no_restart_gives_up_at_once() -> None:
@@ -62,9 +78,17 @@ def test_an_exponential_delay_without_a_limit_of_attempts_goes_on_for_ever() -> 
     assert decide(endless, [0] * 5_000, 0) == RestartAfter(60_000)
 
 
-def test_there_is_nothing_to_decide_without_a_failure() -> None:
-    with pytest.raises(AssertionError, match="first failure"):
-        decide(NoRestart(), [], 0)
+def test_an_outage_is_outlasted_and_the_programs_own_failures_still_end_the_job() -> None:
+    """The store is gone for an hour, and comes back; or it doesn't. A failure every 20 s, a limit of 4."""
+    patient = Exponential(initial="100 ms", maximum="500 ms", attempts=4, reset_after="10 minutes", outlasts="1 hour")
+    hour_ms = [20_000 * number for number in range(181)]
+    for count in range(1, 181):
+        decision = decide(patient, hour_ms[:count], hour_ms[count - 1], outside=[True] * count)
+        assert isinstance(decision, RestartAfter) and decision.delay_ms <= 500 and decision.limit is None
+    assert decide(patient, hour_ms, hour_ms[-1], outside=[True] * 181) == GiveUp(), "an hour has passed"
+    assert decide(patient, hour_ms[:100], hour_ms[99], outside=[True] * 99) == RestartAfter(500), "the first of its own"
+    assert decide(patient, hour_ms[:104], hour_ms[103], outside=[True] * 99) == GiveUp(), "the fifth"
+    assert decide(patient, hour_ms[:5], hour_ms[4]) == GiveUp()
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

@@ -135,7 +135,7 @@ class MicroBatches:
         done = self.done
         if done is None or done.query != batch.query or batch.number <= done.number + 1:
             return
-        found = [each.micro_batch for each in SnapshotCatalog(open_store(self._store)).manifests()]
+        found = [each.micro_batch for each in SnapshotCatalog(open_store(self._store)).intact_manifests()[0]]
         if found and found[-1] == done:
             raise RestoreError(left_out(batch, done, name=self._job.name, store=self._store))
 

@@ -9,18 +9,21 @@ The rules:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tidegate.dataflow.declared import declared_operators
 from tidegate.dataflow.plan import Plan
-from tidegate.errors import NotFound, RestoreError
+from tidegate.errors import CorruptFile, NotFound, RestoreError
 from tidegate.protocol.recovery import newest_complete
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.snapshots.finding import find_snapshot, restored_from, shown_path
 from tidegate.snapshots.manifest import Manifest, MicroBatch, RestoredFrom
 from tidegate.snapshots.snapshot import Snapshot
 from tidegate.store.layout import shown
+
+_log = logging.getLogger("tidegate.job")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,7 @@ def open_attempt(
             newest = newest_complete(epochs)
             own = None if newest is None else catalog.load(newest)
         else:
-            own = batch_before(micro_batch, catalog.manifests(), store=catalog.store.address)
+            own = _own_before(micro_batch, catalog)
         origin = choose_origin(
             None if own is None else Snapshot(catalog.store, own), named, restore, store=catalog.store.address
         )
@@ -109,9 +112,23 @@ def open_attempt(
     origin, own_epoch = chosen(epochs)
     highest = max(catalog.highest_epoch_seen(), origin.epoch or 0, *epochs)
     losses = losses_of(origin)
-    catalog.sweep(attempt)
+    try:
+        catalog.sweep(attempt)
+    except CorruptFile as error:  # in an older snapshot, or its own would not have been loaded
+        _log.warning("Nothing is deleted now that older attempts have left, because an older snapshot is damaged: %s", error)
     kept = [epoch for epoch in epochs if epoch <= own_epoch]
     return Opened(attempt, kept, origin, highest + 1, epochs[len(kept) :], losses)
+
+
+def _own_before(batch: MicroBatch, catalog: SnapshotCatalog) -> Manifest | None:
+    """Return the manifest of the batch before. The damage of another one doesn't matter."""
+    intact, damaged = catalog.intact_manifests()
+    try:
+        return batch_before(batch, intact, store=catalog.store.address)
+    except RestoreError:
+        if damaged:
+            raise damaged[-1] from None  # it may be the one that is missing
+        raise
 
 
 def named_snapshot(restore: Restore) -> Snapshot | NotFound | None:

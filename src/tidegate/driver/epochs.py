@@ -91,6 +91,7 @@ class Epochs:
         self._opened = Opened(0, [], NO_ORIGIN, 1)  # none yet
         self._key_group_count = 0
         self._graph = ""
+        self._unreleased: set[int] = set()  # epochs whose release has failed; they are released with the next ones
         self._superseded: list[int] = []  # epochs of a micro-batch that runs again; released when it is complete
         self._swept_for = 0  # the last attempt that has swept a second time
         self._coordinator: EpochCoordinator | None = None
@@ -103,6 +104,7 @@ class Epochs:
     def open(self, opened: Opened) -> None:
         """Begin an attempt that was claimed."""
         self._opened, self._coordinator = opened, None
+        self._unreleased = set()  # they are among those of the attempt
         self._superseded = opened.superseded
         self.next_epoch = max(self.next_epoch, opened.next_epoch)
         self.newest = opened.origin.epoch
@@ -219,9 +221,16 @@ class Epochs:
 
     def _release(self, epochs: Collection[int]) -> None:
         """Release all but those that a savepoint is being copied from, which are released later."""
-        free = self.savepoints.releasable(epochs)
+        free = self.savepoints.releasable({*epochs, *self._unreleased})
         if free:
-            self._background.submit(partial(self._catalog.release, free, attempt=self._opened.attempt), self._deleted)
+            self._unreleased.difference_update(free)
+            retire = partial(self._catalog.retire, free, attempt=self._opened.attempt)
+            self._background.submit(retire, partial(self._released, self._opened.attempt, free))
+
+    def _released(self, attempt: int, epochs: Collection[int], _: Any, error: BaseException | None) -> None:
+        if error is not None and attempt == self._opened.attempt:
+            self._unreleased.update(epochs)
+        self._deleted(_, error)
 
     def _deleted(self, _: Any, error: BaseException | None) -> None:
         """Log an error. The next attempt's sweep deletes what is left."""

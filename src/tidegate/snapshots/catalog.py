@@ -24,7 +24,9 @@ their files.
 Confirmed snapshots. An empty file notes that the output of a snapshot, and of every snapshot before it in its lineage, was
 committed. The note is valid as long as its manifest is. The newest note implies all older ones.
 
-An unreadable manifest is an error and is never skipped (row 4): nothing older is loaded instead, and nothing is deleted.
+An unreadable manifest is an error and is never skipped (row 4): nothing older is loaded instead. As long as it is in the
+lineage, no file is deleted, since it may list any of them. If it is older than the newest snapshot, it stops no start. It
+goes when it is superseded (`retire`), and the next attempt's sweep deletes the files that it alone has listed.
 """
 
 from __future__ import annotations
@@ -127,6 +129,16 @@ class SnapshotCatalog:
         """Return the manifests of `epochs`, verified."""
         return [read_manifest(self.store, _file_of(manifest)) for manifest in self.live_manifests()]
 
+    def intact_manifests(self) -> tuple[list[Manifest], list[CorruptFile]]:
+        """Return the manifests of `epochs` that aren't damaged, verified, and an error for each of the others."""
+        intact, damaged = [], []
+        for manifest in self.live_manifests():
+            try:
+                intact.append(read_manifest(self.store, _file_of(manifest)))
+            except CorruptFile as error:
+                damaged.append(error)
+        return intact, damaged
+
     def highest_epoch_seen(self) -> int:
         """Return the highest epoch that left a trace, be it complete, aborted or dead; 0 if none did."""
         manifests = (manifest.epoch for manifest in self._manifests())
@@ -197,6 +209,26 @@ class SnapshotCatalog:
         deleted = self._delete(doomed, unneeded)
         self._listed_files = {manifest: self._listed_files[manifest] for manifest in kept}
         return deleted
+
+    def retire(self, epochs: Collection[int], *, attempt: int) -> list[str]:
+        """Release these snapshots, also those whose manifests are damaged. Nobody knows which files such a manifest has
+        listed, so only the manifest is deleted now."""
+        self._require_current(attempt)
+        deleted = []
+        for manifest in self.live_manifests()[:-1]:
+            if manifest.epoch in epochs:
+                try:
+                    self._files_listed_by([manifest])
+                except CorruptFile as error:
+                    _log.warning(
+                        "The manifest of epoch %d, which is not needed any more, is damaged and is deleted: %s. Files that "
+                        "it alone has listed are deleted when the job is started again",
+                        manifest.epoch,
+                        error,
+                    )
+                    self._forget_confirmed(self._confirmed.intersection([manifest]))
+                    deleted += self._delete([manifest], ())
+        return deleted + self.release(epochs, attempt=attempt)
 
     def discard(self, files: Collection[str], *, attempt: int) -> list[str]:
         """Delete state files of aborted epochs, except those that a snapshot lists. The caller guarantees that no later

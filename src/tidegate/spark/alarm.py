@@ -76,7 +76,8 @@ def alarm_of(plan: Plan, store: Store, restore: Restore, spark: SparkSession) ->
     alarm = new_alarm(spark)
     if spark.conf.get(ENABLED) != "true":
         return alarm._replace(set_alarm=NO_ALARM.set_alarm)
-    of_batches = [each for each in SnapshotCatalog(store).manifests() if each.micro_batch is not None]
+    intact, _ = SnapshotCatalog(store).intact_manifests()
+    of_batches = [each for each in intact if each.micro_batch is not None]
     if of_batches:
         alarm.set_alarm(max(of_batches, key=lambda each: each.epoch).stats.alarm_ms)
     elif restore.path is not None:

@@ -19,6 +19,7 @@ import copy
 import inspect
 import re
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ import pyarrow as pa
 from tidegate import arguments
 from tidegate.control.settings import Backend, Snapshots, Tuning
 from tidegate.dataflow.grouping import process_groups, with_event_time
-from tidegate.dataflow.operators.grouped import EventTime, GroupedSpec, InitialFiles, SecondPort
+from tidegate.dataflow.operators.grouped import EventTime, GroupedSpec, InitialFile, InitialFiles, SecondPort
 from tidegate.dataflow.stream import Stream
 from tidegate.errors import JobError, SchemaError
 from tidegate.snapshots.catalog import SnapshotCatalog
@@ -352,18 +353,20 @@ def _initial_files(initial: DataFrame, key: tuple[str, ...], snapshots: Snapshot
     """Write the initial state. If the second micro-batch has a snapshot, the first one never runs again: then return None,
     and delete the files that earlier starts wrote."""
     store = open_store(job_address(snapshots.to, job))
-    numbers = [each.micro_batch.number for each in SnapshotCatalog(store).manifests() if each.micro_batch is not None]
+    intact, _ = SnapshotCatalog(store).intact_manifests()
+    numbers = [each.micro_batch.number for each in intact if each.micro_batch is not None]
     if max(numbers, default=0) > 0:
         for name in store.list(INITIAL):
             store.delete(name)
         return None
     write = _writer(store.address, uuid.uuid4().hex)
-    names = [row.name for row in initial.mapInArrow(write, "name string").collect()]
-    return InitialFiles(store.address, tuple(names), stream_schema(initial), key)
+    rows = initial.mapInArrow(write, "name string, bytes long, checksum long").collect()
+    files = tuple(InitialFile(row.name, row.bytes, row.checksum) for row in rows)
+    return InitialFiles(store.address, files, stream_schema(initial), key)
 
 
 def _writer(address: str, folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function that writes the rows of a partition, and yields the names of its files."""
+    """Return a function that writes the rows of a partition, and yields the names, lengths and checksums of its files."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = open_store(address)
@@ -384,5 +387,6 @@ def _written(store: Store, folder: str, batches: Sequence[pa.RecordBatch]) -> pa
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema) as stream:
         stream.write_table(pa.Table.from_batches(batches))
-    store.write(name, [memoryview(sink.getvalue())])
-    return pa.record_batch([pa.array([name])], names=["name"])
+    content = memoryview(sink.getvalue())
+    store.write(name, [content])
+    return pa.RecordBatch.from_pydict({"name": [name], "bytes": [content.nbytes], "checksum": [zlib.crc32(content)]})

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tidegate as tg
+from tidegate.control.failing import failed
 from tidegate.control.messages import (
     Acknowledge,
     Committed,
@@ -34,6 +35,7 @@ from tidegate.driver.attempts import Restore
 from tidegate.driver.batches import BatchEnd
 from tidegate.driver.coordinator import Coordinator
 from tidegate.driver.reports import Failure
+from tidegate.errors import CorruptFile
 from tidegate.logs import Speak, keep_silent
 from tidegate.protocol.ids import SubtaskId
 from tidegate.snapshots.catalog import SnapshotCatalog
@@ -279,6 +281,80 @@ def test_a_snapshot_that_cant_be_believed_is_not_tried_again() -> None:
     assert world.coordinator.status is tg.Status.FAILED
     assert "CorruptFile" in world.coordinator.failures[-1].message
     assert world.slots.attempts == [1]
+
+
+def test_damage_to_an_older_snapshot_stops_no_start_and_goes_when_that_snapshot_does() -> None:
+    world = World(RESTARTS).run()
+    first, second = complete_epoch(world), complete_epoch(world)
+    (oldest, _) = sorted(name for name in world.store.files if name.startswith("manifests/"))
+    world.store.files[oldest] = world.store.files[oldest][:-10]
+    world.coordinator.on_lost(0, "gone")
+    world.turn(500)
+    world.turn()
+    world.run()
+    assert world.coordinator.attempts[-1].restored_epoch == second > first
+    complete_epoch(world)
+    world.turn()
+    assert oldest not in world.store.files
+
+
+def test_the_error_of_a_damaged_newest_snapshot_names_the_file_and_what_to_do() -> None:
+    world = World(RESTARTS).run()
+    complete_epoch(world)
+    (name,) = [name for name in world.store.files if name.startswith("manifests/")]
+    world.store.files[name] = world.store.files[name][:-10]
+    world.coordinator.on_lost(0, "gone")
+    world.turn()
+    world.turn(500)
+    message = world.coordinator.failures[-1].message
+    assert name in message and "Restore the file from a backup" in message and "restore_from=" in message
+
+
+def test_a_damaged_file_that_a_slot_finds_is_read_twice_and_not_more() -> None:
+    world = World(tg.Exponential(initial="1 ms", maximum="1 ms")).run()
+    complete_epoch(world)
+    error = CorruptFile("state/x: its checksum is not the one that its manifest lists")
+    for count in (1, 2):
+        assert world.coordinator.status is tg.Status.RUNNING
+        world.coordinator.on_message(1, failed(1, error))
+        world.turn(500)
+        world.turn()
+        if count == 1:
+            world.run()
+    assert world.coordinator.status is tg.Status.FAILED
+    last = world.coordinator.failures[-1]
+    assert "state/x" in last.message and "Restore the file from a backup" in last.message
+    assert "It failed twice in the same way, in attempts 1 and 2" in last.then
+
+
+def test_a_release_that_failed_is_repeated_with_the_next_one() -> None:
+    world = World(RESTARTS).run()
+    for _ in range(3):
+        complete_epoch(world)
+    world.store.faults = lambda access: Fail() if access.operation is Operation.DELETE else None
+    complete_epoch(world)
+    complete_epoch(world)
+    world.turn()
+    world.store.faults = None
+    manifests = [name for name in world.store.files if name.startswith("manifests/")]
+    complete_epoch(world)
+    world.turn()
+    kept = [name for name in world.store.files if name.startswith("manifests/")]
+    assert (len(manifests), len(kept)) == (4, 2)
+
+
+def test_only_the_newest_failures_and_attempts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("coordinator", "failures"):
+        monkeypatch.setattr(f"tidegate.driver.{module}.KEPT_ATTEMPTS", 3)
+    world = World(tg.Exponential(initial="1 ms", maximum="1 ms")).run()
+    complete_epoch(world)
+    for _ in range(5):
+        world.coordinator.on_lost(0, "gone")
+        world.turn(500)
+        world.turn()
+        world.run()
+    assert [failure.attempt for failure in world.coordinator.failures] == [3, 4, 5]
+    assert [each.attempt for each in world.coordinator.attempts] == [4, 5, 6]
 
 
 def complete_epoch(world: World) -> int:

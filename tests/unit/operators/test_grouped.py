@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +19,7 @@ from tidegate.dataflow.operators.grouped import (
     GroupedSpec,
     GroupFunction,
     Groups,
+    InitialFile,
     InitialFiles,
     Latest,
     SecondPort,
@@ -25,10 +27,12 @@ from tidegate.dataflow.operators.grouped import (
     grouped,
     without_late,
 )
+from tidegate.errors import CorruptFile
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of, key_groups_of
 from tidegate.state.descriptors import Descriptor
 from tidegate.state.timers import TimeKind, TimerQueue
+from tidegate.store.memory import MemoryStore
 from tidegate.store.opening import forget_memory_store, open_store
 from tidegate.types import batch_of, parse_schema, rows_of
 
@@ -307,12 +311,15 @@ def test_of_an_initial_state_in_files_each_subtask_takes_its_own_keys() -> None:
     store = open_store("memory://initial-state-test")
     try:
         rows = batch_of([(str(number), number) for number in range(100)], parse_schema("name string, amount long"))
+        listed: list[InitialFile] = []
         for index, part in enumerate((rows.slice(0, 60), rows.slice(60))):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, part.schema) as stream:
                 stream.write_batch(part)
-            store.write(f"initial/x/{index}.arrow", [memoryview(sink.getvalue())])
-        files = InitialFiles(store.address, ("initial/x/0.arrow", "initial/x/1.arrow"), rows.schema, ("name",))
+            content = sink.getvalue().to_pybytes()
+            listed.append(InitialFile(f"initial/x/{index}.arrow", len(content), zlib.crc32(content)))
+            store.write(listed[-1].name, [content])
+        files = InitialFiles(store.address, tuple(listed), rows.schema, ("name",))
         seen = []
         for subtask in range(3):
             bench = summing(initial=files, initial_key=("name",), subtask=subtask, parallelism=3)
@@ -322,6 +329,17 @@ def test_of_an_initial_state_in_files_each_subtask_takes_its_own_keys() -> None:
             assert {int(group) in own for group in groups_of(hash_columns([pa.array(keys)]), GROUPS)} == {True}
             seen += keys
         assert sorted(seen, key=int) == [str(number) for number in range(100)]
+        assert isinstance(store, MemoryStore)
+        for name, whole in list(store.files.items()):
+            for damaged in (
+                whole[:-1],
+                b"",
+                *(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in range(0, len(whole), 97)),
+            ):
+                store.files[name] = damaged
+                with pytest.raises(CorruptFile, match=name):
+                    end_epoch(summing(initial=files, initial_key=("name",)))
+            store.files[name] = whole
     finally:
         forget_memory_store("initial-state-test")
 

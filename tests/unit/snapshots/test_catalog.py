@@ -322,6 +322,43 @@ def test_nothing_is_deleted_beside_a_manifest_that_can_not_be_read() -> None:
         store.files = files
 
 
+def test_a_damaged_manifest_goes_when_it_is_superseded_and_its_files_with_the_next_attempt() -> None:
+    store = MemoryStore()
+    catalog = SnapshotCatalog(store)
+    attempt = catalog.claim_attempt()
+    files = [_complete(catalog, store, attempt=attempt, epoch=epoch) for epoch in (1, 2, 3, 4)]
+    damaged = layout.manifest_name(epoch=2, attempt=attempt)
+    store.files[damaged] = store.files[damaged][:-1]
+    after = SnapshotCatalog(store)
+    newer = after.claim_attempt()
+    intact, errors = after.intact_manifests()
+    assert [each.epoch for each in intact] == [1, 3, 4] and [damaged in str(error) for error in errors] == [True]
+    before = dict(store.files)
+    with pytest.raises(CorruptFile):
+        after.retire([1], attempt=newer)
+    assert store.files == before, "the damaged one may list any file, and it is still retained"
+    deleted = after.retire([1, 2], attempt=newer)
+    assert damaged in deleted and after.epochs() == [3, 4]
+    assert _state_files(store) == {each.name for each in files[1:]}
+    last = SnapshotCatalog(store)
+    last.sweep(last.claim_attempt())
+    assert _state_files(store) == {each.name for each in files[2:]}
+    last.verify(4)
+
+
+def test_a_damaged_newest_manifest_is_not_retired() -> None:
+    store = MemoryStore()
+    catalog = SnapshotCatalog(store)
+    attempt = catalog.claim_attempt()
+    for epoch in (1, 2):
+        _complete(catalog, store, attempt=attempt, epoch=epoch)
+    newest = layout.manifest_name(epoch=2, attempt=attempt)
+    store.files[newest] = b"{}"
+    with pytest.raises(AssertionError, match="newest"):
+        SnapshotCatalog(store).retire([2], attempt=attempt)
+    assert newest in store.files
+
+
 def test_verify_finds_what_is_missing_torn_or_flipped() -> None:
     store = MemoryStore()
     catalog = SnapshotCatalog(store)

@@ -50,6 +50,7 @@ from tidegate.state.evolution import IN_A_CLASS, Advice
 from tidegate.state.operator_state import FrozenTogether, OperatorStates
 from tidegate.state.sections import FrozenState, StateInfo, StateKind
 from tidegate.state.timers import TimeKind, TimerQueue, timers_descriptor
+from tidegate.store.checked import checked_chunks
 from tidegate.store.opening import open_store
 
 # The number of keys, and the approximate number of records, that are passed to a function at a time.
@@ -128,11 +129,20 @@ class EventTime:
 
 
 @dataclass(frozen=True, slots=True)
+class InitialFile:
+    """An Arrow stream with rows of an initial state. `checksum` is the CRC-32 of all of it."""
+
+    name: str
+    bytes: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
 class InitialFiles:
-    """The rows of an initial state in a store, as Arrow streams under these names."""
+    """The files of an initial state in a store."""
 
     address: str
-    names: tuple[str, ...]
+    files: tuple[InitialFile, ...]
     schema: pa.Schema
     key: tuple[str, ...]
 
@@ -348,8 +358,9 @@ class GroupedOperator(Operator):
         context = self._context
         groups = key_groups_of(context.subtask, parallelism=context.parallelism, key_group_count=context.key_group_count)
         store, own = open_store(files.address), []
-        for name in files.names:
-            for batch in pa.ipc.open_stream(store.read(name)):
+        for file in files.files:
+            content = b"".join(checked_chunks(store, file, listed_by="the query that wrote it"))
+            for batch in pa.ipc.open_stream(content):
                 rows = pa.RecordBatch.from_arrays(
                     [
                         column if column.type == field.type else column.cast(field.type)

@@ -18,6 +18,9 @@ from tidegate.dataflow.operators.user_code import missing_module_advice
 from tidegate.dataflow.plan import Plan
 from tidegate.errors import JobError, TidegateError
 
+# How the address begins of a store that is for one run and stays empty. Each process has its own, and forgets it.
+STORE_OF_A_RUN = "memory://tidegate-transform-"
+
 
 @dataclass(frozen=True, slots=True)
 class SlotLaunch:

@@ -24,12 +24,13 @@ from tidegate.channels.handshake import Identity, serve
 from tidegate.channels.links import Link
 from tidegate.connectors.handover import Handover, handover_of
 from tidegate.control.clock import BatchTime
-from tidegate.control.launch import identity_of, reach_driver, unpacked
+from tidegate.control.launch import STORE_OF_A_RUN, identity_of, reach_driver, unpacked
 from tidegate.control.messages import Assign, InputRead, Left, Message, Offer, Verdict, from_wire, to_wire
 from tidegate.dataframes.gathering import NAME
 from tidegate.errors import JobError, JobFailed, TidegateError
 from tidegate.slot.hosting import SlotHost, interpreter_for_a_slot
 from tidegate.slot.process_title import process_title
+from tidegate.store.opening import forget_memory_store
 
 _OVER = object()
 
@@ -112,6 +113,15 @@ class _HeldSlot:
     handover: Handover
     time: BatchTime | None
     selector: selectors.BaseSelector
+    store: str
+
+    def close(self) -> None:
+        """End the loop."""
+        try:
+            self.rounds.close()
+        finally:
+            if self.store.startswith(STORE_OF_A_RUN):
+                forget_memory_store(self.store.removeprefix("memory://"))
 
     @classmethod
     def made(cls, invitation: Invitation, assigned: Assign, selector: selectors.BaseSelector, driver: _Driver) -> _HeldSlot:
@@ -126,7 +136,9 @@ class _HeldSlot:
             driver.wait()
             raise
         handover = handover_of(launch.plan)
-        return cls(assigned.attempt, assigned.slot, identity.job, host, host.rounds(), handover, time, selector)
+        return cls(
+            assigned.attempt, assigned.slot, identity.job, host, host.rounds(), handover, time, selector, assigned.store
+        )
 
 
 # What this process holds, by transform: one slot at most. A streaming transform has its processes to itself, until its query
@@ -147,7 +159,7 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
                 assigned = driver.offer(offer)
                 if not assigned.goes_on:
                     if slot is not None:
-                        slot.rounds.close()
+                        slot.close()
                         slot = None
                         gc.unfreeze()  # it refers to itself, and it was frozen after its last task
                         gc.collect()
@@ -168,7 +180,7 @@ def run_task(invitation: Invitation, offer: Offer, batches: Iterator[pa.RecordBa
                 gc.collect()
     finally:
         if slot is not None:
-            slot.rounds.close()
+            slot.close()
         if _held:
             gc.freeze()  # Spark collects garbage after every task, and would walk all of the state
         else:
@@ -181,7 +193,7 @@ def _drop_others(transform: str) -> None:
     for other in [other for other in _held if other != transform]:
         held = _held.pop(other)
         try:
-            held.rounds.close()
+            held.close()
         except Exception:
             _logger.exception("A slot of a query that is over failed when it was closed; nothing depends on it any more")
         held.selector.close()

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from tidegate.connectors.handover import HandedSink, HandedSource, Handover
 from tidegate.control.clock import SystemClock
-from tidegate.control.launch import SlotLaunch
+from tidegate.control.launch import STORE_OF_A_RUN, SlotLaunch
 from tidegate.control.settings import Tuning, check_tuning
 from tidegate.dataflow.changelog import check_appended
 from tidegate.dataflow.keyed_stream import BroadcastStream, KeyedStream
@@ -152,7 +152,7 @@ class Bounded:
 
     def conduct(self, run: Run) -> RunEnd:
         """Run the job, and return how it ended. Nothing is raised, because the tasks wait for their verdict."""
-        store = f"{MEMORY}tidegate-transform-{uuid.uuid4().hex}"
+        store = f"{STORE_OF_A_RUN}{uuid.uuid4().hex}"
         if self.savepoint_to is not None:
             store = job_address(f"{self.savepoint_to.rstrip('/')}.work-{uuid.uuid4().hex[:8]}", self.job.name)
         slots = TaskSlots(run, store=store)

@@ -14,10 +14,13 @@ from tests.unit.dataframes.test_micro_batches import batches_in
 from tidegate.connectors.handover import handed_schema
 from tidegate.control.messages import Offer
 from tidegate.control.settings import Tuning
-from tidegate.dataframes import guest
+from tidegate.dataframes import guest, transforming
 from tidegate.dataframes.gathering import Gathering
 from tidegate.dataframes.guest import Invitation, run_task
 from tidegate.dataframes.micro_batches import MicroBatches
+from tidegate.dataframes.transforming import Bounded
+from tidegate.driver.attempts import Restore
+from tidegate.store import opening
 
 INPUT = handed_schema([pa.schema([("n", pa.int64())])])
 
@@ -33,11 +36,13 @@ class Process:
         self._invitation = Invitation(payload, self.gathering.address, self.gathering.identity.secret)
         self._number = 0
 
-    def run(self, batch: int) -> list[int]:
+    def run(self, batch: int | None, *, given: int | None = None) -> list[int]:
         self._number += 1
-        given = pa.RecordBatch.from_pylist([{"which": 0, "slot": 0, "0_0": batch}], schema=INPUT)
-        offer = Offer("t", self._number, 0, self._number, "q", batch)
-        out = run_task(self._invitation, offer, iter([given]))
+        records = pa.RecordBatch.from_pylist(
+            [{"which": 0, "slot": 0, "0_0": batch if given is None else given}], schema=INPUT
+        )
+        offer = Offer("t", self._number, 0, self._number, None if batch is None else "q", batch)
+        out = run_task(self._invitation, offer, iter([records]))
         return [n for handed in out for n in handed.column(2).to_pylist()]
 
     @property
@@ -68,3 +73,18 @@ def test_nothing_remains_of_a_slot_that_another_one_has_replaced(process: Proces
     assert process.run(0) == [0], "the second action of the same batch"
     gc.collect()
     assert replaced() is None
+
+
+def test_a_process_keeps_nothing_of_the_runs_over_bounded_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of `foreachBatch` may build a transform for each micro-batch, and Spark uses its processes again."""
+    monkeypatch.setattr(transforming, "_clear", lambda address: None)  # the driver forgets in its own process
+    process = Process(tmp_path)
+    bounded = Bounded(job=process.batches._job, restore=Restore(), savepoint_to=None)
+    process.gathering.add("t", 1, bounded.conduct, patience_s=60.0)
+    try:
+        before = set(opening._memory_stores)
+        for number in range(3):
+            assert process.run(None, given=number) == [number]
+        assert set(opening._memory_stores) == before
+    finally:
+        process.gathering.close()

@@ -31,6 +31,7 @@ from benchmarks import (
     snapshot_protocols,
     state_memory,
     state_read,
+    steady,
     vectorised,
 )
 from benchmarks.nexmark import run as nexmark
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "restore": restore.run,
     "state-read": state_read.run,
     "state-memory": state_memory.run,
+    "steady": steady.run,
     "alignment-vs-state": alignment.against_state,
     "alignment-vs-parallelism": alignment.against_parallelism,
     "alignment-vs-shuffles": alignment.against_shuffles,

@@ -58,7 +58,7 @@ class Handle:
 
     @property
     def epochs(self) -> list[EpochReport]:
-        """The newest 1,000 epochs since the start, oldest first: when each was triggered and completed, its size and
+        """The newest 500 epochs since the start, oldest first: when each was triggered and completed, its size and
         times."""
         return list(self._coordinator.epochs)
 

@@ -12,8 +12,8 @@ from tidegate.snapshots.stats import Measured, SubtaskStats
 from tidegate.types.json_form import to_json
 
 # How many epochs are reported; older ones are dropped.
-KEPT_REPORTS = 1_000
-# The same for attempts and for failures.
+KEPT_REPORTS = 500
+# How many attempts and failures are.
 KEPT_ATTEMPTS = 1_000
 
 

@@ -1,4 +1,4 @@
-"""`steady`: what a job takes after 5,000 epochs over what it took after 500: memory, open files, threads, files in its store.
+"""`steady`: what a job takes after 5,000 epochs over what it took after 500: memory, open files, threads, stored files.
 
 A keyed sum on two slots, each a process, with a transactional sink and snapshots as fast as they go. The number of keys
 is fixed, so nothing has a reason to grow. Memory is what a process alone has resident; the figure of each point is the
@@ -58,8 +58,8 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
                 "ratio": round(late / early, 4),
                 "early": early,
                 "late": late,
-                "what": f"{what} at epoch {epochs:,}; keyed sum over {KEYS:,} keys, 2 slots (processes), a transactional sink, "
-                f"{RATE:,.0f} records a second",
+                "what": f"{what} at epoch {epochs:,}; keyed sum over {KEYS:,} keys, 2 slots (processes), a transactional "
+                f"sink, {RATE:,.0f} records a second",
                 "epochs_per_s": found["epochs_per_s"],
             }
 

@@ -29,7 +29,7 @@ from tidegate.control.messages import (
     Trigger,
     Writing,
 )
-from tidegate.control.settings import JobSettings, Snapshots, Tuning
+from tidegate.control.settings import DEFAULT_RESTART, JobSettings, Snapshots, Tuning
 from tidegate.dataflow.plan import Plan
 from tidegate.driver.attempts import Restore
 from tidegate.driver.batches import BatchEnd
@@ -325,6 +325,23 @@ def test_a_damaged_file_that_a_slot_finds_is_read_twice_and_not_more() -> None:
     last = world.coordinator.failures[-1]
     assert "state/x" in last.message and "Restore the file from a backup" in last.message
     assert "It failed twice in the same way, in attempts 1 and 2" in last.then
+
+
+def test_the_default_strategy_outlasts_an_outage_of_the_store_of_an_hour() -> None:
+    world = World(DEFAULT_RESTART).run()
+    complete_epoch(world)
+    world.store.faults = lambda access: Fail()
+    world.coordinator.on_lost(0, "gone")
+    for _ in range(360):
+        world.turn(10_000)
+        assert world.status() is tg.Status.RESTARTING, world.coordinator.failures[-1]
+    assert 100 < len(world.coordinator.failures) < 360
+    world.store.faults = None
+    world.turn(30_000)
+    world.turn()
+    world.run()
+    assert world.status() is tg.Status.RUNNING
+    complete_epoch(world)
 
 
 def test_a_release_that_failed_is_repeated_with_the_next_one() -> None:

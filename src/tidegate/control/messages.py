@@ -128,8 +128,11 @@ class SubtaskMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
+    """The slot lives. `memory_bytes` is what its process takes, 0 if it isn't known."""
+
     slot: int
     metrics: Mapping[str, SubtaskMetrics]
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

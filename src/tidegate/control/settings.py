@@ -199,6 +199,10 @@ class Tuning:
         )
 
 
+# An interpreter with Arrow and no state takes about half of that.
+MIN_HEAP_BYTES = 256 << 20
+
+
 class Backend(Protocol):
     """Where live keyed state is kept; picklable. `native` names the form of the backend's own files in snapshots, if it has
     any, and `folder` is where these files are put while the backend loads them."""
@@ -220,10 +224,25 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Heap:
-    """State in the slot's own memory: the fastest, as long as it fits."""
+    """State in the slot's own memory: the fastest, as long as it fits.
 
+    `memory` is how much a slot's process may take: "4 GB". At 80 % of that the slot logs a warning, and above it the job
+    fails with an error that says what to do. None: there is no limit but that of the system, which kills the process. Leave
+    a fifth of the memory that the process really has, for what it allocates between two measurements.
+    """
+
+    memory: Size | None = None
     native: ClassVar[None] = None
     folder: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if self.memory is not None:
+            arguments.byte_count("Heap", "memory", self.memory, at_least=MIN_HEAP_BYTES)
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """The number of bytes that `memory` means."""
+        return None if self.memory is None else arguments.byte_count("Heap", "memory", self.memory)
 
     def create(
         self, *, key_type: pa.DataType, key_group_count: int, now_ms: Callable[[], int], native: Path | None = None

@@ -245,8 +245,9 @@ class Coordinator:
                 self._epochs.batches.on_input_read(slot)
             case Counted():
                 self._epochs.batches.on_counted(slot, message, self._clock.monotonic_ms())
-            case Heartbeat(_, metrics):
+            case Heartbeat(_, metrics, memory_bytes):
                 self.metrics.update(metrics)
+                self.attempts[-1].memory[slot] = memory_bytes
                 if self.attempts[-1].first_record_ms is None and any(of.records_in for of in metrics.values()):
                     self.attempts[-1] = replace(self.attempts[-1], first_record_ms=self._clock.now_ms())
             case Noticed(_, text):

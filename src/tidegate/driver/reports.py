@@ -154,6 +154,7 @@ class AttemptReport:
     slots: dict[int, int] = field(default_factory=dict)  # process id by slot
     hosts: dict[int, str] = field(default_factory=dict)  # the name of its host, by slot
     restored: dict[int, RestoreStats] = field(default_factory=dict)  # by slot; so far, while it is being restored
+    memory: dict[int, int] = field(default_factory=dict)  # bytes of its process at the last heartbeat, by slot
     restored_from: str | None = None  # a path, if not the job's own snapshots
     first_record_ms: int | None = None
     ended_ms: int | None = None

@@ -27,6 +27,7 @@ from tidegate.control.launch import SlotLaunch, identity_of, reach_driver, unpac
 from tidegate.control.messages import Failed, Message, Register, from_wire, to_wire
 from tidegate.control.waker import Waker
 from tidegate.errors import JobError
+from tidegate.slot.memory import MemoryWatch
 from tidegate.slot.process_title import process_title
 from tidegate.slot.slot import Slot
 from tidegate.slot.slot_log import LOGGER
@@ -103,6 +104,14 @@ def _hold_freed_memory() -> None:
             mallopt(option, REUSED_BYTES)
 
 
+def _trim() -> None:
+    """Give memory that was freed back to the system. Does nothing without glibc."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _slot_store(launch: SlotLaunch) -> Store:
     store, snapshots = open_store(launch.store), launch.settings.snapshots
     if snapshots.local_copies is None:
@@ -146,6 +155,7 @@ class SlotHost:
             background=self._background,
             tell=lambda message: self.link.send(to_wire(message)),
             speak=LOGGER.log,
+            memory=MemoryWatch(getattr(launch.settings.backend, "memory_limit_bytes", None), trim=_trim),
             batch_time=batch_time,
         )
         self._slot = Slot(index, plan=launch.plan, settings=launch.settings, attempt=identity.attempt, world=world)

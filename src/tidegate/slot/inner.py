@@ -33,6 +33,7 @@ from tidegate.protocol.iteration import LoopEnded, LoopQuiet
 from tidegate.protocol.watermarks import MAX_WATERMARK_MS, Advanced, BecameHeld, WatermarkMerge
 from tidegate.slot.laps import Laps
 from tidegate.slot.subtask import Subtask
+from tidegate.types import limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +196,15 @@ class InnerSubtask(Subtask):
 
     def _joined(self, inlet: Inlet, first: pa.RecordBatch) -> pa.RecordBatch:
         """Join the first batch with those that wait right behind it, up to the batch size. So batches are large under
-        load, and nothing waits otherwise."""
+        load, and nothing waits otherwise. Together they have no more bytes than a column can hold."""
         rows, batches = first.num_rows, [first]
+        room_bytes: int | None = None
         while rows < self._max_batch_rows and isinstance(behind := inlet.peek(), pa.RecordBatch):
+            if room_bytes is None:
+                room_bytes = limits.JOINED_BYTES - first.get_total_buffer_size()
+            room_bytes -= behind.get_total_buffer_size()
+            if room_bytes < 0:
+                break
             rows += behind.num_rows
             batches.append(inlet.take())
         return first if len(batches) == 1 else pa.concat_batches(batches)

@@ -17,14 +17,25 @@ from tidegate.store.base import CountedStore, Store
 
 
 class RestoreProgress:
-    """The restore of one slot. `store` is for its reads."""
+    """The restore of one slot. `store` is for its reads. `look` is called with each report, and raises an error if the slot
+    takes too much memory."""
 
-    def __init__(self, slot: int, store: Store, *, tell: Callable[[Message], None], clock: Clock, every_ms: int) -> None:
+    def __init__(
+        self,
+        slot: int,
+        store: Store,
+        *,
+        tell: Callable[[Message], None],
+        clock: Clock,
+        every_ms: int,
+        look: Callable[[], object] = lambda: None,
+    ) -> None:
         self.store = CountedStore(store, self.moved)
         self._slot = slot
         self._tell = tell
         self._clock = clock
         self._every_ms = every_ms
+        self._look = look
         self._due_ms = clock.monotonic_ms() + every_ms
 
     def moved(self) -> None:
@@ -32,6 +43,7 @@ class RestoreProgress:
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._due_ms:
             self._due_ms = now_ms + self._every_ms
+            self._look()
             self._tell(Restoring(self._slot, self.store.read_bytes))
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

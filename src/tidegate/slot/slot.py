@@ -194,7 +194,10 @@ class Slot:
         monotonic_ms = self._world.clock.monotonic_ms()
         if monotonic_ms >= self._next_heartbeat_ms:
             self._next_heartbeat_ms = monotonic_ms + self._settings.tuning.heartbeat_ms
-            self._world.tell(Heartbeat(self.index, self._metrics()))
+            memory = self._world.memory
+            self._world.tell(Heartbeat(self.index, self._metrics(), memory.look()))
+            if memory.is_nearly_full:
+                self._log.nearly_full(memory, monotonic_ms)
             self._log.look_at_alignments(self._subtasks, monotonic_ms)
             self._log.look_at_writes(self._writing, monotonic_ms)
             if self._writing and self._assembly is not None:
@@ -319,6 +322,7 @@ class Slot:
             tell=self._world.tell,
             clock=self._world.clock,
             every_ms=self._settings.tuning.heartbeat_ms,
+            look=self._world.memory.look,
         )
         return RestoredSnapshot.of(
             snapshot, self._plan, drop=self._settings.drop_state, is_own=restore_from is None, report=report

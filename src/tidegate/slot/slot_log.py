@@ -2,7 +2,7 @@
 
 A line when it is deployed, with what it has restored, and one when an error ends it, with the traceback. In between nothing,
 unless an alignment or the writing of a snapshot is slow, a source waits for another one whose event time doesn't move, or an
-operator drops late records: then a line a minute at most of each.
+operator drops late records, or the memory is nearly full: then a line a minute at most of each.
 
 `speak` is given (`logs.Speak`), so that nothing here does I/O. Nothing is called by record or by batch.
 """
@@ -18,6 +18,7 @@ from tidegate.dataflow.plan import Plan
 from tidegate.errors import ProtocolError, UserFunctionError
 from tidegate.logs import OncePer, Speak
 from tidegate.protocol.ids import ChannelId, SubtaskId
+from tidegate.slot.memory import MemoryWatch
 from tidegate.slot.subtask import Subtask
 from tidegate.slot.time_group_members import Member
 
@@ -39,6 +40,7 @@ class SlotLog:
         self._stuck = OncePer()
         self._slow_write = OncePer()
         self._late = OncePer()
+        self._full = OncePer()
         self._late_reported: dict[str, int] = {}  # records, by operator
         self._since_ms: dict[tuple[SubtaskId, int], int] = {}  # by the alignments that are under way
 
@@ -120,6 +122,20 @@ class SlotLog:
                     subtask=str(subtask),
                     duration_ms=took_ms,
                 )
+
+    def nearly_full(self, memory: MemoryWatch, now_ms: int) -> None:
+        """Called while the slot takes more than `WARNING_SHARE` of its memory."""
+        assert memory.limit_bytes is not None
+        if self._full.take(now_ms) is not None:
+            self._say(
+                logging.WARNING,
+                "nearly-full",
+                "takes %d bytes of memory, %d %% of what tg.Heap(memory=…) allows. Above that the job fails. More slots, "
+                "backend=tg.RocksDB() or a ttl for its state would make room.",
+                memory.used_bytes,
+                100 * memory.used_bytes // memory.limit_bytes,
+                bytes=memory.used_bytes,
+            )
 
     def look_at_waits(self, stuck: Iterable[tuple[Member, int]], now_ms: int) -> None:
         """Called now and then, to find sources that wait for others (protocol/time_groups.py) whose event time doesn't move.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from tidegate.control.messages import Message
 from tidegate.dataflow.operators.budget import Budget
 from tidegate.logs import Speak, keep_silent
 from tidegate.protocol.ids import ChannelId
+from tidegate.slot.memory import MemoryWatch
 from tidegate.store.base import Store
 
 
@@ -41,4 +43,5 @@ class SlotWorld:
     tell: Callable[[Message], None]
     speak: Speak = keep_silent  # the logger
     make_budget: Callable[[], Budget] | None = None  # of a subtask's steps, if `clock` doesn't measure them
+    memory: MemoryWatch = field(default_factory=partial(MemoryWatch, None, resident_bytes=lambda: 0))
     batch_time: BatchTime | None = None  # what users' functions see in place of the clock, in a micro-batch

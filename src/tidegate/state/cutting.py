@@ -4,9 +4,10 @@ The thread that writes a snapshot shares the interpreter's lock with the loop th
 not slow down the loop more than small state. So the work is cut into pieces of bounded size:
 
 - Python objects become Arrow columns in *chunks* of about `TURN_S` of work (`Pace`), with rests between them;
-- chunks are joined to *batches* of about `BATCH_ROWS` rows, which numpy and Arrow hash and sort by key-group without the
-  lock. To take the lock back is expensive too, so batches are larger than chunks. If there are as many loops as processors,
-  a thread without the lock takes the processor from a loop, so there are rests between batches as well;
+- chunks are joined to *batches* of about `BATCH_ROWS` rows, or of fewer if these have many bytes (types/limits.py). Numpy
+  and Arrow hash and sort a batch by key-group without the lock. To take the lock back is expensive too, so batches are
+  larger than chunks. If there are as many loops as processors, a thread without the lock takes the processor from a loop,
+  so there are rests between batches as well;
 - sections are cut from the sorted batches: one group if it has many rows, several groups together up to `SECTION_ROWS` if
   they have few, and about `BATCH_ROWS` rows at most.
 
@@ -29,6 +30,7 @@ import pyarrow as pa
 from tidegate.hashing import hash_columns
 from tidegate.keygroups import groups_of
 from tidegate.state.sections import Section
+from tidegate.types.limits import runs
 
 TURN_S = 0.001  # how long the writer works before it rests
 REST, MOST_REST = 1.0, 4.0  # times as long as the work before it: beside an idle loop, and beside a busy one
@@ -131,16 +133,7 @@ def in_batches(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _batches(chunks: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    batch: list[pa.RecordBatch] = []
-    row_count = 0
-    for chunk in chunks:
-        batch.append(chunk)
-        row_count += chunk.num_rows
-        if row_count >= BATCH_ROWS:
-            yield batch
-            batch, row_count = [], 0
-    if batch:
-        yield batch
+    return runs(chunks, max_rows=BATCH_ROWS)
 
 
 def _sorted(rows: pa.RecordBatch, key_group_count: int) -> SortedRows:

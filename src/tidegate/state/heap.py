@@ -40,7 +40,8 @@ from tidegate.state.record_table import RecordState
 from tidegate.state.sections import Section, StateInfo, deleted_schema
 from tidegate.state.shapes import Row, Shape, Value
 from tidegate.state.vectors import VectorField
-from tidegate.types import ddl_of
+from tidegate.types import ddl_of, shown
+from tidegate.types.limits import ColumnTooLarge
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class HeapBackend(CellBackend):
             return
         table = self.cells[state]
         held = table.held()
-        yield _batch(table, list(held), list(held.values()))
+        yield from _batches(table, list(held), list(held.values()))
 
     def close(self) -> None:
         """The memory goes with the object."""
@@ -140,7 +141,7 @@ class _FrozenLayer:
             if layer.may_hold_gone:
                 keys, values = self._without_gone(keys, values)
             if keys:
-                self.rows[False].append(_batch(self.table, keys, values))
+                self.rows[False] += _batches(self.table, keys, values)
                 set_count += len(keys)
             pace.rest_if_due()
         if layer.below is None:
@@ -150,7 +151,7 @@ class _FrozenLayer:
             self.complete = layer.missing is not None
             if layer.missing:
                 # Writing everything is cheaper than merging nearly everything with older files.
-                self.rows[False].append(_batch(self.table, list(layer.missing), list(layer.missing.values())))
+                self.rows[False] += _batches(self.table, list(layer.missing), list(layer.missing.values()))
         layer.may_hold_gone = bool(self.rows[True])  # a key that was deleted may have been set again
         layer.read = True
         if layer.is_private:
@@ -189,6 +190,20 @@ def _missing(changes: dict[Any, Any], below: dict[Any, Any], pace: Pace) -> dict
     return missing
 
 
+def _batches(table: HeapTable, keys: list[Any], values: list[Any]) -> Iterator[pa.RecordBatch]:
+    """Return entries as rows: one batch, or several if they have too many bytes for one."""
+    try:
+        batch = _batch(table, keys, values)
+    except ColumnTooLarge as error:
+        if len(keys) <= 1:
+            raise ColumnTooLarge(f"state {table.info.name!r}, key {shown(keys[0])}: {error}") from error
+        half = len(keys) // 2
+        yield from _batches(table, keys[:half], values[:half])
+        yield from _batches(table, keys[half:], values[half:])
+    else:
+        yield batch
+
+
 def _batch(table: HeapTable, keys: list[Any], values: list[Any]) -> pa.RecordBatch:
     schema = table.info.schema
     value_type = schema.field("value").type
@@ -197,6 +212,8 @@ def _batch(table: HeapTable, keys: list[Any], values: list[Any]) -> pa.RecordBat
             keys_to_arrow(keys, schema.field("key").type),
             column_of(values, value_type, as_tuples=table.as_tuples),
         ]
+    except ColumnTooLarge:
+        raise
     except SchemaError as error:
         raise SchemaError(
             f"state {table.info.name!r} of type {ddl_of(value_type)} holds a value that can't be written: {error}. "

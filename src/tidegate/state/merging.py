@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from tidegate.state.cutting import cut_by_group
 from tidegate.state.sections import Section, SectionReader, StateInfo, deleted_schema, within
+from tidegate.types.limits import joined, joined_columns
 
 BLOCK_ROWS = 1 << 14
 
@@ -88,18 +89,22 @@ def _blocks(state: str, layers: Sequence[SectionReader], groups: range) -> Itera
 def _last_wins(sections: Sequence[Section]) -> Block:
     schema = deleted_schema(sections[0].rows.schema)
     # What identifies a row: the key, in columnar state with windows the window as well.
-    identity = [pa.concat_arrays([section.rows.column(name) for section in sections]) for name in schema.names]
-    deleted = np.repeat([section.deleted for section in sections], [section.rows.num_rows for section in sections])
+    identity = [joined_columns([section.rows.column(name) for section in sections]) for name in schema.names]
     codes = key_codes(identity[0] if len(identity) == 1 else pa.StructArray.from_arrays(identity, schema.names))
     last = np.zeros(int(codes.max()) + 1, dtype=np.int64)
     last[codes] = np.arange(len(codes))  # of a repeated index the last value stays
     stays = np.zeros(len(codes), dtype=bool)
     stays[last] = True
-    rows = pa.concat_batches([section.rows for section in sections if not section.deleted]) if not deleted.all() else None
-    live = [] if rows is None else [rows.filter(pa.array(stays[~deleted]))]
-    is_gone = pa.array(stays & deleted)
-    gone = pa.RecordBatch.from_arrays([column.filter(is_gone) for column in identity], schema=schema)
-    return [batch for batch in live if batch.num_rows], [gone] if gone.num_rows else []
+    live: list[pa.RecordBatch] = []
+    gone: list[pa.RecordBatch] = []
+    start = 0
+    for section in sections:
+        stop = start + section.rows.num_rows
+        rows = section.rows.filter(pa.array(stays[start:stop]))
+        if rows.num_rows:
+            (gone if section.deleted else live).append(rows)
+        start = stop
+    return list(joined(live)), list(joined(gone))
 
 
 def key_codes(keys: pa.Array) -> np.ndarray[Any, Any]:

@@ -21,7 +21,7 @@ from tidegate.state.rocks_keys import GROUP_BYTES, KeySpelling, group_bounds, re
 from tidegate.state.rocks_rows import RowSpelling
 from tidegate.state.rocks_values import value_spelling
 from tidegate.state.sections import Section, StateInfo
-from tidegate.types import ddl_of, from_list, to_list
+from tidegate.types import ddl_of, from_list, limits, to_list
 
 REST = 4.0  # times as long as the work before it
 
@@ -57,7 +57,7 @@ class StateReader:
         pace = Pace(rest_factor=self._rest_factor)
         rest: list[Entry] = []
         while True:
-            chunk = list(islice(entries, pace.entries))
+            chunk = _some(entries, pace.entries)
             if not chunk:
                 break
             chunk, rest = self._whole_keys(rest + chunk) if split else (chunk, rest)
@@ -122,8 +122,21 @@ class StateReader:
         return keys, pa.RecordBatch.from_arrays(columns, schema=self._info.schema)
 
 
+def _some(entries: Iterator[Entry], count: int) -> list[Entry]:
+    """Take so many entries, or fewer if they have many bytes."""
+    taken: list[Entry] = []
+    size_bytes = 0
+    for entry in islice(entries, count):
+        taken.append(entry)
+        size_bytes += len(entry[1])
+        if size_bytes > limits.JOINED_BYTES:
+            break
+    return taken
+
+
 def _cut(state: str, pieces: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[Section]:
     small: dict[int, pa.RecordBatch] = {}  # rows of small groups, to be one section
+    small_bytes = 0
 
     def together() -> Iterator[Section]:
         if small:
@@ -133,10 +146,14 @@ def _cut(state: str, pieces: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[S
     for group, of_group in groupby(pieces, key=itemgetter(0)):
         batches = in_batches(rows for _, rows in of_group)
         rows = next(batches)
-        if rows.num_rows >= BATCH_ROWS or sum(each.num_rows for each in small.values()) >= SECTION_ROWS:
+        behind = next(batches, None)
+        is_large = behind is not None or rows.num_rows >= BATCH_ROWS
+        small_bytes += rows.nbytes
+        if is_large or small_bytes > limits.JOINED_BYTES or sum(each.num_rows for each in small.values()) >= SECTION_ROWS:
             yield from together()
-        if rows.num_rows >= BATCH_ROWS:
-            for part in chain([rows], batches):
+            small_bytes = rows.nbytes
+        if is_large:
+            for part in chain([rows] if behind is None else [rows, behind], batches):
                 yield Section(state, range(group, group + 1), part)
         else:
             small[group] = rows

@@ -4,6 +4,7 @@ The engine works with Arrow types only; users write DDL text, and their function
 
     ddl         DDL text and pyspark's types to Arrow types, and back to text
     durations   "1 s" to milliseconds
+    limits      how many bytes go into one column
     columns     one column to Python values, and back
     rows        a batch to named tuples, and back
     json_form   frozen dataclasses to JSON, and back

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import SchemaError
+from tidegate.types import limits
 from tidegate.types.ddl import ddl_of
 
 # From Arrow to Python. Arrow's own `to_pylist` is the fastest way for strings, bools, decimals and nested types of these.
@@ -129,15 +130,34 @@ def from_list(values: Sequence[Any], type: pa.DataType) -> pa.Array:
     if quick is not None:
         try:
             if (array := quick(values, type)) is not None:
-                return array
+                return _whole(array, values)
+        except pa.ArrowCapacityError as error:
+            raise _too_large(values) from error
         except _REFUSALS:
             pass
     if _fits(values, type):
         try:
-            return pa.array(values, type=type)
+            return _whole(pa.array(values, type=type), values)
+        except pa.ArrowCapacityError as error:
+            raise _too_large(values) from error
         except _REFUSALS:
             pass
     raise SchemaError(_misfit(values, type))
+
+
+def _whole(array: Any, values: Sequence[Any]) -> pa.Array:
+    """Return the column if it is one, within the bound for the bytes of a column."""
+    if isinstance(array, pa.ChunkedArray) or array.get_total_buffer_size() > limits.MAX_COLUMN_BYTES:
+        raise _too_large(values)
+    return array
+
+
+def _too_large(values: Sequence[Any]) -> limits.ColumnTooLarge:
+    what = "a value has" if len(values) == 1 else f"{len(values)} values together have"
+    return limits.ColumnTooLarge(
+        f"{what} more than {limits.MAX_COLUMN_BYTES:,} bytes, which is the most that a column can hold. Keep large objects "
+        f"in a store of objects, and their addresses in records and state"
+    )
 
 
 # Each of these is right for all values of most columns. It raises an error of `_REFUSALS` or returns None for the others.

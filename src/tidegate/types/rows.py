@@ -18,6 +18,7 @@ import pyarrow as pa
 from tidegate.errors import SchemaError
 from tidegate.types.columns import from_list, shown, to_list
 from tidegate.types.ddl import ddl_of
+from tidegate.types.limits import ColumnTooLarge
 
 
 def row_class(schema: pa.Schema) -> type[tuple[Any, ...]]:
@@ -60,6 +61,8 @@ def batch_of(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
 def _column_of(values: Sequence[Any], field: pa.Field) -> pa.Array:
     try:
         array = from_list(values, field.type)
+    except ColumnTooLarge as error:
+        raise ColumnTooLarge(f"column {field.name!r}: {error}") from None
     except SchemaError as misfit:
         raise SchemaError(f"column {field.name!r}: {misfit}") from None
     if array.null_count and not field.nullable:

@@ -36,6 +36,7 @@ from tidegate.state.key_store import Array, IntArray
 from tidegate.state.operator_state import FrozenTogether
 from tidegate.state.record_table import RecordTable
 from tidegate.state.sections import FrozenState
+from tidegate.types.limits import joined
 
 MAX_ROWS = 65_536
 """A step ends when it has emitted so many rows. It takes at most as many matches at a time."""
@@ -208,7 +209,8 @@ class TimedOperator(StepwiseOperator):
     def _flush(self) -> None:
         if self._out:
             out, self._out = self._out, []
-            self.emit(out[0] if len(out) == 1 else pa.concat_batches(out))
+            for batch in joined(out):
+                self.emit(batch)
 
 
 class TimedJoinOperator(TimedOperator):

@@ -440,10 +440,12 @@ class ProcessOperator(StepwiseOperator):
 
     def _emit_all(self, out: list[Any]) -> None:
         if out:
-            self.emit(fit(self.name, out, self.node.schema))
+            for batch in fit(self.name, out, self.node.schema):
+                self.emit(batch)
         for tag, rows in self._sides.items():
             if rows:
-                self.emit_side(tag, fit(self.name, rows, self.node.side_schemas[tag], side=tag))
+                for batch in fit(self.name, rows, self.node.side_schemas[tag], side=tag):
+                    self.emit_side(tag, batch)
                 rows.clear()
 
     def _call(self, method: Callable[..., Any], *arguments: Any, at: str | None = None) -> None:

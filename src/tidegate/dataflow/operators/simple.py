@@ -58,7 +58,8 @@ class _RecordOperator(StepwiseOperator):
     def _emit_of(self, batch: pa.RecordBatch, out: list[Any]) -> None:
         """Emit the results of a batch."""
         if out:
-            self.emit(fit(self.name, out, self.node.schema))
+            for batch in fit(self.name, out, self.node.schema):
+                self.emit(batch)
 
 
 class MapOperator(_RecordOperator):

@@ -28,6 +28,7 @@ import pyarrow as pa
 from tidegate.errors import JobError, SchemaError, TidegateError, UserFunctionError
 from tidegate.system_errors import advice, lasts
 from tidegate.types import batch_of, ddl_of
+from tidegate.types.limits import ColumnTooLarge
 
 _ENGINE = str(Path(__file__).resolve().parents[2]) + os.sep
 _RECORD_TEXT_LIMIT = 500
@@ -117,16 +118,25 @@ def blaming(operator: str, *, at: str | None = None) -> Iterator[None]:
         blame(operator, error, at=at)
 
 
-def fit(operator: str, rows: list[Any], schema: pa.Schema, *, side: str | None = None) -> pa.RecordBatch:
-    """Return the rows of a user's function as a batch of the declared schema: `returns`, or that of a side output."""
+def fit(operator: str, rows: list[Any], schema: pa.Schema, *, side: str | None = None) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a user's function in the declared schema: `returns`, or that of a side output. They are one batch,
+    or several if they have too many bytes for one."""
     try:
-        return batch_of(rows, schema)
+        batch = batch_of(rows, schema)
+    except ColumnTooLarge as error:
+        if len(rows) == 1:
+            raise ColumnTooLarge(f"operator {operator!r} gave a record that is too large: {error}") from error
+        half = len(rows) // 2
+        yield from fit(operator, rows[:half], schema, side=side)
+        yield from fit(operator, rows[half:], schema, side=side)
     except SchemaError as error:
         argument = "returns=" if side is None else f"side_outputs[{side!r}]="
         raise SchemaError(
             f"operator {operator!r} is declared with {argument}{ddl_of(schema)!r}, and what its function "
             f"gave doesn't fit: {error}. Change the function or the declaration."
         ) from error
+    else:
+        yield batch
 
 
 def _leave_engine_out(told: traceback.TracebackException | None, *, seen: set[int]) -> bool:

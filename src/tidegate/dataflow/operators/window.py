@@ -49,6 +49,7 @@ from tidegate.errors import JobError
 from tidegate.state.event_time import WATERMARK
 from tidegate.state.operator_state import FrozenTogether
 from tidegate.state.sections import FrozenState
+from tidegate.types.limits import joined
 
 START, END = "window_start", "window_end"
 """Columns of the output, and of the state of sessions."""
@@ -191,7 +192,8 @@ class WindowOperator(StepwiseOperator):
     def _flush(self) -> None:
         if self._out:
             out, self._out = self._out, []
-            self.emit(out[0] if len(out) == 1 else pa.concat_batches(out))
+            for batch in joined(out):
+                self.emit(batch)
 
 
 def with_times(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:

@@ -108,11 +108,11 @@ class CallFunction(WindowResults):
             except RAISED as error:
                 blame(operator, error, at=f"the window from {start} to {end} of key {key!r}")
             if rows:
-                yield fit(operator, rows, schema)
+                yield from fit(operator, rows, schema)
                 rows.clear()
             yield from _fitting(operator, given, schema)
         if rows:
-            yield fit(operator, rows, schema)
+            yield from fit(operator, rows, schema)
 
     def _slices(self, group: Group) -> Iterator[Any]:
         places = zip(group.starts.tolist(), group.counts.tolist(), strict=True)

@@ -18,6 +18,7 @@ endif
 
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+CLASSES := build/spark-classes.jsa
 EXTRAS := dev,plot,bench
 
 # The first of these that is new enough; `make PYTHON=/path/to/python` decides otherwise.
@@ -34,6 +35,8 @@ KILLS ?= 200
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 unexport SPARK_HOME
 unexport PYSPARK_DRIVER_PYTHON
+# Or each process would compile every file that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help:  ## Lists the targets
@@ -52,7 +55,7 @@ test: $(READY) java jars  ## Lint, and every test: unit, contract, simulation, S
 	@$(MAKE) --no-print-directory -j 2 lint tests-beside-lint
 
 .PHONY: tests-beside-lint
-tests-beside-lint:
+tests-beside-lint: $(CLASSES)
 	$(BIN)/python -m pytest tests/faults tests/spark $(QUICK) -n 3 --dist loadgroup -m "not long"
 
 .PHONY: quick
@@ -89,8 +92,9 @@ coverage: $(READY)  ## The share of src/ that `make quick` runs, in all its proc
 	$(BIN)/python -m coverage report --skip-covered
 
 .PHONY: long
-long: $(READY) java jars  ## The tests that `make test` leaves out because they take long
+long: $(READY) java jars $(CLASSES)  ## The tests that `make test` leaves out because they take long, and properties with more examples
 	$(BIN)/python -m pytest tests -n 3 --dist loadgroup -m long --timeout 900
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest $(QUICK) -n 3 --dist worksteal -m "hypothesis and not long"
 
 .PHONY: bench
 bench: $(READY) java  ## Every benchmark, as JSON lines, and its picture in docs/img where it has one
@@ -132,6 +136,10 @@ $(READY): pyproject.toml constraints.txt
 .PHONY: jars
 jars: $(READY) java
 	@PYTHONPATH=. $(BIN)/python -m tests.servers.jars
+
+# What Spark's JVMs need half of their start for, made once: tests/servers/class_archive.py. Without it they take longer.
+$(CLASSES): $(READY)
+	-@PYTHONPATH=. $(BIN)/python -m tests.servers.class_archive
 
 # The Java that PySpark will start: JAVA_HOME's, or else the first in PATH. `java_is_new_enough` is silent.
 define JAVA_CHECK

@@ -29,13 +29,12 @@ _PATHS = [str(ROOT), str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(_PATHS))
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
-os.environ["SPARK_HOME"] = str(quick.spark_home())
-os.environ.setdefault("SPARK_SUBMIT_OPTS", quick.JAVA_OPTIONS)
-os.environ.setdefault("SPARK_LAUNCHER_OPTS", quick.JAVA_OPTIONS)
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process compiles what it imports
+quick.set_environment()
 
-# The same examples at every run, so that a red build is about the change. `HYPOTHESIS_PROFILE=explore` looks further.
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+# The same examples at every run, so that a red build is about the change. `make long` runs more of
+# them, and `HYPOTHESIS_PROFILE=explore` looks further.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, max_examples=40)
+hypothesis.settings.register_profile("long", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import pyspark
-
 from tests.jobs import alive, until
+from tests.servers import quick
 
-SPARK_HOME = Path(pyspark.__file__).parent
 QUIET = """
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -86,7 +84,7 @@ class Cluster:
 
     @property
     def java_options(self) -> str:
-        return f"-Dlog4j2.configurationFile=file:{self.log4j} -XX:TieredStopAtLevel=1"
+        return f"-Dlog4j2.configurationFile=file:{self.log4j} {quick.java_options()}"
 
     def close(self) -> None:
         for process in reversed(self._processes):
@@ -132,7 +130,7 @@ class Cluster:
         log = (self.folder / f"{name}.log").open("ab")
         self._logs.append(log)
         env = os.environ | {
-            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_HOME": str(quick.spark_home()),
             "SPARK_LOCAL_IP": host.address,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": f"{self.java_options} -Dspark.deploy.maxExecutorRetries=-1",
@@ -140,7 +138,7 @@ class Cluster:
             "PYSPARK_PYTHON": sys.executable,
         }
         process = subprocess.Popen(
-            host.command(str(SPARK_HOME / "bin" / "spark-class"), *command),
+            host.command(str(quick.spark_home() / "bin" / "spark-class"), *command),
             env=env,
             stdout=log,
             stderr=log,

@@ -21,6 +21,7 @@ STARTS_WITHIN_S = 90.0
 ANSWERS_WITHIN_S = 240.0
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks for groups when it is asked, and takes no notice of what comes later
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One process runs all of them, since they share a cluster; others run other tests meanwhile."""
     for item in items:

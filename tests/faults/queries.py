@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from tests.faults.cluster import Cluster, executor_of
 from tests.jobs import alive
+from tests.servers import quick
 from tidegate.errors import StoreError
 from tidegate.store.local import LocalStore
 
@@ -36,7 +37,7 @@ class OneProcess:
 
     folder: Path
     url: str = "local[4, 4]"
-    java_options: str = "-XX:TieredStopAtLevel=1"
+    java_options: str = quick.java_options()
 
     def log(self) -> str:
         return ""

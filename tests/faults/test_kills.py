@@ -3,7 +3,8 @@
 Each job is bounded, with or without a loop; its committed output is compared with a sequential computation, and its
 snapshots are verified. There are 24 kills unless TIDEGATE_FAULT_KILLS says otherwise, spread over all modes and both
 graphs; a failure prints its seed (TIDEGATE_FAULT_SEED repeats it) and the story of the job. Every second job gets one more
-kill, at its final epoch, which isn't counted because the job may be quicker.
+kill, at its final epoch, which isn't counted because the job may be quicker. `make test` makes the first twelve, among which
+are each mode, and a slot and an executor in each phase; `make long` makes the rest.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.modes import KEEPING_NOTHING, MODES
 KILLS = int(os.environ.get("TIDEGATE_FAULT_KILLS", "24"))
 SEED = int(os.environ.get("TIDEGATE_FAULT_SEED", secrets.randbelow(1_000_000)))
 KILLS_PER_JOB = 2 if KILLS < 48 else 4  # few of them are spread, so that every mode gets some
+QUICK_JOBS = len(MODES)
 ROWS = {"ledger": 30_000, "loop": 8_000}
 RATE = {"ledger": 2_000, "loop": 500}
 CHECKS = {
@@ -56,17 +58,20 @@ class Victim:
 
 def plan_victims() -> list[Victim]:
     """Every mode with every graph, and every phase, equally often, in random order; an executor, which takes long to come
-    back, half as often as a slot."""
+    back, half as often as a slot. Each mode comes with one graph before any comes with the other, and so do a slot and an
+    executor in each phase before another slot does."""
     chance = random.Random(SEED)
     kills: list[tuple[str, str]] = []
     jobs: list[tuple[str, str]] = []
     while len(kills) < KILLS:
-        combinations = [(victim, phase) for victim in ("slot", "slot", "executor") for phase in PHASES]
-        kills += chance.sample(combinations, len(combinations))
+        for victims in (("slot", "executor"), ("slot",)):
+            combinations = [(victim, phase) for victim in victims for phase in PHASES]
+            kills += chance.sample(combinations, len(combinations))
     starts = range(0, KILLS, KILLS_PER_JOB)
     while len(jobs) < len(starts):
-        both = [(graph, mode) for graph in ROWS for mode in MODES]
-        jobs += chance.sample(both, len(both))
+        modes, graphs = chance.sample(list(MODES), len(MODES)), [*ROWS]
+        jobs += [(graphs[number % 2], mode) for number, mode in enumerate(modes)]
+        jobs += [(graphs[(number + 1) % 2], mode) for number, mode in enumerate(modes)]
     return [
         Victim(graph, mode, kills[start : min(start + KILLS_PER_JOB, KILLS)], at_the_end=number % 2 == 0)
         for number, (start, (graph, mode)) in enumerate(zip(starts, jobs, strict=False))
@@ -74,7 +79,13 @@ def plan_victims() -> list[Victim]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", range(len(plan_victims())))
+@pytest.mark.parametrize(
+    "number",
+    [
+        number if number < QUICK_JOBS else pytest.param(number, marks=pytest.mark.long)
+        for number in range(len(plan_victims()))
+    ],
+)
 def test_kills_dont_change_the_committed_output(
     driver: Driver, cluster: Cluster, tmp_path: Path, number: int, record_property: Callable[[str, object], None]
 ) -> None:

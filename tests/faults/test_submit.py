@@ -19,11 +19,13 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 
-from tests.faults.cluster import SPARK_HOME, Cluster, Host, free_port
+from tests.faults.cluster import Cluster, Host, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+SPARK_HOME = Path(pyspark.__file__).parent
 PAGE = (ROOT / "docs" / "clusters.md").read_text()
 SHOWN_MASTER = "spark://master:7077"
 # Behind the program: where executors have the package from, and where the driver listens for transforms.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tidegate as tg
+from tests.conftest import ROOT
 from tidegate.errors import JobError, JobFailed
 from tidegate.spark import interpreters
 from tidegate.spark.tables import register
@@ -40,7 +41,7 @@ def counting(spark: SparkSession, folder: Path) -> tg.Job:
 
 class OtherPython:
     """A virtual environment without Tidegate, in which those packages can be imported that pass. `program` starts it without
-    the path of this test run, on which Tidegate is."""
+    the path of this test run, on which Tidegate is, but for the tests: their Spark starts Python by a module of theirs."""
 
     def __init__(self, folder: Path, passes: Callable[[str], bool] = lambda name: True) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
@@ -51,7 +52,7 @@ class OtherPython:
             if "tidegate" not in each.name and each.suffix != ".pth" and passes(each.name):
                 (libraries / each.name).symlink_to(each)
         self.program = folder / "venv" / "bin" / "program"
-        self.program.write_text(f'#!/bin/sh\nPYTHONPATH="{libraries}" exec "{self.python}" "$@"\n')
+        self.program.write_text(f'#!/bin/sh\nPYTHONPATH="{libraries}:{ROOT}" exec "{self.python}" "$@"\n')
         self.program.chmod(0o755)
 
 

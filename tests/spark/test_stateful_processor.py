@@ -348,7 +348,7 @@ def test_a_batch_with_an_initial_state(spark: SparkSession, in_pandas: bool) -> 
     assert sorted(map(tuple, found)) == expected
 
 
-@pytest.mark.parametrize("backend", [HEAP, ROCKSDB])
+@pytest.mark.parametrize("backend", [HEAP, LONG_ROCKSDB])
 def test_all_kinds_of_state_in_a_batch(spark: SparkSession, backend: Any) -> None:
     data = spark.createDataFrame([("a", 1), ("a", 2), ("a", 1)], "key string, amount long").coalesce(1)
     (row,) = tg.transform_with_state(
@@ -370,7 +370,7 @@ def test_all_kinds_of_state_in_a_batch(spark: SparkSession, backend: Any) -> Non
     ]
 
 
-@pytest.mark.parametrize("backend", [HEAP, ROCKSDB])
+@pytest.mark.parametrize("backend", [HEAP, LONG_ROCKSDB])
 def test_timers_of_processing_time_in_a_batch(spark: SparkSession, backend: Any) -> None:
     data = spark.createDataFrame([("a", 5), ("a", 4), ("b", 2**60)], "key string, amount long").coalesce(1)
     found = tg.transform_with_state(

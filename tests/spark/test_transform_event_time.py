@@ -26,6 +26,7 @@ KEYS = 3
 LATE = -1
 RECORD, OUT = "key long, at long", "key long, at long, n long"
 BACKENDS: dict[str, Backend] = {"heap": tg.Heap(), "rocksdb": tg.RocksDB(memory="16 MB")}
+LONG_HEAP = [pytest.param("heap", marks=pytest.mark.long), "rocksdb"]
 
 
 class Minutes(tg.KeyedProcess):
@@ -126,7 +127,7 @@ def query(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -
     return Query(spark, tmp_path, request.param)
 
 
-@pytest.mark.parametrize("query", BACKENDS, indirect=True)
+@pytest.mark.parametrize("query", LONG_HEAP, indirect=True)
 def test_a_query_that_is_started_again_opens_no_window_that_was_emitted(query: Query) -> None:
     query.add("1", backwards(*range(90)))
     query.run()

@@ -92,7 +92,7 @@ def add(folder: Path, number: int) -> None:
     os.utime(path, (1e9 + number, 1e9 + number))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [pytest.param("heap", marks=pytest.mark.long), "rocksdb"])
 def test_what_timers_put_into_a_loop_goes_round_in_the_same_batch(spark: SparkSession, tmp_path: Path, backend: str) -> None:
     (tmp_path / "in").mkdir()
     found: dict[int, list[tuple[int, int]]] = {}

@@ -43,23 +43,24 @@ def run(scale: float) -> Iterator[dict[str, Any]]:
     }
 
 
-def turns(handle: Handle, count: int) -> list[tuple[float, float]]:
-    """Return pairs of turns of a running job: records per second with snapshots, and without."""
+def turns(handle: Handle, count: int, *, counted: str = "v1") -> list[tuple[float, float]]:
+    """Return pairs of turns of a running job: records per second with snapshots, and without. They are counted as they come
+    into the vertex `counted`."""
     pairs = []
     for turn in range(count):
         order = (True, False) if turn % 2 else (False, True)
-        measured = {taken: _records_per_s(handle, snapshots=taken) for taken in order}
+        measured = {taken: _records_per_s(handle, counted, snapshots=taken) for taken in order}
         pairs.append((measured[True], measured[False]))
     return pairs
 
 
-def _records_per_s(handle: Handle, *, snapshots: bool) -> float:
+def _records_per_s(handle: Handle, counted: str, *, snapshots: bool) -> float:
     started_s = time.monotonic()
     for second in range(TURN_S):
         time.sleep(max(0.0, started_s + second - time.monotonic()))
         if second == LEFT_OUT_S:
-            since_s, before = time.monotonic(), records_in(handle, "v1")
+            since_s, before = time.monotonic(), records_in(handle, counted)
         if snapshots:
             handle.snapshot()
     time.sleep(max(0.0, started_s + TURN_S - time.monotonic()))
-    return (records_in(handle, "v1") - before) / (time.monotonic() - since_s)
+    return (records_in(handle, counted) - before) / (time.monotonic() - since_s)

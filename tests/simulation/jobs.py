@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tests.simulation.aggregates import Aggregates
 from tests.simulation.column_windows import ColumnWindows
+from tests.simulation.combined import Combined
 from tests.simulation.crowds import Crowds
 from tests.simulation.expected import expect_order, expect_rows
 from tests.simulation.joins import Joins
@@ -390,7 +391,7 @@ class Sides(SimulatedJob):
 
 ACYCLIC = (RunningSums, Windows, Pairs, Rules, Hands, Sides, RandomGraph)
 CYCLIC = (Retries, Components, NestedLoops, Bills, RandomLoops)
-COLUMNAR = (Aggregates, ColumnWindows, Joins, TimedJoins, WindowJoins)
+COLUMNAR = (Aggregates, Combined, ColumnWindows, Joins, TimedJoins, WindowJoins)
 DRAWN: dict[str, type[Any]] = {job.name: job for job in (*ACYCLIC, *CYCLIC)}
 # A seed draws none but those, as it always has: the mutants are caught with these seeds.
 JOBS: dict[str, type[Any]] = DRAWN | {job.name: job for job in (TimeGroup, Crowds, Ranks, *COLUMNAR)}

@@ -15,6 +15,7 @@ from tidegate import arguments, logs
 from tidegate.arguments import ClockDuration, Size
 from tidegate.control.listening import LOOPBACK, Listening, parse_ports, slot_listening
 from tidegate.dataflow.operators.base import KeyedBackend
+from tidegate.dataflow.operators.combine import CombineLimits
 from tidegate.errors import JobError
 from tidegate.protocol.alignment import AlignmentMode
 from tidegate.protocol.epoch_coordinator import CoordinatorSettings
@@ -129,6 +130,9 @@ class Tuning:
     linger: ClockDuration = "2 ms"  # how long a source waits for more records before it sends a small batch
     key_group_count: int = 128  # fixed for the life of a job's state
     chaining: bool = True
+    # How long records may wait under load to be aggregated before the exchange, so that those of a key cross it as one.
+    # None: every record crosses it.
+    combine: ClockDuration | None = "50 ms"
     coordinator_bind_host: str | None = (
         None  # where the coordinator listens; None: loopback, on a cluster as Spark's driver does
     )
@@ -155,6 +159,8 @@ class Tuning:
         if self.max_column_rows is not None:
             arguments.whole_number("Tuning", "max_column_rows", self.max_column_rows, at_least=self.max_batch_rows)
         arguments.flag("Tuning", "chaining", self.chaining)
+        if self.combine is not None:
+            arguments.clock_ms("Tuning", "combine", self.combine, at_least_ms=1)
         for name in ("coordinator_bind_host", "coordinator_host"):
             if getattr(self, name) is not None:
                 arguments.text("Tuning", name, getattr(self, name), "the name or address of a host, or None")
@@ -178,6 +184,13 @@ class Tuning:
         if self.max_column_rows is not None:
             return self.max_column_rows
         return self.max_batch_rows * (GROWTH if self.max_batch_rows >= LEAST_GROWN_ROWS else 1)
+
+    @property
+    def combine_limits(self) -> CombineLimits | None:
+        """What operators that aggregate before the exchange go by; None: there are none."""
+        if self.combine is None:
+            return None
+        return CombineLimits(hold_ms=arguments.clock_ms("Tuning", "combine", self.combine, at_least_ms=1))
 
     @property
     def coordinator_listening(self) -> Listening:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from tidegate.dataflow.aggregates.partials import Partials
     from tidegate.dataflow.contracts import Sink, Source
     from tidegate.dataflow.operators.base import Operator
     from tidegate.state.descriptors import Descriptor
@@ -123,6 +124,12 @@ class Node:
     def needs_event_time(self) -> bool:
         """Whether it emits nothing, or keeps everything, before event time moves."""
         return getattr(self.spec, "needs_event_time", False)
+
+    @property
+    def partials(self) -> Partials | None:
+        """The form of the partial aggregates that it takes instead of records, if it does."""
+        find = getattr(self.spec, "partials", None)
+        return find(self) if callable(find) else None
 
     @property
     def descriptors(self) -> tuple[Descriptor, ...]:

@@ -16,14 +16,19 @@ and their ids may change with every plan.
 from __future__ import annotations
 
 from tidegate.dataflow.changelog import check_not_spread
+from tidegate.dataflow.combining import with_combiners
 from tidegate.dataflow.graph import Edge, LogicalGraph, Node, Partitioning
 from tidegate.dataflow.loops import LogicalLoop, loops_in
+from tidegate.dataflow.operators.combine import CombineLimits
 from tidegate.dataflow.plan import Loop, Plan, PlanEdge, Vertex
 from tidegate.errors import GraphError
 
 
-def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining: bool = True) -> Plan:
-    """Return the plan. Raise `GraphError` if an operator can't have the parallelism that it asks for."""
+def make_plan(
+    graph: LogicalGraph, *, slots: int, key_group_count: int, chaining: bool = True, combine: CombineLimits | None = None
+) -> Plan:
+    """Return the plan. Raise `GraphError` if an operator can't have the parallelism that it asks for. With `combine`,
+    aggregates are computed in part before the exchange, within these limits (combining.py)."""
     if slots < 1 or key_group_count < 1:
         raise GraphError(f"slots={slots} and {key_group_count} key-groups: a job needs at least one of each")
     assert all(index == node.id for index, node in enumerate(graph.nodes))
@@ -72,7 +77,8 @@ def make_plan(graph: LogicalGraph, *, slots: int, key_group_count: int, chaining
                 feedback=True,
             )
         )
-    return Plan(vertices=vertices, edges=tuple(edges), slots=slots, key_group_count=key_group_count, loops=tuple(loops))
+    plan = Plan(vertices=vertices, edges=tuple(edges), slots=slots, key_group_count=key_group_count, loops=tuple(loops))
+    return plan if combine is None or not chaining else with_combiners(plan, combine)
 
 
 def _loop(index: int, found: LogicalLoop, vertex_of: dict[int, int]) -> Loop:

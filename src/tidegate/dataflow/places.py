@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from tidegate.dataflow.aggregates.partials import PARTIALS_PORT
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.in_flight import FEEDBACK, feedback_state, in_flight_state
 from tidegate.state.sections import StateInfo
@@ -30,6 +31,8 @@ def places_of(node: Node) -> tuple[Place, ...]:
     ports = tuple(
         Place(node.name, port, in_flight_state(port, schema), schema) for port, schema in enumerate(node.input_schemas)
     )
+    if (partials := node.partials) is not None:
+        ports += (Place(node.name, PARTIALS_PORT, in_flight_state(PARTIALS_PORT, partials.schema), partials.schema),)
     if node.begins_loop:
         return *ports, Place(node.name, 0, feedback_state(node.schema), node.schema)
     return ports

@@ -102,7 +102,13 @@ class Job(Pipeline):
             graph,
             nodes=tuple(replace(node, parallelism=parallelism.get(node.name, node.parallelism)) for node in graph.nodes),
         )
-        return make_plan(graph, slots=slots, key_group_count=tuning.key_group_count, chaining=tuning.chaining)
+        return make_plan(
+            graph,
+            slots=slots,
+            key_group_count=tuning.key_group_count,
+            chaining=tuning.chaining,
+            combine=tuning.combine_limits,
+        )
 
     def explain(self) -> str:
         """Return three graphs as text: what you wrote, what the optimiser made of it, and what is deployed."""

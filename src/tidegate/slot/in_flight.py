@@ -121,7 +121,8 @@ def own_records(
     place: Place, node: Node, rows: Iterable[pa.RecordBatch], *, subtask: int, parallelism: int, key_group_count: int
 ) -> Iterator[pa.RecordBatch]:
     """Return the records in the restored rows of a place that belong to this subtask now."""
-    edge = next(edge for edge in node.inputs if edge.port == place.port)
+    # Partial aggregates, which have a port of their own, have the key of the records.
+    edge = next((edge for edge in node.inputs if edge.port == place.port), node.inputs[0])
     numbers = count()
     for batch in (value_to_rows(each, place.schema) for each in rows):
         if place.is_feedback or parallelism == 1:

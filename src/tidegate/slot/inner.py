@@ -147,7 +147,7 @@ class InnerSubtask(Subtask):
                 return True
         if not self._alignment.missing:  # or records may wait in a channel that is blocked
             self._note_look(found_none=True)
-        return False
+        return self._note_lull()
 
     def _take_from(self, source: Input) -> bool:
         inlet = source.inlet

@@ -101,7 +101,7 @@ class Slot:
             now_ms = self._world.clock.now_ms()
             progress = False
             for subtask in self._subtasks:
-                subtask.on_time(now_ms)
+                progress |= subtask.on_time(now_ms)
                 if subtask.step():
                     progress = True
                     subtask.maintain()

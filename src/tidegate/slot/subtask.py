@@ -109,6 +109,7 @@ class Subtask:
         self.operators = tuple(operators)
         self.counters = Counters()
         self._with_deadlines = [each for each in operators if type(each).deadline_ms is not Operator.deadline_ms]
+        self._with_lulls = [each for each in operators if type(each).on_lull is not Operator.on_lull]
         # Downstream first, so that what waits in an operator isn't joined by more from above.
         self._with_work = [each for each in operators[::-1] if type(each).has_work is not Operator.has_work]
         self._writers = tuple(writers)
@@ -176,6 +177,13 @@ class Subtask:
         """Tell operators with deadlines, which may wait for records, that the subtask has looked for some."""
         for operator in self._with_deadlines:
             operator.on_asked(found_none=found_none)
+
+    def _note_lull(self) -> bool:
+        """Tell operators that hold records that all there were have been taken. Return whether one has emitted some."""
+        emitted = False
+        for operator in self._with_lulls:
+            emitted |= operator.on_lull()
+        return emitted
 
     def wait_until_ms(self) -> int | None:
         """Return when, on the monotonic clock, to step this subtask again even if nothing arrives."""
@@ -348,7 +356,8 @@ class SourceSubtask(Subtask):
         if count < self._batch_size.least:
             # All available records were read: wait for more for a moment, so that batches aren't tiny under load.
             self._not_before_ms = now_ms + (self._linger_ms if count else max(1, self._linger_ms))
-        return count > 0
+            return self._note_lull() or count > 0
+        return True
 
     def _on_work_done(self) -> None:
         if self._is_polled:

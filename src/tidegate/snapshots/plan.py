@@ -52,7 +52,7 @@ class DeclaredOperator:
     parallelism: int
     states: tuple[DeclaredState, ...] = ()
     aliases: tuple[str, ...] = ()
-    in_flight: tuple[StateInfo, ...] = ()  # restored if the snapshot has it
+    in_flight: tuple[DeclaredState, ...] = ()  # restored if the snapshot has it
     advice: Advice = IN_A_CLASS
 
 
@@ -213,7 +213,7 @@ def _operator_plan(operator: DeclaredOperator, was: str | None, manifest: Manife
         return drops.allows(*(f"{path}.{state}" for path in paths))
 
     before = {each.name: each for each in entry.states}
-    declared = (*operator.states, *(DeclaredState(info) for info in operator.in_flight if info.name in before))
+    declared = (*operator.states, *(each for each in operator.in_flight if each.info.name in before))
     match = _matched({each.info.name: each.aliases for each in declared}, before, allows)
     states: list[StatePlan] = []
     for each in declared:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tidegate.dataflow.aggregates.base import Accumulator, Aggregate, BoolArray, IntArray, Vectors
 from tidegate.dataflow.aggregates.collecting import CollectSet, CountDistinct
-from tidegate.dataflow.aggregates.numpy_columns import copy_rows, held_vectors
+from tidegate.dataflow.aggregates.numpy_columns import column_of, copy_rows, held_vectors
 from tidegate.dataflow.aggregates.retracting import retractable
 from tidegate.dataflow.triggers import Trigger
 from tidegate.errors import ExpressionError, GraphError, SchemaError
@@ -50,6 +50,21 @@ class _Part:
 
     def of(self, vectors: Vectors) -> Vectors:
         return {name: vectors[there] for name, there in self.names.items()}
+
+    def inputs_in(self, inputs: Sequence[pa.Array]) -> list[pa.Array]:
+        return [inputs[index] for index in self.inputs]
+
+    def singles(self, inputs: Sequence[pa.Array], count: int) -> Sequence[pa.Array]:
+        own = self.inputs_in(inputs)
+        columns = self.aggregate.singles(own, count)
+        if columns is None:
+            vectors = held_vectors(self.aggregate.accumulators, count)
+            self.aggregate.add(vectors, np.arange(count), own)
+            columns = [
+                column_of(vectors[each.name].values, vectors[each.name].valid, each.type)
+                for each in self.aggregate.accumulators
+            ]
+        return columns
 
 
 class Aggregation:
@@ -155,17 +170,35 @@ class Aggregation:
     def add(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         """Add a batch, of which `inputs` has the inputs. `rows[i]` is the row of record i."""
         for part in (*self._parts, *self._triggers):
-            part.aggregate.add(part.of(vectors), rows, [inputs[index] for index in part.inputs])
+            part.aggregate.add(part.of(vectors), rows, part.inputs_in(inputs))
 
     def change(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], signs: IntArray) -> None:
         """Add the records of a batch whose sign is 1, and take those back whose sign is -1."""
         for part in self._parts:
-            part.aggregate.change(part.of(vectors), rows, [inputs[index] for index in part.inputs], signs)
+            part.aggregate.change(part.of(vectors), rows, part.inputs_in(inputs), signs)
 
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
-        """Add what rows of another table have accumulated later. No row repeats in `rows`."""
+        """Add what rows of another table have accumulated later. No row repeats in `rows`, unless all can handle that."""
         for part in self._parts:
             part.aggregate.merge(part.of(vectors), rows, part.of(other), other_rows)
+
+    @property
+    def combines(self) -> bool:
+        """Whether records may be aggregated before the exchange."""
+        return not self._triggers and all(part.aggregate.combines for part in self._parts)
+
+    @property
+    def merges_repeated(self) -> bool:
+        """Whether `merge` takes rows that repeat."""
+        return all(part.aggregate.merges_repeated for part in self._parts)
+
+    def fits(self, inputs: Sequence[pa.Array], count: int) -> bool:
+        """Return whether the accumulators of up to `count` records like these certainly fit their types."""
+        return all(part.aggregate.fits(part.inputs_in(inputs), count) for part in self._parts)
+
+    def singles(self, inputs: Sequence[pa.Array], count: int) -> list[pa.Array]:
+        """Return the accumulators of each of `count` records by itself, as columns."""
+        return [column for part in self._parts for column in part.singles(inputs, count)]
 
     @property
     def has_triggers(self) -> bool:

@@ -129,6 +129,28 @@ class Aggregate(ABC):
         used on streams of changes."""
         raise AssertionError(f"{self.label} can't take records back")
 
+    # Aggregating before the exchange (operators/combine.py).
+
+    @property
+    def combines(self) -> bool:
+        """Whether records may be aggregated before they are sent to the subtask of their key, and merged there. Let it be
+        True if the accumulators of many records take about as much memory as those of one."""
+        return False
+
+    @property
+    def merges_repeated(self) -> bool:
+        """Whether `merge` takes rows that repeat. Otherwise what such a row gets is merged in pairs first."""
+        return False
+
+    def fits(self, inputs: Sequence[pa.Array], count: int) -> bool:
+        """Return whether the accumulators of up to `count` records certainly fit their types, if all of them are like these.
+        Otherwise each of these records is merged by itself."""
+        return True
+
+    def singles(self, inputs: Sequence[pa.Array], count: int) -> Sequence[pa.Array] | None:
+        """Return the accumulators of each of `count` records by itself, as columns. None: `add` finds them."""
+        return None
+
     # What the engine calls.
 
     def change(self, vectors: Vectors, rows: IntArray, inputs: Sequence[pa.Array], signs: IntArray) -> None:

@@ -72,14 +72,7 @@ class Extreme(Aggregate):
             return
         vector = only(vectors)
         if is_fixed(column.type):
-            values = numbers_of(column)
-            held, valid = vector.values, vector.valid
-            assert valid is not None
-            fresh = ~valid[rows]
-            held[rows[fresh]] = values[fresh]
-            valid[rows] = True
-            with np.errstate(invalid="ignore"):  # NaN is a value like any other
-                self._ufunc(values).at(held, rows, values)
+            self._compare(vector, rows, numbers_of(column))
         else:
             groups = grouped(rows)
             best = winners(ranks_of(column), groups.of, len(groups.rows), largest=self._largest, earliest=True)
@@ -92,14 +85,31 @@ class Extreme(Aggregate):
         if values.dtype.kind == "O":
             self._take(vector, rows, values)
             return
-        held, valid = vector.values, vector.valid
-        assert valid is not None
-        with np.errstate(invalid="ignore"):
-            held[rows] = np.where(valid[rows], self._ufunc(values)(held[rows], values), values)
-        valid[rows] = True
+        self._compare(vector, rows, values)
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         return result_of(only(vectors), rows, self.result_type)
+
+    @property
+    def combines(self) -> bool:
+        return True
+
+    @property
+    def merges_repeated(self) -> bool:
+        return is_fixed(self.types[0])
+
+    def singles(self, inputs: Sequence[pa.Array], count: int) -> Sequence[pa.Array]:
+        return inputs
+
+    def _compare(self, vector: Vector, rows: IntArray, values: npt.NDArray[Any]) -> None:
+        """Compare numbers. Rows may repeat."""
+        held, valid = vector.values, vector.valid
+        assert valid is not None
+        fresh = ~valid[rows]
+        held[rows[fresh]] = values[fresh]
+        valid[rows] = True
+        with np.errstate(invalid="ignore"):  # NaN is a value like any other
+            self._ufunc(values).at(held, rows, values)
 
     def _ufunc(self, values: npt.NDArray[Any]) -> np.ufunc:
         # `maximum` of anything and NaN is NaN, and `fmin` is the other one: NaN is the largest.
@@ -176,6 +186,13 @@ class ChosenBy(Aggregate):
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         return result_of(vectors["value"], rows, self.types[0])
 
+    @property
+    def combines(self) -> bool:
+        return True
+
+    def singles(self, inputs: Sequence[pa.Array], count: int) -> Sequence[pa.Array]:
+        return inputs  # where `by` is null, the value is of no account
+
     def _better(self, held: Vector, rows: IntArray, values: npt.NDArray[Any]) -> BoolArray:
         """Return where a later value takes the place of the one that is held."""
         there, before = is_set(held, rows), held.values[rows]
@@ -240,6 +257,14 @@ class Arrived(Aggregate):
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         return result_of(vectors["value"], rows, self.types[0])
+
+    @property
+    def combines(self) -> bool:
+        return True
+
+    def singles(self, inputs: Sequence[pa.Array], count: int) -> Sequence[pa.Array]:
+        seen = valid_of(inputs[0]) if self.ignores_nulls else None
+        return [inputs[0], pa.array(np.ones(count, bool) if seen is None else seen)]
 
 
 class Logical(Extreme):

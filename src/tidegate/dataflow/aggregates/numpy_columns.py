@@ -176,6 +176,15 @@ def ranks(values: IntArray) -> IntArray:
     return found
 
 
+def places_in(groups: IntArray) -> IntArray:
+    """Return for each record of a batch in the order of its groups which one of its group it is, from 0."""
+    numbers = np.arange(len(groups))
+    starts = np.zeros(len(groups), np.int64)
+    begins = np.flatnonzero(np.diff(groups)) + 1
+    starts[begins] = begins
+    return numbers - np.maximum.accumulate(starts)
+
+
 def last_of(groups: IntArray, count: int) -> IntArray:
     """Return the index of the last record of each group. Every group has one."""
     last = np.empty(count, np.int64)

@@ -63,10 +63,21 @@ class Count(Aggregate):
         np.add.at(only(vectors).values, rows if valid is None else rows[valid], 1)
 
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
-        only(vectors).values[rows] += only(other).values[other_rows]
+        np.add.at(only(vectors).values, rows, only(other).values[other_rows])
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         return pa.array(only(vectors).values[rows], pa.int64())
+
+    @property
+    def combines(self) -> bool:
+        return True
+
+    @property
+    def merges_repeated(self) -> bool:
+        return True
+
+    def singles(self, inputs: Sequence[pa.Array], count: int) -> Sequence[pa.Array]:
+        return [_counts(inputs[0] if inputs else None, count)]
 
 
 class Sum(Aggregate):
@@ -91,12 +102,31 @@ class Sum(Aggregate):
     def merge(self, vectors: Vectors, rows: IntArray, other: Vectors, other_rows: IntArray) -> None:
         source = only(other)
         there = is_set(source, other_rows)
-        rows, other_rows = rows[there], other_rows[there]
+        if not there.all():
+            rows, other_rows = rows[there], other_rows[there]
         if len(rows):
-            _add_to(only(vectors), rows, column_of(source.values[other_rows], None, self.result_type), self.result_type)
+            values = column_of(source.values.take(other_rows), None, self.result_type)
+            _add_to(only(vectors), rows, values, self.result_type)
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         return result_of(only(vectors), rows, self.result_type)
+
+    @property
+    def combines(self) -> bool:
+        return _combines(self.types[0])
+
+    @property
+    def merges_repeated(self) -> bool:
+        return True
+
+    def fits(self, inputs: Sequence[pa.Array], count: int) -> bool:
+        if not pa.types.is_int64(inputs[0].type):
+            return True
+        values = numbers_of(inputs[0])
+        return not len(values) or max(int(values.max()), -int(values.min())) * count <= LONG_MAX
+
+    def singles(self, inputs: Sequence[pa.Array], count: int) -> Sequence[pa.Array]:
+        return [inputs[0].cast(self.result_type)]
 
 
 class Mean(Aggregate):
@@ -134,7 +164,7 @@ class Mean(Aggregate):
         if len(rows):
             values = column_of(other["sum"].values[other_rows], None, self._sum_type)
             _add_to(vectors["sum"], rows, values, self._sum_type)
-            vectors["count"].values[rows] += other["count"].values[other_rows]
+            np.add.at(vectors["count"].values, rows, other["count"].values[other_rows])
 
     def result(self, vectors: Vectors, rows: IntArray) -> pa.Array:
         counts = vectors["count"].values[rows]
@@ -149,6 +179,17 @@ class Mean(Aggregate):
             for total, count in zip(sums, counts.tolist(), strict=True)
         ]
         return column_of(objects_of(means), None, kind)
+
+    @property
+    def combines(self) -> bool:
+        return _combines(self.types[0])
+
+    @property
+    def merges_repeated(self) -> bool:
+        return True
+
+    def singles(self, inputs: Sequence[pa.Array], count: int) -> Sequence[pa.Array]:
+        return [inputs[0].cast(self._sum_type), _counts(inputs[0], count)]
 
 
 class Variance(Aggregate):
@@ -198,6 +239,10 @@ class Variance(Aggregate):
         found = vectors["squares"].values[rows] / np.maximum(degrees, 1)
         return pa.array(np.sqrt(found) if self._root else found, pa.float64(), mask=degrees <= 0)
 
+    @property
+    def combines(self) -> bool:
+        return True
+
     @staticmethod
     def _combine(
         vectors: Vectors, rows: IntArray, counts: IntArray, means: npt.NDArray[Any], squares: npt.NDArray[Any]
@@ -223,6 +268,18 @@ def sum_type(aggregate: Aggregate) -> pa.DataType:
         return pa.decimal128(min(_MAX_DIGITS, kind.precision + 10), kind.scale)
     text = aggregate.inputs[0]
     raise wrong_type(aggregate, "a number", f"; convert it, such as CAST({text} AS DOUBLE)")
+
+
+def _combines(kind: pa.DataType) -> bool:
+    """Return whether sums of parts fit their type whenever that of all does: decimals have 10 digits more for the sum, which
+    are enough for as many records as are ever held, unless there was no room for these digits."""
+    return not pa.types.is_decimal(kind) or bool(kind.precision + 10 <= _MAX_DIGITS)
+
+
+def _counts(column: pa.Array | None, count: int) -> pa.Array:
+    """Return for each record whether it counts, as 1 or 0."""
+    valid = None if column is None else valid_of(column)
+    return pa.array(np.ones(count, np.int64) if valid is None else valid.astype(np.int64))
 
 
 def doubles(column: pa.Array) -> npt.NDArray[np.float64]:

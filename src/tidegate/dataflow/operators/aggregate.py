@@ -13,7 +13,8 @@ aggregate computes (dataflow/aggregates).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, NoReturn
 
@@ -22,7 +23,8 @@ import pyarrow as pa
 
 from tidegate.dataflow.aggregates.aggregation import Aggregation
 from tidegate.dataflow.aggregates.base import IntArray, SumTooLarge, Vectors
-from tidegate.dataflow.aggregates.numpy_columns import Groups, copy_rows, distinct_of, grouped, held_vectors
+from tidegate.dataflow.aggregates.numpy_columns import Groups, copy_rows, distinct_of, grouped, held_vectors, places_in
+from tidegate.dataflow.aggregates.partials import PARTIALS_PORT, Partials, merge_partials
 from tidegate.dataflow.changelog import APPEND_OR_RETRACT, Changelog
 from tidegate.dataflow.graph import Node
 from tidegate.dataflow.operators.base import Operator
@@ -66,6 +68,10 @@ class AggregatingSpec:
     def text(self) -> str:
         return self.aggregation.text
 
+    def partials(self, node: Node) -> Partials | None:
+        """Return the form of the partials that the operator takes beside records, or None if it takes none."""
+        return None
+
 
 class AggregatingOperator(KeyedTableOperator):
     """What all of them have in common: the table, and errors."""
@@ -76,9 +82,13 @@ class AggregatingOperator(KeyedTableOperator):
 
     def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
         inputs = inputs_of(self.name, self._aggregation, batch)
+        with self._blaming(batch):
+            self._take(batch, self.rows_of(self.keys_of(batch)), inputs)
+
+    @contextmanager
+    def _blaming(self, batch: pa.RecordBatch) -> Iterator[None]:
         try:
-            rows = self.rows_of(self.keys_of(batch))
-            self._take(batch, rows, inputs)
+            yield
         except TidegateError:
             raise
         except SumTooLarge as error:
@@ -91,16 +101,33 @@ class AggregatingOperator(KeyedTableOperator):
 
 
 class AggregateOperator(AggregatingOperator):
-    """Emits the new result of each key that a batch has, once for each batch."""
+    """Emits the new result of each key that a batch has, once for each batch. It takes records, and partials."""
+
+    def __init__(self, node: Node, spec: AggregatingSpec) -> None:
+        super().__init__(node, spec)
+        self._partials = spec.partials(node)
+
+    def on_batch(self, batch: pa.RecordBatch, port: int) -> None:
+        if port != PARTIALS_PORT:
+            super().on_batch(batch, port)
+            return
+        assert self._partials is not None
+        with self._blaming(batch):
+            rows, table = self.rows_of(self.keys_of(batch)), self._table
+            table.change(rows)
+            self._emit_results(batch, *merge_partials(self._aggregation, table.vectors, rows, self._partials.vectors(batch)))
 
     def _take(self, batch: pa.RecordBatch, rows: IntArray, inputs: Sequence[pa.Array]) -> None:
         table = self._table
         table.change(rows)
         self._aggregation.add(table.vectors, rows, inputs)
-        distinct, places = distinct_of(rows)
+        self._emit_results(batch, *distinct_of(rows))
+
+    def _emit_results(self, batch: pa.RecordBatch, rows: IntArray, places: IntArray) -> None:
+        """Emit the results in distinct rows, whose keys are at these places of the batch."""
         first = pa.array(places)
         keys = [batch.column(name).take(first) for name in self._key]
-        results = self._aggregation.results(table.vectors, distinct)
+        results = self._aggregation.results(self._table.vectors, rows)
         self.emit(pa.RecordBatch.from_arrays([*keys, *results], schema=self.node.schema))
 
 
@@ -122,7 +149,7 @@ class RunningOperator(AggregatingOperator):
 
     def _scanned(self, groups: Groups, order: IntArray, inputs: Sequence[pa.Array]) -> list[pa.Array]:
         aggregation, table = self._aggregation, self._table
-        places = _places(groups.of[order])
+        places = places_in(groups.of[order])
         numbers = np.arange(len(order))
         so_far = held_vectors(aggregation.accumulators, len(order))
         aggregation.add(so_far, numbers, inputs)
@@ -147,7 +174,7 @@ class RunningOperator(AggregatingOperator):
 
     def _one_by_one(self, rows: IntArray, groups: IntArray, inputs: Sequence[pa.Array]) -> list[pa.Array]:
         """Add first the first record of each key, then the second… so that a sum that is too large is that of a key."""
-        places = _places(groups)
+        places = places_in(groups)
         found: list[list[pa.Array]] = []
         taken: list[IntArray] = []
         table = self._table
@@ -176,6 +203,10 @@ class AggregateSpec(AggregatingSpec):
     __slots__ = ()
     kind: ClassVar[str] = "aggregate"
     operator = AggregateOperator
+
+    def partials(self, node: Node) -> Partials | None:
+        return Partials.of(self.aggregation, self.key, node.input_schemas[0])
+
     changelogs: ClassVar[frozenset[Changelog]] = APPEND_OR_RETRACT  # for changes there is AggregateOfChangesSpec
 
 
@@ -191,12 +222,3 @@ def blame_sum(operator: str, error: SumTooLarge, table: ColumnTable) -> NoReturn
     """Raise `UserFunctionError` for a sum that doesn't fit. No restart cures it."""
     key = [to_list(column)[0] for column in table.keys(np.array([error.row]))]
     blame(operator, JobError(error.text), at=f"key {key[0] if len(key) == 1 else tuple(key)!r}")
-
-
-def _places(groups: IntArray) -> IntArray:
-    """Return for each record of a batch in the order of its groups which one of its group it is, from 0."""
-    numbers = np.arange(len(groups))
-    starts = np.zeros(len(groups), np.int64)
-    begins = np.flatnonzero(np.diff(groups)) + 1
-    starts[begins] = begins
-    return numbers - np.maximum.accumulate(starts)

@@ -164,6 +164,11 @@ class Operator:
         """Note that the subtask has looked for records, and whether there were none. Called if the operator has a deadline.
         A subtask that works, or whose outputs are full, doesn't look."""
 
+    def on_lull(self) -> bool:
+        """Note that the subtask has taken all the records that there were, and return whether the operator has emitted some.
+        One that holds records to emit them together emits them now: the subtask keeps up."""
+        return False
+
     def maintain(self, budget: int) -> None:
         """Do a small step of background work, between two batches."""
 
@@ -196,7 +201,8 @@ class Operator:
 
     def before_snapshot(self) -> None:
         """Emit what still belongs to the epoch: all of its records have come, and its marker follows. The operators of a
-        chain are called in order, before the first of them is frozen. Not called if markers may overtake records."""
+        chain are called in order, before the first of them is frozen. If markers may overtake records, those come later, and
+        are logged."""
 
     def freeze(self, epoch: int) -> FrozenState | None:
         """Return the state at the end of the epoch, in O(1), or None if the operator has none."""

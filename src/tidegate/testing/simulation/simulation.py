@@ -329,6 +329,7 @@ class Simulation:
                 slots=site.slots,
                 key_group_count=tuning.key_group_count,
                 chaining=tuning.chaining,
+                combine=self.job.combine(site),
             )
         return site.plan
 

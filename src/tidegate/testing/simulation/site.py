@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from tidegate.dataflow.contracts import Offset, Source, SourceContext, SourceReader
 from tidegate.dataflow.graph import LogicalGraph
+from tidegate.dataflow.operators.combine import CombineLimits
 from tidegate.dataflow.pipeline import Pipeline
 from tidegate.dataflow.plan import Plan
 from tidegate.testing.simulation.external import External, TransactionalSink
@@ -107,6 +108,10 @@ class SimulatedJob(ABC):
     def placed(self, graph: LogicalGraph, site: Site) -> LogicalGraph:
         """Return the graph that the simulated world runs; by default, the graph as it was built."""
         return graph
+
+    def combine(self, site: Site) -> CombineLimits | None:
+        """Return the limits of aggregating before the exchange in this layout; by default, there is none."""
+        return None
 
     @abstractmethod
     def check(self, rows: Callable[[str], list[Row]], state_of: StateOf, *, exact: bool) -> None:

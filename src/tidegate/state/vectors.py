@@ -79,8 +79,11 @@ class Vector:
         values = grown(self.values, used, top)
         if self.field.has_objects:
             values[used:] = None
-            for row in rows.tolist():
-                values[row] = copy.copy(self.fill)
+            if self.field.type.num_fields and self.fill is not None:
+                for row in rows.tolist():
+                    values[row] = copy.copy(self.fill)  # lists and dictionaries may be changed in place
+            else:
+                values[rows] = self.fill
         else:
             values[rows] = self.fill
         self.values = values
@@ -119,8 +122,12 @@ def replace_objects(vector: Vector, rows: IntArray) -> None:
 def put_column(vector: Vector, rows: IntArray, column: pa.Array) -> None:
     """Set the values of rows to those of a column."""
     if vector.field.has_objects:
-        for row, value in zip(rows.tolist(), to_list(column), strict=True):
-            vector.values[row] = value
+        values = to_list(column)
+        if vector.field.type.num_fields:  # numpy would look into lists
+            for row, value in zip(rows.tolist(), values, strict=True):
+                vector.values[row] = value
+        else:
+            vector.values[rows] = np.fromiter(values, _OBJECT, len(values))
         return
     vector.values[rows] = stored(column, vector.field.element)
     if vector.valid is not None:

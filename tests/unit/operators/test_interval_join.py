@@ -85,6 +85,7 @@ def test_results_are_those_of_brute_force(how: str, bounds: tuple[int, int], mon
         for module in (joining, interval_join):
             monkeypatch.setattr(module, "MAX_ROWS", rows)
         monkeypatch.setattr(interval_join, "MAX_UNSORTED_ROWS", seed)
+        monkeypatch.setattr(timed_records, "MOST_OF_LENGTH", (1, 2, 4, 32)[seed])
         rng = Random(seed)
         spec = spec_of(how, *bounds)
         check_random_run(Joins(spec, parallelism=rng.choice((1, 2, 3))), IntervalOracle(spec), rng)
@@ -215,8 +216,9 @@ def test_a_kind_of_join_does_not_take_the_state_of_another_one() -> None:
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
-def test_records_that_are_far_apart_are_taken_in_bounded_steps(how: str) -> None:
-    """Each is in a stretch of its own, which costs as much as many records."""
+def test_records_that_are_far_apart_are_taken_in_bounded_steps(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each is in a stretch of its own, which costs as much as many records."""
+    monkeypatch.setattr(timed_records, "MOST_OF_LENGTH", 10_000)
     joins = Joins(spec_of(how, -1000, 1000))
     operator = joins.benches[0].operator
     records = [(number % 7, number * 10_000, number) for number in range(1500)]

@@ -83,6 +83,7 @@ def test_results_are_those_of_brute_force(how: str, rows: int, monkeypatch: pyte
     for module in (joining, temporal_join):
         monkeypatch.setattr(module, "MAX_ROWS", rows)
     for seed in range(8):
+        monkeypatch.setattr(timed_records, "MOST_OF_LENGTH", (1, 2, 4, 32)[seed % 4])
         rng = Random(seed)
         spec = spec_of(how)
         check_random_run(Joins(spec, parallelism=rng.choice((1, 2, 3))), TemporalOracle(spec), rng)
@@ -108,6 +109,22 @@ def test_a_version_counts_from_its_time_and_the_last_of_one_time_replaces_the_ot
     assert versions == {0: None, 1: 1, 2: 1, 3: 3, 4: 4, 5: None}
     assert [row[1] for row in bench.out.rows if row[0] == 1 and row[4] is not None] == [10, 19, 20, 35]
     assert bench.out.others[-1] == ("watermark", 40)
+
+
+def test_rows_come_in_the_order_of_event_time_however_far_records_are_apart() -> None:
+    """The stretches in which they wait have several lengths then, and don't overlap."""
+    rng, bench = Random(3), bench_of("left")
+    times = [rng.randrange(10 ** rng.randrange(1, 10)) for _ in range(2000)]
+    for start in range(0, len(times), 40):
+        bench.feed(*((1, ts, number) for number, ts in enumerate(times[start : start + 40], start)))
+    operator = bench.operator
+    assert isinstance(operator, temporal_join.TemporalJoinOperator)
+    assert len({stretch.stop_ms - stretch.start_ms for stretch in operator._waiting.stretches()}) > 3
+    for at_ms in (50, 10**4, 10**6, 10**10):
+        operator.on_watermark(at_ms)
+        while operator.has_work():
+            operator.work()
+    assert [row[1] for row in bench.out.rows] == sorted(times)
 
 
 def test_versions_that_no_record_can_need_are_dropped() -> None:

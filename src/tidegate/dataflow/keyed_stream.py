@@ -354,14 +354,17 @@ class KeyedStream(Flow):
 
         *As of a version*: `as_of=("placed", "since")`. Each right record is a new version of its key, valid since its time.
         A left record is joined with the version that was valid at its own time, when the watermark has passed that. `how`
-        is inner or left.
+        is inner or left. With a `ttl`, the versions of a key are forgotten when it was neither asked for nor updated for
+        that time.
 
         In joins by event time, records that come after the watermark has passed them are dropped, or go to the side outputs
         that `late` names, for the left and the right side.
         """
         check_kind_of_join(name, ttl=ttl, between=between, times=times, as_of=as_of, late=late)
         if as_of is not None:
-            return temporal_join(self, name, other, how=how, as_of=as_of, late=late, parallelism=parallelism, alias=alias)
+            return temporal_join(
+                self, name, other, how=how, as_of=as_of, ttl=ttl, late=late, parallelism=parallelism, alias=alias
+            )
         if between is not None:
             return interval_join(
                 self, name, other, how=how, between=between, times=times, late=late, parallelism=parallelism, alias=alias

@@ -36,9 +36,9 @@ def check_kind_of_join(name: str, *, ttl: Any, between: Any, times: Any, as_of: 
         raise GraphError(
             f"operator {name!r}: {argument}= is for joins by event time: give between= or as_of= too, or omit it"
         )
-    if ttl is not None and (between is not None or as_of is not None):
+    if ttl is not None and between is not None:
         raise GraphError(
-            f"operator {name!r}: ttl={ttl!r}, and a join by event time keeps records as long as they can match: omit it"
+            f"operator {name!r}: ttl={ttl!r}, and a join within an interval keeps records as long as they can match: omit it"
         )
     if as_of is not None and times is not None:
         raise GraphError(f"operator {name!r}: as_of= has the columns of event time: omit times=")
@@ -94,6 +94,7 @@ def temporal_join(
     *,
     how: str,
     as_of: Any,
+    ttl: Any,
     late: Any,
     parallelism: int | None,
     alias: Names,
@@ -115,6 +116,9 @@ def temporal_join(
         null_right=how == "left",
         left_only=False,
     )
+    ttl_ms = None if ttl is None else checks.duration_ms(name, "ttl", ttl)
+    if ttl_ms == 0:
+        raise GraphError(f"{where}: ttl={ttl!r} would keep no version; give a longer time, or omit it to keep the last ones")
     tags, side_schemas = _late(where, late, left, other)
     if tags[1] is not None:
         raise GraphError(
@@ -122,7 +126,7 @@ def temporal_join(
             f"the records that are still to come. Give late=({tags[0]!r}, None)"
         )
     return pipeline._add(
-        TemporalJoinSpec(how, sides, output, tags),
+        TemporalJoinSpec(how, sides, output, tags, ttl_ms),
         name=name,
         schema=pa.schema([each.field for each in output]),
         inputs=(left, other),

@@ -183,7 +183,9 @@ def test_mistakes_are_errors_when_the_job_is_built() -> None:
     right = pipeline.source("right", tg.sources.rows([], RIGHT_RECORDS)).key_by("key")
     good: dict[str, Any] = {"between": (0, 10), "times": ("ts", "at")}
     for other, changes, expected in (
-        (right, {"how": "outer"}, "not a kind of join"),
+        (right, {"how": "outer"}, "not a kind of join .do you mean 'full'"),
+        (right, {"how": ["left"]}, "not a kind of join"),
+        (right, {"ttl": "1 s"}, "within an interval keeps records as long as they can match: omit it"),
         (right, {"between": None}, "between= or as_of="),
         (right, {"between": "5 s"}, "from and to"),
         (right, {"between": (10, 0)}, "lower bound first"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tests.unit.operators.harness import Bench
+from tests.unit.operators.harness import Bench, on_heap
 from tests.unit.operators.joining import LEFT_RECORDS, RIGHT_RECORDS, Joins, Oracle, Record, check_random_run
 from tests.unit.operators.test_windows_on_rocksdb import on_rocksdb
 from tests.unit.operators.windowing import group
@@ -22,13 +22,13 @@ SIDES = {"late left": LEFT_RECORDS}
 RETURNS = "key long, ts long, n long, at long, m long"
 
 
-def spec_of(how: str) -> TemporalJoinSpec:
+def spec_of(how: str, **settings: Any) -> TemporalJoinSpec:
     pipeline = Pipeline()
     left, right = (
         pipeline.source(name, tg.sources.rows([], schema)).key_by("key")
         for name, schema in (("left", LEFT_RECORDS), ("right", RIGHT_RECORDS))
     )
-    left.join("join", right, how=how, as_of=("ts", "at"), late=("late left", None))  # type: ignore[arg-type]
+    left.join("join", right, how=how, as_of=("ts", "at"), late=("late left", None), **settings)  # type: ignore[arg-type]
     spec = next(node.spec for node in pipeline._nodes if node.name == "join")
     assert isinstance(spec, TemporalJoinSpec)
     return spec
@@ -158,6 +158,53 @@ def test_records_are_emitted_once_although_a_snapshot_comes_between(monkeypatch:
     assert sorted(row[2] for row in (*bench.out.rows, *other.out.rows)) == list(range(60))
 
 
+TTL_MS = 1000
+
+
+@pytest.mark.parametrize("make_backend", [on_heap, on_rocksdb])
+def test_with_a_ttl_a_key_that_is_neither_asked_for_nor_updated_is_forgotten(make_backend: Any) -> None:
+    """Against a model. Ages of keys are never between one ttl and one and a quarter, when nothing is promised."""
+    spec = spec_of("left", ttl=TTL_MS)
+    for seed in range(6 if make_backend is on_heap else 3):
+        rng = Random(seed)
+
+        def opened(restored: Any = None) -> Bench:
+            return Bench(
+                spec, LEFT_RECORDS, RIGHT_RECORDS, returns=RETURNS, sides=SIDES, restored=restored, make_backend=make_backend
+            )
+
+        bench, clock_ms, ts = opened(), 5 * TTL_MS, 0
+        versions: dict[int, list[tuple[int, int]]] = {}  # by key: time and number
+        used_ms: dict[int, int] = {}
+        for number in range(60):
+            clock_ms += rng.choice((0, 0, 450, 450, 2 * TTL_MS))
+            bench.clock.now_ms = clock_ms
+            for key in [key for key, at_ms in used_ms.items() if at_ms + TTL_MS < clock_ms]:
+                del versions[key], used_ms[key]
+            keys, what = [key for key in range(5) if rng.random() < 0.4], rng.random()
+            ts += 10
+            if what < 0.4 and keys:
+                new = {key: (ts - rng.randrange(20), number) for key in keys}
+                bench.feed(*((key, *version) for key, version in new.items()), port=1)
+                for key, version in new.items():
+                    versions.setdefault(key, []).append(version)
+                    used_ms[key] = clock_ms
+            elif what < 0.85 and keys:
+                bench.out.events.clear()
+                bench.feed(*((key, ts, number) for key in keys))
+                bench.operator.on_watermark(ts)
+                found = {row[0]: row[4] for row in bench.out.rows}
+                assert found == {key: max(versions[key])[1] if key in versions else None for key in keys}
+                used_ms.update((key, clock_ms) for key in keys if key in versions)
+            else:
+                bench.operator.maintain(1000)
+                bench = opened(bench.freeze())
+                bench.clock.now_ms = clock_ms
+        bench.clock.now_ms = clock_ms + 2 * TTL_MS
+        bench.operator.maintain(1000)
+        assert not sum(batch.num_rows for batch in bench.freeze()["versions_by_use"]), "and nothing is left"
+
+
 def test_mistakes_are_errors_when_the_job_is_built() -> None:
     pipeline = Pipeline()
     left, right = (
@@ -168,7 +215,8 @@ def test_mistakes_are_errors_when_the_job_is_built() -> None:
         ({"how": "full"}, "'inner' or 'left'"),
         ({"times": ("ts", "at")}, "omit times="),
         ({"between": (0, 1)}, "give one of them"),
-        ({"ttl": "1 s"}, "omit it"),
+        ({"ttl": 0}, "would keep no version"),
+        ({"ttl": "soon"}, "ttl: 'soon' is not a duration"),
         ({"late": ("late", "late too")}, "no side output|there is none"),
     ):
         with pytest.raises(GraphError, match=expected):

@@ -123,6 +123,7 @@ class TimedOperator(StepwiseOperator):
         super().open(context)
         self._by_epoch = context.batch_now_ms is not None
         self._time = OperatorTime(context, keyed=True)
+        self._user_now_ms = context.user_now_ms
         self._backend = context.make_backend(self._key_type)
         self._open_state()
         for state, batches in context.restored.items():

@@ -11,11 +11,16 @@ by key and time, and each record takes the last version before it. That costs th
 A late version counts for the left records that are still to come. When a key gets a version, those of its versions are
 deleted that are older than the one that was valid at the watermark, since no left record can need them. So a key keeps its
 last version, and those around the watermark.
+
+With a ttl, a key that is neither asked for nor updated loses its versions, by the clock (`_KeptVersions`). The versions of
+keys that were last used about the same time are in one window of the state, whose number is the time at which the last of
+them may have been used. A key that is used moves to the newest window. A window is dropped when the ttl of all its keys has
+ended: so a key is forgotten between one ttl and one and a quarter after it was last used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -24,7 +29,7 @@ import pyarrow as pa
 
 from tidegate.channels.elements import MIN_WATERMARK_MS
 from tidegate.dataflow.graph import Node
-from tidegate.dataflow.operators.base import Operator
+from tidegate.dataflow.operators.base import KeyedBackend, Operator
 from tidegate.dataflow.operators.joined_columns import JoinedColumn
 from tidegate.dataflow.operators.joining import (
     LEFT,
@@ -49,6 +54,8 @@ Gathered: TypeAlias = Generator[None, None, tuple[IntArray, IntArray, IntArray]]
 Found: TypeAlias = Generator[None, None, IntArray]
 """Work in steps, and what it returns."""
 
+SPANS_IN_TTL = 4
+"""Windows of the state in the time of a ttl."""
 MIN_TRIMMED_VERSIONS = 4
 """Versions of a key are not looked through before it has so many."""
 
@@ -61,6 +68,7 @@ class TemporalJoinSpec:
     sides: tuple[TimedSide, TimedSide]
     output: tuple[JoinedColumn, ...]
     late: tuple[str | None, str | None] = (None, None)
+    ttl_ms: int | None = None
     kind: ClassVar[str] = "temporal join"
     stateful: ClassVar[bool] = True
     in_columns: ClassVar[bool] = True
@@ -76,13 +84,52 @@ class TemporalJoinSpec:
     @property
     def descriptors(self) -> tuple[Records, Records]:
         left, right = self.sides
-        return Records("waiting", left.columns, windowed=True), Records("versions", right.columns)
+        waiting = Records("waiting", left.columns, windowed=True)
+        if self.ttl_ms is None:
+            return waiting, Records("versions", right.columns)
+        return waiting, Records("versions_by_use", right.columns, windowed=True)
 
     @property
     def text(self) -> str:
         left, right = self.sides
         by = ", ".join(f"{one} = {other}" for one, other in zip(left.key, right.key, strict=True))
-        return f"{self.how}: {by}; as of {left.time}, versions since {right.time}"
+        ttl = "" if self.ttl_ms is None else f", ttl {self.ttl_ms} ms"
+        return f"{self.how}: {by}; as of {left.time}, versions since {right.time}{ttl}"
+
+
+class _KeptVersions:
+    """The versions of all keys: in one table, or with a ttl by the time of the keys' last use."""
+
+    def __init__(self, spec: TemporalJoinSpec, backend: KeyedBackend, now_ms: Callable[[], int]) -> None:
+        self._state = backend.record_state(spec.descriptors[RIGHT])
+        self._columns = [field.name for field in spec.sides[RIGHT].columns]
+        self._ttl_ms = spec.ttl_ms
+        self._now_ms = now_ms
+
+    def used(self, keys: Sequence[pa.Array]) -> RecordTable:
+        """Return a table with all versions of these keys, each of which is given once."""
+        if self._ttl_ms is None:
+            return self._state.table()
+        self.expire()
+        span_ms = max(1, self._ttl_ms // SPANS_IN_TTL)
+        newest = (self._now_ms() // span_ms + 1) * span_ms
+        table = self._state.window(newest)
+        for at in self._state.windows():
+            if at != newest:
+                self._move(self._state.window(at), table, keys)
+        return table
+
+    def expire(self) -> None:
+        """Forget the keys whose ttl has ended."""
+        if self._ttl_ms is not None:
+            for at in self._state.windows():
+                if at + self._ttl_ms <= self._now_ms():
+                    self._state.drop(at)
+
+    def _move(self, table: RecordTable, to: RecordTable, keys: Sequence[pa.Array]) -> None:
+        for rows in [rows for _, rows in table.matches(keys)]:  # in the order of arrival, which they keep
+            to.append(table.key_columns(rows), [table.column(name, rows) for name in self._columns])
+            table.delete(rows)
 
 
 class TemporalJoinOperator(TimedJoinOperator):
@@ -96,9 +143,9 @@ class TemporalJoinOperator(TimedJoinOperator):
         self._keeps_all = spec.how == "left"
 
     def _open_state(self) -> None:
-        left, right = self._spec.descriptors
+        left, _ = self._spec.descriptors
         self._waiting = TimedRecords(left, self._backend, time=self._sides[LEFT].time, kept_ms=0)
-        self._versions = self._backend.record_state(right).table()
+        self._kept_versions = _KeptVersions(self._spec, self._backend, self._user_now_ms)
 
     def _held_back_ms(self) -> int:
         return 0
@@ -115,14 +162,15 @@ class TemporalJoinOperator(TimedJoinOperator):
                 if self._is_spent(STRETCH_ROWS):
                     yield
         elif len(arrived):
+            index = KeyIndex(self._key_type)
+            index.rows_of(arrived.keys)
+            keys = index.keys(np.arange(index.top))
+            self._versions = self._kept_versions.used(keys)
             self._versions.append(arrived.keys, self._kept(arrived, RIGHT))
-            yield from self._trim(arrived)
+            yield from self._trim(keys)
 
-    def _trim(self, arrived: Arrived) -> Steps:
+    def _trim(self, keys: Sequence[pa.Array]) -> Steps:
         """Delete the versions of these keys that no left record can need."""
-        index = KeyIndex(self._key_type)
-        index.rows_of(arrived.keys)
-        keys = index.keys(np.arange(index.top))
         many = np.flatnonzero(self._versions.counts(keys) >= MIN_TRIMMED_VERSIONS)
         if not len(many):
             return
@@ -148,6 +196,11 @@ class TemporalJoinOperator(TimedJoinOperator):
 
     # Time.
 
+    def maintain(self, budget: int) -> None:
+        if not self.has_work():
+            self._kept_versions.expire()
+        super().maintain(budget)
+
     def _settle(self) -> Steps:
         at_ms = self._time.at_ms
         if at_ms == MIN_WATERMARK_MS:
@@ -166,34 +219,40 @@ class TemporalJoinOperator(TimedJoinOperator):
         order = np.lexsort((table.positions(rows), times_us))
         rows, times_us = rows[order], times_us[order]
         count = int(np.searchsorted(times_us, (at_ms + 1) * 1000)) if at_ms < times_us.max(initial=0) // 1000 else len(rows)
-        self._versions.keeps_rows = table.keeps_rows = True  # a snapshot may come between two steps
+        table.keeps_rows = True  # a snapshot may come between two steps
         for start in range(0, count, MAX_ROWS):
             part = slice(start, min(start + MAX_ROWS, count))
-            some, versions = rows[part], (yield from self._valid_at(table, rows[part], times_us[part]))
+            some = rows[part]
+            index = KeyIndex(self._key_type)
+            numbers, _ = index.rows_of(table.key_columns(some))
+            keys = index.keys(np.arange(index.top))
+            self._versions = self._kept_versions.used(keys)
+            self._versions.keeps_rows = True
+            versions = yield from self._valid_at(numbers, keys, times_us[part])
             found = versions >= 0
             stored = self._stored(LEFT, table, some[found])
             if found.any():
                 self._give(stored, self._stored(RIGHT, self._versions, versions[found]), int(found.sum()))
             if self._keeps_all and not found.all():
                 self._give(self._stored(LEFT, table, some[~found]), None, int((~found).sum()))
+            self._versions.keeps_rows = False
             table.delete(some)
             self._time.on_fired(int(times_us[part][-1]) // 1000)
             if self._is_spent(len(some)):
                 yield
-        self._versions.keeps_rows = table.keeps_rows = False
+        table.keeps_rows = False
 
-    def _valid_at(self, table: RecordTable, rows: IntArray, times_us: IntArray) -> Found:
-        """Return for each record the row of the version that was valid at its time, or -1."""
-        index = KeyIndex(self._key_type)
-        numbers, _ = index.rows_of(table.key_columns(rows))
-        of_version, versions, since_us = yield from self._versions_of(index.keys(np.arange(index.top)))
+    def _valid_at(self, numbers: IntArray, keys: Sequence[pa.Array], times_us: IntArray) -> Found:
+        """Return for each record the row of the version that was valid at its time, or -1. `numbers` are those of the
+        records' keys."""
+        of_version, versions, since_us = yield from self._versions_of(keys)
         key, time = np.concatenate([of_version, numbers]), np.concatenate([since_us, times_us])
         is_record = np.arange(len(key)) >= len(versions)
         order = np.lexsort((is_record, time, key))  # stable: versions with the same time stay in the order of arrival
         latest = np.maximum.accumulate(np.where(is_record[order], -1, np.arange(len(order))))
         best = order[np.maximum(latest, 0)]
         is_valid = (latest >= 0) & (key[best] == key[order])
-        found = np.full(len(rows), -1, np.int64)
+        found = np.full(len(numbers), -1, np.int64)
         asked = is_record[order]
         there = asked & is_valid
         found[order[there] - len(versions)] = versions[best[there]]

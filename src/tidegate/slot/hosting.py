@@ -24,7 +24,7 @@ from tidegate.channels.tcp_ends import ChannelLost
 from tidegate.control.background import BackgroundThread
 from tidegate.control.clock import BatchTime, SystemClock
 from tidegate.control.launch import SlotLaunch, identity_of, reach_driver, unpacked
-from tidegate.control.messages import Failed, Message, Register, from_wire, to_wire
+from tidegate.control.messages import Failed, Message, Register, Restoring, from_wire, to_wire
 from tidegate.control.waker import Waker
 from tidegate.errors import JobError
 from tidegate.slot.memory import MemoryWatch
@@ -153,7 +153,7 @@ class SlotHost:
             store=_slot_store(launch),
             clock=SystemClock(),
             background=self._background,
-            tell=lambda message: self.link.send(to_wire(message)),
+            tell=self._tell,
             speak=LOGGER.log,
             memory=MemoryWatch(getattr(launch.settings.backend, "memory_limit_bytes", None), trim=_trim),
             batch_time=batch_time,
@@ -161,6 +161,12 @@ class SlotHost:
         self._slot = Slot(index, plan=launch.plan, settings=launch.settings, attempt=identity.attempt, world=world)
         host, port = listening.found_at(self._network.address)
         world.tell(Register(index, host, port, os.getpid(), socket.gethostname()))
+
+    def _tell(self, message: Message) -> None:
+        self.link.send(to_wire(message))
+        if isinstance(message, Restoring) and not self.link.up:
+            # The loop, which would find that out, doesn't run before the end of the restore.
+            raise LinkLost("the coordinator is gone, or has begun another attempt, while this slot restored its state")
 
     @property
     def alive(self) -> bool:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+import socket
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
+import pytest
+
+from tidegate.channels.links import Link, LinkLost
 from tidegate.control.messages import Message, Restoring, Writing
+from tidegate.slot.hosting import SlotHost
 from tidegate.slot.progress import RestoreProgress, WriteProgress
 from tidegate.store.memory import MemoryStore
 
@@ -74,3 +81,18 @@ def test_bytes_are_counted_while_a_file_is_written() -> None:
         progress.report()
     progress.report()
     assert told == [Writing(0, 1, 100), Writing(0, 1, 200)]
+
+
+def test_a_slot_whose_coordinator_is_gone_ends_its_restore() -> None:
+    """Otherwise it would hold memory and disk for as long as the restore takes, beside its successor."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    link = Link(near, attempt=1, peer=("127.0.0.1", 0))
+    host: Any = SimpleNamespace(link=link)
+    SlotHost._tell(host, Restoring(0, 1))
+    link._fail("the peer is gone")
+    with pytest.raises(LinkLost, match="while this slot restored its state"):
+        SlotHost._tell(host, Restoring(0, 2))
+    link.close()
+    far.close()

@@ -48,6 +48,26 @@ def build(job: ProcessJob, folder: Any) -> None:
     )
     fives = left.key_by("key").window(tg.global_window(count=COUNT)).aggregate("fives", n=tg.count(), total=tg.sum("n"))
     fives.to("fives out", tg.sinks.parquet(folder / "fives"))
+    sevens = left.key_by("key").window(tg.global_window(), trigger=tg.every_records(7) | tg.after("50 ms"), purge=True)
+    sevens.apply("sevens", listed, returns="key long, start long, numbers array<long>", rows=True).to(
+        "sevens out", tg.sinks.parquet(folder / "sevens")
+    )
+
+    def counted(window: tg.KeyedWindow, ones: Any, others: Any) -> Any:
+        return [(window.key, len(ones), len(others), window.end - window.start)]
+
+    together = (
+        left.key_by("key")
+        .window(tg.sessions("left_ts", KEYS - 1))
+        .cogroup(
+            "sessions",
+            third.key_by("key").window(tg.sessions("right_ts", KEYS - 1)),
+            counted,
+            returns="key long, ones long, others long, long_ms long",
+            rows=True,
+        )
+    )
+    together.to("sessions out", tg.sinks.parquet(folder / "sessions"))
     by_clock = left.key_by("key").window(tg.tumbling(None, "100 ms", time="processing"))
     by_clock.aggregate("by clock", n=tg.count(), total=tg.sum("n")).to("clock out", tg.sinks.parquet(folder / "clock"))
 
@@ -98,3 +118,10 @@ def test_every_record_is_in_its_windows_once_over_kills_and_a_rescale(bench: Ben
         totals[key] += total
     assert totals == {key: sum(numbers) for key, numbers in of_keys.items()}, "the windows go by the clock, the sums don't"
     assert sum(row[3] for row in by_clock) == ROWS and len(by_clock) > 2 * KEYS
+    sevens: defaultdict[int, list[int]] = defaultdict(list)
+    for key, _, numbers in committed(bench.folder / "sevens"):
+        sevens[key] += numbers
+    assert sevens == of_keys, "each record is given to one call, in order"
+    # The records of a key are KEYS apart, and the gap is shorter: each is a session, with that of the other side.
+    sessions = [(key, 1, int(n % 3 == 0), KEYS - 1) for key, _, n in map(number, range(ROWS))]
+    assert Counter(committed(bench.folder / "sessions")) == Counter(sessions)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import fs as pafs
 
+from tests.servers.hdfs import HdfsCluster
+from tests.servers.jars import JarsMissing
 from tests.servers.s3 import S3Server
 from tidegate.errors import AlreadyExists, CorruptFile, NotFound, StoreError
 from tidegate.store.arrow import ArrowStore
 from tidegate.store.base import Store
+from tidegate.store.hdfs import HdfsStore
 from tidegate.store.local import LocalStore
 from tidegate.store.local_copy import LocalCopyStore
 from tidegate.store.memory import MemoryStore
@@ -39,10 +45,25 @@ def _s3(folder: Path) -> Store:
     return S3Store(_s3_server().address(f"tests/{folder.parent.name}/{folder.name}"))
 
 
+@cache
+def _hdfs_cluster() -> HdfsCluster:
+    cluster = HdfsCluster(Path(tempfile.mkdtemp(prefix="tidegate-hdfs-")))
+    atexit.register(cluster.kill)
+    return cluster
+
+
+def _hdfs(folder: Path) -> Store:
+    try:
+        return HdfsStore(_hdfs_cluster().address(f"{folder.parent.name}/{folder.name}"))
+    except JarsMissing as missing:
+        pytest.skip(f"Hadoop's mini-cluster can't be had here: {missing}")
+
+
 STORES: dict[str, Callable[[Path], Store]] = {
     "local": LocalStore,
     "memory": lambda folder: MemoryStore(folder.name),
     "s3": _s3,
+    "hdfs": _hdfs,
     "arrow-local": lambda folder: ArrowStore(pafs.LocalFileSystem(), str(folder)),
     "arrow-subtree": _arrow_on_a_subtree,
     "arrow-without-links": lambda folder: ArrowStore(pafs._MockFileSystem(), "bucket/job"),
@@ -55,10 +76,16 @@ STORES: dict[str, Callable[[Path], Store]] = {
         LocalStore(folder), "/dev/null/copies", limit_bytes=1 << 30
     ),
 }
-EXCLUSIVE = ("local", "memory", "arrow-local", "local-with-copies", "s3")
+EXCLUSIVE = ("local", "memory", "arrow-local", "local-with-copies", "s3", "hdfs")
 
 
-@pytest.fixture(params=STORES)
+def _marked(names: Iterable[str]) -> list[Any]:
+    """A cluster takes seconds to start, so the tests with it are left out of `make test`, and run in one process."""
+    marks = [pytest.mark.long, pytest.mark.xdist_group("hdfs")]
+    return [pytest.param(name, marks=marks) if name == "hdfs" else name for name in names]
+
+
+@pytest.fixture(params=_marked(STORES))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return STORES[request.param](tmp_path / "store")
 
@@ -137,7 +164,7 @@ def test_a_deleted_name_can_be_created_again(store: Store) -> None:
     assert store.read("manifests/1") == b"second"
 
 
-@pytest.mark.parametrize("name", EXCLUSIVE)
+@pytest.mark.parametrize("name", _marked(EXCLUSIVE))
 def test_of_many_creators_exactly_one_wins(name: str, tmp_path: Path) -> None:
     store = STORES[name](tmp_path)
     start = threading.Barrier(8)

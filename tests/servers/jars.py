@@ -42,6 +42,22 @@ SPARK_KAFKA = Program(
 )
 
 
+def hdfs_cluster() -> Program:
+    """Hadoop's mini-cluster, of the version of the Hadoop that is among PySpark's jars."""
+    (client,) = SPARK_JARS.glob("hadoop-client-api-*.jar")
+    version = client.stem.removeprefix("hadoop-client-api-")
+    return Program(
+        (
+            f"org.apache.hadoop:hadoop-client-minicluster:{version}",
+            "org.mockito:mockito-core:4.11.0",
+            "org.junit.jupiter:junit-jupiter-api:5.11.4",
+            "org.junit.platform:junit-platform-commons:1.11.4",
+            "org.opentest4j:opentest4j:1.3.0",
+        ),
+        alone=True,
+    )
+
+
 class JarsMissing(Exception):
     """They can't be had here; the text says why."""
 
@@ -111,7 +127,7 @@ def _got(artifact: str, listed: Path, options: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    for each in (KAFKA_BROKER, SPARK_KAFKA):
+    for each in (KAFKA_BROKER, SPARK_KAFKA, hdfs_cluster()):
         try:
             print(f"{each.artifacts[0]}: {len(jars_of(each))} jars", flush=True)
         except JarsMissing as missing:

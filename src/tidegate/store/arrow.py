@@ -1,11 +1,11 @@
-"""Snapshots on any file system that `pyarrow.fs` supports: S3, GCS, Azure, HDFS.
+"""Snapshots on any other file system that `pyarrow.fs` supports: GCS, Azure. S3 and HDFS have stores of their own.
 
 What `create` guarantees depends on the file system (pyarrow 26 offers no exclusive create on any of them):
 
-- S3, GCS, Azure: an object appears whole or not at all, so a create is atomic. It is not quite exclusive: it checks for
+- GCS, Azure: an object appears whole or not at all, so a create is atomic. It is not quite exclusive: it checks for
   the name first and reads the object back afterwards. If two callers check within one round trip, the later one replaces
   the earlier one's bytes, and the earlier one may not notice.
-- HDFS: atomic by a rename, which replaces; not quite exclusive, as above.
+- Others (viewfs): atomic by a rename, which replaces; not quite exclusive, as above.
 - A local file system (for tests; `open_store` takes `LocalStore`): atomic and exclusive, by `link`.
 
 The catalog allows for this: only one attempt can write the name of a manifest, and a claimant reads its claim back before
@@ -13,8 +13,8 @@ every commit and delete, so it notices when the claim was replaced. Two drivers 
 store can still write state files with the same attempt number; then a checksum stops the restore. Leader election prevents
 this case.
 
-`write` is as durable as closing the stream makes it: a completed upload on object stores, acknowledged replicas on HDFS. On
-a local file system nothing is synced. The file system's own settings determine the permissions.
+`write` is as durable as closing the stream makes it: a completed upload on object stores. On a local file system nothing is
+synced. The file system's own settings determine the permissions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pyarrow import fs as pafs
 from tidegate.errors import AlreadyExists, CorruptFile, NotFound, StoreError
 from tidegate.store.layout import check_name, shown
 
-_OBJECT_STORES = frozenset({"s3", "gcs", "abfs"})
+_OBJECT_STORES = frozenset({"gcs", "abfs"})
 
 
 class ArrowStore:

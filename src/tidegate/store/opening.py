@@ -43,6 +43,10 @@ def open_store(uri: str) -> Store:
         from tidegate.store.s3 import S3Store  # boto3 is an extra
 
         return S3Store(uri)
+    if parts.scheme == "hdfs":
+        from tidegate.store.hdfs import HdfsStore  # hdfs-native is an extra
+
+        return HdfsStore(uri)
     return _open_arrow_store(uri)
 
 

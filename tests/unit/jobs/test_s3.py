@@ -7,13 +7,16 @@ import random
 import signal
 from collections.abc import Iterator
 
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs as pafs
 
 import tidegate as tg
 from tests.jobs import alive, build_ledger, check_clean, check_ledger, committed, completed, until
 from tests.servers.s3 import Fault, FaultyProxy, S3Server
 from tests.unit.jobs.conftest import Bench
 from tests.unit.jobs.test_killed_slots import QUICK, UnreachableJob
+from tidegate.connectors.folders import locate
 from tidegate.driver import coordinator
 from tidegate.snapshots.catalog import SnapshotCatalog
 from tidegate.store.layout import job_address
@@ -101,6 +104,22 @@ def test_a_driver_that_takes_over_fences_the_old_one_off(bench: Bench, server: S
     bench.open_gate()
     assert new.wait("1 minute") is tg.Status.FINISHED
     check_ledger(committed(bench.out), 4_000)
+
+
+def test_parquet_output_in_s3_is_that_of_a_run_without_faults(bench: Bench, server: S3Server) -> None:
+    rows, out = 4_000, server.address("bucket/out")
+    snapshots = tg.Snapshots(to=server.address("bucket/with-output"), every="100 ms")
+    job = ProcessJob("job", slots=2, restart=tg.FixedDelay(attempts=5, delay=0), tuning=QUICK, snapshots=snapshots)
+    handle = bench.start(build_ledger(job, tg.sinks.parquet(out), rows=rows, rate=rows / 4, gate=bench.folder / "gate"))
+    until(lambda: len(completed(handle)) > 1, "output of complete snapshots", handle=handle)
+    os.kill(handle.attempts[-1].slots[0], signal.SIGKILL)
+    until(lambda: handle.failures, "the loss to be noticed", handle=handle)
+    bench.open_gate()
+    assert handle.wait("1 minute") is tg.Status.FINISHED
+    files, folder = locate(out)
+    check_ledger([tuple(row.values()) for row in pq.read_table(folder, filesystem=files).to_pylist()], rows)
+    names = [info.base_name for info in files.get_file_info(pafs.FileSelector(f"{folder}/_tidegate")) if info.is_file]
+    assert all(name.endswith(".receipt") for name in names)
 
 
 def test_a_bucket_that_isnt_there_is_an_error_before_anything_is_started(bench: Bench, server: S3Server) -> None:

@@ -38,7 +38,7 @@ class ColumnWindows(SimulatedJob):
             for number, key in enumerate(keys)
         ]
         self._source = rows_source(self._rows, "key long, ts long, n long", self._splits)
-        self._idle_after = rng.choice((None, 10))
+        self._idle_after = rng.choice((None, "10 ms"))
 
     def build(self, pipeline: Pipeline, site: Site) -> None:
         trip = site.trip

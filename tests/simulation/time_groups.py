@@ -63,7 +63,7 @@ class TimeGroup(SimulatedJob):
         for name in ("empty", "free"):
             if rng.random() < 0.5:
                 del self._streams[name]
-        self._idle_after = rng.choice((None, None, 30))
+        self._idle_after = rng.choice((None, None, "30 ms"))
 
     @staticmethod
     def _rows(rng: Random, count: int) -> list[Row]:

@@ -35,7 +35,7 @@ class TimedJoins(SimulatedJob):
             rows = [(key, max(1, 5 + number * 2 - rng.randrange(5)), number) for number, key in enumerate(keys)]
             self._rows.append(rows)
             self._sources.append((names, splits))
-        self._idle_after = rng.choice((None, None, 5, 10))
+        self._idle_after = rng.choice((None, None, "5 ms", "10 ms"))
         is_behind = rng.choice((0.0, 0.15))
         self._rows = [
             [(key, max(1, at - BEHIND_MS * (rng.random() < is_behind)), number) for key, at, number in rows]

@@ -193,7 +193,7 @@ class Stream(LookupFlow):
         delay: Duration | None = None,
         *,
         by: WatermarkFunction | None = None,
-        idle_after: Duration | None = None,
+        idle_after: ClockDuration | None = None,
         max_ahead: Duration | None = None,
         group: str | None = None,
         name: str | None = None,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.arguments import Duration
+from tidegate.arguments import ClockDuration, Duration
 from tidegate.dataflow import checks
 from tidegate.dataflow.operators.source import WatermarkFunction, WatermarkSpec
 from tidegate.errors import GraphError
@@ -21,7 +21,7 @@ def watermark_spec(
     column: str | None,
     delay: Duration | None,
     by: WatermarkFunction | None,
-    idle_after: Duration | None,
+    idle_after: ClockDuration | None,
     max_ahead: Duration | None,
     group: str | None,
     sources: tuple[str, ...],
@@ -43,6 +43,8 @@ def watermark_spec(
         )
     else:
         column = checks.check_time_column(where, column, schema)
+    if type(idle_after) in (int, float) and idle_after:
+        raise GraphError(f"{where}: idle_after={idle_after!r}: give the unit, too: '{idle_after} s' or '{idle_after} ms'")
     idle_after_ms = None if idle_after is None else checks.duration_ms(name, "idle_after", idle_after)
     if idle_after_ms == 0:
         raise GraphError(

@@ -294,6 +294,7 @@ def test_event_time_is_a_column_that_is_there(bids: Stream) -> None:
         ({"delay": "five"}, ("delay", "5 seconds")),
         ({"delay": -1}, ("delay", "-1")),
         ({"delay": "1 s", "idle_after": "soon"}, ("idle_after", "5 seconds")),
+        ({"delay": "1 s", "idle_after": 30}, ("idle_after=30: give the unit, too: '30 s' or '30 ms'",)),
         ({"delay": "1 s", "idle_after": 0}, ("idle_after", "such as '30 seconds'")),
         ({"delay": "1 s", "max_ahead": "far"}, ("max_ahead", "5 seconds")),
         ({"delay": "1 s", "group": "events"}, ("group='events' has no effect without max_ahead",)),

@@ -70,10 +70,6 @@ class Unshown:
     def goes_by_clock(self) -> bool:
         return self._after_ms is not None
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._keys
-
     def note(self, keys: Keys, at: int = 0) -> None:
         """Note that keys have changed, which may repeat."""
         if self._after_ms is None or not len(keys[0]):

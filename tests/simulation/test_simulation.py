@@ -22,7 +22,7 @@ from tidegate.testing.simulation.simulation import MODES
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_PER_TEST = 15
 SEEDS_PER_MODE = 300
-QUICK_SEEDS = 45  # the rest of them are for `make long`
+QUICK_SEEDS = 30  # the rest of them are for `make long`
 FIRST_SEEDS = [
     pytest.param(first, marks=pytest.mark.long) if first >= QUICK_SEEDS else first
     for first in range(0, SEEDS_PER_MODE, SEEDS_PER_TEST)

@@ -1,6 +1,7 @@
 """Write the fixtures of this version: `python -m tests.formats`.
 
 Do this only when a format has changed, into the folder of the new format (`FOLDER` in fixtures.py), and keep the older ones.
+Until the first release those of the present format may be written again, if a shape of state has changed on purpose.
 """
 
 from __future__ import annotations

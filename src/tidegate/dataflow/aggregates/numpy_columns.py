@@ -248,7 +248,7 @@ def put(vector: Vector, rows: IntArray, values: npt.NDArray[Any], valid: BoolArr
 def is_set(vector: Vector, rows: IntArray) -> BoolArray:
     """Return which of these rows are not null."""
     if vector.valid is not None:
-        return vector.valid[rows]
+        return vector.valid.take(rows)
     values = vector.values[rows]
     if values.dtype.kind != "O":
         return np.ones(len(rows), bool)

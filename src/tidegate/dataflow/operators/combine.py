@@ -57,7 +57,7 @@ class CombineLimits:
     records: int = 1 << 22
     keys: int = 1 << 18
     enough_records: int = 1 << 16
-    enough_per_key: int = 16
+    enough_per_key: int = 32
     least_per_key: int = 2
     least_passed: int = 1 << 20
     most_passed: int = 1 << 25

@@ -1,8 +1,9 @@
 """Snapshots in HDFS, by `hdfs-native`: a client in Rust that needs neither Java nor Hadoop's libraries.
 
 - `create` fills a file under a temporary name and renames it without overwriting, which the name node does atomically and
-  exclusively. Only its creator renames or deletes a temporary file. So if an answer is lost, and the temporary file is gone,
-  the rename succeeded. Temporary names contain a `~`, which no store name can, so `list` never returns one.
+  exclusively. If an answer is lost, and the temporary file is gone, the rename has succeeded if the name has the content.
+  Otherwise a process whose clock is wrong has taken the file for a leftover: StoreError. Temporary names contain a `~`,
+  which no store name can, so `list` never returns one.
 - `write` syncs the file on every data node that has a replica before it closes it.
 - A file that a killed process was writing stays under its name, as on a local disk, and is swept like one.
 
@@ -70,7 +71,9 @@ class HdfsStore:
                 self._client.rename(temporary, path)
             except _ERRORS as error:
                 if self._info(temporary) is None:
-                    return  # it was renamed, and the answer was lost
+                    if self._holds(name, content):
+                        return  # it was renamed, and the answer was lost
+                    raise StoreError(f"create {name} in {shown(self.address)}: its temporary file was deleted") from error
                 with suppress(*_ERRORS):
                     self._client.delete(temporary)
                 if isinstance(error, FileExistsError):
@@ -135,6 +138,11 @@ class HdfsStore:
                 self._client.delete(path)
             raise
         return written_bytes
+
+    def _holds(self, name: str, content: bytes) -> bool:
+        with suppress(NotFound):
+            return self.read(name) == content
+        return False
 
     def _make_folder(self, path: str) -> None:
         """Create the folder of a file. Remove old temporary files there, of processes that died in `create`."""

@@ -89,5 +89,13 @@ def _here() -> tuple[str, str]:
 
 
 def _remove(path: Path, lock: int) -> None:
+    """Remove the lock last: if this process is killed meanwhile, another one finds what is left."""
+    with suppress(OSError):
+        for entry in list(os.scandir(path)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name != _LOCK:
+                with suppress(OSError):
+                    os.unlink(entry.path)
     shutil.rmtree(path, ignore_errors=True)
     os.close(lock)

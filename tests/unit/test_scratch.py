@@ -77,3 +77,24 @@ def test_a_folder_whose_process_ended_before_it_was_locked_is_removed_if_it_is_e
     _make_old(tmp_path)
     with ScratchFolder("tidegate-test-", under=str(tmp_path)):
         assert {path.name for path in tmp_path.glob("*-[ab]")} == {"tidegate-test-b"}
+
+
+def test_the_lock_goes_last_so_that_the_rest_is_removed_although_the_process_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ScratchFolder("tidegate-test-", under=str(tmp_path))
+    for number in range(30):
+        (folder.path / f"{number}.sst").touch()
+    (folder.path / "files").mkdir()
+    (folder.path / "files" / "big").touch()
+    removed: list[str] = []
+    unlink = os.unlink
+
+    def noted(path: str | os.PathLike[str], **options: int) -> None:
+        removed.append(Path(path).name)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", noted)
+    folder.remove()
+    assert removed[-1] == "lock" and len(removed) == 32
+    assert list(tmp_path.iterdir()) == []

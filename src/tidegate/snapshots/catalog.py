@@ -61,7 +61,7 @@ class SnapshotCatalog:
         self.store = store
         self._program = program
         self._claimant = claimant if claimant is not None else uuid.uuid4().hex
-        self._claims: dict[int, bytes] = {}
+        self._claims: dict[int, set[bytes]] = {}  # those that this catalog has tried to create, by attempt
         self._newest_epoch = 0
         # Manifests never change, so each is read once. `release` forgets those that it deleted.
         self._listed_files: dict[ManifestName, frozenset[str]] = {}
@@ -93,15 +93,14 @@ class SnapshotCatalog:
         if attempt != max(self.attempts(), default=0):
             return False
         # If the store's create is not quite exclusive, another claimant may have taken our number.
-        claim = self._claims.get(attempt)
-        return claim is None or self.store.read(layout.attempt_name(attempt)) == claim
+        return attempt not in self._claims or self._is_ours(attempt)
 
     def is_superseded(self) -> bool:
         """Return whether this catalog has claimed an attempt and another claimant a newer one."""
         newest = max(self.attempts(), default=0)
         if not self._claims or not newest:
             return False
-        return newest not in self._claims or self.store.read(layout.attempt_name(newest)) != self._claims[newest]
+        return newest not in self._claims or not self._is_ours(newest)
 
     def taken_over(self, attempt: int) -> FencedOff:
         """Return the error for an attempt that is over: who took the job over, and what to do."""
@@ -204,7 +203,9 @@ class SnapshotCatalog:
         doomed = [manifest for manifest in live if manifest.epoch in epochs]
         assert not doomed or doomed[-1] != live[-1], "a failure rolls back to the newest snapshot"
         kept = [manifest for manifest in live if manifest not in doomed]
-        unneeded = self._files_listed_by(doomed) - self._files_listed_by(kept)
+        # A release that failed has perhaps deleted the manifest, and not all of its files.
+        begun = [manifest for manifest in self._listed_files if manifest.epoch in epochs and manifest not in live]
+        unneeded = self._files_listed_by([*doomed, *begun]) - self._files_listed_by(kept)
         self._forget_confirmed(self._confirmed.intersection(doomed))
         deleted = self._delete(doomed, unneeded)
         self._listed_files = {manifest: self._listed_files[manifest] for manifest in kept}
@@ -268,11 +269,11 @@ class SnapshotCatalog:
         while True:
             attempt = max(above, *self.attempts(), 0) + 1
             claim = Claim.now(attempt, self._claimant, self._program).to_bytes()
-            self._claims[attempt] = claim  # before the create: if its answer gets lost, the claim may be ours
+            # Before the create: if its answer gets lost, the claim may be there, now or after the next try.
+            self._claims.setdefault(attempt, set()).add(claim)
             try:
                 self.store.create(layout.attempt_name(attempt), claim)
             except AlreadyExists:
-                del self._claims[attempt]
                 continue
             except StoreError as error:
                 raise StoreError(unwritable(self.store.address, error)) from error
@@ -297,6 +298,9 @@ class SnapshotCatalog:
             return Claim.from_bytes(self.store.read(layout.attempt_name(attempt))) if attempt > 0 else None
         except StoreError:
             return None
+
+    def _is_ours(self, attempt: int) -> bool:
+        return self.store.read(layout.attempt_name(attempt)) in self._claims[attempt]
 
     def _require_current(self, attempt: int) -> None:
         if not self.is_current(attempt):

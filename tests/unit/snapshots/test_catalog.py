@@ -17,6 +17,7 @@ import pytest
 
 from tidegate.errors import AlreadyExists, CorruptFile, FencedOff, JobError, NotFound, StoreError
 from tidegate.snapshots.catalog import KEPT_ATTEMPTS, SnapshotCatalog, lineage
+from tidegate.snapshots.claims import Claim, Program
 from tidegate.snapshots.manifest import FileEntry, Manifest, OperatorEntry, PieceEntry
 from tidegate.store import layout
 from tidegate.store.base import Store
@@ -124,6 +125,39 @@ def test_a_replaced_claim_is_found_out() -> None:
     with pytest.raises(FencedOff):
         first.commit(_manifest(attempt=attempt, epoch=1))
     second.commit(_manifest(attempt=attempt, epoch=1))
+
+
+@pytest.mark.parametrize("arrives_after", [1, 2])
+def test_a_claim_that_arrives_late_is_not_that_of_another_driver(
+    monkeypatch: pytest.MonkeyPatch, arrives_after: int
+) -> None:
+    """Two claims get no answer. The first request is carried out during the second claim, or after it."""
+    store, sent = MemoryStore(), list[bytes]()
+
+    def claim(attempt: int, claimant: str, program: Program | None) -> Claim:
+        return Claim(attempt, claimant, Program("job", "host", 1, "user"), f"second {len(sent)}")
+
+    def lose(name: str, content: bytes) -> None:
+        sent.append(content)
+        if len(sent) == arrives_after + 1:
+            store.files[layout.attempt_name(1)] = sent[0]
+        if name in store.files:
+            raise AlreadyExists(name)
+        raise StoreError("no answer")
+
+    monkeypatch.setattr(Claim, "now", claim)
+    catalog = SnapshotCatalog(store)
+    with monkeypatch.context() as outage:
+        outage.setattr(store, "create", lose)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="no answer"):
+                catalog.claim_attempt()
+    store.files[layout.attempt_name(1)] = sent[0]
+    assert not catalog.is_superseded()
+    attempt = catalog.claim_attempt()
+    assert attempt == 2 and catalog.is_current(attempt)
+    assert SnapshotCatalog(store).claim_attempt() == 3
+    assert catalog.is_superseded()
 
 
 def test_a_claimant_can_be_named_so_that_runs_repeat() -> None:
@@ -394,6 +428,31 @@ def test_releasing_deletes_what_only_the_released_snapshots_need() -> None:
     assert _state_files(store) == {base.name, last.name}
     catalog.verify(3)
     assert catalog.release([1, 2], attempt=attempt) == []
+
+
+@pytest.mark.parametrize("done", range(4))
+def test_a_release_that_is_repeated_deletes_what_it_has_left(done: int) -> None:
+    """The store fails after so many deletions, of two manifests and two files."""
+    store = MemoryStore()
+    catalog = SnapshotCatalog(store)
+    attempt = catalog.claim_attempt()
+    first, second, last = (_complete(catalog, store, attempt=attempt, epoch=epoch) for epoch in (1, 2, 3))
+    deletions: list[str] = []
+
+    def fails(access: Access) -> Fail | None:
+        if access.operation is not Operation.DELETE:
+            return None
+        deletions.append(access.name)
+        return Fail() if len(deletions) > done else None
+
+    store.faults = fails
+    with pytest.raises(StoreError):
+        catalog.retire([1, 2], attempt=attempt)
+    store.faults = None
+    catalog.retire([1, 2], attempt=attempt)
+    assert _state_files(store) == {last.name}, (first, second)
+    assert catalog.epochs() == [3]
+    assert len(catalog._listed_files) == 1
 
 
 @pytest.mark.parametrize("aborts", [False, True])

@@ -320,7 +320,9 @@ class _Removed:
     def begin(self, now_ms: int) -> None:
         """Begin a listing."""
         before_ms = self._compared_ms
-        is_due = self._after_ms is not None and (before_ms is None or not 0 <= now_ms - before_ms < self._after_ms)
+        if before_ms is not None and now_ms < before_ms:  # the clock was set back, so nobody knows for how long
+            before_ms, self._missing = None, set()
+        is_due = self._after_ms is not None and (before_ms is None or now_ms - before_ms >= self._after_ms)
         self._seen = set() if is_due else None
 
     def see(self, names: Sequence[str]) -> None:

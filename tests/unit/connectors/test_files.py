@@ -327,6 +327,20 @@ def test_a_name_is_forgotten_when_its_file_has_been_gone_for_long(tmp_path: Path
     assert reading.later() == [2]
 
 
+def test_a_clock_that_was_set_back_makes_no_name_forgotten_early(tmp_path: Path) -> None:
+    reading = Reading(jsons(tmp_path, forget_removed="1 minute"))
+    for name in ("a", "b"):
+        append(tmp_path / f"{name}.json", '{"n": 1}\n')
+    assert reading.later() == [1, 1]
+    (tmp_path / "a.json").rename(tmp_path / "_away")
+    reading.clock.ms += 60_000
+    assert reading.now() == []
+    reading.clock.ms -= 3_600_000
+    assert reading.now() == []
+    (tmp_path / "_away").rename(tmp_path / "a.json")
+    assert reading.later() == [], "it was gone for no time at all"
+
+
 def test_nothing_is_forgotten_while_the_whole_folder_is_gone(tmp_path: Path) -> None:
     reading = Reading(jsons(tmp_path / "mounted", forget_removed="1 minute"))
     (tmp_path / "mounted").mkdir()

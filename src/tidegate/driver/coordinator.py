@@ -160,7 +160,7 @@ class Coordinator:
         layout = self._rescales.begin(self._layout)
         if layout is not self._layout:
             self._layout, self.metrics = layout, {}
-        self._opening = True
+        self._opening, self._roster = True, Roster(self.plan.slots)
         self._background.submit(self._open_attempt, self._attempt_opened)
 
     def stop(self, *, drain: bool, savepoint: SavepointOrder | None = None) -> None:
@@ -384,7 +384,7 @@ class Coordinator:
         self._times.begin(self.plan)
         self.status = Status.RUNNING
         self.attempts[-1] = replace(self.attempts[-1], running_ms=self._clock.now_ms())
-        self._roster.all_heard(self._clock.monotonic_ms())
+        self._roster.begin_to_run(self._clock.monotonic_ms())
         self._log.runs(self.attempts[-1], self.slots)
         self.tell_all(Start())
         self._rescales.on_ready(self._layout, self._clock.monotonic_ms())
@@ -430,7 +430,7 @@ class Coordinator:
             decision: RestartAfter | GiveUp = self._failures.go_back(failure, slots=back.plan.slots, epoch=epoch)
             self._layout, self.metrics = back, {}
         else:
-            decision = self._failures.take(failure, now_ms=now_ms, epoch=epoch)
+            decision = self._failures.take(failure, now_ms=now_ms, ran_ms=self._roster.ran_ms(now_ms), epoch=epoch)
         if isinstance(decision, GiveUp):
             self._end_job(Status.FAILED)
         else:

@@ -33,9 +33,10 @@ class FailureLog:
         self._errors: list[ErrorAtRecord | None] = []
         self._failed_in: list[int] = []  # the attempts in which these errors occurred
 
-    def take(self, failure: Failure, *, now_ms: int, epoch: int | None) -> RestartAfter | GiveUp:
-        """Decide what follows. `epoch` is the newest complete snapshot."""
-        self._row = FailureRow.after(self._row, self._strategy, now_ms, is_outside=failure.is_outside and epoch is not None)
+    def take(self, failure: Failure, *, now_ms: int, ran_ms: int, epoch: int | None) -> RestartAfter | GiveUp:
+        """Decide what follows. `ran_ms` is for how long the attempt ran, and `epoch` the newest complete snapshot."""
+        is_outside = failure.is_outside and epoch is not None
+        self._row = FailureRow.after(self._row, self._strategy, now_ms, ran_ms=ran_ms, is_outside=is_outside)
         self._errors.append(_error_of(failure, epoch))
         self._failed_in.append(failure.attempt)
         del self._errors[:-KEPT_ATTEMPTS], self._failed_in[:-KEPT_ATTEMPTS]

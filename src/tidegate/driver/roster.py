@@ -18,6 +18,7 @@ class Roster:
         self.heard_ms: dict[int, int] = {}
         self._slot_count = slot_count
         self._began_ms = began_ms
+        self._runs_since_ms: int | None = None
 
     def is_full(self, reported: Sized) -> bool:
         """Return whether all slots have reported this."""
@@ -26,6 +27,15 @@ class Roster:
     def all_heard(self, now_ms: int) -> None:
         """Count the time without messages from now on."""
         self.heard_ms = dict.fromkeys(self.heard_ms, now_ms)
+
+    def begin_to_run(self, now_ms: int) -> None:
+        """Note that all slots are ready."""
+        self.all_heard(now_ms)
+        self._runs_since_ms = now_ms
+
+    def ran_ms(self, now_ms: int) -> int:
+        """Return for how long the attempt has run."""
+        return 0 if self._runs_since_ms is None else now_ms - self._runs_since_ms
 
     def silent(self, now_ms: int, timeout_ms: int) -> list[int]:
         """Return the slots that have reported nothing for longer than the time-out."""

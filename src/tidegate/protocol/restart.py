@@ -134,12 +134,13 @@ class FailureRow:
 
     @classmethod
     def after(
-        cls, row: FailureRow | None, strategy: RestartStrategy, failed_ms: int, *, is_outside: bool = False
+        cls, row: FailureRow | None, strategy: RestartStrategy, failed_ms: int, *, ran_ms: int, is_outside: bool = False
     ) -> FailureRow:
-        """Return the row with one more failure. `is_outside`: it is of the world outside, and the job has a snapshot."""
+        """Return the row with one more failure, after the job had run for `ran_ms`, which doesn't include the time in which
+        its state was restored. `is_outside`: it is of the world outside, and the job has a snapshot."""
         first_ms = strategy.initial_ms if isinstance(strategy, Exponential) else 0
         counted = 0 if is_outside else 1
-        if row is None or _has_ended(row, strategy, failed_ms):
+        if row is None or (isinstance(strategy, Exponential) and ran_ms >= strategy.reset_after_ms):
             return cls(failed_ms, failed_ms, 1, counted, first_ms, is_outside)
         delay_ms = row.delay_ms
         if isinstance(strategy, Exponential):
@@ -167,8 +168,3 @@ def decide(strategy: RestartStrategy, row: FailureRow, now_ms: int) -> RestartAf
         return GiveUp()
     elapsed_ms = max(0, now_ms - row.failed_ms)  # a clock that was set back must not prolong the delay
     return RestartAfter(max(0, delay_ms - elapsed_ms), count, limit)
-
-
-def _has_ended(row: FailureRow, strategy: RestartStrategy, failed_ms: int) -> bool:
-    """Return whether the job has run for so long that a failure at this time begins a new row."""
-    return isinstance(strategy, Exponential) and failed_ms - (row.failed_ms + row.delay_ms) >= strategy.reset_after_ms

@@ -633,6 +633,26 @@ def test_a_slot_that_hangs_while_it_restores_is_found_out() -> None:
     )
 
 
+def test_a_long_restore_is_no_long_run_so_a_job_that_always_fails_behind_it_gives_up() -> None:
+    world = World(tg.Exponential(initial="1 ms", maximum="1 ms", attempts=3, reset_after="5 minutes")).run()
+    complete_epoch(world)
+    for _ in range(4):
+        assert world.status() is tg.Status.RUNNING
+        world.coordinator.on_message(0, Failed(0, "the process is too large", is_outside=False))
+        world.turn(1)
+        world.turn()
+        if world.status() is tg.Status.FAILED:
+            break
+        registered(world)
+        for _ in range(60):
+            for slot in (0, 1):
+                world.coordinator.on_message(slot, Restoring(slot, 7))
+            world.turn(10_000)
+        world.run()
+    assert world.status() is tg.Status.FAILED
+    assert len(world.coordinator.failures) == 4
+
+
 def test_slots_that_come_late_have_the_whole_time_to_restore() -> None:
     world = World(tuning=Tuning(deploy_timeout="5 s"))
     world.turn(4_900)

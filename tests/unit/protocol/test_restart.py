@@ -33,7 +33,8 @@ def decide(
     """What follows the last of these failures; those at the beginning are of the world outside as `outside` says."""
     row: FailureRow | None = None
     for failed_ms, is_outside in zip_longest(failures_ms, outside, fillvalue=False):
-        row = FailureRow.after(row, strategy, failed_ms, is_outside=bool(is_outside))
+        ran_ms = 0 if row is None else failed_ms - (row.failed_ms + row.delay_ms)
+        row = FailureRow.after(row, strategy, failed_ms, ran_ms=ran_ms, is_outside=bool(is_outside))
     assert row is not None
     return decide_after(strategy, row, now_ms)
 
